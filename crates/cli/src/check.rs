@@ -1,0 +1,117 @@
+//! `leno check`: finds mistakes in manifests without running anything.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use leno_registry::{FileSource, Rejected, Warning};
+use serde::Serialize;
+
+use crate::output;
+
+/// Arguments of `leno check`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CheckArgs {
+    /// A file or directory of YAML; may be given again
+    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    file: Vec<PathBuf>,
+    /// Fail on warnings too
+    #[arg(short = 'W', long)]
+    strict_warnings: bool,
+    /// How to print what was found
+    #[arg(short, long, value_enum, default_value_t)]
+    output: CheckFormat,
+}
+
+/// How findings are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum CheckFormat {
+    /// One line for each finding
+    #[default]
+    Text,
+    /// JSON
+    Json,
+}
+
+impl CheckArgs {
+    /// Prints what is wrong or odd.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let findings = Findings::of(self.file);
+        match self.output {
+            CheckFormat::Text => output::print(&findings.to_text())?,
+            CheckFormat::Json => output::print_json(&findings)?,
+        }
+        let failed = !findings.ok || (self.strict_warnings && !findings.warnings.is_empty());
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+/// All that was found.
+#[derive(Debug, Serialize)]
+struct Findings {
+    /// Whether a mesh would accept everything, and there is something to accept.
+    ok: bool,
+    objects: usize,
+    rejected: Vec<Rejected>,
+    warnings: Vec<Warning>,
+}
+
+impl Findings {
+    fn of(paths: Vec<PathBuf>) -> Self {
+        let mut source = FileSource::new(paths);
+        let update = source.reload();
+        let mut warnings = update.warnings;
+        warnings.extend(source.lint());
+        warnings.sort();
+        warnings.dedup();
+        Self {
+            ok: update.rejected.is_empty() && update.objects > 0,
+            objects: update.objects,
+            rejected: update.rejected,
+            warnings,
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = String::new();
+        let mut line = |kind: &str, finding: &dyn std::fmt::Display| {
+            writeln!(text, "{kind}: {finding}").expect("a String takes what is written");
+        };
+        for rejected in &self.rejected {
+            line("rejected", rejected);
+        }
+        for warning in &self.warnings {
+            line("warning", warning);
+        }
+        let objects = counted(self.objects, "object");
+        let verdict = match (self.ok, self.objects) {
+            (true, _) => "ok",
+            (false, 0) if self.rejected.is_empty() => "nothing to check",
+            (false, _) => "not ok",
+        };
+        text.push_str(&format!(
+            "{verdict}: {objects}, {} rejected, {}\n",
+            self.rejected.len(),
+            counted(self.warnings.len(), "warning"),
+        ));
+        text
+    }
+}
+
+fn counted(count: usize, thing: &str) -> String {
+    match count {
+        1 => format!("1 {thing}"),
+        count => format!("{count} {thing}s"),
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno check -f mesh/
+  leno check -f mesh.yaml -W -o json
+
+Exit codes: 0 everything would be accepted; 1 something is rejected, or there is nothing, or
+there are warnings and -W was given; 2 wrong usage.
+";

@@ -1,0 +1,149 @@
+//! `leno control`: a control plane alone.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use leno_control::{Config, Control};
+use leno_registry::{FileSource, Rejected};
+
+use crate::data_directory::{DataArgs, DataDirectory};
+use crate::duration::parse_positive;
+use crate::{limits, stop};
+
+/// Arguments of `leno control`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ControlArgs {
+    #[command(flatten)]
+    mesh: MeshArgs,
+    /// Where it listens for sidecars; with port 0 the kernel chooses
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010")]
+    listen: SocketAddr,
+}
+
+/// What every control plane is told.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MeshArgs {
+    /// A file or directory of YAML; may be given again
+    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    pub(crate) file: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
+    /// The address for token files, when sidecars on other machines reach the control plane by
+    /// another one than --listen
+    #[arg(long, value_name = "ADDRESS")]
+    advertise: Option<SocketAddr>,
+    /// How long certificates live; they are renewed at half of it
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_positive)]
+    certificate_lifetime: Duration,
+    /// How long a token of `leno token` can be used
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_positive)]
+    token_lifetime: Duration,
+}
+
+impl MeshArgs {
+    /// What the control plane is told.
+    pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr) -> Config {
+        Config {
+            listen,
+            advertise: self.advertise,
+            certificate_lifetime: self.certificate_lifetime,
+            token_lifetime: self.token_lifetime,
+            ..Config::new(data, self.file.clone())
+        }
+    }
+
+    /// Looks whether there is anything to run a mesh of.
+    ///
+    /// # Errors
+    /// When no document is valid, or what the mesh is to enforce is not known; what is wrong is
+    /// printed.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let update = FileSource::new(self.file.clone()).reload();
+        let in_doubt: Vec<&Rejected> = update.mesh_config_in_doubt().collect();
+        if update.objects > 0 && in_doubt.is_empty() {
+            return Ok(());
+        }
+        if update.objects > 0 {
+            for rejected in in_doubt {
+                eprintln!("rejected: {rejected}");
+            }
+            bail!(
+                "the MeshConfig may be among what is rejected, and without it the mesh would be \
+                 permissive: correct it and start again"
+            );
+        }
+        for rejected in &update.rejected {
+            eprintln!("rejected: {rejected}");
+        }
+        let paths: Vec<String> = self.file.iter().map(|path| path.display().to_string()).collect();
+        bail!(
+            "there is no valid document in {}: correct it or name another path with -f",
+            paths.join(", ")
+        )
+    }
+}
+
+impl ControlArgs {
+    /// Runs until SIGTERM or SIGINT.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        limits::raise_open_files();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        runtime.block_on(self.serve())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self) -> anyhow::Result<()> {
+        let stop = stop::signals()?;
+        let data = DataDirectory::claim(self.mesh.data.path()?)?;
+        self.mesh.check()?;
+        let config = self.mesh.config(data.path().to_owned(), self.listen);
+        let control = Control::start(config).await?;
+        tracing::info!(
+            address = %control.address(),
+            trust_domain = %control.trust_domain(),
+            data = %data.path().display(),
+            "the control plane is up"
+        );
+        let ended = tokio::select! {
+            () = stop => Ok(()),
+            ended = control.ended() => Err(ended),
+        };
+        tracing::info!("the control plane shuts down; sidecars go on with what they know");
+        control.shutdown().await;
+        Ok(ended?)
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno control -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
+  leno token shop/cart-2 --data /var/lib/leno --out cart-2.token
+  leno get proxies --data /var/lib/leno
+";
+
+#[cfg(test)]
+mod tests {
+    use leno_identity::control_id;
+    use leno_model::MeshConfig;
+    use leno_registry::read_str;
+
+    #[test]
+    fn no_workload_gets_the_account_of_the_control_plane() {
+        let control = control_id(&MeshConfig::default().trust_domain).account;
+        let text = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+             metadata: {{name: x, namespace: {}}}\nspec: {{serviceAccount: {}}}\n",
+            control.namespace, control.name
+        );
+        let (objects, rejected) = read_str("mesh.yaml", &text);
+        assert_eq!((objects.len(), rejected.len()), (0, 1), "{rejected:?}");
+    }
+}

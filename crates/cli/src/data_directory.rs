@@ -1,0 +1,234 @@
+//! The data directory: where a mesh keeps its keys, tokens and sockets, one mesh per directory.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+
+/// Which data directory is meant.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DataArgs {
+    /// The data directory of the mesh [default: ~/.local/state/leno/default]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    #[command(flatten)]
+    home: HomeArgs,
+}
+
+/// Where the user's state belongs, from the environment; nothing to type.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HomeArgs {
+    #[arg(long, env = "XDG_STATE_HOME", hide = true)]
+    state_home: Option<PathBuf>,
+    #[arg(long, env = "HOME", hide = true)]
+    user_home: Option<PathBuf>,
+}
+
+impl DataArgs {
+    /// The directory, which may not exist yet, as an absolute path.
+    ///
+    /// # Errors
+    /// When it is not given and there is no home directory.
+    pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
+        let path = match &self.data {
+            Some(path) => path.clone(),
+            None => self.home.state()?.join("default"),
+        };
+        std::path::absolute(&path).with_context(|| format!("--data {}", path.display()))
+    }
+
+    /// The option that leads another command to the same directory, for hints; empty by default.
+    pub(crate) fn hint(&self) -> String {
+        match &self.data {
+            Some(path) => format!(" --data {}", path.display()),
+            None => String::new(),
+        }
+    }
+}
+
+impl HomeArgs {
+    /// Where leno keeps its state for this user.
+    ///
+    /// # Errors
+    /// When there is no home directory.
+    pub(crate) fn state(&self) -> anyhow::Result<PathBuf> {
+        // The XDG specification: a relative path is to be ignored.
+        let xdg = self.state_home.as_ref().filter(|path| path.is_absolute());
+        let home = || Some(self.user_home.as_ref()?.join(".local/state"));
+        let state = xdg.cloned().or_else(home);
+        let state = state.context("there is no home directory: say where to keep state")?;
+        Ok(state.join("leno"))
+    }
+}
+
+/// A data directory that no other process uses until this is dropped.
+#[derive(Debug)]
+pub(crate) struct DataDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl DataDirectory {
+    /// Creates the directory if need be, for its owner only, and locks it.
+    ///
+    /// # Errors
+    /// When it cannot be used, or another mesh runs on it.
+    pub(crate) fn claim(path: PathBuf) -> anyhow::Result<Self> {
+        create_private(&path)?;
+        let lock_path = path.join(LOCK_FILE);
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&lock_path)
+            .with_context(|| format!("cannot open {}", lock_path.display()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(
+                "the data directory {} is used by another mesh{}: stop that one, or choose \
+                 another with --data",
+                path.display(),
+                holder(&mut lock)
+            ),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", lock_path.display()));
+            }
+        }
+        lock.set_len(0)
+            .and_then(|()| write!(lock, "{}", std::process::id()))
+            .with_context(|| format!("cannot write {}", lock_path.display()))?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Creates a directory that only its owner may enter; one that exists is left as it is.
+///
+/// # Errors
+/// When it cannot be created, or somebody else may change what is in it.
+pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("cannot create the directory {shown}"))?;
+    let found = std::fs::metadata(path).with_context(|| format!("cannot look at {shown}"))?;
+    let us = rustix::process::geteuid().as_raw();
+    match Intruder::of(found.mode(), found.uid(), us) {
+        None => Ok(()),
+        Some(Intruder::Writer) => bail!(
+            "others may write to the directory {shown}, where keys are kept: `chmod 700 {shown}`, \
+             or use another one"
+        ),
+        Some(Intruder::Owner) => bail!(
+            "the directory {shown}, where keys are kept, belongs to user {}: `chown {us} {shown}`, \
+             or use another one",
+            found.uid()
+        ),
+    }
+}
+
+/// Who beside us may change what is in a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Intruder {
+    /// The group, or everybody.
+    Writer,
+    /// The owner, who is neither us nor root.
+    Owner,
+}
+
+impl Intruder {
+    fn of(mode: u32, owner: u32, us: u32) -> Option<Self> {
+        if owner != us && owner != ROOT {
+            return Some(Self::Owner);
+        }
+        (mode & 0o022 != 0).then_some(Self::Writer)
+    }
+}
+
+/// Who holds the lock, as far as it said.
+fn holder(lock: &mut File) -> String {
+    let mut text = String::new();
+    match lock.take(PID_BYTES_MAX).read_to_string(&mut text) {
+        Ok(1..) => format!(" (process {})", text.trim()),
+        _ => String::new(),
+    }
+}
+
+const LOCK_FILE: &str = "lock";
+/// The user who may do everything anyway.
+const ROOT: u32 = 0;
+/// No process id is longer.
+const PID_BYTES_MAX: u64 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_belongs_to_one_mesh_at_a_time() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("a/b");
+        let first = DataDirectory::claim(path.clone()).unwrap();
+        assert_eq!(first.path(), path);
+        let refusal = DataDirectory::claim(path.clone()).unwrap_err().to_string();
+        let holder = format!("(process {})", std::process::id());
+        assert!(refusal.contains(&holder) && refusal.contains("--data"), "{refusal}");
+        drop(first);
+        DataDirectory::claim(path).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_may_change_is_refused() {
+        use std::fs::Permissions;
+        use std::os::unix::fs::PermissionsExt as _;
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("data");
+        create_private(&path).unwrap();
+        for (mode, accepted) in [(0o755, true), (0o775, false), (0o1777, false), (0o702, false)] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let outcome = DataDirectory::claim(path.clone()).map(drop);
+            let remedy = format!("chmod 700 {}", path.display());
+            match outcome {
+                Ok(()) => assert!(accepted, "{mode:o}"),
+                Err(error) => {
+                    assert!(!accepted && error.to_string().contains(&remedy), "{mode:o}: {error}");
+                }
+            }
+        }
+        for (owner, us, expected) in [
+            (1000, 1000, None),
+            (0, 1000, None),
+            (1000, 0, Some(Intruder::Owner)),
+            (1001, 1000, Some(Intruder::Owner)),
+        ] {
+            assert_eq!(Intruder::of(0o40_755, owner, us), expected, "{owner} {us}");
+        }
+    }
+
+    #[test]
+    fn state_is_kept_where_the_user_keeps_it() {
+        let home = |state_home: Option<&str>, user_home: Option<&str>| HomeArgs {
+            state_home: state_home.map(PathBuf::from),
+            user_home: user_home.map(PathBuf::from),
+        };
+        for (args, expected) in [
+            (home(Some("/state"), Some("/home/a")), Some("/state/leno")),
+            (home(Some("relative"), Some("/home/a")), Some("/home/a/.local/state/leno")),
+            (home(None, Some("/home/a")), Some("/home/a/.local/state/leno")),
+            (home(None, None), None),
+        ] {
+            assert_eq!(args.state().ok(), expected.map(PathBuf::from), "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Bookinfo: five small real HTTP services that know nothing of the mesh around them.
+//!
+//! Each runs as a process of its own and reaches the others only through the HTTP proxy named
+//! in `http_proxy`, as any unmodified application would.
+
+mod answer;
+mod catalogue;
+mod details;
+mod gateway;
+pub(crate) mod manifests;
+mod page;
+mod productpage;
+mod ratings;
+mod reviews;
+mod server;
+mod upstream;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::LocalSet;
+
+use reviews::ReviewsVersion;
+use server::Application;
+use upstream::{HttpProxy, Upstream};
+
+/// Which of the services a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServiceKind {
+    /// The page that shows a book; calls details and reviews.
+    Productpage,
+    /// Facts about a book.
+    Details,
+    /// What readers wrote; versions 2 and 3 call ratings.
+    Reviews,
+    /// How many stars readers gave.
+    Ratings,
+    /// A gateway in front of ratings.
+    Gateway,
+}
+
+/// How a service is started.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServiceOptions {
+    /// The port to listen on
+    #[arg(long)]
+    pub(crate) port: u16,
+    /// The address to listen on
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub(crate) address: IpAddr,
+    /// Which reviews to be: v1 shows no stars, v2 black ones, v3 red ones
+    #[arg(long, value_enum, default_value_t = ReviewsVersion::V1)]
+    pub(crate) version: ReviewsVersion,
+    /// The HTTP proxy through which other services are reached
+    #[arg(long, env = "http_proxy", hide_env_values = true)]
+    pub(crate) http_proxy: Option<HttpProxy>,
+}
+
+/// Arguments of the hidden `leno demo-service`. Its `--version` is that of reviews.
+#[derive(Debug, Clone, Args)]
+#[command(disable_version_flag = true)]
+pub(crate) struct DemoServiceArgs {
+    /// The service to be
+    #[arg(value_enum)]
+    pub(crate) kind: ServiceKind,
+    #[command(flatten)]
+    pub(crate) options: ServiceOptions,
+}
+
+impl DemoServiceArgs {
+    /// Runs the service on a runtime of its own until SIGTERM or SIGINT.
+    pub(crate) fn run(self) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime of the demo service")?;
+        LocalSet::new().block_on(&runtime, serve(self.kind, self.options))
+    }
+}
+
+/// Serves until SIGTERM or SIGINT, then finishes what is under way, within a bound.
+/// Must run inside a [`LocalSet`].
+pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow::Result<()> {
+    let application = application(kind, &options)?;
+    let address = SocketAddr::new(options.address, options.port);
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tracing::debug!(%address, ?kind, "demo service listens");
+    server::serve(listener, application, stop).await;
+    Ok(())
+}
+
+fn application(kind: ServiceKind, options: &ServiceOptions) -> anyhow::Result<Application> {
+    let upstream = || {
+        let proxy = options.http_proxy.clone().with_context(|| {
+            format!("{kind:?} calls other services: give --http-proxy or set http_proxy")
+        })?;
+        Ok::<_, anyhow::Error>(Upstream::new(proxy))
+    };
+    Ok(match kind {
+        ServiceKind::Productpage => Application::Productpage(upstream()?),
+        ServiceKind::Details => Application::Details,
+        ServiceKind::Ratings => Application::Ratings,
+        ServiceKind::Gateway => Application::Gateway(upstream()?),
+        ServiceKind::Reviews => match options.version.stars() {
+            None => Application::PlainReviews(options.version),
+            Some(color) => Application::RatedReviews(options.version, color, upstream()?),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests;

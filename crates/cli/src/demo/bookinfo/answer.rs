@@ -1,0 +1,65 @@
+//! What a demo service says: JSON, a page, or an error with its reason.
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+use serde_json::json;
+
+use super::upstream::UpstreamError;
+
+/// A whole response.
+pub(super) type Answer = Response<Full<Bytes>>;
+
+/// A value as JSON.
+pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+    match serde_json::to_vec(value) {
+        Ok(body) => with_body(status, "application/json", body),
+        Err(_) => with_body(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", Vec::new()),
+    }
+}
+
+/// A page.
+pub(super) fn html(status: StatusCode, page: String) -> Answer {
+    with_body(status, "text/html; charset=utf-8", page)
+}
+
+/// No such path or product.
+pub(super) fn not_found(path: &str) -> Answer {
+    let value = json!({"error": "not found", "path": path});
+    json(StatusCode::NOT_FOUND, &value)
+}
+
+/// Only GET and HEAD are served.
+pub(super) fn method_not_allowed() -> Answer {
+    let value = json!({"error": "method not allowed: use GET"});
+    let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, &value);
+    let allowed = HeaderValue::from_static("GET, HEAD");
+    answer.headers_mut().insert(ALLOW, allowed);
+    answer
+}
+
+/// A service behind this one failed: 503 and why.
+pub(super) fn unavailable(error: &UpstreamError) -> Answer {
+    let value = json!({
+        "error": error.to_string(),
+        "service": error.service,
+        "status": error.status().map(|status| status.as_u16()),
+        "reason": error.reason(),
+    });
+    json(StatusCode::SERVICE_UNAVAILABLE, &value)
+}
+
+/// Any body with its type.
+pub(super) fn with_body(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    let content_type = HeaderValue::from_static(content_type);
+    answer.headers_mut().insert(CONTENT_TYPE, content_type);
+    answer
+}

@@ -1,0 +1,27 @@
+//! The API gateway in front of ratings: passes `/ratings/...` on and the answer back.
+
+use http_body_util::Full;
+use hyper::header::CONTENT_TYPE;
+use hyper::{HeaderMap, Response, Uri};
+
+use super::answer::{Answer, not_found, unavailable};
+use super::upstream::Upstream;
+
+/// Forwards `/ratings/...`; the answer comes back as ratings, or the mesh before it, gave it.
+pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
+    if !uri.path().starts_with("/ratings/") {
+        return not_found(uri.path());
+    }
+    let target = uri.path_and_query().map_or(uri.path(), |target| target.as_str());
+    match upstream.call("ratings", target, headers).await {
+        Ok(reply) => {
+            let mut answer = Response::new(Full::new(reply.body));
+            *answer.status_mut() = reply.status;
+            if let Some(content_type) = reply.headers.get(CONTENT_TYPE) {
+                answer.headers_mut().insert(CONTENT_TYPE, content_type.clone());
+            }
+            answer
+        }
+        Err(error) => unavailable(&error),
+    }
+}

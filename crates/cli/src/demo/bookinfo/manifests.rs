@@ -1,0 +1,404 @@
+//! The manifests of bookinfo: workloads, services, a split, and exactly the permissions it needs.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+
+use serde_json::Value;
+
+/// The local ports that bookinfo takes on a machine: one per application, one per door.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ports {
+    /// Where productpage listens.
+    pub(crate) productpage: u16,
+    /// Where details listens.
+    pub(crate) details: u16,
+    /// Where reviews v1 listens.
+    pub(crate) reviews_v1: u16,
+    /// Where reviews v2 listens.
+    pub(crate) reviews_v2: u16,
+    /// Where reviews v3 listens.
+    pub(crate) reviews_v3: u16,
+    /// Where ratings listens.
+    pub(crate) ratings: u16,
+    /// Where the gateway in front of ratings listens.
+    pub(crate) gateway_ratings: u16,
+    /// The client's door to productpage.
+    pub(crate) traffic_productpage: u16,
+    /// The client's door to the gateway.
+    pub(crate) traffic_gateway_ratings: u16,
+    /// The stranger's door to ratings, which no policy lets it use.
+    pub(crate) stranger_ratings: u16,
+}
+
+impl Ports {
+    /// The ports of `deploy/demo/bookinfo.yaml`.
+    #[cfg(test)]
+    pub(crate) const fn published() -> Self {
+        Self {
+            productpage: 9080,
+            details: 9081,
+            reviews_v1: 9082,
+            reviews_v2: 9083,
+            reviews_v3: 9084,
+            ratings: 9085,
+            gateway_ratings: 9086,
+            traffic_productpage: 19080,
+            traffic_gateway_ratings: 19081,
+            stranger_ratings: 19082,
+        }
+    }
+
+    /// Ports that are free on loopback at this moment, all different.
+    pub(crate) fn free() -> io::Result<Self> {
+        // All are held until the last is known, or the kernel might give one out twice.
+        let mut held = Vec::new();
+        let mut free = || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            let port = listener.local_addr()?.port();
+            held.push(listener);
+            Ok::<_, io::Error>(port)
+        };
+        Ok(Self {
+            productpage: free()?,
+            details: free()?,
+            reviews_v1: free()?,
+            reviews_v2: free()?,
+            reviews_v3: free()?,
+            ratings: free()?,
+            gateway_ratings: free()?,
+            traffic_productpage: free()?,
+            traffic_gateway_ratings: free()?,
+            stranger_ratings: free()?,
+        })
+    }
+}
+
+/// All of bookinfo as one multi-document YAML text, its services run by the leno at `binary`.
+pub(crate) fn manifests(ports: &Ports, binary: &str) -> String {
+    let mut documents = vec![MESH.to_owned()];
+    documents.extend(applications(ports).iter().map(|workload| workload.render(binary)));
+    documents.extend(clients(ports).iter().map(Client::render));
+    documents.extend(SERVICES.iter().map(|(name, selector)| service(name, selector)));
+    documents.push(REVIEWS_SPLIT.to_owned());
+    documents.extend(PERMISSIONS.iter().map(Permission::render));
+    format!("{CAPTION}{}", documents.join("---\n"))
+}
+
+/// A workload with an application of ours.
+struct Application {
+    name: &'static str,
+    app: &'static str,
+    version: &'static str,
+    port: u16,
+    /// What follows `demo-service` on the command line.
+    arguments: &'static [&'static str],
+}
+
+impl Application {
+    fn render(&self, binary: &str) -> String {
+        let Self { name, app, version, port, arguments } = self;
+        let port_text = port.to_string();
+        let command = [binary, "demo-service"]
+            .into_iter()
+            .chain(arguments.iter().copied())
+            .chain(["--port", &port_text]);
+        // A JSON string is a YAML string too, whatever the path of the binary holds.
+        let run: Vec<String> = command.map(|word| Value::from(word).to_string()).collect();
+        let run = run.join(", ");
+        format!(
+            "apiVersion: leno.dev/v1alpha1\n\
+             kind: Workload\n\
+             metadata: {{name: {name}, namespace: bookinfo, labels: {{app: {app}, version: {version}}}}}\n\
+             spec:\n  \
+               serviceAccount: {app}\n  \
+               ports: [{{name: http, port: {port}, protocol: HTTP}}]\n  \
+               run: [{run}]\n"
+        )
+    }
+}
+
+fn applications(ports: &Ports) -> [Application; 7] {
+    let reviews = |name, version, port, arguments| Application {
+        name,
+        app: "reviews",
+        version,
+        port,
+        arguments,
+    };
+    let single =
+        |name, app, port, arguments| Application { name, app, version: "v1", port, arguments };
+    [
+        single("productpage-1", "productpage", ports.productpage, &["productpage"]),
+        single("details-1", "details", ports.details, &["details"]),
+        reviews("reviews-v1-1", "v1", ports.reviews_v1, &["reviews", "--version", "v1"]),
+        reviews("reviews-v2-1", "v2", ports.reviews_v2, &["reviews", "--version", "v2"]),
+        reviews("reviews-v3-1", "v3", ports.reviews_v3, &["reviews", "--version", "v3"]),
+        single("ratings-1", "ratings", ports.ratings, &["ratings"]),
+        single("gateway-ratings-1", "gateway-ratings", ports.gateway_ratings, &["gateway"]),
+    ]
+}
+
+/// A workload without ports whose application is whoever uses its doors.
+struct Client {
+    account: &'static str,
+    comment: &'static str,
+    doors: Vec<(&'static str, u16)>,
+}
+
+impl Client {
+    fn render(&self) -> String {
+        let Self { account, comment, doors } = self;
+        let door = |(service, port): &(&str, u16)| {
+            format!(
+                "  - {{service: {service}.bookinfo, port: 9080, listen: \"127.0.0.1:{port}\"}}\n"
+            )
+        };
+        let doors: String = doors.iter().map(door).collect();
+        format!(
+            "# {comment}\n\
+             apiVersion: leno.dev/v1alpha1\n\
+             kind: Workload\n\
+             metadata: {{name: {account}-1, namespace: bookinfo, labels: {{app: {account}}}}}\n\
+             spec:\n  \
+               serviceAccount: {account}\n  \
+               outbound:\n\
+             {doors}"
+        )
+    }
+}
+
+fn clients(ports: &Ports) -> [Client; 2] {
+    [
+        Client {
+            account: "traffic",
+            comment: "The demo's own client: whoever uses these doors is `traffic` to the mesh.",
+            doors: vec![
+                ("productpage", ports.traffic_productpage),
+                ("gateway-ratings", ports.traffic_gateway_ratings),
+            ],
+        },
+        Client {
+            account: "stranger",
+            comment: "A member of the mesh with a door to ratings that no policy lets it use: 403.",
+            doors: vec![("ratings", ports.stranger_ratings)],
+        },
+    ]
+}
+
+fn service(name: &str, selector: &str) -> String {
+    format!(
+        "apiVersion: v1\n\
+         kind: Service\n\
+         metadata: {{name: {name}, namespace: bookinfo}}\n\
+         spec: {{selector: {{{selector}}}, ports: [{{name: http, port: 9080, targetPort: http}}]}}\n"
+    )
+}
+
+/// Who may ask one service for what.
+struct Permission {
+    destination: &'static str,
+    sources: &'static [&'static str],
+    /// Names of matches and the paths they allow, as regular expressions on the whole path.
+    paths: &'static [(&'static str, &'static str)],
+}
+
+impl Permission {
+    fn render(&self) -> String {
+        let Self { destination, sources, paths } = self;
+        let matches: String = paths
+            .iter()
+            .map(|(name, path)| {
+                format!("  - {{name: {name}, pathRegex: \"{path}\", methods: [GET, HEAD]}}\n")
+            })
+            .collect();
+        let names: Vec<&str> = paths.iter().map(|(name, _)| *name).collect();
+        let names = names.join(", ");
+        let sources: String = sources
+            .iter()
+            .map(|source| {
+                format!("  - {{kind: ServiceAccount, name: {source}, namespace: bookinfo}}\n")
+            })
+            .collect();
+        format!(
+            "apiVersion: specs.smi-spec.io/v1alpha4\n\
+             kind: HTTPRouteGroup\n\
+             metadata: {{name: {destination}, namespace: bookinfo}}\n\
+             spec:\n  \
+               matches:\n\
+             {matches}\
+             ---\n\
+             apiVersion: access.smi-spec.io/v1alpha3\n\
+             kind: TrafficTarget\n\
+             metadata: {{name: {destination}, namespace: bookinfo}}\n\
+             spec:\n  \
+               destination: {{kind: ServiceAccount, name: {destination}, namespace: bookinfo}}\n  \
+               sources:\n\
+             {sources}  \
+               rules:\n  \
+               - {{kind: HTTPRouteGroup, name: {destination}, matches: [{names}]}}\n"
+        )
+    }
+}
+
+const CAPTION: &str = "\
+# Bookinfo on one machine: what `leno demo` runs, with ports chosen once and for all.
+# Start it with `leno up -f deploy/demo/bookinfo.yaml`, then open http://127.0.0.1:19080/.
+";
+
+const MESH: &str = "\
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: strict}
+";
+
+/// Services and what selects their workloads; all on port 9080.
+const SERVICES: [(&str, &str); 8] = [
+    ("productpage", "app: productpage"),
+    ("details", "app: details"),
+    ("reviews", "app: reviews"),
+    ("reviews-v1", "app: reviews, version: v1"),
+    ("reviews-v2", "app: reviews, version: v2"),
+    ("reviews-v3", "app: reviews, version: v3"),
+    ("ratings", "app: ratings"),
+    ("gateway-ratings", "app: gateway-ratings"),
+];
+
+const REVIEWS_SPLIT: &str = "\
+# One user sees version 2; of everybody else, one in ten sees version 3.
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs:
+  - {group: \"\", kind: Service, name: reviews, port: 9080}
+  rules:
+  - matches:
+    - headers: [{name: end-user, value: jason}]
+    backendRefs:
+    - {name: reviews-v2, port: 9080}
+  - backendRefs:
+    - {name: reviews-v1, port: 9080, weight: 90}
+    - {name: reviews-v3, port: 9080, weight: 10}
+";
+
+const PERMISSIONS: [Permission; 5] = [
+    Permission {
+        destination: "productpage",
+        sources: &["traffic"],
+        paths: &[
+            ("shelf", "/"),
+            ("page", "/productpage"),
+            ("products", "/api/v1/products(/[0-9]+)?"),
+            ("health", "/health"),
+        ],
+    },
+    Permission {
+        destination: "gateway-ratings",
+        sources: &["traffic"],
+        paths: &[("ratings", "/ratings/[0-9]+"), ("health", "/health")],
+    },
+    Permission {
+        destination: "details",
+        sources: &["productpage"],
+        paths: &[("book", "/details/[0-9]+")],
+    },
+    Permission {
+        destination: "reviews",
+        sources: &["productpage"],
+        paths: &[("book", "/reviews/[0-9]+")],
+    },
+    Permission {
+        destination: "ratings",
+        sources: &["reviews", "gateway-ratings"],
+        paths: &[("book", "/ratings/[0-9]+")],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use clap::Parser;
+    use leno_model::Object;
+
+    use super::super::DemoServiceArgs;
+    use super::*;
+
+    #[test]
+    fn the_published_manifests_are_the_rendered_ones() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/demo/bookinfo.yaml");
+        let published = std::fs::read_to_string(path).unwrap_or_default();
+        let rendered = manifests(&Ports::published(), "leno");
+        assert_eq!(
+            published, rendered,
+            "deploy/demo/bookinfo.yaml differs from manifests(&Ports::published(), \"leno\")"
+        );
+    }
+
+    #[test]
+    fn the_registry_accepts_every_document_and_the_command_line_every_command() {
+        let text = manifests(&Ports::published(), "/opt/my leno/leno");
+        let (objects, rejected) = leno_registry::read_str("bookinfo.yaml", &text);
+        assert!(rejected.is_empty(), "{rejected:?}");
+        assert_eq!(objects.len(), text.split("---\n").count());
+        let commands: Vec<&[String]> = objects
+            .iter()
+            .filter_map(|(object, _)| match object {
+                Object::Workload(workload) => Some(workload.run.as_slice()),
+                _ => None,
+            })
+            .filter(|run| !run.is_empty())
+            .collect();
+        assert_eq!(commands.len(), 7);
+        for command in commands {
+            assert_eq!(command[0], "/opt/my leno/leno");
+            Line::try_parse_from(command).unwrap();
+        }
+    }
+
+    /// The command line as far as the manifests use it.
+    #[derive(Debug, Parser)]
+    #[command(version, propagate_version = true)]
+    enum Line {
+        DemoService(DemoServiceArgs),
+    }
+
+    #[test]
+    fn ports_are_used_as_given_and_all_different() {
+        let ports = Ports::free().unwrap();
+        let text = manifests(&ports, "/opt/my leno/leno");
+        let Ports {
+            productpage,
+            details,
+            reviews_v1,
+            reviews_v2,
+            reviews_v3,
+            ratings,
+            gateway_ratings,
+            traffic_productpage,
+            traffic_gateway_ratings,
+            stranger_ratings,
+        } = ports;
+        let applications =
+            [productpage, details, reviews_v1, reviews_v2, reviews_v3, ratings, gateway_ratings];
+        let doors = [traffic_productpage, traffic_gateway_ratings, stranger_ratings];
+        for port in applications {
+            assert!(text.contains(&format!("ports: [{{name: http, port: {port}, ")));
+            assert!(text.contains(&format!("\"--port\", \"{port}\"]")));
+        }
+        for port in doors {
+            assert!(text.contains(&format!("listen: \"127.0.0.1:{port}\"")));
+        }
+        let distinct: HashSet<u16> = applications.into_iter().chain(doors).collect();
+        assert_eq!(distinct.len(), 10);
+        assert_eq!(text.matches("run: [\"/opt/my leno/leno\", \"demo-service\", ").count(), 7);
+    }
+
+    #[test]
+    fn nobody_permits_the_stranger() {
+        for permission in &PERMISSIONS {
+            assert!(!permission.sources.contains(&"stranger"));
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The product page: a book with its details and reviews, as HTML and as JSON.
+
+use hyper::{HeaderMap, StatusCode, Uri};
+use serde_json::{Value, json};
+
+use super::answer::{Answer, html, json as json_answer, not_found, unavailable};
+use super::catalogue::{BOOKS, Book};
+use super::page;
+use super::upstream::{Upstream, UpstreamError};
+
+/// Answers `/`, `/productpage?id=ID`, `/api/v1/products` and `/api/v1/products/ID`.
+pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
+    match uri.path() {
+        "/" => html(StatusCode::OK, page::shelf(&BOOKS)),
+        "/productpage" => {
+            let id = parameter(uri, "id").unwrap_or("0");
+            match Book::with_id(id) {
+                Some(book) => answer_page(upstream, book, headers).await,
+                None => not_found(uri.path()),
+            }
+        }
+        "/api/v1/products" => {
+            let product = |book: &Book| json!({"id": book.id, "title": book.title});
+            json_answer(StatusCode::OK, &BOOKS.iter().map(product).collect::<Vec<_>>())
+        }
+        path => match Book::at(path, "/api/v1/products/") {
+            Some(book) => answer_json(upstream, book, headers).await,
+            None => not_found(path),
+        },
+    }
+}
+
+async fn answer_page(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> Answer {
+    let (details, reviews) = parts(upstream, book, headers).await;
+    let whole = details.is_ok() && reviews.is_ok();
+    let status = if whole { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    html(status, page::product(book, &details, &reviews))
+}
+
+async fn answer_json(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> Answer {
+    match parts(upstream, book, headers).await {
+        (Ok(details), Ok(reviews)) => {
+            let product = json!({
+                "id": book.id,
+                "title": book.title,
+                "details": details,
+                "reviews": reviews,
+            });
+            json_answer(StatusCode::OK, &product)
+        }
+        (Err(error), _) | (_, Err(error)) => unavailable(&error),
+    }
+}
+
+/// Details and reviews, asked for at the same time.
+async fn parts(
+    upstream: &Upstream,
+    book: &Book,
+    headers: &HeaderMap,
+) -> (Result<Value, UpstreamError>, Result<Value, UpstreamError>) {
+    let details = format!("/details/{}", book.id);
+    let reviews = format!("/reviews/{}", book.id);
+    tokio::join!(
+        upstream.json("details", &details, headers),
+        upstream.json("reviews", &reviews, headers),
+    )
+}
+
+fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+    let pairs = uri.query()?.split('&');
+    pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, v)| v)
+}

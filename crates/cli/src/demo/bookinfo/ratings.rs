@@ -1,0 +1,20 @@
+//! The ratings service: how many stars readers gave a book.
+
+use hyper::StatusCode;
+use serde_json::{Map, Value, json};
+
+use super::answer::{Answer, json as json_answer, not_found};
+use super::catalogue::Book;
+
+/// Answers `/ratings/ID`.
+pub(super) fn answer(path: &str) -> Answer {
+    let Some(book) = Book::at(path, "/ratings/") else {
+        return not_found(path);
+    };
+    let ratings: Map<String, Value> = book
+        .opinions
+        .iter()
+        .map(|opinion| (opinion.reviewer.to_owned(), opinion.stars.into()))
+        .collect();
+    json_answer(StatusCode::OK, &json!({"id": book.id, "ratings": ratings}))
+}

@@ -1,0 +1,122 @@
+//! The reviews service: what readers wrote, with stars in versions 2 and 3.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use hyper::{HeaderMap, StatusCode};
+use serde::{Deserialize, Serialize};
+
+use super::answer::{Answer, json, not_found, unavailable};
+use super::catalogue::Book;
+use super::upstream::{Upstream, UpstreamError};
+
+/// The versions of the service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ReviewsVersion {
+    /// No stars; calls nobody.
+    V1,
+    /// Black stars from ratings.
+    V2,
+    /// Red stars from ratings.
+    V3,
+}
+
+impl ReviewsVersion {
+    /// The colour of its stars, if it shows any.
+    pub(super) const fn stars(self) -> Option<StarColor> {
+        match self {
+            Self::V1 => None,
+            Self::V2 => Some(StarColor::Black),
+            Self::V3 => Some(StarColor::Red),
+        }
+    }
+}
+
+/// The colour of stars.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum StarColor {
+    Black,
+    Red,
+}
+
+/// Answers `/reviews/ID` without stars.
+pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
+    match Book::at(path, "/reviews/") {
+        Some(book) => json(StatusCode::OK, &reviews(version, book, |_| None)),
+        None => not_found(path),
+    }
+}
+
+/// Answers `/reviews/ID` with the stars that ratings reports.
+pub(super) async fn answer_rated(
+    version: ReviewsVersion,
+    color: StarColor,
+    upstream: &Upstream,
+    path: &str,
+    headers: &HeaderMap,
+) -> Answer {
+    let Some(book) = Book::at(path, "/reviews/") else {
+        return not_found(path);
+    };
+    match stars(upstream, book, headers).await {
+        Ok(stars) => {
+            let rating = |reviewer: &str| {
+                let stars = *stars.ratings.get(reviewer)?;
+                Some(Rating { stars, color })
+            };
+            json(StatusCode::OK, &reviews(version, book, rating))
+        }
+        Err(error) => unavailable(&error),
+    }
+}
+
+async fn stars(
+    upstream: &Upstream,
+    book: &Book,
+    headers: &HeaderMap,
+) -> Result<Stars, UpstreamError> {
+    let path = format!("/ratings/{}", book.id);
+    upstream.json("ratings", &path, headers).await
+}
+
+fn reviews(
+    version: ReviewsVersion,
+    book: &Book,
+    rating: impl Fn(&str) -> Option<Rating>,
+) -> Reviews {
+    let written = |opinion: &super::catalogue::Opinion| Review {
+        reviewer: opinion.reviewer,
+        text: opinion.text,
+        rating: rating(opinion.reviewer),
+    };
+    Reviews { id: book.id, version, reviews: book.opinions.iter().map(written).collect() }
+}
+
+#[derive(Serialize)]
+struct Reviews {
+    id: u32,
+    version: ReviewsVersion,
+    reviews: Vec<Review>,
+}
+
+#[derive(Serialize)]
+struct Review {
+    reviewer: &'static str,
+    text: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rating: Option<Rating>,
+}
+
+#[derive(Serialize)]
+struct Rating {
+    stars: u8,
+    color: StarColor,
+}
+
+/// What ratings answers, as far as it is used here.
+#[derive(Deserialize)]
+struct Stars {
+    ratings: BTreeMap<String, u8>,
+}

@@ -1,0 +1,150 @@
+//! The HTTP server that every demo service runs on.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::answer::{self, Answer};
+use super::reviews::{ReviewsVersion, StarColor};
+use super::upstream::Upstream;
+use super::{details, gateway, productpage, ratings, reviews};
+
+/// A service with what it needs.
+pub(super) enum Application {
+    Productpage(Upstream),
+    Details,
+    PlainReviews(ReviewsVersion),
+    RatedReviews(ReviewsVersion, StarColor, Upstream),
+    Ratings,
+    Gateway(Upstream),
+}
+
+impl Application {
+    async fn answer(&self, request: &Request<Incoming>) -> Answer {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return answer::method_not_allowed();
+        }
+        let (uri, headers) = (request.uri(), request.headers());
+        if uri.path() == "/health" {
+            return answer::json(StatusCode::OK, &json!({"status": "healthy"}));
+        }
+        match self {
+            Self::Productpage(upstream) => productpage::answer(upstream, uri, headers).await,
+            Self::Details => details::answer(uri.path()),
+            Self::PlainReviews(version) => reviews::answer_plain(*version, uri.path()),
+            Self::RatedReviews(version, color, upstream) => {
+                reviews::answer_rated(*version, *color, upstream, uri.path(), headers).await
+            }
+            Self::Ratings => ratings::answer(uri.path()),
+            Self::Gateway(upstream) => gateway::answer(upstream, uri, headers).await,
+        }
+    }
+}
+
+/// Serves until `stop` resolves, then lets requests under way finish, within a bound.
+pub(super) async fn serve(
+    listener: TcpListener,
+    application: Application,
+    stop: impl Future<Output = ()>,
+) {
+    let application = Rc::new(application);
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (draining, drain) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            (stream, permit) = accept(&listener, &permits) => {
+                connections.spawn_local(converse(
+                    stream,
+                    Rc::clone(&application),
+                    drain.clone(),
+                    permit,
+                ));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    draining.send_replace(true);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if timeout(DRAIN_TIMEOUT, drained).await.is_err() {
+        tracing::warn!("requests still under way after {DRAIN_TIMEOUT:?} are cut off");
+    }
+}
+
+/// The next connection, once there is room for it: the surplus waits in the kernel's queue.
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    let permit = Arc::clone(permits).acquire_owned().await;
+    let permit = permit.expect("the semaphore is never closed");
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, permit),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn converse(
+    stream: TcpStream,
+    application: Rc<Application>,
+    mut drain: watch::Receiver<bool>,
+    _permit: OwnedSemaphorePermit,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "the client left at once");
+        return;
+    }
+    let service = service_fn(move |request| {
+        let application = Rc::clone(&application);
+        async move { Ok::<_, Infallible>(application.answer(&request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        _ = drain.wait_for(|draining| *draining) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = outcome {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// Bounds the memory of a demo service; far above what the demo's client opens.
+pub(super) const CONNECTIONS_MAX: usize = 1024;
+
+/// How long a connection may wait for its next request.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long requests under way may take to finish after SIGTERM.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A pause after a failed accept, which would fail again at once while descriptors are short.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);

@@ -1,0 +1,373 @@
+//! Bookinfo behind a test proxy that takes the place of the mesh.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::handshake;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::spawn_local;
+
+use super::*;
+
+#[test]
+fn productpage_joins_details_and_reviews_through_the_proxy() {
+    run(async {
+        let shop = Shop::open(&["details", "reviews", "ratings"]).await;
+        let answer = shop.ask("productpage", "/api/v1/products/0", &[]).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        let product = answer.json();
+        assert_eq!(product["details"]["author"], "William Shakespeare");
+        assert_eq!(product["reviews"]["version"], "v3");
+        let rating = &product["reviews"]["reviews"][0]["rating"];
+        assert_eq!(rating, &json!({"stars": 5, "color": "red"}));
+
+        let page = shop.ask("productpage", "/productpage?id=0", &[]).await;
+        assert_eq!(page.status, StatusCode::OK);
+        let html = String::from_utf8(page.body.to_vec()).unwrap();
+        assert!(html.contains("The Comedy of Errors") && html.contains("★★★★★"));
+        assert!(html.contains("Served by reviews v3"));
+    });
+}
+
+#[test]
+fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
+    run(async {
+        let shop = Shop::open(&["details", "reviews", "ratings"]).await;
+        let sent = [
+            ("x-request-id", "r-1"),
+            ("traceparent", "00-a-b-01"),
+            ("b3", "0"),
+            ("end-user", "jason"),
+            ("authorization", "secret"),
+        ];
+        shop.ask("productpage", "/api/v1/products/0", &sent).await;
+        let seen = shop.seen.borrow();
+        assert_eq!(seen.len(), 3);
+        for (uri, headers) in &*seen {
+            for (name, value) in &sent[..4] {
+                assert_eq!(headers.get(*name).unwrap(), value, "{name} to {uri}");
+            }
+            assert!(!headers.contains_key("authorization"), "{uri}");
+        }
+        let ratings = seen.iter().find(|(uri, _)| uri.contains("ratings")).unwrap();
+        assert_eq!(ratings.0, "http://ratings.bookinfo:9080/ratings/0");
+        assert_eq!(ratings.1["host"], "ratings.bookinfo:9080");
+    });
+}
+
+#[test]
+fn connections_to_the_proxy_are_kept() {
+    run(async {
+        let shop = Shop::open(&["ratings"]).await;
+        for _ in 0..20 {
+            assert_eq!(shop.ask("gateway", "/ratings/1", &[]).await.status, StatusCode::OK);
+        }
+        assert_eq!(*shop.connections.borrow(), 1);
+    });
+}
+
+#[test]
+fn a_refused_upstream_is_503_with_the_reason() {
+    run(async {
+        // Ratings is not in this shop: the proxy answers 403 as a mesh would.
+        let shop = Shop::open(&["details", "reviews"]).await;
+        for (service, path, culprit) in
+            [("reviews", "/reviews/1", "ratings"), ("productpage", "/api/v1/products/1", "reviews")]
+        {
+            let answer = shop.ask(service, path, &[]).await;
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{service}");
+            assert_eq!(answer.json()["service"], culprit);
+        }
+        let refusal = shop.ask("reviews", "/reviews/1", &[]).await.json();
+        assert_eq!(refusal["status"], 403);
+        assert_eq!(refusal["reason"], "denied;side=ours");
+        let page = shop.ask("productpage", "/productpage?id=1", &[]).await;
+        assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(String::from_utf8_lossy(&page.body).contains("reviews answered 503"));
+        // A gateway gives back what it was given.
+        let answer = shop.ask("gateway", "/ratings/1", &[]).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN);
+    });
+}
+
+#[test]
+fn a_proxy_that_is_not_there_is_503_with_the_reason() {
+    run(async {
+        // Bound, so that nobody else gets the port, but not listening.
+        let vacant = TcpSocket::new_v4().unwrap();
+        vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let proxy = format!("http://{}", vacant.local_addr().unwrap());
+        let service = Service::start("gateway", Some(&proxy)).await;
+        let answer = get(service.address, Method::GET, "/ratings/1", &[]).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.starts_with("ratings cannot be reached: "), "{error}");
+    });
+}
+
+#[test]
+fn each_service_answers_its_own_paths() {
+    run(async {
+        let shop = Shop::open(&["details", "reviews", "ratings"]).await;
+        for (service, path, status) in [
+            ("productpage", "/", 200),
+            ("productpage", "/health", 200),
+            ("productpage", "/productpage", 200),
+            ("productpage", "/api/v1/products", 200),
+            ("productpage", "/productpage?id=99", 404),
+            ("productpage", "/api/v1/products/x", 404),
+            ("details", "/health", 200),
+            ("details", "/details/3", 200),
+            ("details", "/details/4", 404),
+            ("details", "/ratings/0", 404),
+            ("reviews", "/reviews/3", 200),
+            ("reviews", "/reviews/", 404),
+            ("ratings", "/ratings/2", 200),
+            ("ratings", "/ratings/2/x", 404),
+            ("gateway", "/ratings/2?verbose=1", 200),
+            ("gateway", "/ratings/77", 404),
+            ("gateway", "/details/1", 404),
+        ] {
+            let answer = shop.ask(service, path, &[]).await;
+            assert_eq!(answer.status.as_u16(), status, "{service} {path}");
+        }
+        let ratings = shop.ask("ratings", "/ratings/0", &[]).await.json();
+        assert_eq!(ratings, json!({"id": 0, "ratings": {"Adriana": 5, "Egeon": 4}}));
+        let address = shop.services["details"].address;
+        let head = get(address, Method::HEAD, "/details/0", &[]).await;
+        assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
+        let post = get(address, Method::POST, "/details/0", &[]).await;
+        assert_eq!(post.status, StatusCode::METHOD_NOT_ALLOWED);
+    });
+}
+
+#[test]
+fn versions_of_reviews_differ_in_their_stars() {
+    run(async {
+        let shop = Shop::open(&["ratings"]).await;
+        for (version, color) in [
+            (ReviewsVersion::V1, Value::Null),
+            (ReviewsVersion::V2, json!("black")),
+            (ReviewsVersion::V3, json!("red")),
+        ] {
+            let options = ServiceOptions { version, ..options(Some(&shop.proxy)) };
+            let service = Service::with(ServiceKind::Reviews, &options).await;
+            let reviews = get(service.address, Method::GET, "/reviews/1", &[]).await.json();
+            assert_eq!(reviews["version"], serde_json::to_value(version).unwrap());
+            assert_eq!(reviews["reviews"][1]["rating"]["color"], color);
+        }
+        assert_eq!(shop.seen.borrow().len(), 2, "version 1 calls nobody");
+    });
+}
+
+#[test]
+fn services_that_call_others_want_a_proxy_and_the_rest_does_not() {
+    for (kind, version, works) in [
+        (ServiceKind::Details, ReviewsVersion::V1, true),
+        (ServiceKind::Ratings, ReviewsVersion::V1, true),
+        (ServiceKind::Reviews, ReviewsVersion::V1, true),
+        (ServiceKind::Reviews, ReviewsVersion::V2, false),
+        (ServiceKind::Productpage, ReviewsVersion::V1, false),
+        (ServiceKind::Gateway, ReviewsVersion::V1, false),
+    ] {
+        let outcome = application(kind, &ServiceOptions { version, ..options(None) });
+        assert_eq!(outcome.is_ok(), works, "{kind:?} {version:?}");
+        if let Err(error) = outcome {
+            assert!(error.to_string().contains("http_proxy"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_stop_lets_the_request_under_way_finish_and_closes_idle_connections() {
+    run(async {
+        // A proxy that holds its answer until told.
+        let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy_url = format!("http://{}", proxy.local_addr().unwrap());
+        let mut service = Service::start("gateway", Some(&proxy_url)).await;
+        let mut idle = TcpStream::connect(service.address).await.unwrap();
+        idle.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert_ne!(idle.read(&mut [0; 1024]).await.unwrap(), 0);
+
+        let address = service.address;
+        let under_way = spawn_local(get(address, Method::GET, "/ratings/1", &[]));
+        let (mut held, _) = proxy.accept().await.unwrap();
+        assert_ne!(held.read(&mut [0; 1024]).await.unwrap(), 0);
+        service.stop.take().unwrap().send(()).unwrap();
+        assert_eq!(idle.read(&mut [0; 1024]).await.unwrap(), 0, "idle connections close");
+        assert!(!service.finished.is_finished(), "the request under way is waited for");
+        held.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        assert_eq!(under_way.await.unwrap().body, "{}");
+        service.finished.await.unwrap();
+        assert!(TcpStream::connect(address).await.is_err());
+    });
+}
+
+/// Services behind a test proxy that takes the place of the mesh: names it does not know are
+/// answered 403 with a reason, as a sidecar would.
+struct Shop {
+    proxy: String,
+    services: BTreeMap<&'static str, Service>,
+    /// What passed the proxy: targets and headers.
+    seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
+    /// How many connections the proxy took.
+    connections: Rc<RefCell<usize>>,
+}
+
+impl Shop {
+    /// All services run; the proxy leads to those named.
+    async fn open(reachable: &[&'static str]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = format!("http://{}/", listener.local_addr().unwrap());
+        let mut services = BTreeMap::new();
+        for name in ["productpage", "details", "reviews", "ratings", "gateway"] {
+            services.insert(name, Service::start(name, Some(&proxy)).await);
+        }
+        let addresses: BTreeMap<String, SocketAddr> = reachable
+            .iter()
+            .map(|name| (format!("{name}.bookinfo:9080"), services[name].address))
+            .collect();
+        let seen = Rc::default();
+        let connections = Rc::default();
+        spawn_local(forward(listener, addresses, Rc::clone(&seen), Rc::clone(&connections)));
+        Self { proxy, services, seen, connections }
+    }
+
+    async fn ask(&self, service: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+        get(self.services[service].address, Method::GET, path, headers).await
+    }
+}
+
+async fn forward(
+    listener: TcpListener,
+    addresses: BTreeMap<String, SocketAddr>,
+    seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
+    connections: Rc<RefCell<usize>>,
+) {
+    let addresses = Rc::new(addresses);
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        *connections.borrow_mut() += 1;
+        let (seen, addresses) = (Rc::clone(&seen), Rc::clone(&addresses));
+        let service = service_fn(move |request: Request<Incoming>| {
+            seen.borrow_mut().push((request.uri().to_string(), request.headers().clone()));
+            let authority = request.uri().authority().expect("absolute form").to_string();
+            let address = addresses.get(&authority).copied();
+            async move { Ok::<_, Infallible>(pass(address, request).await) }
+        });
+        spawn_local(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
+}
+
+async fn pass(address: Option<SocketAddr>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let Some(address) = address else {
+        let mut refusal = Response::new(Full::default());
+        *refusal.status_mut() = StatusCode::FORBIDDEN;
+        refusal.headers_mut().insert("leno-reason", "denied;side=ours".parse().unwrap());
+        return refusal;
+    };
+    let headers: Vec<(&str, &str)> = request
+        .headers()
+        .iter()
+        .filter(|(name, _)| *name != "host")
+        .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+        .collect();
+    let target = request.uri().path_and_query().unwrap().as_str();
+    let reply = get(address, request.method().clone(), target, &headers).await;
+    let mut response = Response::new(Full::new(reply.body));
+    *response.status_mut() = reply.status;
+    response
+}
+
+/// A service on a port of its own.
+struct Service {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    finished: tokio::task::JoinHandle<()>,
+}
+
+impl Service {
+    async fn start(name: &str, proxy: Option<&str>) -> Self {
+        let kind = ServiceKind::from_str(name, false).unwrap();
+        let options = ServiceOptions { version: ReviewsVersion::V3, ..options(proxy) };
+        Self::with(kind, &options).await
+    }
+
+    async fn with(kind: ServiceKind, options: &ServiceOptions) -> Self {
+        let application = application(kind, options).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let finished = spawn_local(server::serve(listener, application, async {
+            stopped.await.ok();
+        }));
+        Self { address, stop: Some(stop), finished }
+    }
+}
+
+fn options(proxy: Option<&str>) -> ServiceOptions {
+    ServiceOptions {
+        port: 0,
+        address: Ipv4Addr::LOCALHOST.into(),
+        version: ReviewsVersion::V1,
+        http_proxy: proxy.map(|proxy| proxy.parse().unwrap()),
+    }
+}
+
+struct Reply {
+    status: StatusCode,
+    body: Bytes,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+fn get(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> impl Future<Output = Reply> + use<> {
+    let mut request = Request::builder().method(method).uri(path).header("host", "test");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(Full::<Bytes>::default()).unwrap();
+    async move {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+        let driver = spawn_local(connection);
+        let response = sender.send_request(request).await.unwrap();
+        let status = response.status();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        drop(sender);
+        driver.await.unwrap().ok();
+        Reply { status, body }
+    }
+}
+
+/// Runs a test on one thread, and ends it if it hangs.
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        let bounded = tokio::time::timeout(Duration::from_secs(30), test);
+        bounded.await.expect("the test hangs");
+    });
+}

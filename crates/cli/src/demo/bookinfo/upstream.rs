@@ -1,0 +1,282 @@
+//! Calls to other services through the HTTP proxy, over connections that are kept.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{HOST, HeaderName};
+use hyper::{HeaderMap, Request, Response, StatusCode, Uri, body::Incoming};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// The way to all other services: one HTTP proxy, asked in absolute form.
+pub(super) struct Upstream {
+    proxy: HttpProxy,
+    idle: RefCell<Vec<SendRequest<Empty<Bytes>>>>,
+    /// Drives the open connections; dropped, and they close, with the service.
+    drivers: RefCell<JoinSet<()>>,
+}
+
+/// What another service answered, whatever the status.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Upstream {
+    /// Connects nothing yet.
+    pub(super) fn new(proxy: HttpProxy) -> Self {
+        Self { proxy, idle: RefCell::default(), drivers: RefCell::default() }
+    }
+
+    /// GETs JSON from a service of the shop; anything but 200 is an error.
+    pub(super) async fn json<T: DeserializeOwned>(
+        &self,
+        service: &'static str,
+        target: &str,
+        headers: &HeaderMap,
+    ) -> Result<T, UpstreamError> {
+        let reply = self.call(service, target, headers).await?;
+        let cause = if reply.status != StatusCode::OK {
+            let reason = reply.headers.get(REASON_HEADER);
+            Cause::Status {
+                status: reply.status,
+                reason: reason.and_then(|value| value.to_str().ok()).map(str::to_owned),
+            }
+        } else {
+            match serde_json::from_slice(&reply.body) {
+                Ok(value) => return Ok(value),
+                Err(error) => Cause::Content(error),
+            }
+        };
+        Err(UpstreamError { service, cause })
+    }
+
+    /// GETs from a service of the shop; the trace headers of the request at hand go along.
+    pub(super) async fn call(
+        &self,
+        service: &'static str,
+        target: &str,
+        headers: &HeaderMap,
+    ) -> Result<Reply, UpstreamError> {
+        let outcome = timeout(CALL_TIMEOUT, self.exchange(service, target, headers)).await;
+        outcome.unwrap_or(Err(Cause::Timeout)).map_err(|cause| UpstreamError { service, cause })
+    }
+
+    async fn exchange(
+        &self,
+        service: &str,
+        target: &str,
+        headers: &HeaderMap,
+    ) -> Result<Reply, Cause> {
+        // The proxy may close a kept connection at the very moment of its next use. A GET may
+        // be sent again (RFC 9110 section 9.2.2), once, and on a connection that is new.
+        if let Some(mut sender) = self.take_idle().await
+            && let Ok(response) = sender.send_request(request(service, target, headers)?).await
+        {
+            return self.collect(sender, response).await;
+        }
+        let mut sender = self.connect().await?;
+        let response =
+            sender.send_request(request(service, target, headers)?).await.map_err(Cause::Broken)?;
+        self.collect(sender, response).await
+    }
+
+    async fn collect(
+        &self,
+        sender: SendRequest<Empty<Bytes>>,
+        response: Response<Incoming>,
+    ) -> Result<Reply, Cause> {
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, REPLY_BYTES_MAX).collect().await.map_err(Cause::Body)?;
+        let mut idle = self.idle.borrow_mut();
+        if idle.len() < IDLE_CONNECTIONS_MAX && !sender.is_closed() {
+            idle.push(sender);
+        }
+        Ok(Reply { status: head.status, headers: head.headers, body: body.to_bytes() })
+    }
+
+    /// The connection used last, so that the surplus of a busy time falls idle and is closed.
+    async fn take_idle(&self) -> Option<SendRequest<Empty<Bytes>>> {
+        loop {
+            let mut sender = self.idle.borrow_mut().pop()?;
+            if sender.ready().await.is_ok() {
+                return Some(sender);
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Empty<Bytes>>, Cause> {
+        let address = (self.proxy.host.as_str(), self.proxy.port);
+        let stream = TcpStream::connect(address).await.map_err(Cause::Connect)?;
+        stream.set_nodelay(true).map_err(Cause::Connect)?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(Cause::Broken)?;
+        let mut drivers = self.drivers.borrow_mut();
+        while drivers.try_join_next().is_some() {}
+        drivers.spawn_local(async move {
+            // A broken connection is reported by the call that was using it.
+            connection.await.ok();
+        });
+        Ok(sender)
+    }
+}
+
+fn request(
+    service: &str,
+    target: &str,
+    headers: &HeaderMap,
+) -> Result<Request<Empty<Bytes>>, Cause> {
+    let authority = format!("{service}.bookinfo:9080");
+    let uri: Uri = format!("http://{authority}{target}").parse().map_err(Cause::Target)?;
+    let mut request = Request::new(Empty::new());
+    *request.uri_mut() = uri;
+    let host = authority.parse().expect("names of the shop's services are header text");
+    request.headers_mut().insert(HOST, host);
+    for name in &PROPAGATED_HEADERS {
+        for value in headers.get_all(name) {
+            request.headers_mut().append(name, value.clone());
+        }
+    }
+    Ok(request)
+}
+
+/// Where the HTTP proxy is: `http://host:port`, as in `http_proxy`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HttpProxy {
+    host: String,
+    port: u16,
+}
+
+impl FromStr for HttpProxy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse = || format!("`{text}` is not a proxy: write http://HOST:PORT");
+        let rest = text.strip_prefix("http://").unwrap_or(text);
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (host, port) = rest.rsplit_once(':').ok_or_else(refuse)?;
+        let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let plain = !host.is_empty() && !host.contains([':', '/', '@', '[', ']']);
+        let host = bracketed.or(plain.then_some(host)).ok_or_else(refuse)?;
+        let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(refuse)?;
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+/// A call to another service failed.
+#[derive(Debug)]
+pub(super) struct UpstreamError {
+    /// The service that was called.
+    pub(super) service: &'static str,
+    cause: Cause,
+}
+
+impl UpstreamError {
+    /// The status it answered, if it answered.
+    pub(super) fn status(&self) -> Option<StatusCode> {
+        match self.cause {
+            Cause::Status { status, .. } => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Why the mesh refused, if it was the mesh that answered.
+    pub(super) fn reason(&self) -> Option<&str> {
+        match &self.cause {
+            Cause::Status { reason, .. } => reason.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for UpstreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.service, self.cause)
+    }
+}
+
+impl std::error::Error for UpstreamError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.cause)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Cause {
+    #[error("cannot be reached: {0}")]
+    Connect(#[source] std::io::Error),
+    #[error("did not answer in time")]
+    Timeout,
+    #[error("did not answer: {0}")]
+    Broken(#[source] hyper::Error),
+    #[error("broke off its answer: {0}")]
+    Body(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("answered {status}")]
+    Status { status: StatusCode, reason: Option<String> },
+    #[error("answered something else than expected: {0}")]
+    Content(#[source] serde_json::Error),
+    #[error("cannot be asked for this: {0}")]
+    Target(#[source] hyper::http::uri::InvalidUri),
+}
+
+/// Headers that tie the calls of one user request together, and the user that routes match on.
+static PROPAGATED_HEADERS: [HeaderName; 13] = [
+    HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+    HeaderName::from_static("baggage"),
+    HeaderName::from_static("b3"),
+    HeaderName::from_static("x-b3-traceid"),
+    HeaderName::from_static("x-b3-spanid"),
+    HeaderName::from_static("x-b3-parentspanid"),
+    HeaderName::from_static("x-b3-sampled"),
+    HeaderName::from_static("x-b3-flags"),
+    HeaderName::from_static("x-ot-span-context"),
+    HeaderName::from_static("x-cloud-trace-context"),
+    HeaderName::from_static("end-user"),
+];
+
+/// Where a sidecar says why it answered in place of the service.
+const REASON_HEADER: &str = "leno-reason";
+
+/// Longer than any answer of the demo should take, shorter than a person's patience.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Answers of the shop are a few hundred bytes; this leaves room without trusting anyone.
+const REPLY_BYTES_MAX: usize = 1 << 20;
+
+/// As many connections as a service takes, so that a steady load never reconnects.
+const IDLE_CONNECTIONS_MAX: usize = super::server::CONNECTIONS_MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_proxies_as_the_environment_spells_them() {
+        let proxy = |host: &str, port| Some(HttpProxy { host: host.to_owned(), port });
+        for (text, expected) in [
+            ("http://127.0.0.1:15001", proxy("127.0.0.1", 15001)),
+            ("http://127.0.0.1:15001/", proxy("127.0.0.1", 15001)),
+            ("localhost:3128", proxy("localhost", 3128)),
+            ("http://[::1]:15001", proxy("::1", 15001)),
+            ("https://127.0.0.1:15001", None),
+            ("http://user:secret@127.0.0.1:1", None),
+            ("http://127.0.0.1", None),
+            ("http://:1", None),
+            ("127.0.0.1:0", None),
+            ("", None),
+        ] {
+            assert_eq!(text.parse::<HttpProxy>().ok(), expected, "{text}");
+        }
+    }
+}

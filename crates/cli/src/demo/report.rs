@@ -1,0 +1,301 @@
+//! The demo's verdict: a table for people, one JSON object for machines.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Serialize, Serializer};
+
+/// All that a run of the demo found out.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct DemoReport {
+    /// How long traffic was measured.
+    #[serde(rename = "duration_s", serialize_with = "seconds")]
+    pub(crate) duration: Duration,
+    /// Whether all traffic between sidecars was seen to be mutual TLS.
+    pub(crate) mtls: bool,
+    /// What the client without permission was answered; absent when it got no answer.
+    pub(crate) denied_status: Option<u16>,
+    /// How a split service's requests went, by backend.
+    pub(crate) split: BTreeMap<String, SplitShare>,
+    /// What each service did.
+    pub(crate) services: Vec<ServiceReport>,
+    /// What the demo promises, and whether it held.
+    pub(crate) checks: Vec<Check>,
+}
+
+/// What went to one backend of a split.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct SplitShare {
+    /// Requests it took.
+    pub(crate) requests: u64,
+    /// Its share of them, 0 to 1.
+    pub(crate) share: f64,
+    /// The share that the route gives it.
+    pub(crate) expected: f64,
+}
+
+/// What one service did, and what its sidecar cost. Absent figures could not be measured.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ServiceReport {
+    /// Its name.
+    pub(crate) name: String,
+    /// Requests that were answered or failed.
+    pub(crate) requests: u64,
+    /// The part of them that succeeded, 0 to 1; absent without requests.
+    pub(crate) success_rate: Option<f64>,
+    /// Half of the requests took no longer.
+    #[serde(rename = "p50_ms", serialize_with = "milliseconds")]
+    pub(crate) p50: Option<Duration>,
+    /// Nine tenths of the requests took no longer.
+    #[serde(rename = "p90_ms", serialize_with = "milliseconds")]
+    pub(crate) p90: Option<Duration>,
+    /// All but one in a hundred took no longer.
+    #[serde(rename = "p99_ms", serialize_with = "milliseconds")]
+    pub(crate) p99: Option<Duration>,
+    /// Processor time of its sidecars, divided by the requests through them, in microseconds.
+    pub(crate) sidecar_cpu_us_per_request: Option<f64>,
+    /// Memory that would be free if its sidecars were gone, in KiB.
+    pub(crate) sidecar_private_kib: Option<u64>,
+    /// The same with a fair part of what is shared, in KiB.
+    pub(crate) sidecar_pss_kib: Option<u64>,
+}
+
+/// One promise of the demo.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    /// What was promised.
+    pub(crate) name: String,
+    /// Whether it held.
+    pub(crate) ok: bool,
+    /// What was seen.
+    pub(crate) detail: String,
+}
+
+impl DemoReport {
+    /// Whether every promise held; a report that checked nothing proves nothing.
+    pub(crate) fn held(&self) -> bool {
+        !self.checks.is_empty() && self.checks.iter().all(|check| check.ok)
+    }
+
+    /// The whole report as one JSON object.
+    pub(crate) fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+
+    /// The whole report for a terminal.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = services_table(&self.services).to_string();
+        text.push('\n');
+        if !self.split.is_empty() {
+            text.push('\n');
+            text.push_str(&split_table(&self.split).to_string());
+            text.push('\n');
+        }
+        text.push('\n');
+        for Check { name, ok, detail } in &self.checks {
+            let mark = if *ok { "✓" } else { "✗" };
+            writeln!(text, "{mark} {name}: {detail}").expect("a String takes what is written");
+        }
+        text
+    }
+}
+
+fn services_table(services: &[ServiceReport]) -> Table {
+    let mut table = table(&[
+        "service",
+        "requests",
+        "success",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "sidecar CPU µs/request",
+        "sidecar private KiB",
+        "sidecar PSS KiB",
+    ]);
+    for service in services {
+        let ms = |duration: Option<Duration>| {
+            or_dash(duration.map(|duration| format!("{:.2}", in_milliseconds(duration))))
+        };
+        table.add_row([
+            service.name.clone(),
+            service.requests.to_string(),
+            or_dash(service.success_rate.map(percent)),
+            ms(service.p50),
+            ms(service.p90),
+            ms(service.p99),
+            or_dash(service.sidecar_cpu_us_per_request.map(|cpu| format!("{cpu:.1}"))),
+            or_dash(service.sidecar_private_kib.map(|kib| kib.to_string())),
+            or_dash(service.sidecar_pss_kib.map(|kib| kib.to_string())),
+        ]);
+    }
+    table
+}
+
+fn split_table(split: &BTreeMap<String, SplitShare>) -> Table {
+    let mut table = table(&["split to", "requests", "share", "expected"]);
+    for (backend, share) in split {
+        table.add_row([
+            backend.clone(),
+            share.requests.to_string(),
+            percent(share.share),
+            percent(share.expected),
+        ]);
+    }
+    table
+}
+
+/// A table whose first column is text and whose others are figures.
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "–".to_owned())
+}
+
+/// Rounded down, so that 100 % means all of them.
+fn percent(part: f64) -> String {
+    format!("{:.2} %", (part * 10_000.0).floor() / 100.0)
+}
+
+fn in_milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1_000.0
+}
+
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+fn milliseconds<S: Serializer>(
+    duration: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    // Whole microseconds: what the histograms resolve, and no digits that mean nothing.
+    duration.map(|duration| (duration.as_secs_f64() * 1e6).round() / 1e3).serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let text = report().to_json().unwrap();
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            value,
+            json!({
+                "duration_s": 10.5,
+                "mtls": true,
+                "denied_status": 403,
+                "split": {
+                    "reviews-v1": {"requests": 897, "share": 0.897, "expected": 0.9},
+                    "reviews-v3": {"requests": 103, "share": 0.103, "expected": 0.1},
+                },
+                "services": [
+                    {
+                        "name": "ratings",
+                        "requests": 100_000,
+                        "success_rate": 0.99999,
+                        "p50_ms": 0.812,
+                        "p90_ms": 1.5,
+                        "p99_ms": 12.0,
+                        "sidecar_cpu_us_per_request": 7.25,
+                        "sidecar_private_kib": 2048,
+                        "sidecar_pss_kib": 3000,
+                    },
+                    {
+                        "name": "idle",
+                        "requests": 0,
+                        "success_rate": null,
+                        "p50_ms": null,
+                        "p90_ms": null,
+                        "p99_ms": null,
+                        "sidecar_cpu_us_per_request": null,
+                        "sidecar_private_kib": null,
+                        "sidecar_pss_kib": null,
+                    },
+                ],
+                "checks": [{"name": "mutual TLS", "ok": true, "detail": "12 of 12 links"}],
+            })
+        );
+    }
+
+    #[test]
+    fn text_shows_figures_and_never_rounds_a_failure_away() {
+        let text = report().to_text();
+        let row = |name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
+        let ratings = row(" ratings ");
+        for figure in ["100000", "99.99 %", "0.81", "1.50", "12.00", "7.2", "2048", "3000"] {
+            assert!(ratings.contains(figure), "{figure} in {ratings}");
+        }
+        assert_eq!(row(" idle ").matches('–').count(), 7);
+        assert!(row("reviews-v3").contains("10.30 %"));
+        assert!(text.contains("✓ mutual TLS: 12 of 12 links"));
+    }
+
+    #[test]
+    fn one_broken_promise_is_a_failure_and_so_is_none_made() {
+        let mut report = report();
+        assert!(report.held());
+        report.checks.push(Check {
+            name: "denied client".to_owned(),
+            ok: false,
+            detail: "got 200".to_owned(),
+        });
+        assert!(!report.held());
+        assert!(report.to_text().contains("✗ denied client: got 200"));
+        report.checks.clear();
+        assert!(!report.held());
+    }
+
+    fn report() -> DemoReport {
+        let idle = ServiceReport {
+            name: "idle".to_owned(),
+            requests: 0,
+            success_rate: None,
+            p50: None,
+            p90: None,
+            p99: None,
+            sidecar_cpu_us_per_request: None,
+            sidecar_private_kib: None,
+            sidecar_pss_kib: None,
+        };
+        let ratings = ServiceReport {
+            name: "ratings".to_owned(),
+            requests: 100_000,
+            success_rate: Some(0.99999),
+            p50: Some(Duration::from_micros(812)),
+            p90: Some(Duration::from_micros(1_500)),
+            p99: Some(Duration::from_millis(12)),
+            sidecar_cpu_us_per_request: Some(7.25),
+            sidecar_private_kib: Some(2048),
+            sidecar_pss_kib: Some(3000),
+        };
+        let share = |requests, share, expected| SplitShare { requests, share, expected };
+        DemoReport {
+            duration: Duration::from_millis(10_500),
+            mtls: true,
+            denied_status: Some(403),
+            split: BTreeMap::from([
+                ("reviews-v1".to_owned(), share(897, 0.897, 0.9)),
+                ("reviews-v3".to_owned(), share(103, 0.103, 0.1)),
+            ]),
+            services: vec![ratings, idle],
+            checks: vec![Check {
+                name: "mutual TLS".to_owned(),
+                ok: true,
+                detail: "12 of 12 links".to_owned(),
+            }],
+        }
+    }
+}

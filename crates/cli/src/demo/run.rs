@@ -1,0 +1,184 @@
+//! Runs the demo: starts bookinfo in a mesh of its own, drives it, measures, judges.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use leno_control::Config;
+use tokio::task::LocalSet;
+
+use super::bookinfo::manifests::{Ports, manifests};
+use super::observe::{observe, refuses_plaintext};
+use super::report::DemoReport;
+use super::traffic::{ask_as_stranger, drive_bookinfo};
+use super::verdict::Findings;
+use crate::data_directory::DataDirectory;
+use crate::duration::parse_positive;
+use crate::log::LogLevel;
+use crate::proxy::AccessLogFormat;
+use crate::up::{LocalMesh, Options, Output, Standing};
+use crate::{limits, output, stop};
+
+/// Arguments of `leno demo`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DemoArgs {
+    /// How long traffic is measured
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_positive)]
+    duration: Duration,
+    /// Keep everything running afterwards, until Ctrl-C
+    #[arg(long)]
+    serve: bool,
+    /// How to print the report
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ReportFormat,
+}
+
+/// How the report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum ReportFormat {
+    /// Tables
+    #[default]
+    Table,
+    /// One JSON object
+    Json,
+}
+
+impl DemoArgs {
+    /// Runs the demo; succeeds only if all of it held.
+    pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
+        let options = Options {
+            access_log: AccessLogFormat::Off,
+            drain: DRAIN,
+            // The report is what counts: sidecars speak up only when something is wrong.
+            log_level: Some(log_level.unwrap_or_else(LogLevel::warnings)),
+            open_files: limits::raise_open_files(),
+            netns: None,
+            // Standard output is the report's.
+            output: Output::Error,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        LocalSet::new().block_on(&runtime, self.serve(options))
+    }
+
+    async fn serve(self, options: Options) -> anyhow::Result<ExitCode> {
+        let stop = stop::signals()?;
+        tokio::pin!(stop);
+        let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
+        let scratch = scratch.context("there is no place for temporary files")?;
+        let ports = Ports::free().context("there are no free ports")?;
+        let file = scratch.path().join("bookinfo.yaml");
+        let binary = std::env::current_exe().context("cannot find this program")?;
+        let binary = binary.to_str().context("the path of this program is not UTF-8")?;
+        std::fs::write(&file, manifests(&ports, binary))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        let data = DataDirectory::claim(scratch.path().join("data"))?;
+        let config = Config::new(data.path().to_owned(), vec![file]);
+        let hint = format!(" --data {}", data.path().display());
+        self.say("starting bookinfo: 7 applications, 9 sidecars, one control plane");
+        let mut mesh = LocalMesh::start(config, data, options).await?;
+        let outcome = tokio::select! {
+            outcome = self.show(&mut mesh, ports, &hint) => outcome,
+            () = &mut stop => Err(anyhow::anyhow!("stopped before the end")),
+        };
+        if outcome.is_ok() && self.serve {
+            mesh.tend(&mut stop).await;
+        }
+        self.say("stopping");
+        let again = stop::signals()?;
+        tokio::select! {
+            () = mesh.stop() => {}
+            () = again => tracing::warn!("stopped without waiting"),
+        }
+        Ok(match outcome?.held() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        })
+    }
+
+    /// Waits for the mesh, drives it, and prints what came of it.
+    async fn show(
+        &self,
+        mesh: &mut LocalMesh,
+        ports: Ports,
+        hint: &str,
+    ) -> anyhow::Result<DemoReport> {
+        if !mesh.wait_until_up(START_PATIENCE).await {
+            let standing = mesh.standing();
+            let waiting = standing.iter().filter(|member| !member.is_up());
+            let waiting: Vec<String> =
+                waiting.map(|member| member.workload.name.to_string()).collect();
+            bail!("not up within {START_PATIENCE:?}: {}", waiting.join(", "));
+        }
+        self.say(&format!("driving traffic for {:?}", self.duration));
+        let findings = investigate(mesh, ports, self.duration).await?;
+        let report = findings.report();
+        match self.output {
+            ReportFormat::Json => output::print(&report.to_json()?)?,
+            ReportFormat::Table => output::print(&report.to_text())?,
+        }
+        if self.serve {
+            self.say(&format!(
+                "\nIt keeps running until Ctrl-C. The shop: http://127.0.0.1:{}/\n\
+                 Ask the mesh: leno get workloads{hint}",
+                ports.traffic_productpage
+            ));
+        }
+        Ok(report)
+    }
+
+    /// Tells people how far it is; programs read standard output only.
+    fn say(&self, text: &str) {
+        eprintln!("{text}");
+    }
+}
+
+async fn investigate(
+    mesh: &mut LocalMesh,
+    ports: Ports,
+    duration: Duration,
+) -> anyhow::Result<Findings> {
+    let standing = mesh.standing();
+    let before = mesh.tend(observe(&standing)).await?;
+    let load = mesh.tend(drive_bookinfo(ports, duration)).await?;
+    let standing: Vec<Standing> = mesh.standing();
+    let after = mesh.tend(observe(&standing)).await?;
+    let denied = mesh.tend(ask_as_stranger(ports)).await;
+    let mut plaintext_accepted = Vec::new();
+    for observation in &after {
+        for door in &observation.inbound {
+            if !mesh.tend(refuses_plaintext(*door)).await {
+                plaintext_accepted.push(format!("{} at {door}", observation.workload));
+            }
+        }
+    }
+    Ok(Findings {
+        before,
+        after,
+        load,
+        denied: denied.map_err(|error| format!("{error:#}")),
+        plaintext_accepted,
+    })
+}
+
+/// Far more than nine small processes need to start.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the demo's own requests may take at its end.
+const DRAIN: Duration = Duration::from_secs(2);
+
+const EXAMPLES: &str = "\
+Examples:
+  leno demo
+  leno demo --duration 10s -o json
+  leno demo --serve
+
+It runs bookinfo in a mesh of its own on free ports of this machine, without root: a product
+page, details, three versions of reviews behind a 90/10 split, ratings and a gateway in front of
+them, each a process with a sidecar; strict mode, with a policy for each call that is made.
+
+Exit codes: 0 everything it promises held; 1 something did not; 2 wrong usage.
+";

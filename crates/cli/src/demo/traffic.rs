@@ -1,0 +1,133 @@
+//! The demo's client: what it sends, how fast, and a line that shows how it is going.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leno_load::{Counters, Pace, Plan, Report, Target, drive};
+use tokio::sync::{oneshot, watch};
+
+use super::bookinfo::manifests::Ports;
+
+/// Drives bookinfo for `duration`, on a thread of its own, and shows how it is going.
+///
+/// # Errors
+/// When the load cannot be driven.
+pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::Result<Report> {
+    let plan = plan(&ports, duration);
+    let total = plan.warm_up + plan.duration;
+    let (progress, counters) = watch::channel(Counters::default());
+    let (done, report) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("load".to_owned())
+        .spawn(move || {
+            let driven = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(anyhow::Error::new)
+                .and_then(|runtime| Ok(runtime.block_on(drive(plan, progress))?));
+            // Whoever waited may have been stopped.
+            drop(done.send(driven));
+        })
+        .context("the thread of the load generator cannot be started")?;
+    tokio::select! {
+        report = report => report.context("the load generator failed")?,
+        never = show(counters, total) => match never {},
+    }
+}
+
+/// Asks for ratings as a member of the mesh that no policy allows to: status and reason.
+///
+/// # Errors
+/// When there is no answer at all.
+pub(super) async fn ask_as_stranger(ports: Ports) -> anyhow::Result<u16> {
+    let mut target = at(ports.stranger_ratings, "stranger", "ratings", "/ratings/0");
+    target.weight = 1;
+    let plan = Plan {
+        targets: vec![target],
+        pace: Pace::Open { rate: 10, connections: 1 },
+        duration: Duration::from_millis(500),
+        warm_up: Duration::ZERO,
+        timeout: REQUEST_TIMEOUT,
+        seed: SEED,
+    };
+    let report = drive(plan, watch::channel(Counters::default()).0).await?;
+    let total = report.total();
+    let statuses: Vec<u16> = total.statuses().map(|(status, _)| status).collect();
+    match statuses.as_slice() {
+        [status] if total.failures() == 0 => Ok(*status),
+        _ => anyhow::bail!("it was answered {statuses:?}, and {} times not", total.failures()),
+    }
+}
+
+fn plan(ports: &Ports, duration: Duration) -> Plan {
+    let page = |name| at(ports.traffic_productpage, name, "productpage", "/productpage?id=0");
+    let jason = Target {
+        headers: vec![("end-user".to_owned(), "jason".to_owned())],
+        weight: 1,
+        ..page("page as jason")
+    };
+    let gateway = at(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
+    Plan {
+        targets: vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }],
+        pace: Pace::Closed { connections: CONNECTIONS },
+        duration,
+        warm_up: WARM_UP.min(duration / 5),
+        timeout: REQUEST_TIMEOUT,
+        seed: SEED,
+    }
+}
+
+fn at(door: u16, name: &str, service: &str, path: &str) -> Target {
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    Target::get(name, door, &format!("{service}.bookinfo:9080"), path)
+}
+
+/// Keeps one line on a terminal up to date; never ends.
+async fn show(
+    mut counters: watch::Receiver<Counters>,
+    total: Duration,
+) -> std::convert::Infallible {
+    let terminal = std::io::stderr().is_terminal();
+    while counters.changed().await.is_ok() {
+        let now = *counters.borrow_and_update();
+        if terminal {
+            let mut out = std::io::stderr().lock();
+            // A line that cannot be shown is no reason to stop.
+            drop(write!(out, "\r\x1b[K{}", line(&now, total)));
+            drop(out.flush());
+        }
+    }
+    if terminal {
+        eprint!("\r\x1b[K");
+    }
+    std::future::pending().await
+}
+
+fn line(counters: &Counters, total: Duration) -> String {
+    let seconds = counters.elapsed.as_secs_f64();
+    let phase = match counters.measuring {
+        true => "driving",
+        false => "warming up",
+    };
+    let rate = match seconds > 0.0 {
+        true => counters.requests as f64 / seconds,
+        false => 0.0,
+    };
+    format!(
+        "{phase}: {seconds:.1} of {:.0} s, {} requests, {rate:.0}/s, {} failed",
+        total.as_secs_f64(),
+        counters.requests,
+        counters.requests.saturating_sub(counters.successes),
+    )
+}
+
+/// Requests under way at once: enough to keep a small machine busy.
+const CONNECTIONS: usize = 8;
+/// Connections open and caches fill in this time; it is not measured.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// Far more than a healthy mesh takes.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The order of the requests is the same in each run.
+const SEED: u64 = 1;

@@ -1,0 +1,223 @@
+//! From what was seen to the report: figures for each service, and whether the promises held.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use leno_load::Report;
+
+use super::observe::Observation;
+use super::report::{Check, DemoReport, ServiceReport, SplitShare};
+
+/// All that the demo found out.
+#[derive(Debug)]
+pub(super) struct Findings {
+    /// The sidecars before the traffic.
+    pub(super) before: Vec<Observation>,
+    /// The sidecars after it.
+    pub(super) after: Vec<Observation>,
+    /// What the client measured.
+    pub(super) load: Report,
+    /// What the client without permission was answered, or what else happened.
+    pub(super) denied: Result<u16, String>,
+    /// The doors that answered a client without TLS.
+    pub(super) plaintext_accepted: Vec<String>,
+}
+
+impl Findings {
+    /// Judges.
+    pub(super) fn report(&self) -> DemoReport {
+        let services: Vec<ServiceReport> = self
+            .after
+            .iter()
+            .filter(|observation| observation.serves)
+            .map(|after| service(self.before_of(after), after))
+            .collect();
+        let split = split(&services);
+        let mtls = self.mtls();
+        let checks = vec![
+            self.all_succeeded(),
+            all_took_part(&services),
+            check("split", split_held(&split)),
+            check("mutual TLS", mtls.clone()),
+            self.stranger_denied(),
+        ];
+        DemoReport {
+            duration: self.load.elapsed,
+            mtls: mtls.is_ok(),
+            denied_status: self.denied.as_ref().ok().copied(),
+            split,
+            services,
+            checks,
+        }
+    }
+
+    fn before_of(&self, after: &Observation) -> Option<&Observation> {
+        let mut before = self.before.iter();
+        before.find(|before| before.workload == after.workload)
+    }
+
+    fn all_succeeded(&self) -> Check {
+        let total = self.load.total();
+        let failed = total.requests() - total.successes();
+        let ok = failed == 0 && total.requests() > 0;
+        let ms = |latency: Option<Duration>| latency.map_or(0.0, |l| l.as_secs_f64() * 1e3);
+        let mut detail = format!(
+            "{} requests, {:.0} per second, p50 {:.1} ms, p99 {:.1} ms, {failed} failed",
+            total.requests(),
+            self.load.responses_per_second(),
+            ms(total.latency.p50()),
+            ms(total.latency.p99()),
+        );
+        for (status, count) in total.statuses().filter(|(status, _)| *status >= 300) {
+            detail.push_str(&format!(", {count} with status {status}"));
+        }
+        for (kind, count) in total.errors() {
+            detail.push_str(&format!(", {count} {}", kind.label()));
+        }
+        Check { name: "every request was answered well".to_owned(), ok, detail }
+    }
+
+    /// What was seen of encryption and identity between sidecars, or the first thing that was
+    /// not as promised.
+    fn mtls(&self) -> Result<String, String> {
+        let mut links = 0;
+        let mut requests = 0;
+        let mut peers = BTreeSet::new();
+        for sidecar in &self.after {
+            for connection in sidecar.connections.iter().filter(|c| c.direction == "inbound") {
+                if !connection.identity.starts_with(IDENTITIES) {
+                    return Err(format!(
+                        "{} has an inbound connection of `{}`",
+                        sidecar.workload, connection.identity
+                    ));
+                }
+                links += 1;
+            }
+            for series in sidecar.inbound_series() {
+                if series.peer.is_empty() {
+                    return Err(format!("{} served a nameless peer", sidecar.workload));
+                }
+                requests += series.requests;
+                peers.insert(series.peer.as_str());
+            }
+        }
+        if let Some(door) = self.plaintext_accepted.first() {
+            return Err(format!("{door} answered a client without TLS"));
+        }
+        match links > 0 && requests > 0 {
+            true => Ok(format!(
+                "{requests} requests over {links} links from {} verified identities; plaintext \
+                 is refused at every door",
+                peers.len()
+            )),
+            false => Err("no connection between sidecars was seen".to_owned()),
+        }
+    }
+
+    fn stranger_denied(&self) -> Check {
+        let (ok, detail) = match &self.denied {
+            Ok(403) => (true, "403".to_owned()),
+            Ok(status) => (false, format!("got {status}")),
+            Err(error) => (false, error.clone()),
+        };
+        Check { name: "a client without permission is denied".to_owned(), ok, detail }
+    }
+}
+
+fn check(name: &str, held: Result<String, String>) -> Check {
+    Check {
+        name: name.to_owned(),
+        ok: held.is_ok(),
+        detail: held.unwrap_or_else(|problem| problem),
+    }
+}
+
+fn service(before: Option<&Observation>, after: &Observation) -> ServiceReport {
+    let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
+    let success: u64 = after.inbound_series().map(|series| series.success).sum();
+    // A quantile of several series together is at most the largest of theirs.
+    let largest = |part: fn(&super::observe::Series) -> f64| {
+        let counted = after.inbound_series().filter(|series| series.requests > 0);
+        let largest = counted.map(part).reduce(f64::max)?;
+        Duration::try_from_secs_f64(largest / 1e3).ok()
+    };
+    let carried = after.requests() - before.map_or(0, Observation::requests).min(after.requests());
+    let cpu = after.usage.zip(before.and_then(|before| before.usage));
+    let cpu = cpu.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
+    ServiceReport {
+        name: name_of(&after.workload),
+        requests,
+        success_rate: (requests > 0).then(|| success as f64 / requests as f64),
+        p50: largest(|series| series.p50_ms),
+        p90: largest(|series| series.p90_ms),
+        p99: largest(|series| series.p99_ms),
+        sidecar_cpu_us_per_request: cpu
+            .filter(|_| carried > 0)
+            .map(|cpu| cpu.as_secs_f64() * 1e6 / carried as f64),
+        sidecar_private_kib: after.usage.map(|usage| usage.private_kib),
+        sidecar_pss_kib: after.usage.map(|usage| usage.pss_kib),
+    }
+}
+
+/// `reviews-v1` for the workload `reviews-v1-1`.
+fn name_of(workload: &str) -> String {
+    let name = workload.rsplit_once('-').map_or(workload, |(name, _)| name);
+    name.to_owned()
+}
+
+fn all_took_part(services: &[ServiceReport]) -> Check {
+    let idle = services.iter().filter(|service| service.requests == 0);
+    let idle: Vec<&str> = idle.map(|service| service.name.as_str()).collect();
+    Check {
+        name: "every service took part".to_owned(),
+        ok: idle.is_empty() && !services.is_empty(),
+        detail: match idle.is_empty() {
+            true => format!("{} services", services.len()),
+            false => format!("without requests: {}", idle.join(", ")),
+        },
+    }
+}
+
+/// How the requests for reviews went, leaving out those that a header sent to version 2.
+fn split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
+    let requests = |name: &str| {
+        let found = services.iter().find(|service| service.name == name);
+        found.map_or(0, |service| service.requests)
+    };
+    let total: u64 = SPLIT.iter().map(|(name, _)| requests(name)).sum();
+    let share = |(name, expected): &(&str, f64)| {
+        let requests = requests(name);
+        let share = match total {
+            0 => 0.0,
+            total => requests as f64 / total as f64,
+        };
+        let share = SplitShare { requests, share, expected: *expected };
+        ((*name).to_owned(), share)
+    };
+    SPLIT.iter().map(share).collect()
+}
+
+fn split_held(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
+    let total: u64 = split.values().map(|share| share.requests).sum();
+    let shares = split.iter();
+    let shares = shares.map(|(name, share)| format!("{name} {:.1} %", share.share * 100.0));
+    let detail = format!("{} of {total}", shares.collect::<Vec<_>>().join(", "));
+    let held = split.values().all(|share| {
+        let deviation = (share.expected * (1.0 - share.expected) / total.max(1) as f64).sqrt();
+        (share.share - share.expected).abs() <= DEVIATIONS_MAX * deviation
+    });
+    match held && total > 0 {
+        true => Ok(detail),
+        false => Err(detail),
+    }
+}
+
+/// The weights in the manifest.
+const SPLIT: [(&str, f64); 2] = [("reviews-v1", 0.9), ("reviews-v3", 0.1)];
+/// Chance is further off in fewer than one of a million runs.
+const DEVIATIONS_MAX: f64 = 5.0;
+/// What every identity of the demo begins with.
+const IDENTITIES: &str = "spiffe://cluster.local/ns/bookinfo/sa/";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! The verdict on runs that went well and on runs that did not.
+
+use std::time::Duration;
+
+use leno_load::{Counters, Pace, Plan, Target, drive};
+use leno_telemetry::Usage;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::super::observe::{Connection, Series};
+use super::*;
+
+#[tokio::test]
+async fn a_good_run_keeps_every_promise() {
+    let report = findings().await.report();
+    assert!(report.held(), "{}", report.to_text());
+    assert_eq!((report.mtls, report.denied_status), (true, Some(403)));
+    let v3 = report.split.get("reviews-v3").unwrap();
+    assert_eq!((v3.requests, v3.share, v3.expected), (100, 0.1, 0.1));
+    let ratings = report.services.iter().find(|s| s.name == "ratings").unwrap();
+    assert_eq!((ratings.requests, ratings.success_rate), (1_000, Some(1.0)));
+    assert_eq!(ratings.p99, Some(Duration::from_millis(3)));
+    // 20 ms for the 1,000 requests between the two looks.
+    assert_eq!(ratings.sidecar_cpu_us_per_request, Some(20.0));
+    assert_eq!(ratings.sidecar_private_kib, Some(2_000));
+}
+
+#[tokio::test]
+async fn each_broken_promise_is_told() {
+    let cases: [(&str, Break); 8] = [
+        ("mutual TLS", |f| f.plaintext_accepted.push("ratings-1".to_owned())),
+        ("mutual TLS", |f| f.after[0].connections[0].identity.clear()),
+        ("mutual TLS", |f| {
+            f.after[0].connections[0].identity = "spiffe://other/ns/bookinfo/sa/a".to_owned();
+        }),
+        ("mutual TLS", |f| f.after[0].series[0].peer.clear()),
+        ("mutual TLS", |f| f.after.iter_mut().for_each(|o| o.connections.clear())),
+        ("every service took part", |f| f.after[0].series.clear()),
+        ("split", |f| f.after[1].series[0].requests = 500),
+        ("a client without permission is denied", |f| f.denied = Ok(200)),
+    ];
+    for (name, break_it) in cases {
+        let mut findings = findings().await;
+        break_it(&mut findings);
+        let report = findings.report();
+        let broken: Vec<&str> = report
+            .checks
+            .iter()
+            .filter(|check| !check.ok)
+            .map(|check| check.name.as_str())
+            .collect();
+        assert!(broken.contains(&name), "{name}: {broken:?}");
+        assert!(!report.held());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_500_is_no_success() {
+    let mut findings = findings().await;
+    findings.load = load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
+    let report = findings.report();
+    assert!(!report.held());
+    assert!(report.to_text().contains("with status 500"), "{}", report.to_text());
+}
+
+/// Spoils a good run.
+type Break = fn(&mut Findings);
+
+async fn findings() -> Findings {
+    let after = vec![
+        observation("ratings-1", 1_000),
+        observation("reviews-v1-1", 900),
+        observation("reviews-v3-1", 100),
+    ];
+    let before = after.iter().cloned().map(|mut observation| {
+        observation.series.clear();
+        observation.usage = Some(usage(10));
+        observation
+    });
+    Findings {
+        before: before.collect(),
+        after,
+        load: load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
+        denied: Ok(403),
+        plaintext_accepted: Vec::new(),
+    }
+}
+
+fn observation(workload: &str, requests: u64) -> Observation {
+    Observation {
+        workload: workload.to_owned(),
+        serves: true,
+        series: vec![Series {
+            direction: "inbound".to_owned(),
+            peer: "bookinfo/reviews".to_owned(),
+            requests,
+            success: requests,
+            p50_ms: 1.0,
+            p90_ms: 2.0,
+            p99_ms: 3.0,
+        }],
+        connections: vec![Connection {
+            direction: "inbound".to_owned(),
+            identity: "spiffe://cluster.local/ns/bookinfo/sa/reviews".to_owned(),
+        }],
+        usage: Some(usage(30)),
+        inbound: Vec::new(),
+    }
+}
+
+fn usage(cpu_ms: u64) -> Usage {
+    Usage {
+        cpu: Duration::from_millis(cpu_ms),
+        rss_kib: 4_000,
+        pss_kib: 3_000,
+        private_kib: 2_000,
+        threads: 2,
+    }
+}
+
+/// What the load generator reports of a few requests that are all answered so.
+async fn load(answer: &'static str) -> Report {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plan = Plan {
+        targets: vec![Target::get("page", listener.local_addr().unwrap(), "page", "/")],
+        pace: Pace::Closed { connections: 1 },
+        duration: Duration::from_millis(20),
+        warm_up: Duration::ZERO,
+        timeout: Duration::from_secs(5),
+        seed: 1,
+    };
+    let serve = async {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            while stream.read(&mut request).await.unwrap_or(0) > 0 {
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        }
+    };
+    tokio::select! {
+        report = drive(plan, watch::channel(Counters::default()).0) => report.unwrap(),
+        () = serve => unreachable!("it serves for ever"),
+    }
+}

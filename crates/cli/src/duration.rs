@@ -1,0 +1,138 @@
+//! Durations as people write them: `500ms`, `20s`, `1m30s`, `24h`.
+
+use std::time::Duration;
+
+/// Reads numbers with units, largest unit first or in any other order: `1h30m`, `0.5s`.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let refused =
+        || format!("`{text}` is not a duration: use for example 500ms, 20s, 1m30s or 24h");
+    let mut total = Duration::ZERO;
+    let mut rest = text.trim();
+    if rest.is_empty() {
+        return Err(refused());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(refused)?;
+        let (number, tail) = rest.split_at(digits);
+        let letters = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(letters);
+        let number: f64 = number.parse().map_err(|_| refused())?;
+        let seconds = number * unit_seconds(unit).ok_or_else(refused)?;
+        let part = Duration::try_from_secs_f64(seconds).map_err(|_| refused())?;
+        total = total.checked_add(part).ok_or_else(refused)?;
+        rest = tail;
+    }
+    match total <= DURATION_MAX {
+        true => Ok(total),
+        false => Err(format!("`{text}` is too long: use at most 3650d")),
+    }
+}
+
+/// Like [`parse_duration`], for what cannot be nothing.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("it must be longer than nothing".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+/// A duration in its two largest units, for tables: `3d4h`, `12m5s`, `0s`.
+pub(crate) fn short(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
+    let first = units.iter().position(|(_, size)| seconds >= *size);
+    let Some(first) = first else {
+        return "0s".to_owned();
+    };
+    let mut text = String::new();
+    let mut left = seconds;
+    for (unit, size) in units.iter().skip(first).take(2) {
+        let count = left / size;
+        left %= size;
+        if count > 0 {
+            text.push_str(&format!("{count}{unit}"));
+        }
+    }
+    text
+}
+
+fn unit_seconds(unit: &str) -> Option<f64> {
+    Some(match unit {
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3_600.0,
+        "d" => 86_400.0,
+        _ => return None,
+    })
+}
+
+/// Ten years: longer than anything here lives, short enough for every clock.
+const DURATION_MAX: Duration = Duration::from_secs(3_650 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        for (text, milliseconds) in [
+            ("500ms", 500),
+            ("20s", 20_000),
+            (" 20s ", 20_000),
+            ("1m30s", 90_000),
+            ("0.5s", 500),
+            ("24h", 86_400_000),
+            ("1d", 86_400_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_everything_else_with_an_example() {
+        for text in [
+            "",
+            "20",
+            "s",
+            "20 s",
+            "-1s",
+            "1x",
+            "1..2s",
+            ".s",
+            "1e9d",
+            "9999999999999999999999d",
+            "4000d",
+            "1s2",
+            "NaNs",
+            "infs",
+        ] {
+            let refusal = parse_duration(text).expect_err(text);
+            assert!(refusal.contains("use "), "{refusal}");
+        }
+        assert!(parse_positive("0s").is_err());
+        assert!(parse_positive("1ms").is_ok());
+    }
+
+    #[test]
+    fn tables_show_the_two_largest_units() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (725, "12m5s"),
+            (86_400 + 3_600 + 61, "1d1h"),
+            (2 * 86_400 + 61, "2d"),
+        ] {
+            assert_eq!(short(Duration::from_secs(seconds)), text);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `leno explain`: what would decide a request, and what a reason means.
+
+mod decide;
+mod reason;
+mod request;
+mod target;
+mod text;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use leno_model::{Reason, WorkloadName};
+
+/// Arguments of `leno explain`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ExplainArgs {
+    /// `request`, or a reason from a `leno-reason` header, a log or a metric; all reasons when
+    /// left out
+    #[arg(value_parser = topics(), hide_possible_values = true)]
+    topic: Option<String>,
+    /// A file or directory of YAML; may be given again
+    #[arg(short, long = "file", value_name = "PATH", required_if_eq("topic", REQUEST))]
+    file: Vec<PathBuf>,
+    #[command(flatten)]
+    request: RequestArgs,
+    /// How to print the answer
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ExplainFormat,
+}
+
+/// The request that is to be explained.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "For `explain request`")]
+pub(crate) struct RequestArgs {
+    /// The workload that makes the request, or the service account of such workloads
+    #[arg(long, value_name = "NAMESPACE/NAME", required_if_eq("topic", REQUEST))]
+    from: Option<WorkloadName>,
+    /// What it asks for, such as http://ratings.bookinfo:9080/ratings/1
+    #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST), value_parser = target::Target::parse)]
+    url: Option<target::Target>,
+    /// The method
+    #[arg(long, short = 'X', default_value = "GET", value_parser = target::parse_method)]
+    method: String,
+    /// A header; may be given again
+    #[arg(long, short = 'H', value_name = "NAME: VALUE", value_parser = target::parse_header)]
+    header: Vec<(String, String)>,
+}
+
+/// How the answer is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum ExplainFormat {
+    /// For people
+    #[default]
+    Text,
+    /// JSON
+    Json,
+}
+
+impl ExplainArgs {
+    /// Prints the answer.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        match self.topic.as_deref() {
+            None => reason::list(self.output),
+            Some(REQUEST) => request::run(&self.file, &self.request, self.output),
+            Some(label) => match Reason::from_label(label) {
+                Some(reason) => reason::show(reason, self.output),
+                None => anyhow::bail!("there is no reason `{label}`: see `leno explain`"),
+            },
+        }
+    }
+}
+
+fn topics() -> PossibleValuesParser {
+    let labels = Reason::ALL.iter().map(|reason| reason.label());
+    PossibleValuesParser::new([REQUEST].into_iter().chain(labels))
+}
+
+const REQUEST: &str = "request";
+
+const EXAMPLES: &str = "\
+Examples:
+  leno explain -f mesh/ request --from bookinfo/productpage-1 \\
+      --url http://ratings.bookinfo:9080/ratings/1
+  leno explain -f mesh/ request --from shop/cart-1 -X POST -H 'x-user: jason' \\
+      --url http://orders.shop:8080/orders -o json
+  leno explain denied-outbound
+  leno explain
+
+Exit codes of `explain request`: 0 the request would reach the application; 3 it would be
+answered by a sidecar, as the last line says; 1 the question could not be answered (unknown
+workload, no valid document); 2 wrong usage. Documents that are rejected are named on standard
+error and left out.
+";

@@ -1,0 +1,342 @@
+//! Decides a request as the two sidecars would, with the same code, and keeps what decided.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use leno_control::snapshot_for;
+use leno_model::{
+    Endpoint, Object, PolicyName, Protocol, Reach, Reason, RouteRule, ServiceName, Snapshot,
+    SpiffeId, WeightedBackend, Workload,
+};
+use leno_traffic::{
+    InboundAccess, Plans, PortPlan, RequestMatcher, RequestView, RouteChoice, service_of,
+};
+
+use super::target::Target;
+
+/// A request as it is asked about.
+#[derive(Debug, Clone)]
+pub(super) struct Question {
+    pub(super) method: String,
+    pub(super) target: Target,
+    pub(super) headers: Vec<(String, String)>,
+}
+
+/// What decided, station by station, as far as the request came.
+#[derive(Debug)]
+pub(super) struct Decision {
+    pub(super) client: Workload,
+    pub(super) service: Option<ServiceName>,
+    pub(super) protocol: Option<Protocol>,
+    pub(super) route: Option<DecidedRoute>,
+    pub(super) backends: Vec<DecidedBackend>,
+    /// Why the client's own sidecar would answer; `None` when it would send the request on.
+    pub(super) refused: Option<Reason>,
+}
+
+/// The rule that decided.
+#[derive(Debug)]
+pub(super) struct DecidedRoute {
+    pub(super) rule: RouteRule,
+    /// The place of the rule in its own route, from 0.
+    pub(super) index: usize,
+    /// The place in the rule of the first match that fits, from 0.
+    pub(super) fits: usize,
+}
+
+/// A backend that takes a share of such requests.
+#[derive(Debug)]
+pub(super) struct DecidedBackend {
+    pub(super) service: ServiceName,
+    pub(super) port: u16,
+    pub(super) weight: u32,
+    /// Its share of the requests, 0 to 1.
+    pub(super) share: f64,
+    pub(super) endpoints: Vec<DecidedEndpoint>,
+    /// Why the client's own sidecar would answer instead of it.
+    pub(super) refused: Option<Reason>,
+}
+
+/// What one endpoint's sidecar would say.
+#[derive(Debug)]
+pub(super) struct DecidedEndpoint {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) access: EndpointAccess,
+}
+
+/// What an endpoint's sidecar says to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum EndpointAccess {
+    /// Every member of the mesh may call.
+    Permissive,
+    /// A policy allows it.
+    Allowed(PolicyName),
+    /// It is refused; the policy, if there is one, allows it to others.
+    Denied(Reason, Option<PolicyName>),
+}
+
+impl EndpointAccess {
+    /// Why it is refused.
+    pub(super) fn refused(&self) -> Option<Reason> {
+        match self {
+            Self::Permissive | Self::Allowed(_) => None,
+            Self::Denied(reason, _) => Some(*reason),
+        }
+    }
+}
+
+impl Decision {
+    /// Decides.
+    ///
+    /// # Errors
+    /// When there is no such client, or a pattern that was accepted cannot be compiled.
+    pub(super) fn of(
+        objects: &[Object],
+        client: &leno_model::WorkloadName,
+        question: &Question,
+    ) -> anyhow::Result<Self> {
+        let found = workload(objects, client);
+        let client = found.map_or(client, |workload| &workload.name);
+        let service = service_of(&question.target.host, &client.namespace);
+        let wanted: Vec<ServiceName> = service.iter().cloned().collect();
+        let snapshot = Arc::new(snapshot_for(objects, client, &wanted)?);
+        let mut decision = Self {
+            client: found.cloned().with_context(|| format!("there is no Workload {client}"))?,
+            service,
+            protocol: None,
+            route: None,
+            backends: Vec::new(),
+            refused: None,
+        };
+        let plans = Plans::build(snapshot, None)?;
+        if let Err(reason) = decision.send(objects, &plans, question)? {
+            decision.refused = Some(reason);
+        }
+        Ok(decision)
+    }
+
+    /// The stations of the client's sidecar, then those of each endpoint's. The inner error is
+    /// its answer.
+    fn send(
+        &mut self,
+        objects: &[Object],
+        plans: &Plans,
+        question: &Question,
+    ) -> anyhow::Result<Result<(), Reason>> {
+        let port = match self.port(plans, question.target.port) {
+            Ok(port) => port,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        self.protocol = Some(port.protocol);
+        let mut backends = if is_opaque(port.protocol) {
+            // Nobody sees a request there: routes do not apply.
+            vec![self.itself(question, port)]
+        } else {
+            match self.routed(plans, port, question) {
+                Ok(backends) => backends,
+                Err(reason) => return Ok(Err(reason)),
+            }
+        };
+        let peer = SpiffeId {
+            trust_domain: plans.snapshot.plan.trust_domain.clone(),
+            account: plans.snapshot.plan.account.clone(),
+        };
+        for backend in &mut backends {
+            for decided in &mut backend.endpoints {
+                let workload = &decided.endpoint.id.workload;
+                let snapshot = snapshot_for(objects, workload, &[])?;
+                let port = match port.protocol {
+                    protocol if is_opaque(protocol) => Some(decided.endpoint.address.port()),
+                    _ => None,
+                };
+                decided.access = access(&snapshot, &peer, question, port)?;
+            }
+        }
+        self.backends = backends;
+        Ok(Ok(()))
+    }
+
+    /// The service and port that the request names, if the client may call it at all.
+    fn port<'a>(&self, plans: &'a Plans, number: u16) -> Result<&'a PortPlan, Reason> {
+        let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
+        let plan = plans.service(name).ok_or(Reason::UnknownService)?;
+        if plan.view.reach == Reach::Denied {
+            return Err(Reason::DeniedOutbound);
+        }
+        plan.ports.get(&number).ok_or(Reason::UnknownService)
+    }
+
+    /// The backends of the rule that decides, or the service's own endpoints.
+    fn routed(
+        &mut self,
+        plans: &Plans,
+        port: &PortPlan,
+        question: &Question,
+    ) -> Result<Vec<DecidedBackend>, Reason> {
+        let fields = question.fields();
+        let view = question.view(&fields);
+        let rule = match port.routes.choose(&view, 0) {
+            RouteChoice::Direct => return Ok(vec![self.itself(question, port)]),
+            RouteChoice::NoRoute => return Err(Reason::NoRoute),
+            RouteChoice::To { rule, .. } | RouteChoice::InvalidBackend { rule } => rule,
+        };
+        let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
+        let views = plans.snapshot.services.get(name);
+        let rules = views.and_then(|view| view.ports.get(&question.target.port));
+        let rules = rules.map_or(&[][..], |port| &port.rules);
+        if let Some(decisive) = rules.get(rule.index) {
+            let earlier = rules.iter().take(rule.index);
+            let fits = |request: &leno_model::RequestMatch| {
+                RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(&view))
+            };
+            self.route = Some(DecidedRoute {
+                rule: decisive.clone(),
+                index: earlier.filter(|rule| rule.route == decisive.route).count(),
+                fits: decisive.matches.iter().position(fits).unwrap_or(0),
+            });
+        }
+        let total: u64 = rule.backends.iter().map(|b| u64::from(b.weight)).sum();
+        if total == 0 {
+            return Err(Reason::InvalidBackend);
+        }
+        let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
+        Ok(backends.map(|backend| decided_backend(plans, backend, total)).collect())
+    }
+
+    /// The service itself, when no rule decides.
+    fn itself(&self, question: &Question, port: &PortPlan) -> DecidedBackend {
+        let name = self.service.clone();
+        let backend = WeightedBackend {
+            service: name.expect("a port was found, hence its service"),
+            port: question.target.port,
+            weight: 1,
+        };
+        with_endpoints(&backend, 1.0, Some(&port.endpoints))
+    }
+
+    /// Every answer that such requests would get: why they are refused, or `None` when they are
+    /// not, each once.
+    pub(super) fn outcomes(&self) -> Vec<Option<Reason>> {
+        let mut outcomes = Vec::new();
+        let mut add = |outcome| {
+            if !outcomes.contains(&outcome) {
+                outcomes.push(outcome);
+            }
+        };
+        if self.refused.is_some() {
+            add(self.refused);
+        }
+        for backend in &self.backends {
+            if backend.refused.is_some() {
+                add(backend.refused);
+            }
+            for endpoint in &backend.endpoints {
+                add(endpoint.access.refused());
+            }
+        }
+        outcomes
+    }
+}
+
+impl Question {
+    /// The headers, with the `Host` that a client would send.
+    fn fields(&self) -> Vec<(String, String)> {
+        let mut fields = self.headers.clone();
+        if !fields.iter().any(|(name, _)| name == "host") {
+            fields.push(("host".to_owned(), self.target.authority.clone()));
+        }
+        fields
+    }
+
+    fn view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
+        RequestView {
+            method: &self.method,
+            path: &self.target.path,
+            query: self.target.query.as_deref(),
+            authority: &self.target.authority,
+            fields,
+        }
+    }
+}
+
+/// What is behind a backend of a rule, addressed directly: its own routes do not apply.
+/// The workload of this name, or else the first that runs under the account of this name: all of
+/// them are the same to every rule.
+fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Option<&'a Workload> {
+    let workloads = || {
+        objects.iter().filter_map(|object| match object {
+            Object::Workload(workload) => Some(workload),
+            _ => None,
+        })
+    };
+    let has_account = |workload: &&Workload| {
+        workload.account.namespace == name.namespace && workload.account.name == name.name
+    };
+    workloads().find(|workload| workload.name == *name).or_else(|| workloads().find(has_account))
+}
+
+fn decided_backend(plans: &Plans, backend: &WeightedBackend, total: u64) -> DecidedBackend {
+    let share = f64::from(backend.weight) / total as f64;
+    let plan = plans.service(&backend.service);
+    let port = plan.and_then(|plan| plan.ports.get(&backend.port));
+    with_endpoints(backend, share, port.map(|port| &port.endpoints))
+}
+
+fn with_endpoints(
+    backend: &WeightedBackend,
+    share: f64,
+    endpoints: Option<&Arc<[Arc<Endpoint>]>>,
+) -> DecidedBackend {
+    let refused = match endpoints {
+        None => Some(Reason::InvalidBackend),
+        Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
+        Some(_) => None,
+    };
+    let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
+        endpoint: Arc::clone(endpoint),
+        access: EndpointAccess::Denied(Reason::Denied, None),
+    };
+    DecidedBackend {
+        service: backend.service.clone(),
+        port: backend.port,
+        weight: backend.weight,
+        share,
+        endpoints: endpoints
+            .map(|endpoints| endpoints.iter().map(decided).collect())
+            .unwrap_or_default(),
+        refused,
+    }
+}
+
+/// What the sidecar that has this snapshot says to the peer: to the request, or, when a port of
+/// its application is given, to opaque bytes for it.
+fn access(
+    snapshot: &Snapshot,
+    peer: &SpiffeId,
+    question: &Question,
+    opaque: Option<u16>,
+) -> anyhow::Result<EndpointAccess> {
+    let plan = &snapshot.plan;
+    let access = InboundAccess::compile(&plan.access, &plan.trust_domain)?;
+    let permit = access.connection(Some(peer));
+    let fields = question.fields();
+    let decided = permit.and_then(|permit| match opaque {
+        Some(port) => access.tcp(&permit, port),
+        None => access.request(&permit, &question.view(&fields)),
+    });
+    Ok(match decided {
+        Ok(permit) => match access.policy(permit) {
+            Some(policy) => EndpointAccess::Allowed(policy.clone()),
+            None => EndpointAccess::Permissive,
+        },
+        Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
+    })
+}
+
+/// Whether a sidecar carries a port's bytes without looking at requests.
+pub(super) fn is_opaque(protocol: Protocol) -> bool {
+    match protocol {
+        Protocol::Tcp | Protocol::Http2 | Protocol::Grpc => true,
+        Protocol::Http | Protocol::Detect => false,
+    }
+}

@@ -1,0 +1,47 @@
+//! `leno explain request`: reads the manifests, decides, and prints what decided.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use leno_model::Object;
+use leno_registry::FileSource;
+
+use super::decide::{Decision, Question};
+use super::{ExplainFormat, RequestArgs, text};
+use crate::output;
+
+/// Prints what would decide the request.
+pub(super) fn run(
+    files: &[PathBuf],
+    args: &RequestArgs,
+    format: ExplainFormat,
+) -> anyhow::Result<ExitCode> {
+    let client = args.from.as_ref().context("--from is missing")?;
+    let target = args.url.clone().context("--url is missing")?;
+    let question = Question { method: args.method.clone(), target, headers: args.header.clone() };
+    let decision = Decision::of(&objects(files)?, client, &question)?;
+    match format {
+        ExplainFormat::Text => output::print(&text::render(&decision, &question))?,
+        ExplainFormat::Json => output::print_json(&text::json(&decision, &question))?,
+    }
+    match decision.outcomes().as_slice() {
+        [None] => Ok(ExitCode::SUCCESS),
+        _ => Ok(ExitCode::from(REFUSED)),
+    }
+}
+
+fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
+    let mut source = FileSource::new(files.to_vec());
+    let update = source.reload();
+    for rejected in &update.rejected {
+        eprintln!("rejected: {rejected}");
+    }
+    if update.objects == 0 {
+        bail!("there is no valid document: see `leno check`");
+    }
+    Ok(source.objects().cloned().collect())
+}
+
+/// The request would not reach the application.
+const REFUSED: u8 = 3;

@@ -1,0 +1,166 @@
+//! What a request asks for, read from a URL as an HTTP client would send it.
+
+use hyper::Uri;
+
+/// What a request asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The host, without the port.
+    pub(crate) host: String,
+    /// The port, 80 when the URL has none.
+    pub(crate) port: u16,
+    /// Host and port, as `Host` would have them.
+    pub(crate) authority: String,
+    /// The path, without the query.
+    pub(crate) path: String,
+    /// What follows the first `?`.
+    pub(crate) query: Option<String>,
+}
+
+impl Target {
+    /// Reads `http://host[:port][/path][?query]`.
+    ///
+    /// # Errors
+    /// A sentence for the command line.
+    pub(crate) fn parse(url: &str) -> Result<Self, String> {
+        // A client never sends the fragment.
+        let url = url.split_once('#').map_or(url, |(url, _)| url);
+        let refused =
+            |why: &str| format!("{why}: use a URL such as http://orders.shop:8080/orders");
+        if url.len() > URL_BYTES_MAX {
+            return Err(refused("it is longer than any sidecar accepts"));
+        }
+        let uri: Uri = url.parse().map_err(|_| refused("it is not a URL"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => {
+                return Err("the request inside TLS is the application's own secret; sidecars \
+                            route what is http:// and do the encryption themselves"
+                    .to_owned());
+            }
+            _ => return Err(refused("it does not begin with http://")),
+        }
+        let authority = uri.authority().ok_or_else(|| refused("it has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(refused("it holds a user name"));
+        }
+        if authority.host().is_empty() {
+            return Err(refused("it has no host"));
+        }
+        let port = match authority.port() {
+            Some(port) => match port.as_u16() {
+                0 => return Err(refused("port 0 is none")),
+                port => port,
+            },
+            None if authority.as_str().ends_with(':') => return Err(refused("the port is empty")),
+            None if authority.as_str().len() > authority.host().len() => {
+                return Err(refused("the port is not a number up to 65535"));
+            }
+            None => HTTP_PORT,
+        };
+        Ok(Self {
+            host: authority.host().to_owned(),
+            port,
+            authority: authority.as_str().to_owned(),
+            path: uri.path().to_owned(),
+            query: uri.query().map(str::to_owned),
+        })
+    }
+}
+
+/// Reads a method.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_method(text: &str) -> Result<String, String> {
+    match text.parse::<hyper::Method>() {
+        Ok(hyper::Method::CONNECT) => {
+            Err("CONNECT opens a tunnel, in which no rule sees a request".to_owned())
+        }
+        Ok(method) => Ok(method.to_string()),
+        Err(_) => Err("use a method such as GET or POST".to_owned()),
+    }
+}
+
+/// Reads `name: value`.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
+    let refused = || "use `name: value`, for example 'x-user: jason'".to_owned();
+    let (name, value) = text.split_once(':').ok_or_else(refused)?;
+    let name: hyper::header::HeaderName = name.trim().parse().map_err(|_| refused())?;
+    let value = value.trim();
+    hyper::header::HeaderValue::from_str(value).map_err(|_| refused())?;
+    Ok((name.to_string(), value.to_owned()))
+}
+
+/// RFC 9110 §4.2.1.
+const HTTP_PORT: u16 = 80;
+/// What the head of a request may have as a whole.
+const URL_BYTES_MAX: usize = 64 * 1024 - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_read_as_a_client_would_send_them() {
+        for (url, host, port, path, query) in [
+            ("http://a.b:9080/c/d?e=f", "a.b", 9080, "/c/d", Some("e=f")),
+            ("http://a.b", "a.b", 80, "/", None),
+            ("http://a.b?x", "a.b", 80, "/", Some("x")),
+            ("http://A.b.svc.cluster.local./%2e#top", "A.b.svc.cluster.local.", 80, "/%2e", None),
+            ("http://127.0.0.1:1/", "127.0.0.1", 1, "/", None),
+            ("http://[::1]:2/", "[::1]", 2, "/", None),
+        ] {
+            let target = Target::parse(url).expect(url);
+            let read = (target.host.as_str(), target.port, target.path.as_str());
+            assert_eq!(read, (host, port, path), "{url}");
+            assert_eq!(target.query.as_deref(), query, "{url}");
+        }
+        let target = Target::parse("http://a.b:9080/").unwrap();
+        assert_eq!(target.authority, "a.b:9080");
+    }
+
+    #[test]
+    fn other_urls_are_refused_with_an_example() {
+        for url in [
+            "",
+            "a.b",
+            "a.b:9080/c",
+            "/c",
+            "ftp://a.b/",
+            "http://",
+            "http:///c",
+            "http://a:0/",
+            "http://a:65536/",
+            "http://a:/",
+            "http://a:b/",
+            "http://u@a/",
+            "http://a b/",
+        ] {
+            let refusal = Target::parse(url).expect_err(url);
+            assert!(refusal.contains("http://"), "{url}: {refusal}");
+        }
+        assert!(Target::parse("https://a/").unwrap_err().contains("TLS"));
+        let endless = format!("http://a/{}", "b".repeat(100_000));
+        assert!(Target::parse(&endless).is_err());
+    }
+
+    #[test]
+    fn headers_and_methods_are_checked() {
+        let header = |text| parse_header(text).ok();
+        let pair = |name: &str, value: &str| Some((name.to_owned(), value.to_owned()));
+        assert_eq!(header("X-User:  jason "), pair("x-user", "jason"));
+        assert_eq!(header("a:"), pair("a", ""));
+        assert_eq!(header("a: b: c"), pair("a", "b: c"));
+        for bad in ["", "a", ": b", "a b: c", "a: b\r\nc: d"] {
+            assert_eq!(header(bad), None, "{bad}");
+        }
+        assert_eq!(parse_method("PATCH"), Ok("PATCH".to_owned()));
+        assert!(parse_method("CONNECT").is_err());
+        assert!(parse_method("").is_err());
+        assert!(parse_method("G T").is_err());
+    }
+}

@@ -1,0 +1,252 @@
+//! How a decision is told: to people line by line, to programs as JSON.
+
+use std::fmt::Write as _;
+
+use leno_model::{FieldMatch, PathMatch, Reason, RequestMatch, ValueMatch};
+use serde_json::{Value, json};
+
+use super::decide::{
+    DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
+};
+use super::reason;
+
+/// The decision for people; the last line is the verdict.
+pub(super) fn render(decision: &Decision, question: &Question) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: &str| {
+        writeln!(text, "{label:<9} {value}").expect("a String takes what is written");
+    };
+    let target = &question.target;
+    let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
+    line(
+        "request",
+        &format!("{} http://{}{}{query}", question.method, target.authority, target.path),
+    );
+    let client = &decision.client;
+    line("from", &format!("{} (account {})", client.name, client.account));
+    match (&decision.service, decision.protocol) {
+        (Some(service), Some(protocol)) => {
+            line("service", &format!("{service} port {} ({protocol})", target.port));
+            if is_opaque(protocol) {
+                line("", "its bytes are carried without a look at requests: TCP rules decide");
+            }
+        }
+        (Some(service), None) => line("service", &format!("{service} port {}", target.port)),
+        (None, _) => line("service", &format!("`{}` is no name of a service", target.host)),
+    }
+    match &decision.route {
+        Some(route) => line("route", &told_route(route)),
+        None if decision.protocol.is_some() && decision.refused.is_none() => {
+            line("route", "none is attached: to the service's own endpoints");
+        }
+        None => {}
+    }
+    for backend in &decision.backends {
+        line("backend", &told_backend(backend));
+        for endpoint in &backend.endpoints {
+            line("", &told_endpoint(endpoint));
+        }
+    }
+    line("verdict", &verdict(decision, question));
+    text
+}
+
+/// The decision for programs.
+pub(super) fn json(decision: &Decision, question: &Question) -> Value {
+    let outcomes = decision.outcomes();
+    let allowed = outcomes == [None];
+    let reason = match outcomes.as_slice() {
+        [Some(reason)] => Some(*reason),
+        _ => None,
+    };
+    json!({
+        "request": {
+            "method": question.method,
+            "authority": question.target.authority,
+            "path": question.target.path,
+            "query": question.target.query,
+        },
+        "from": {
+            "workload": decision.client.name.to_string(),
+            "account": decision.client.account.to_string(),
+        },
+        "service": decision.service.as_ref().map(ToString::to_string),
+        "port": question.target.port,
+        "protocol": decision.protocol.map(leno_model::Protocol::as_str),
+        "route": decision.route.as_ref().map(json_route),
+        "backends": decision.backends.iter().map(json_backend).collect::<Vec<_>>(),
+        "allowed": allowed,
+        "status": reason.map(Reason::status),
+        "reason": reason.map(Reason::label),
+        "outcomes": outcomes
+            .iter()
+            .map(|outcome| outcome.map_or("allowed", Reason::label))
+            .collect::<Vec<_>>(),
+        "verdict": verdict(decision, question),
+    })
+}
+
+fn verdict(decision: &Decision, question: &Question) -> String {
+    let outcomes = decision.outcomes();
+    match outcomes.as_slice() {
+        [None] => "200-range: allowed; the application answers".to_owned(),
+        [Some(reason)] => {
+            let status = match reason.status() {
+                0 => "reset".to_owned(),
+                status => status.to_string(),
+            };
+            let remedy = remedy(decision, question, *reason);
+            format!("{status} {}: {} {remedy}", reason.label(), reason.caption())
+        }
+        [] => "503 no-endpoint: nothing is behind the service.".to_owned(),
+        several => {
+            let several: Vec<&str> =
+                several.iter().map(|outcome| outcome.map_or("allowed", Reason::label)).collect();
+            format!("it depends on the endpoint ({}): see the lines above", several.join(", "))
+        }
+    }
+}
+
+/// What to change, in the words of the manifests at hand.
+fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
+    let account = &decision.client.account;
+    let source = format!(
+        "{{kind: ServiceAccount, name: {}, namespace: {}}}",
+        account.name, account.namespace
+    );
+    let denied = decision.backends.iter().flat_map(|backend| &backend.endpoints);
+    let denied: Vec<&DecidedEndpoint> = denied.collect();
+    let policy = denied.iter().find_map(|decided| match &decided.access {
+        EndpointAccess::Denied(_, policy) => policy.as_ref(),
+        EndpointAccess::Permissive | EndpointAccess::Allowed(_) => None,
+    });
+    let destination = denied.first().map(|decided| &decided.endpoint.account);
+    match (reason, policy, destination, &decision.service) {
+        (Reason::Denied, Some(policy), ..) => {
+            format!("Add {source} to spec.sources of the TrafficTarget {policy}.")
+        }
+        (Reason::Denied, None, Some(destination), _) => format!(
+            "Add a TrafficTarget with the destination {destination} and {source} among its sources."
+        ),
+        (Reason::NoPolicyRoute, _, Some(destination), _) => format!(
+            "Add a match for {} {} to an HTTPRouteGroup that a TrafficTarget for {destination} uses.",
+            question.method, question.target.path
+        ),
+        (Reason::DeniedOutbound, _, _, Some(service)) => format!(
+            "Add {source} to spec.sources of a TrafficTarget whose destination is the account of \
+             the workloads behind {service}."
+        ),
+        _ => {
+            let remedy = reason::remedy(reason);
+            let mut letters = remedy.chars();
+            let first = letters.next().map(|first| first.to_ascii_uppercase());
+            format!("{}{}.", first.map(String::from).unwrap_or_default(), letters.as_str())
+        }
+    }
+}
+
+fn told_route(route: &DecidedRoute) -> String {
+    let rule = &route.rule;
+    let fits = rule.matches.get(route.fits).map(told_match);
+    let timeout = rule
+        .request_timeout
+        .map_or(String::new(), |timeout| format!(", at most {timeout:?} for the whole exchange"));
+    format!(
+        "HTTPRoute {}: rules[{}].matches[{}] ({}){timeout}",
+        rule.route,
+        route.index,
+        route.fits,
+        fits.unwrap_or_default()
+    )
+}
+
+fn told_match(request: &RequestMatch) -> String {
+    let mut parts = Vec::new();
+    match &request.path {
+        PathMatch::Any => {}
+        PathMatch::Exact(path) => parts.push(format!("path {path}")),
+        PathMatch::Prefix(path) => parts.push(format!("path prefix {path}")),
+        PathMatch::Regex(path) => parts.push(format!("path regex {path}")),
+    }
+    if !request.methods.is_empty() {
+        parts.push(format!("method {}", request.methods.join(" or ")));
+    }
+    parts.extend(request.headers.iter().map(|field| told_field("header", field)));
+    parts.extend(request.query.iter().map(|field| told_field("query", field)));
+    match parts.is_empty() {
+        true => "every request".to_owned(),
+        false => parts.join(", "),
+    }
+}
+
+fn told_field(kind: &str, field: &FieldMatch) -> String {
+    match &field.value {
+        ValueMatch::Exact(value) => format!("{kind} {} = {value}", field.name),
+        ValueMatch::Regex(value) => format!("{kind} {} matches {value}", field.name),
+    }
+}
+
+fn told_backend(backend: &DecidedBackend) -> String {
+    let share = format!("{:.4}", backend.share * 100.0);
+    let share = share.trim_end_matches('0').trim_end_matches('.');
+    let refused = match backend.refused {
+        None => String::new(),
+        Some(reason) => format!(": {} {}", reason.status(), reason.label()),
+    };
+    format!("{} port {}, {share} % of such requests{refused}", backend.service, backend.port)
+}
+
+fn told_endpoint(decided: &DecidedEndpoint) -> String {
+    let endpoint = &decided.endpoint;
+    let access = match &decided.access {
+        EndpointAccess::Permissive => "lets every member of the mesh in".to_owned(),
+        EndpointAccess::Allowed(policy) => format!("allowed by the TrafficTarget {policy}"),
+        EndpointAccess::Denied(reason, policy) => {
+            let policy = policy.as_ref().map_or(String::new(), |policy| {
+                format!(" (the TrafficTarget {policy} allows it to others)")
+            });
+            format!("{} {}{policy}", reason.status(), reason.label())
+        }
+    };
+    format!("{} (account {}): {access}", endpoint.id.workload, endpoint.account)
+}
+
+fn json_route(route: &DecidedRoute) -> Value {
+    json!({
+        "name": route.rule.route.to_string(),
+        "rule": route.index,
+        "match": route.fits,
+        "matches": route.rule.matches.get(route.fits).map(told_match),
+        "request_timeout_ms": route
+            .rule
+            .request_timeout
+            .map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
+    })
+}
+
+fn json_backend(backend: &DecidedBackend) -> Value {
+    json!({
+        "service": backend.service.to_string(),
+        "port": backend.port,
+        "weight": backend.weight,
+        "share": backend.share,
+        "reason": backend.refused.map(Reason::label),
+        "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
+    })
+}
+
+fn json_endpoint(decided: &DecidedEndpoint) -> Value {
+    let (policy, reason) = match &decided.access {
+        EndpointAccess::Permissive => (None, None),
+        EndpointAccess::Allowed(policy) => (Some(policy), None),
+        EndpointAccess::Denied(reason, policy) => (policy.as_ref(), Some(*reason)),
+    };
+    json!({
+        "workload": decided.endpoint.id.workload.to_string(),
+        "account": decided.endpoint.account.to_string(),
+        "allowed": reason.is_none(),
+        "policy": policy.map(ToString::to_string),
+        "status": reason.map(Reason::status),
+        "reason": reason.map(Reason::label),
+    })
+}

@@ -1,0 +1,175 @@
+//! `leno get`: asks the running mesh.
+
+mod connections;
+mod table;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use leno_control::status::{ProxyStatus, WorkloadStatus};
+use serde_json::Value;
+
+use crate::data_directory::DataArgs;
+use crate::output::{self, Format};
+
+/// Arguments of `leno get`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GetArgs {
+    /// What to ask about
+    #[arg(value_enum)]
+    topic: Topic,
+    #[command(flatten)]
+    data: DataArgs,
+    /// How to print the answer
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// What can be asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Topic {
+    /// The mesh as a whole
+    Status,
+    /// Workloads and their sidecars
+    #[value(alias = "workload")]
+    Workloads,
+    /// Services and their endpoints
+    #[value(alias = "service")]
+    Services,
+    /// Certificates and how long they are valid
+    #[value(alias = "certificate")]
+    Certificates,
+    /// Connections that sidecars hold
+    #[value(alias = "connection")]
+    Connections,
+    /// Connected sidecars and what they know
+    #[value(alias = "proxy", alias = "sidecars")]
+    Proxies,
+    /// Routes
+    #[value(alias = "route")]
+    Routes,
+    /// Access policies
+    #[value(alias = "policy")]
+    Policies,
+    /// Documents that are refused, and warnings
+    Rejected,
+}
+
+impl Topic {
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Status => "/status",
+            Self::Workloads => "/workloads",
+            Self::Services => "/services",
+            Self::Certificates => "/certificates",
+            Self::Connections | Self::Proxies => "/proxies",
+            Self::Routes => "/routes",
+            Self::Policies => "/policies",
+            Self::Rejected => "/rejected",
+        }
+    }
+}
+
+impl GetArgs {
+    /// Prints the answer.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.ask())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn ask(self) -> anyhow::Result<()> {
+        let mesh = Mesh::at(&self.data.path()?);
+        let answer = mesh.ask(self.topic.path()).await?;
+        if self.topic == Topic::Connections {
+            let proxies: Vec<ProxyStatus> = parsed(answer)?;
+            let found = connections::of(&proxies).await;
+            return match self.output {
+                Format::Json => output::print_json(&found),
+                format => output::print(&connections::table(&found).render(format)),
+            };
+        }
+        if self.output == Format::Json {
+            return output::print_json(&answer);
+        }
+        let listing = match self.topic {
+            Topic::Status => return output::print(&table::status(&parsed(answer)?)),
+            Topic::Rejected => return output::print(&table::rejected(&answer)),
+            Topic::Workloads => {
+                let workloads: Vec<WorkloadStatus> = parsed(answer)?;
+                let proxies: Vec<ProxyStatus> = parsed(mesh.ask(Topic::Proxies.path()).await?)?;
+                table::workloads(&workloads, &proxies)
+            }
+            Topic::Services => table::services(&parsed::<Vec<_>>(answer)?),
+            Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
+            Topic::Connections | Topic::Proxies => table::proxies(&parsed::<Vec<_>>(answer)?),
+            Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?),
+            Topic::Policies => table::policies(&parsed::<Vec<_>>(answer)?),
+        };
+        output::print(&listing.render(self.output))
+    }
+}
+
+/// A mesh that runs on this machine.
+pub(crate) struct Mesh {
+    socket: PathBuf,
+}
+
+impl Mesh {
+    /// The mesh of a data directory.
+    pub(crate) fn at(data: &Path) -> Self {
+        let config = leno_control::Config::new(data.to_owned(), Vec::new());
+        Self { socket: config.socket() }
+    }
+
+    /// What its control plane tells about `path`.
+    ///
+    /// # Errors
+    /// When no mesh answers, or it refuses.
+    pub(crate) async fn ask(&self, path: &str) -> anyhow::Result<Value> {
+        let answer = self.send("GET", path).await?;
+        serde_json::from_str(&answer).context("the answer of the control plane is not JSON")
+    }
+
+    /// Its answer to a request of any kind.
+    ///
+    /// # Errors
+    /// As [`Mesh::ask`].
+    pub(crate) async fn send(&self, method: &str, path: &str) -> anyhow::Result<String> {
+        let socket = self.socket.display();
+        let asked = leno_control::admin::ask(&self.socket, method, path).await;
+        let (status, answer) = asked.map_err(|error| {
+            let absent =
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+            let context = match absent {
+                true => format!(
+                    "no mesh answers at {socket}: start one with `leno up`, or name the data \
+                     directory of the one you mean with --data"
+                ),
+                false => format!("asking the control plane at {socket}"),
+            };
+            anyhow::Error::new(error).context(context)
+        })?;
+        match status {
+            200..300 => Ok(answer),
+            _ => bail!("the control plane refuses: {}", answer.trim_end()),
+        }
+    }
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
+    serde_json::from_value(answer)
+        .context("the answer is not understood: is the mesh of another version of leno?")
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno get workloads
+  leno get services -o wide
+  leno get certificates --data /var/lib/leno -o json
+  leno get rejected
+";

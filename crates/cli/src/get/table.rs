@@ -1,0 +1,327 @@
+//! The control plane's answers as tables.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use leno_control::status::{
+    CertificateStatus, PolicyStatus, ProxyStatus, RouteStatus, ServiceStatus, Status,
+    WorkloadStatus,
+};
+use serde_json::Value;
+
+use crate::duration::short;
+use crate::output::{Column, Listing};
+
+/// The mesh as a whole.
+pub(super) fn status(status: &Status) -> String {
+    let convergence = &status.convergence;
+    let lines = [
+        ("trust domain", status.trust_domain.clone()),
+        ("traffic mode", status.traffic_mode.clone()),
+        ("workloads", format!("{}, {} with a ready sidecar", status.workloads, status.registered)),
+        ("services", status.services.to_string()),
+        (
+            "sidecars",
+            format!(
+                "{} connected, {} behind, {} refusing",
+                status.proxies, status.behind, status.refusing
+            ),
+        ),
+        ("rejected", format!("{} documents", status.rejected)),
+        (
+            "changes",
+            format!(
+                "{} timed, p50 {:.1} ms, p99 {:.1} ms",
+                convergence.changes, convergence.p50_ms, convergence.p99_ms
+            ),
+        ),
+    ];
+    let mut text = String::new();
+    for (label, value) in lines {
+        writeln!(text, "{label:<13} {value}").expect("a String takes what is written");
+    }
+    text
+}
+
+/// Workloads, joined with their sidecars.
+pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("workload"),
+        Column::always("account"),
+        Column::always("ports"),
+        Column::always("services"),
+        Column::always("sidecar"),
+        Column::always("doors"),
+        Column::wide("address"),
+        Column::wide("labels"),
+        Column::wide("listeners"),
+        Column::wide("pid"),
+        Column::wide("admin"),
+        Column::wide("version"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for workload in workloads {
+        let proxy = proxies.iter().find(|proxy| proxy.workload == workload.name);
+        let of_proxy = |part: fn(&ProxyStatus) -> String| proxy.map(part).unwrap_or_default();
+        let ports = workload.ports.iter();
+        let doors = workload.doors.iter();
+        let listeners = workload.listeners.iter();
+        listing.row([
+            workload.name.clone(),
+            workload.account.clone(),
+            joined(ports.map(|port| format!("{}/{}", port.port, port.protocol))),
+            joined(workload.services.iter().cloned()),
+            workload.sidecar.clone(),
+            joined(doors.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port))),
+            workload.address.clone(),
+            labels(&workload.labels),
+            joined(listeners.map(|(port, address)| format!("{port}←{address}"))),
+            of_proxy(|proxy| proxy.pid.to_string()),
+            of_proxy(|proxy| proxy.admin.clone().unwrap_or_default()),
+            of_proxy(|proxy| proxy.version.clone()),
+        ]);
+    }
+    listing
+}
+
+/// Services, a row for each port.
+pub(super) fn services(services: &[ServiceStatus]) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("service"),
+        Column::always("port"),
+        Column::always("protocol"),
+        Column::always("endpoints"),
+        Column::always("workloads"),
+        Column::always("routes"),
+        Column::wide("selector"),
+        Column::wide("addresses"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for service in services {
+        for port in &service.ports {
+            let endpoints = port.endpoints.iter();
+            listing.row([
+                service.name.clone(),
+                port.port.to_string(),
+                port.protocol.clone(),
+                format!("{}/{}", port.endpoints.len(), service.workloads.len()),
+                joined(service.workloads.iter().cloned()),
+                joined(service.routes.iter().cloned()),
+                labels(&service.selector),
+                joined(endpoints.map(|endpoint| endpoint.address.clone())),
+            ]);
+        }
+    }
+    listing
+}
+
+/// Certificates.
+pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("workload"),
+        Column::always("identity"),
+        Column::always("valid for"),
+        Column::wide("not after"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for certificate in certificates {
+        let left = match certificate.valid_for_seconds {
+            0 => "expired".to_owned(),
+            seconds => short(Duration::from_secs(seconds)),
+        };
+        listing.row([
+            certificate.workload.clone(),
+            certificate.identity.clone(),
+            left,
+            date(certificate.not_after),
+        ]);
+    }
+    listing
+}
+
+/// Connected sidecars.
+pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("workload"),
+        Column::always("pid"),
+        Column::always("connected"),
+        Column::always("services"),
+        Column::always("state"),
+        Column::wide("version"),
+        Column::wide("admin"),
+        Column::wide("subscriptions"),
+        Column::wide("last refusal"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for proxy in proxies {
+        let state = if proxy.refused > 0 {
+            format!("refuses {}", proxy.refused)
+        } else if proxy.applied < proxy.told {
+            "behind".to_owned()
+        } else {
+            "current".to_owned()
+        };
+        let connected = Duration::try_from_secs_f64(proxy.connected_seconds);
+        listing.row([
+            proxy.workload.clone(),
+            proxy.pid.to_string(),
+            short(connected.unwrap_or_default()),
+            proxy.services.to_string(),
+            state,
+            proxy.version.clone(),
+            proxy.admin.clone().unwrap_or_default(),
+            joined(proxy.subscriptions.iter().cloned()),
+            proxy.refusals.last().cloned().unwrap_or_default(),
+        ]);
+    }
+    listing
+}
+
+/// Routes.
+pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("route"),
+        Column::always("attached to"),
+        Column::always("rules"),
+        Column::always("backends"),
+        Column::always("problems"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for route in routes {
+        listing.row([
+            route.name.clone(),
+            joined(route.parents.iter().cloned()),
+            route.rules.to_string(),
+            joined(route.backends.iter().cloned()),
+            joined(route.problems.iter().cloned()),
+        ]);
+    }
+    listing
+}
+
+/// Policies.
+pub(super) fn policies(policies: &[PolicyStatus]) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("policy"),
+        Column::always("destination"),
+        Column::always("sources"),
+        Column::always("in force"),
+        Column::always("problems"),
+        Column::wide("rules"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for policy in policies {
+        let in_force = match policy.in_force {
+            true => "yes",
+            false => "no (permissive)",
+        };
+        listing.row([
+            policy.name.clone(),
+            policy.destination.clone(),
+            joined(policy.sources.iter().cloned()),
+            in_force.to_owned(),
+            joined(policy.problems.iter().cloned()),
+            joined(policy.rules.iter().cloned()),
+        ]);
+    }
+    listing
+}
+
+/// What is refused and what is odd, a line each.
+pub(super) fn rejected(answer: &Value) -> String {
+    let mut text = String::new();
+    for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
+        let findings = answer.get(list).and_then(Value::as_array);
+        for finding in findings.into_iter().flatten() {
+            writeln!(text, "{kind}: {}", told(finding)).expect("a String takes what is written");
+        }
+    }
+    if let Some(problem) = answer.get("trust_domain").and_then(Value::as_str) {
+        writeln!(text, "rejected: MeshConfig: {problem}").expect("a String takes what is written");
+    }
+    if text.is_empty() {
+        text.push_str("nothing is rejected\n");
+    }
+    text
+}
+
+/// A finding as `leno check` prints it.
+fn told(finding: &Value) -> String {
+    let part = |name: &str| match finding.get(name) {
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Number(number)) => Some(number.to_string()),
+        _ => None,
+    };
+    let place: Vec<String> = ["file", "line", "column"].iter().filter_map(|n| part(n)).collect();
+    let object = match (part("kind"), part("namespace"), part("name")) {
+        (Some(kind), Some(namespace), Some(name)) => Some(format!("{kind} {namespace}/{name}")),
+        (Some(kind), None, Some(name)) => Some(format!("{kind} {name}")),
+        (kind, ..) => kind,
+    };
+    let place = (!place.is_empty()).then(|| place.join(":"));
+    let parts = [place, object, part("field"), part("problem")];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("{}; {}", parts.join(": "), part("remedy").unwrap_or_default())
+}
+
+fn joined(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> String {
+    joined(labels.iter().map(|(key, value)| format!("{key}={value}")))
+}
+
+fn date(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).ok();
+    let date = seconds.and_then(|seconds| time::OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let text =
+        date.and_then(|date| date.format(&time::format_description::well_known::Rfc3339).ok());
+    text.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::output::Format;
+
+    #[test]
+    fn findings_read_as_check_prints_them() {
+        let answer = json!({
+            "rejected": [{
+                "file": "mesh.yaml", "line": 12, "column": 7, "kind": "HTTPRoute",
+                "namespace": "bookinfo", "name": "reviews", "field": "spec.rules",
+                "problem": "what is wrong", "remedy": "what to do",
+            }],
+            "warnings": [{"file": "a.yaml", "problem": "odd", "remedy": "even"}],
+            "trust_domain": "it cannot be replaced",
+        });
+        assert_eq!(
+            rejected(&answer),
+            "rejected: mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: what is wrong; \
+             what to do\nwarning: a.yaml: odd; even\nrejected: MeshConfig: it cannot be replaced\n"
+        );
+        let nothing = json!({"rejected": [], "warnings": [], "trust_domain": null});
+        assert_eq!(rejected(&nothing), "nothing is rejected\n");
+    }
+
+    #[test]
+    fn certificates_say_how_long_they_last() {
+        let certificate = |seconds| CertificateStatus {
+            workload: "a/b".to_owned(),
+            identity: "spiffe://c/ns/a/sa/b".to_owned(),
+            not_after: 1_800_000_000,
+            valid_for_seconds: seconds,
+        };
+        let listing = certificates(&[certificate(43_205), certificate(0)]);
+        expect_test::expect![[r#"
+            WORKLOAD  IDENTITY              VALID FOR  NOT AFTER
+            a/b       spiffe://c/ns/a/sa/b  12h        2027-01-15T08:00:00Z
+            a/b       spiffe://c/ns/a/sa/b  expired    2027-01-15T08:00:00Z
+        "#]]
+        .assert_eq(&listing.render(Format::Wide));
+    }
+}

@@ -1,0 +1,183 @@
+//! What commands print: tables for people, JSON for programs.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+
+use clap::ValueEnum;
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// How data is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Format {
+    /// A table
+    #[default]
+    Table,
+    /// A table with more columns
+    Wide,
+    /// JSON
+    Json,
+}
+
+/// A column of a [`Listing`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Column {
+    name: &'static str,
+    width: Width,
+}
+
+/// When a column is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Width {
+    Always,
+    Wide,
+}
+
+impl Column {
+    /// A column that is always shown.
+    pub(crate) const fn always(name: &'static str) -> Self {
+        let width = Width::Always;
+        Self { name, width }
+    }
+
+    /// A column for `-o wide`.
+    pub(crate) const fn wide(name: &'static str) -> Self {
+        let width = Width::Wide;
+        Self { name, width }
+    }
+}
+
+/// Rows under named columns.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    columns: &'static [Column],
+    rows: Vec<Vec<String>>,
+}
+
+impl Listing {
+    /// A listing without rows yet.
+    pub(crate) const fn new(columns: &'static [Column]) -> Self {
+        Self { columns, rows: Vec::new() }
+    }
+
+    /// Adds a row: one cell for each column, the wide ones included.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells: Vec<String> = cells.into_iter().collect();
+        debug_assert_eq!(cells.len(), self.columns.len());
+        self.rows.push(cells);
+    }
+
+    /// The rows as a table; lines end without spaces.
+    pub(crate) fn render(&self, format: Format) -> String {
+        let visible: Vec<bool> = self
+            .columns
+            .iter()
+            .map(|column| column.width == Width::Always || format == Format::Wide)
+            .collect();
+        let cells_of = |cells: &[String]| -> Vec<String> {
+            let cells = cells.iter().zip(&visible).filter(|(_, visible)| **visible);
+            cells.map(|(cell, _)| shown(cell)).collect()
+        };
+        let header: Vec<String> = self.columns.iter().map(|c| c.name.to_uppercase()).collect();
+        let mut table = Table::new();
+        table
+            .load_preset(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Disabled)
+            .set_header(cells_of(&header));
+        for row in &self.rows {
+            table.add_row(cells_of(row));
+        }
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        let mut text = String::new();
+        for line in table.lines() {
+            writeln!(text, "{}", line.trim_end()).expect("a String takes what is written");
+        }
+        text
+    }
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// When nobody reads it any more; see [`is_broken_pipe`].
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    if !text.ends_with('\n') {
+        out.write_all(b"\n")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Writes a value as indented JSON to standard output.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    print(&serde_json::to_string_pretty(value)?)
+}
+
+/// Whether an error says no more than that the reader of our output has left.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// What a cell shows. Some come from other machines: they are not to steer a terminal.
+fn shown(cell: &str) -> String {
+    let steers =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    match cell {
+        "" => "-".to_owned(),
+        text => text.replace(steers, "\u{fffd}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: &[Column] =
+        &[Column::always("name"), Column::wide("address"), Column::always("ports")];
+
+    #[test]
+    fn wide_columns_are_shown_when_asked_for_and_empty_cells_as_dashes() {
+        let mut listing = Listing::new(COLUMNS);
+        listing.row(["bookinfo/ratings-1".to_owned(), "127.0.0.1".to_owned(), String::new()]);
+        expect_test::expect![[r#"
+            NAME                PORTS
+            bookinfo/ratings-1  -
+        "#]]
+        .assert_eq(&listing.render(Format::Table));
+        expect_test::expect![[r#"
+            NAME                ADDRESS    PORTS
+            bookinfo/ratings-1  127.0.0.1  -
+        "#]]
+        .assert_eq(&listing.render(Format::Wide));
+    }
+
+    #[test]
+    fn what_a_cell_says_does_not_steer_a_terminal() {
+        let mut listing = Listing::new(COLUMNS);
+        let name = "a\u{1b}[2Jb\rc\nd\u{9b}e\u{202e}é".to_owned();
+        listing.row([name, String::new(), "80".to_owned()]);
+        let text = listing.render(Format::Table);
+        assert!(
+            text.ends_with("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}é  80\n"),
+            "{text:?}"
+        );
+        assert_eq!(text.lines().count(), 2);
+    }
+
+    #[test]
+    fn only_a_reader_that_left_is_forgiven() {
+        let left: anyhow::Error = io::Error::from(io::ErrorKind::BrokenPipe).into();
+        assert!(is_broken_pipe(&left));
+        let other: anyhow::Error = io::Error::from(io::ErrorKind::NotFound).into();
+        assert!(!is_broken_pipe(&other));
+        // A pipe that broke elsewhere comes with a context that says where.
+        assert!(!is_broken_pipe(&anyhow::anyhow!("asking").context("control.sock")));
+    }
+}

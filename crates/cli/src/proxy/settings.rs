@@ -1,0 +1,230 @@
+//! The options of a sidecar that have defaults: addresses, threads, the log, limits and times.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use leno_proxy::{AccessLog, Config, Interception, Limits};
+
+use crate::duration::{parse_duration, parse_positive};
+
+/// Options of `leno proxy` that may be left out.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SettingArgs {
+    /// The address at which other sidecars reach this one; its ports are chosen by the kernel
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    inbound: IpAddr,
+    /// The HTTP proxy for the application, or `off`
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    http_proxy: MaybeAddress,
+    /// The address of the workload's own network namespace, whose connections nftables redirects
+    /// to this sidecar (ports 15001 outbound, 15003 inbound, 53 for names); needs root
+    #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
+    redirected: Option<IpAddr>,
+    /// The read-only admin page: /metrics, /ready, /world, /connections
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    admin: SocketAddr,
+    /// Threads for requests
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    cores: u16,
+    /// Whether each request is logged, on standard output
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
+    access_log: AccessLogFormat,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Limits and times of `leno proxy`; the defaults are those of the proxy itself.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Limits")]
+struct LimitArgs {
+    /// Connections for each thread
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections_max)]
+    connections_max: usize,
+    /// TLS handshakes under way for each thread
+    #[arg(long, value_name = "N", default_value_t = Limits::default().handshakes_max)]
+    handshakes_max: usize,
+    /// From the first byte of a request's head to its last [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    head_timeout: Option<Duration>,
+    /// For a TLS handshake [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    handshake_timeout: Option<Duration>,
+    /// How long to wait for the first bytes of a connection whose protocol is to be detected
+    /// [default: 500ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    detect_timeout: Option<Duration>,
+    /// For connecting to an endpoint, TLS included [default: 3s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    connect_timeout: Option<Duration>,
+    /// How long the first request to a service waits for the control plane [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    discovery_timeout: Option<Duration>,
+    /// A service that nobody used for so long is unsubscribed [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    idle_subscription: Option<Duration>,
+    /// A connection without a request for so long is closed [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    idle_connection: Option<Duration>,
+    /// How long requests under way may take to finish after SIGTERM [default: 30s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    drain_timeout: Option<Duration>,
+}
+
+impl SettingArgs {
+    /// Puts the options into a configuration.
+    pub(crate) fn apply(&self, config: &mut Config) {
+        config.interception = match self.redirected {
+            Some(address) => Interception::redirected(address),
+            None => Interception::Doors { inbound: self.inbound, http_proxy: self.http_proxy.0 },
+        };
+        config.admin = self.admin;
+        config.cores = usize::from(self.cores);
+        config.access_log = self.access_log.into();
+        self.limits.apply(&mut config.limits);
+    }
+}
+
+impl LimitArgs {
+    fn apply(&self, limits: &mut Limits) {
+        limits.connections_max = self.connections_max;
+        limits.handshakes_max = self.handshakes_max;
+        let times = [
+            (self.head_timeout, &mut limits.head_timeout),
+            (self.handshake_timeout, &mut limits.handshake_timeout),
+            (self.detect_timeout, &mut limits.detect_timeout),
+            (self.connect_timeout, &mut limits.connect_timeout),
+            (self.discovery_timeout, &mut limits.discovery_timeout),
+            (self.idle_subscription, &mut limits.idle_subscription),
+            (self.idle_connection, &mut limits.idle_connection),
+            (self.drain_timeout, &mut limits.drain_timeout),
+        ];
+        for (given, limit) in times {
+            if let Some(given) = given {
+                *limit = given;
+            }
+        }
+    }
+}
+
+/// Whether requests are logged, as an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AccessLogFormat {
+    /// No
+    Off,
+    /// One JSON line each
+    Json,
+}
+
+impl AccessLogFormat {
+    /// The word on the command line.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl From<AccessLogFormat> for AccessLog {
+    fn from(format: AccessLogFormat) -> Self {
+        match format {
+            AccessLogFormat::Off => Self::Off,
+            AccessLogFormat::Json => Self::Json,
+        }
+    }
+}
+
+/// An address, or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MaybeAddress(Option<SocketAddr>);
+
+impl FromStr for MaybeAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self(None)),
+            text => text.parse().map(|address| Self(Some(address))).map_err(|_| {
+                "use an address and port such as 127.0.0.1:15080, or `off`".to_owned()
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use leno_model::{TrustDomain, WorkloadName};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        settings: SettingArgs,
+    }
+
+    fn config(words: &[&str]) -> Config {
+        let line = Line::try_parse_from([&["proxy"], words].concat()).unwrap();
+        let workload = WorkloadName::new("a", "b").unwrap();
+        let mut config = Config::sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
+        line.settings.apply(&mut config);
+        config
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_the_proxy_would_have_it() {
+        let workload = WorkloadName::new("a", "b").unwrap();
+        let default = Config::sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
+        assert_eq!(format!("{:?}", config(&[])), format!("{default:?}"));
+    }
+
+    #[test]
+    fn help_tells_the_defaults_of_the_proxy() {
+        use clap::CommandFactory as _;
+        let help = Line::command().render_long_help().to_string();
+        let limits = Limits::default();
+        for (option, default) in [
+            ("--head-timeout", limits.head_timeout),
+            ("--handshake-timeout", limits.handshake_timeout),
+            ("--detect-timeout", limits.detect_timeout),
+            ("--connect-timeout", limits.connect_timeout),
+            ("--discovery-timeout", limits.discovery_timeout),
+            ("--idle-subscription", limits.idle_subscription),
+            ("--idle-connection", limits.idle_connection),
+            ("--drain-timeout", limits.drain_timeout),
+        ] {
+            let (_, text) = help.split_once(option).expect(option);
+            let (_, text) = text.split_once("[default: ").expect(option);
+            let (told, _) = text.split_once(']').expect(option);
+            assert_eq!(parse_duration(told), Ok(default), "{option}");
+        }
+    }
+
+    #[test]
+    fn options_arrive_where_they_belong() {
+        let config = config(&[
+            "--inbound=192.0.2.7",
+            "--http-proxy=off",
+            "--admin=127.0.0.1:15000",
+            "--cores=2",
+            "--access-log=json",
+            "--connections-max=7",
+            "--drain-timeout=0s",
+        ]);
+        assert_eq!(
+            config.interception,
+            Interception::Doors { inbound: "192.0.2.7".parse().unwrap(), http_proxy: None }
+        );
+        assert_eq!(config.admin, "127.0.0.1:15000".parse().unwrap());
+        assert_eq!((config.cores, config.access_log), (2, AccessLog::Json));
+        assert_eq!(config.limits.connections_max, 7);
+        assert_eq!(config.limits.drain_timeout, Duration::ZERO);
+        for bad in ["--http-proxy=on", "--cores=0", "--head-timeout=0s"] {
+            assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
+        }
+    }
+}

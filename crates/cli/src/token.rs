@@ -1,0 +1,81 @@
+//! `leno token`: a join bundle for a workload on another machine.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use leno_identity::JoinBundle;
+use leno_model::WorkloadName;
+
+use crate::data_directory::DataArgs;
+use crate::duration::parse_positive;
+use crate::get::Mesh;
+use crate::output;
+
+/// Arguments of `leno token`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TokenArgs {
+    /// The workload that may join with it, once
+    #[arg(value_name = "NAMESPACE/NAME")]
+    workload: WorkloadName,
+    #[command(flatten)]
+    data: DataArgs,
+    /// How long it can be used [default: what the mesh was started with, 10m]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    ttl: Option<Duration>,
+    /// Where the sidecar finds the control plane [default: what the mesh advertises]
+    #[arg(long, value_name = "ADDRESS")]
+    control: Option<SocketAddr>,
+    /// The file to write, readable by its owner only [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl TokenArgs {
+    /// Asks the running mesh for a token and writes it.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut bundle = runtime.block_on(self.ask())?;
+        bundle.control = self.control.or(bundle.control);
+        match &self.out {
+            None => output::print(&bundle.render())?,
+            Some(path) => {
+                bundle.save(path).context("the token file was not written")?;
+                eprintln!(
+                    "On the other machine: leno proxy --workload {} --token-file {} --inbound IP",
+                    self.workload,
+                    path.display()
+                );
+            }
+        }
+        if bundle.control.is_none() {
+            eprintln!(
+                "warning: the token does not say where the control plane is; pass --control here \
+                 or to `leno proxy`"
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn ask(&self) -> anyhow::Result<JoinBundle> {
+        let data = self.data.path()?;
+        let mut path = format!("/token?workload={}", self.workload);
+        if let Some(ttl) = self.ttl {
+            path.push_str(&format!("&lifetime_ms={}", ttl.as_millis()));
+        }
+        let answer = Mesh::at(&data).send("POST", &path).await?;
+        JoinBundle::parse(&answer).context("the answer of the control plane is no token")
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno token shop/cart-2 --control 192.0.2.1:15010 --out cart-2.token
+  leno token shop/cart-2 --ttl 1h --data /var/lib/leno --out cart-2.token
+
+Whoever has the file can join as that workload, once: bring it over a safe way.
+";

@@ -1,0 +1,121 @@
+//! `leno up`: a mesh on this machine, from files: control plane, sidecars and applications.
+
+mod application;
+mod child;
+mod console;
+mod fleet;
+mod launcher;
+mod local_mesh;
+mod netns;
+mod placement;
+mod restart;
+mod sidecar;
+mod summary;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use tokio::task::LocalSet;
+
+use crate::control::MeshArgs;
+use crate::data_directory::DataDirectory;
+use crate::duration::parse_duration;
+use crate::log::LogLevel;
+use crate::proxy::AccessLogFormat;
+use crate::{limits, stop};
+
+pub(crate) use console::Output;
+pub(crate) use fleet::Standing;
+pub(crate) use local_mesh::{LocalMesh, Options};
+
+/// Arguments of `leno up`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct UpArgs {
+    #[command(flatten)]
+    mesh: MeshArgs,
+    /// Where the control plane listens for sidecars; with port 0 the kernel chooses
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Whether sidecars log each request
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
+    access_log: AccessLogFormat,
+    /// How long requests under way may take to finish when a sidecar is stopped
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    drain_timeout: Duration,
+    /// Give each workload a network namespace of its own and redirect its traffic there, so that
+    /// applications need no doors; needs root, iproute2 and nftables
+    #[arg(long)]
+    netns: bool,
+    #[command(flatten)]
+    namespaces: netns::NetnsOptions,
+}
+
+impl UpArgs {
+    /// Runs until SIGTERM or SIGINT; a second signal ends it without waiting.
+    pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
+        let open_files = limits::raise_open_files();
+        let options = Options {
+            access_log: self.access_log,
+            drain: self.drain_timeout,
+            log_level,
+            open_files,
+            netns: self.netns.then(|| self.namespaces.clone()),
+            output: Output::Out,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        LocalSet::new().block_on(&runtime, self.serve(options))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self, options: Options) -> anyhow::Result<()> {
+        let stop = stop::signals()?;
+        tokio::pin!(stop);
+        let data = DataDirectory::claim(self.mesh.data.path()?)?;
+        self.mesh.check()?;
+        let config = self.mesh.config(data.path().to_owned(), self.listen);
+        let mut mesh = LocalMesh::start(config, data, options).await?;
+        let hint = self.mesh.data.hint();
+        let control_ended = mesh.control_ended();
+        let served = async {
+            mesh.wait_until_up(SUMMARY_PATIENCE).await;
+            mesh.introduce(&hint).await;
+            mesh.tend(std::future::pending::<()>()).await;
+        };
+        let ended = tokio::select! {
+            () = served => Ok(()),
+            () = &mut stop => Ok(()),
+            ended = control_ended => Err(ended),
+        };
+        tracing::info!("stopping: applications first, then sidecars; once more to stop at once");
+        let again = stop::signals()?;
+        tokio::select! {
+            () = mesh.stop() => {}
+            () = again => tracing::warn!("stopped without waiting"),
+        }
+        Ok(ended?)
+    }
+}
+
+/// Then the summary is shown although something is not up yet.
+const SUMMARY_PATIENCE: Duration = Duration::from_secs(10);
+
+const EXAMPLES: &str = "\
+Examples:
+  leno up -f mesh/
+  leno up -f mesh.yaml --access-log json
+  leno up -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
+  sudo leno up -f mesh/ --netns
+
+Each Workload of the files gets a sidecar, and the application in its spec.run is started once
+that is ready, with HTTP_PROXY set. Changes in the files are live at once; a document that is
+rejected changes nothing. For sidecars on several machines run `leno control` instead.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT; 1 it could not start; 2 wrong usage.
+";

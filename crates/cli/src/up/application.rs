@@ -1,0 +1,278 @@
+//! A workload's application: started once its sidecar is ready, watched, and started again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::Workload;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::child::{Child, End, Reach};
+use super::console::Speaker;
+use super::launcher::Launcher;
+use super::placement::Placement;
+use super::restart::Restarts;
+use crate::proxy::Report;
+
+/// What an application is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Somebody else runs it.
+    Foreign,
+    /// It waits for its sidecar, or to be started again.
+    Waiting,
+    /// It runs, as this process.
+    Running(i32),
+    /// It has been stopped and is not started again.
+    Stopped,
+}
+
+/// What an application hears of.
+pub(super) struct Signals {
+    /// What it should be.
+    pub(super) workload: watch::Receiver<Arc<Workload>>,
+    /// What its sidecar reported, while that runs.
+    pub(super) reports: watch::Receiver<Option<Report>>,
+    /// Whether it should stop for good.
+    pub(super) stop: watch::Receiver<bool>,
+}
+
+/// Keeps the application of a workload running until told to stop. A change of its command or
+/// environment restarts it, any other does not.
+pub(super) async fn keep(
+    launcher: &Launcher,
+    placement: &Placement,
+    mut on: Signals,
+    state: &watch::Sender<State>,
+) {
+    let name = on.workload.borrow().name.clone();
+    let mut restarts = Restarts::default();
+    while let Some(launch) = on.next_launch(state).await {
+        let began = Instant::now();
+        let reason = match run(launcher, (&launch, placement), &mut on, state).await {
+            Ended::Stopped => break,
+            Ended::Outdated => {
+                tracing::info!(%name, "the application is started anew: its command changed");
+                restarts.forget();
+                continue;
+            }
+            Ended::Exited(reason) => reason,
+        };
+        state.send_replace(State::Waiting);
+        let delay = restarts.after(began.elapsed());
+        tracing::warn!(%name, %reason, ?delay, "the application ended; it is started again");
+        let Signals { workload, reports, stop } = &mut on;
+        tokio::select! {
+            () = sleep(delay) => {}
+            () = outdated(workload, reports, &launch) => restarts.forget(),
+            _ = stop.wait_for(|stop| *stop) => break,
+        }
+    }
+    state.send_replace(State::Stopped);
+}
+
+/// How a run came to its end.
+enum Ended {
+    Stopped,
+    Outdated,
+    Exited(String),
+}
+
+async fn run(
+    launcher: &Launcher,
+    (launch, placement): (&Launch, &Placement),
+    on: &mut Signals,
+    state: &watch::Sender<State>,
+) -> Ended {
+    let name = on.workload.borrow().name.to_string();
+    let command = launcher.application(launch, placement);
+    let speaker = Speaker::new(name.clone(), &name);
+    let mut child = match Child::spawn(command, Reach::Group, launcher.console(), &speaker) {
+        Ok(child) => child,
+        Err(error) => return Ended::Exited(error.to_string()),
+    };
+    state.send_replace(State::Running(child.pid()));
+    let Signals { workload, reports, stop } = on;
+    let outdated = outdated(workload, reports, launch);
+    let ended = tokio::select! {
+        status = child.ended() => {
+            return Ended::Exited(status.map_or_else(|e| e.to_string(), |s| s.to_string()));
+        }
+        () = outdated => Ended::Outdated,
+        _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
+    };
+    if child.stop(STOP_PATIENCE).await == End::Forced {
+        tracing::warn!(name, "the application did not end on SIGTERM and was killed");
+    }
+    ended
+}
+
+impl Signals {
+    /// How to start the application, once there is something to start and its sidecar is ready;
+    /// `None` when it is to stop.
+    async fn next_launch(&mut self, state: &watch::Sender<State>) -> Option<Launch> {
+        loop {
+            if *self.stop.borrow() {
+                return None;
+            }
+            let workload = self.workload.borrow_and_update().clone();
+            let report = self.reports.borrow_and_update().clone();
+            if workload.run.is_empty() {
+                state.send_replace(State::Foreign);
+            } else {
+                state.send_replace(State::Waiting);
+                if let Some(report) = &report {
+                    return Some(Launch::of(&workload, report));
+                }
+            }
+            tokio::select! {
+                Ok(()) = self.workload.changed() => {}
+                Ok(()) = self.reports.changed() => {}
+                _ = self.stop.wait_for(|stop| *stop) => return None,
+            }
+        }
+    }
+}
+
+/// Resolves when the application should be started otherwise than it was. While its sidecar is
+/// away nothing can be said about that.
+async fn outdated(
+    workload: &mut watch::Receiver<Arc<Workload>>,
+    reports: &mut watch::Receiver<Option<Report>>,
+    launch: &Launch,
+) {
+    loop {
+        let current = workload.borrow_and_update().clone();
+        let report = reports.borrow_and_update().clone();
+        let differs = match &report {
+            Some(report) => Launch::of(&current, report) != *launch,
+            None => current.run != launch.command,
+        };
+        if differs {
+            return;
+        }
+        tokio::select! {
+            Ok(()) = workload.changed() => {}
+            Ok(()) = reports.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
+}
+
+/// How an application is started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Launch {
+    /// The program and its arguments; empty when there is nothing to start.
+    pub(super) command: Vec<String>,
+    /// What its environment has on top of ours.
+    pub(super) environment: BTreeMap<String, String>,
+}
+
+impl Launch {
+    fn of(workload: &Workload, report: &Report) -> Self {
+        let mut environment = BTreeMap::new();
+        // Where traffic is redirected there is no such door, and nothing to tell.
+        if let Some(door) = report.http_proxy() {
+            let mut direct = NO_PROXY.to_owned();
+            if !workload.address.is_loopback() {
+                direct.push_str(&format!(",{}", workload.address));
+            }
+            for (name, value) in [("HTTP_PROXY", format!("http://{door}")), ("NO_PROXY", direct)] {
+                environment.insert(name.to_ascii_lowercase(), value.clone());
+                environment.insert(name.to_owned(), value);
+            }
+        }
+        // Its author has the last word.
+        environment.extend(workload.env.clone());
+        Self { command: workload.run.clone(), environment }
+    }
+}
+
+/// What an application reaches without the mesh: itself.
+const NO_PROXY: &str = "localhost,127.0.0.1,::1";
+/// How long an application may take to end after SIGTERM.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_application_learns_its_http_proxy_and_its_author_has_the_last_word() {
+        let mut workload = workload();
+        let launch = Launch::of(&workload, &report(15080));
+        let environment = |launch: &Launch, name: &str| launch.environment.get(name).cloned();
+        let door = Some("http://127.0.0.1:15080".to_owned());
+        assert_eq!(environment(&launch, "HTTP_PROXY"), door);
+        assert_eq!(environment(&launch, "http_proxy"), door);
+        let direct = Some("localhost,127.0.0.1,::1".to_owned());
+        assert_eq!(environment(&launch, "NO_PROXY"), direct);
+        assert_eq!(environment(&launch, "no_proxy"), direct);
+
+        workload.address = "192.0.2.7".parse().unwrap();
+        workload.env.insert("http_proxy".to_owned(), "mine".to_owned());
+        let launch = Launch::of(&workload, &report(15080));
+        assert_eq!(environment(&launch, "http_proxy"), Some("mine".to_owned()));
+        let direct = environment(&launch, "NO_PROXY").unwrap();
+        assert!(direct.ends_with(",192.0.2.7"), "{direct}");
+    }
+
+    #[test]
+    fn without_an_http_proxy_door_nothing_is_said_of_one() {
+        let report = Report { doors: BTreeMap::new(), ..report(0) };
+        let launch = Launch::of(&workload(), &report);
+        assert!(launch.environment.is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_its_own_settings_restart_an_application() {
+        let first = Arc::new(workload());
+        let launch = Launch::of(&first, &report(15080));
+        let mut labelled = workload();
+        labelled.labels.insert("version".to_owned(), "v2".to_owned());
+        labelled.ports.clear();
+        let mut other_run = workload();
+        other_run.run.push("more".to_owned());
+        let mut other_env = workload();
+        other_env.env.insert("a".to_owned(), "b".to_owned());
+        for (change, report, restarts) in [
+            (workload(), Some(report(15080)), false),
+            (labelled, Some(report(15080)), false),
+            (workload(), None, false),
+            (workload(), Some(report(15081)), true),
+            (other_run.clone(), Some(report(15080)), true),
+            (other_run, None, true),
+            (other_env, Some(report(15080)), true),
+        ] {
+            let shown = format!("{change:?} {report:?}");
+            let (_workload, mut workloads) = watch::channel(Arc::new(change));
+            let (_report, mut reports) = watch::channel(report);
+            let outdated = outdated(&mut workloads, &mut reports, &launch);
+            let now = std::future::ready(());
+            let is_outdated = tokio::select! {
+                biased;
+                () = outdated => true,
+                () = now => false,
+            };
+            assert_eq!(is_outdated, restarts, "{shown}");
+        }
+    }
+
+    fn report(port: u16) -> Report {
+        let door = ([127, 0, 0, 1], port).into();
+        Report { pid: 1, admin: door, doors: BTreeMap::from([("http-proxy".to_owned(), door)]) }
+    }
+
+    fn workload() -> Workload {
+        let text = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+                    metadata: {name: a-1, namespace: b, labels: {app: a}}\n\
+                    spec: {serviceAccount: a, ports: [{port: 9080}], run: [\"true\"]}\n";
+        let (objects, rejected) = leno_registry::read_str("test", text);
+        assert_eq!(rejected, []);
+        match objects.into_iter().next() {
+            Some((leno_model::Object::Workload(workload), _)) => workload,
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A child: one process of ours, its output, and its orderly or forced end.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use tokio::process::Command;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::console::{Console, Output, Speaker};
+
+/// A process that was started here, in a process group of its own: what a terminal sends to the
+/// foreground does not reach it, so that we decide in which order things end. When it is dropped
+/// it is killed.
+#[derive(Debug)]
+pub(super) struct Child {
+    process: tokio::process::Child,
+    pid: Pid,
+    reach: Reach,
+    /// Whether nobody is left whom we could signal.
+    gone: bool,
+    output: JoinSet<()>,
+}
+
+/// Who ends together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// The process itself.
+    Process,
+    /// The process and what it has started, as far as that stayed in its group. Nothing of it
+    /// outlives the process: it would keep the ports that the next one needs.
+    Group,
+}
+
+impl Child {
+    /// Starts a command. Its output goes to the console in the name of `speaker`.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(super) fn spawn(
+        mut command: Command,
+        reach: Reach,
+        console: &Console,
+        speaker: &Speaker,
+    ) -> io::Result<Self> {
+        let mut process = command
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let pid = process.id().and_then(|id| i32::try_from(id).ok());
+        let pid = pid.and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
+        let mut output = JoinSet::new();
+        let follow = |to| (console.clone(), speaker.clone(), to);
+        if let Some(source) = process.stdout.take() {
+            let (console, speaker, to) = follow(console.standard());
+            output.spawn_local(console.follow(speaker, to, source));
+        }
+        if let Some(source) = process.stderr.take() {
+            let (console, speaker, to) = follow(Output::Error);
+            output.spawn_local(console.follow(speaker, to, source));
+        }
+        Ok(Self { process, pid, reach, gone: false, output })
+    }
+
+    /// Its process id.
+    pub(super) fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// Waits until it has ended and its last words are on the console. May be dropped and asked
+    /// for again.
+    pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
+        let status = self.process.wait().await?;
+        self.kill();
+        // What left the group may keep the pipe open for as long as it likes.
+        drop(timeout(LAST_WORDS, self.silence()).await);
+        Ok(status)
+    }
+
+    /// Asks it to end (SIGTERM), and makes it end (SIGKILL) when it has not done so in time.
+    pub(super) async fn stop(mut self, patience: Duration) -> End {
+        let until = Instant::now() + patience;
+        self.signal(Signal::TERM);
+        let end = match timeout_at(until, self.departed()).await {
+            Ok(()) => End::Orderly,
+            Err(_) => End::Forced,
+        };
+        self.kill();
+        drop(timeout(KILL_PATIENCE, self.ended()).await);
+        end
+    }
+
+    /// Waits until everybody within reach has ended.
+    async fn departed(&mut self) {
+        drop(self.process.wait().await);
+        if self.reach == Reach::Process {
+            return;
+        }
+        // A dead member that nobody waits for still counts as one: then its silence tells.
+        while test_kill_process_group(self.pid).is_ok() {
+            if timeout(GROUP_LOOK_EVERY, self.silence()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until nobody can write to its output any more and all of that is on the console.
+    async fn silence(&mut self) {
+        while self.output.join_next().await.is_some() {}
+    }
+
+    /// Ends whoever is left.
+    fn kill(&mut self) {
+        if !self.gone {
+            self.signal(Signal::KILL);
+            // Once it was waited for, its number is nobody's, or soon somebody else's.
+            self.gone = self.process.id().is_none();
+        }
+    }
+
+    /// A group keeps its number while it has members; that of a process is its own until it was
+    /// waited for.
+    fn signal(&self, signal: Signal) {
+        let sent = match self.reach {
+            Reach::Process if self.process.id().is_none() => return,
+            Reach::Process => kill_process(self.pid, signal),
+            Reach::Group => kill_process_group(self.pid, signal),
+        };
+        if let Err(error) = sent {
+            tracing::debug!(pid = self.pid(), %error, "a signal was not delivered");
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// How something was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// It ended when it was asked to.
+    Orderly,
+    /// It had to be killed.
+    Forced,
+}
+
+/// How long the output of a process that has ended is read for.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The kernel needs no longer, unless the process hangs in the kernel.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
+/// How often we look whether members of a group are left.
+const GROUP_LOOK_EVERY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream as SocketPair;
+
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::UnixStream;
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// Runs a script that says "ready" on its third descriptor, which stays open for as long as
+    /// any process of it lives.
+    async fn start(script: &str) -> (Child, UnixStream) {
+        let (ours, theirs) = SocketPair::pair().unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &format!("exec 3<&0; {script}")]).stdin(OwnedFd::from(theirs));
+        let (console, _) = Console::start(Output::Error).unwrap();
+        let speaker = Speaker::new("child".to_owned(), "child");
+        let child = Child::spawn(command, Reach::Group, &console, &speaker).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut ours = UnixStream::from_std(ours).unwrap();
+        let mut word = [0; 6];
+        within(ours.read_exact(&mut word)).await.unwrap();
+        assert_eq!(&word, b"ready\n");
+        (child, ours)
+    }
+
+    /// The limit is only there for the test to fail instead of hanging.
+    async fn within<T>(what: impl Future<Output = T>) -> T {
+        timeout(Duration::from_secs(20), what).await.expect("it happens at all")
+    }
+
+    async fn all_have_ended(mut socket: UnixStream) {
+        assert_eq!(within(socket.read(&mut [0; 1])).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn nothing_of_a_group_outlives_its_first_process() {
+        let all = async {
+            let script = "trap '' TERM; sleep 1000 & echo ready >&3; exit 7";
+            let (mut child, socket) = start(script).await;
+            assert_eq!(within(child.ended()).await.unwrap().code(), Some(7));
+            all_have_ended(socket).await;
+            let (child, socket) = start("sleep 1000 & echo ready >&3; wait").await;
+            drop(child);
+            all_have_ended(socket).await;
+        };
+        LocalSet::new().run_until(all).await;
+    }
+
+    #[tokio::test]
+    async fn a_group_is_stopped_as_a_whole() {
+        let all = async {
+            for (script, patience, expected) in [
+                ("sleep 1000 & echo ready >&3; wait", LONG, End::Orderly),
+                // A shell that forks with a trap set may lose a signal meant for the child.
+                ("sleep 1000 & trap 'exit 0' TERM; echo ready >&3; wait", LONG, End::Orderly),
+                ("(trap '' TERM; echo ready >&3; sleep 1000) & wait", SHORT, End::Forced),
+                ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, End::Forced),
+            ] {
+                let (child, socket) = start(script).await;
+                assert_eq!(within(child.stop(patience)).await, expected, "{script}");
+                all_have_ended(socket).await;
+            }
+        };
+        LocalSet::new().run_until(all).await;
+    }
+
+    const LONG: Duration = Duration::from_secs(15);
+    const SHORT: Duration = Duration::from_millis(100);
+}

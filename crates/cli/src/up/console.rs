@@ -1,0 +1,238 @@
+//! The console: lines of many processes, each under the name of whoever wrote it.
+
+use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::sync::{mpsc, oneshot};
+
+/// Where lines go. A thread writes them, so that a terminal that is paused pauses nobody but
+/// those who write to it.
+#[derive(Debug, Clone)]
+pub(super) struct Console {
+    lines: mpsc::Sender<Line>,
+    /// The longest name so far, so that lines begin below each other.
+    width: Arc<AtomicUsize>,
+    /// Where what processes write to their standard output goes.
+    standard: Output,
+}
+
+/// Resolves when everything is written.
+#[derive(Debug)]
+pub(super) struct Written(oneshot::Receiver<()>);
+
+/// Which of our outputs a line goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Error,
+}
+
+struct Line {
+    output: Output,
+    text: Vec<u8>,
+}
+
+impl Console {
+    /// Starts the thread that writes. It ends when the last console is dropped.
+    ///
+    /// # Errors
+    /// When there can be no more threads.
+    pub(super) fn start(standard: Output) -> io::Result<(Self, Written)> {
+        let (lines, inbox) = mpsc::channel(LINES_MAX);
+        let (done, written) = oneshot::channel();
+        std::thread::Builder::new().name("console".to_owned()).spawn(move || {
+            write_all(inbox);
+            drop(done);
+        })?;
+        let console = Self { lines, width: Arc::new(AtomicUsize::new(0)), standard };
+        Ok((console, Written(written)))
+    }
+
+    /// Where what processes write to their standard output goes.
+    pub(super) fn standard(&self) -> Output {
+        self.standard
+    }
+
+    /// Passes on what `source` says, line by line, until it ends.
+    pub(super) async fn follow(
+        self,
+        speaker: Speaker,
+        output: Output,
+        mut source: impl AsyncRead + Unpin,
+    ) {
+        let width = self.width.fetch_max(speaker.name.len(), Ordering::Relaxed);
+        let prefix = |width: usize| speaker.prefix(width, output);
+        let mut cutter = LineCutter::default();
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut shown = prefix(width.max(speaker.name.len()));
+        loop {
+            let count = source.read(&mut chunk).await.unwrap_or(0);
+            let lines = match chunk.get(..count) {
+                Some(bytes) if !bytes.is_empty() => cutter.cut(bytes),
+                _ => cutter.rest(),
+            };
+            if !lines.is_empty() {
+                shown = prefix(self.width.load(Ordering::Relaxed));
+            }
+            for line in lines {
+                let text = [shown.as_bytes(), &line, b"\n"].concat();
+                if self.lines.send(Line { output, text }).await.is_err() {
+                    return;
+                }
+            }
+            if count == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Says something in our own name.
+    pub(super) async fn say(&self, output: Output, text: String) {
+        let text = text.into_bytes();
+        // Nobody listens only when we are about to end.
+        drop(self.lines.send(Line { output, text }).await);
+    }
+}
+
+impl Written {
+    /// Waits until everything is written, but not for a terminal that is paused.
+    pub(super) async fn wait(self) {
+        drop(tokio::time::timeout(WRITE_PATIENCE, self.0).await);
+    }
+}
+
+/// Whose lines they are.
+#[derive(Debug, Clone)]
+pub(super) struct Speaker {
+    name: String,
+    color: u8,
+}
+
+impl Speaker {
+    /// A speaker, and the one that it belongs to, which gives it its colour.
+    pub(super) fn new(name: String, family: &str) -> Self {
+        // FNV-1a: the same name has the same colour each time.
+        let hash = family.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let index = usize::try_from(hash % COLORS.len() as u64).unwrap_or(0);
+        Self { name, color: COLORS.get(index).copied().unwrap_or(39) }
+    }
+
+    fn prefix(&self, width: usize, output: Output) -> String {
+        let Self { name, color } = self;
+        let colored = match output {
+            Output::Out => io::stdout().is_terminal(),
+            Output::Error => io::stderr().is_terminal(),
+        };
+        match colored {
+            true => format!("\x1b[{color}m{name:width$} |\x1b[0m "),
+            false => format!("{name:width$} | "),
+        }
+    }
+}
+
+/// Cuts what was read into lines, within a bound.
+#[derive(Debug, Default)]
+struct LineCutter {
+    begun: Vec<u8>,
+}
+
+impl LineCutter {
+    /// The lines that are whole, or as long as a line may be.
+    fn cut(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut lines = Vec::new();
+        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+            let (line, rest) = bytes.split_at(end);
+            self.begun.extend_from_slice(line);
+            if self.begun.last() == Some(&b'\r') {
+                self.begun.pop();
+            }
+            lines.push(std::mem::take(&mut self.begun));
+            bytes = rest.get(1..).unwrap_or_default();
+        }
+        self.begun.extend_from_slice(bytes);
+        if self.begun.len() >= LINE_BYTES_MAX {
+            lines.push(std::mem::take(&mut self.begun));
+        }
+        lines
+    }
+
+    /// What is left when nothing more comes.
+    fn rest(&mut self) -> Vec<Vec<u8>> {
+        match self.begun.is_empty() {
+            true => Vec::new(),
+            false => vec![std::mem::take(&mut self.begun)],
+        }
+    }
+}
+
+fn write_all(mut inbox: mpsc::Receiver<Line>) {
+    while let Some(Line { output, text }) = inbox.blocking_recv() {
+        // Whoever closed our output does not want to read; the mesh goes on.
+        drop(match output {
+            Output::Out => write(io::stdout().lock(), &text),
+            Output::Error => write(io::stderr().lock(), &text),
+        });
+    }
+}
+
+fn write(mut to: impl io::Write, text: &[u8]) -> io::Result<()> {
+    to.write_all(text)?;
+    to.flush()
+}
+
+/// Lines that may wait to be written; then whoever writes more waits.
+const LINES_MAX: usize = 1024;
+/// A longer line is shown in pieces.
+const LINE_BYTES_MAX: usize = 16 * 1024;
+/// What is read at once.
+const CHUNK_BYTES: usize = 8 * 1024;
+/// Longer than a working terminal needs.
+const WRITE_PATIENCE: Duration = Duration::from_secs(1);
+/// Foreground colours that can be read on black and on white.
+const COLORS: [u8; 6] = [31, 32, 33, 34, 35, 36];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_whole_however_they_arrive() {
+        let mut cutter = LineCutter::default();
+        let text = |lines: Vec<Vec<u8>>| -> Vec<String> {
+            let lines = lines.into_iter();
+            lines.map(|line| String::from_utf8(line).unwrap()).collect()
+        };
+        assert_eq!(text(cutter.cut(b"on")), [""; 0]);
+        assert_eq!(text(cutter.cut(b"e\r\n\ntw")), ["one", ""]);
+        assert_eq!(text(cutter.rest()), ["tw"]);
+        assert_eq!(text(cutter.rest()), [""; 0]);
+    }
+
+    #[test]
+    fn an_endless_line_is_shown_in_pieces_of_bounded_size() {
+        let mut cutter = LineCutter::default();
+        let mut pieces = Vec::new();
+        for _ in 0..10 {
+            pieces.extend(cutter.cut(&[b'x'; CHUNK_BYTES]));
+        }
+        assert!(!pieces.is_empty());
+        assert!(pieces.iter().all(|piece| piece.len() < LINE_BYTES_MAX + CHUNK_BYTES));
+        let total: usize = pieces.iter().map(Vec::len).sum();
+        assert_eq!(total + cutter.begun.len(), 10 * CHUNK_BYTES);
+    }
+
+    #[test]
+    fn a_workload_and_its_sidecar_have_one_colour() {
+        let application = Speaker::new("a/b".to_owned(), "a/b");
+        let sidecar = Speaker::new("a/b sidecar".to_owned(), "a/b");
+        assert_eq!(application.color, sidecar.color);
+        assert!(COLORS.contains(&application.color));
+    }
+}

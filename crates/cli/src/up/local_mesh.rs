@@ -1,0 +1,179 @@
+//! A mesh on this machine: an embedded control plane and the processes of every workload.
+
+use std::ffi::OsString;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leno_control::status::Status;
+use leno_control::{Config, Control, EndedUnexpectedly};
+use leno_model::Workload;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use super::console::{Console, Output, Written};
+use super::fleet::{Fleet, Standing};
+use super::launcher::{Launcher, Settings};
+use super::netns::{Namespaces, NetnsOptions};
+use super::placement::Placements;
+use super::summary;
+use crate::data_directory::DataDirectory;
+use crate::log::LogLevel;
+use crate::proxy::AccessLogFormat;
+
+/// How a mesh on this machine runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    /// Whether sidecars log each request.
+    pub(crate) access_log: AccessLogFormat,
+    /// How long requests under way may take to finish when a sidecar is stopped.
+    pub(crate) drain: Duration,
+    /// What sidecars log.
+    pub(crate) log_level: Option<LogLevel>,
+    /// The soft limit of open files that applications get.
+    pub(crate) open_files: Option<u64>,
+    /// Whether each workload gets a network namespace of its own, and how.
+    pub(crate) netns: Option<NetnsOptions>,
+    /// Where what processes write to their standard output goes.
+    pub(crate) output: Output,
+}
+
+/// A mesh on this machine. It must be tended: see [`LocalMesh::tend`].
+pub(crate) struct LocalMesh {
+    launcher: Rc<Launcher>,
+    fleet: Fleet,
+    workloads: watch::Receiver<Arc<Vec<Workload>>>,
+    status: watch::Receiver<Arc<Status>>,
+    written: Written,
+    /// Held until everything has ended.
+    _data: DataDirectory,
+}
+
+impl LocalMesh {
+    /// Starts the control plane, and begins to start the workloads. Must be called inside a
+    /// [`tokio::task::LocalSet`], on the thread that lives as long as this process: children die
+    /// with the thread that started them.
+    ///
+    /// # Errors
+    /// When the control plane cannot start.
+    pub(crate) async fn start(
+        config: Config,
+        data: DataDirectory,
+        options: Options,
+    ) -> anyhow::Result<Self> {
+        let (config, placements) = place(config, options.netns.clone())?;
+        let settings = settings(&config, &options, placements)?;
+        let control = Control::start(config).await?;
+        let (console, written) =
+            Console::start(options.output).context("the console cannot be started")?;
+        let (mut workloads, status) = (control.workloads(), control.status());
+        let launcher = Rc::new(Launcher::new(control, settings, console));
+        let mut fleet = Fleet::new(Rc::clone(&launcher));
+        fleet.want(&workloads.borrow_and_update());
+        Ok(Self { launcher, fleet, workloads, status, written, _data: data })
+    }
+
+    /// Keeps the processes those of the registry until `until` is done.
+    pub(crate) async fn tend<T>(&mut self, until: impl Future<Output = T>) -> T {
+        tokio::pin!(until);
+        loop {
+            tokio::select! {
+                done = &mut until => return done,
+                () = self.news() => {}
+            }
+        }
+    }
+
+    /// Tends until everything is up, or for as long as `patience`; whether it is up.
+    pub(crate) async fn wait_until_up(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        while !self.is_up() {
+            if timeout_at(until, self.news()).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Prints who is there and how to use it.
+    pub(crate) async fn introduce(&self, hint: &str) {
+        let standing = self.standing();
+        let status = Arc::clone(&self.status.borrow());
+        let text = summary::render(&status, &standing, hint);
+        self.launcher.console().say(Output::Out, text).await;
+        let waits = |member: &&Standing| !member.is_up();
+        let waiting: Vec<String> =
+            standing.iter().filter(waits).map(|member| member.workload.name.to_string()).collect();
+        if !waiting.is_empty() {
+            tracing::warn!(workloads = waiting.join(", "), "not up yet");
+        }
+    }
+
+    /// How the workloads are doing.
+    pub(crate) fn standing(&self) -> Vec<Standing> {
+        self.fleet.standing()
+    }
+
+    /// Waits until a part of the control plane has ended although nobody asked for that. The mesh
+    /// is stopped in full order only when this was dropped.
+    pub(crate) fn control_ended(&self) -> impl Future<Output = EndedUnexpectedly> + use<> {
+        let launcher = Rc::clone(&self.launcher);
+        async move { launcher.control().ended().await }
+    }
+
+    /// Stops applications, then sidecars, then the control plane.
+    pub(crate) async fn stop(mut self) {
+        self.fleet.stop().await;
+        drop(self.fleet);
+        if let Some(launcher) = Rc::into_inner(self.launcher) {
+            launcher.into_control().shutdown().await;
+        }
+        self.written.wait().await;
+    }
+
+    /// Takes in one piece of news.
+    async fn news(&mut self) {
+        tokio::select! {
+            Ok(()) = self.workloads.changed() => {
+                self.fleet.want(&self.workloads.borrow_and_update());
+            }
+            Ok(()) = self.status.changed() => {}
+            () = self.fleet.news() => {}
+        }
+    }
+
+    /// Whether every workload runs and the control plane knows where.
+    fn is_up(&self) -> bool {
+        let status = self.status.borrow();
+        let standing = self.fleet.standing();
+        status.registered == status.workloads
+            && standing.len() == status.workloads
+            && standing.iter().all(Standing::is_up)
+    }
+}
+
+/// With namespaces the control plane listens where all of them reach it.
+fn place(mut config: Config, netns: Option<NetnsOptions>) -> anyhow::Result<(Config, Placements)> {
+    let Some(netns) = netns else { return Ok((config, Placements::Doors)) };
+    let namespaces = Namespaces::create(netns)?;
+    config.listen.set_ip(namespaces.gateway().into());
+    Ok((config, Placements::Namespaces(Arc::new(Mutex::new(namespaces)))))
+}
+
+fn settings(
+    config: &Config,
+    options: &Options,
+    placements: Placements,
+) -> anyhow::Result<Settings> {
+    let access_log = ["--access-log", options.access_log.as_str()];
+    Ok(Settings {
+        data: config.data.clone(),
+        binary: std::env::current_exe().context("cannot find this program")?,
+        placements,
+        sidecar_options: access_log.iter().map(OsString::from).collect(),
+        log_level: options.log_level.as_ref().map(|level| level.as_str().to_owned()),
+        drain: options.drain,
+        open_files: options.open_files,
+    })
+}

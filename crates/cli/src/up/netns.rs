@@ -1,0 +1,353 @@
+//! `leno up --netns`: a network namespace for each workload, its traffic redirected by nftables.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use leno_model::WorkloadName;
+use leno_proxy::{INBOUND_PORT, MARK, OUTBOUND_PORT};
+
+use super::placement::Placement;
+
+/// Options of `leno up --netns`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network namespaces")]
+pub(crate) struct NetnsOptions {
+    /// The private /16 network that workloads get their addresses from
+    #[arg(long, value_name = "NETWORK", default_value = "10.213.0.0/16", requires = "netns")]
+    netns_subnet: Subnet,
+    /// Destination ports that applications reach directly, not through the mesh
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
+    exclude_outbound_ports: Vec<u16>,
+    /// Destination ranges that applications reach directly, such as 192.0.2.0/24
+    #[arg(long, value_name = "RANGE,…", value_delimiter = ',', requires = "netns")]
+    exclude_outbound_ranges: Vec<Range>,
+    /// Ports of applications that others reach directly, without mutual TLS
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
+    exclude_inbound_ports: Vec<u16>,
+}
+
+/// The network namespaces of one `leno up`, and the bridge that joins them. Removed on drop.
+#[derive(Debug)]
+pub(super) struct Namespaces {
+    options: NetnsOptions,
+    bridge: String,
+    placed: BTreeMap<WorkloadName, Namespace>,
+}
+
+#[derive(Debug)]
+struct Namespace {
+    name: String,
+    host: u16,
+}
+
+/// The first two bytes of the /16 from which the mesh takes its addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Subnet([u8; 2]);
+
+impl Namespaces {
+    /// Makes the bridge, after removing what a killed predecessor left behind.
+    pub(super) fn create(options: NetnsOptions) -> anyhow::Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            bail!("--netns needs root: run it with sudo, or without --netns to use doors");
+        }
+        remove_leftovers();
+        let bridge = format!("leno{}", std::process::id());
+        let namespaces = Self { options, bridge, placed: BTreeMap::new() };
+        let bridge = namespaces.bridge.as_str();
+        ip(&["link", "add", bridge, "type", "bridge"])?;
+        ip(&["address", "add", &format!("{}/16", namespaces.gateway()), "dev", bridge])?;
+        ip(&["link", "set", bridge, "up"])?;
+        Ok(namespaces)
+    }
+
+    /// Where the control plane and the host are reached from every namespace.
+    pub(super) fn gateway(&self) -> Ipv4Addr {
+        self.options.netns_subnet.gateway()
+    }
+
+    /// A namespace for a workload: made, connected and redirected; the same one when asked again.
+    pub(super) fn place(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
+        if !self.placed.contains_key(workload) {
+            let host = self.free_host().context("all addresses of the subnet are in use")?;
+            let name = format!("{}-{host}", self.bridge);
+            self.placed.insert(workload.clone(), Namespace { name, host });
+            if let Err(error) = self.build(workload) {
+                self.remove(workload);
+                return Err(error.context(format!("the namespace of {workload}")));
+            }
+        }
+        let namespace = &self.placed[workload];
+        Ok(placement(namespace, self.options.netns_subnet.host(namespace.host)))
+    }
+
+    /// Removes a workload's namespace, when its processes have ended.
+    pub(super) fn remove(&mut self, workload: &WorkloadName) {
+        if let Some(namespace) = self.placed.remove(workload) {
+            remove_namespace(&namespace.name);
+        }
+    }
+
+    fn build(&self, workload: &WorkloadName) -> anyhow::Result<()> {
+        let Namespace { name, host } = &self.placed[workload];
+        let address = format!("{}/16", self.options.netns_subnet.host(*host));
+        let gateway = self.gateway().to_string();
+        let outer = format!("ln{}-{host}", std::process::id());
+        ip(&["netns", "add", name])?;
+        ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+        ip(&["link", "set", &outer, "master", &self.bridge, "up"])?;
+        ip(&["-n", name, "link", "set", "lo", "up"])?;
+        ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
+        ip(&["-n", name, "link", "set", "eth0", "up"])?;
+        ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
+        let own = self.options.netns_subnet.host(*host);
+        let rules = rules((self.gateway(), own), &self.options);
+        feed("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
+        let etc = etc(name);
+        std::fs::create_dir_all(&etc).with_context(|| etc.display().to_string())?;
+        let namespace = &workload.namespace;
+        let resolver = format!(
+            "nameserver 127.0.0.1\n\
+             search {namespace}.svc.cluster.local svc.cluster.local cluster.local\n"
+        );
+        std::fs::write(etc.join("resolv.conf"), resolver)
+            .with_context(|| format!("{}/resolv.conf", etc.display()))
+    }
+
+    fn free_host(&self) -> Option<u16> {
+        let taken: Vec<u16> = self.placed.values().map(|namespace| namespace.host).collect();
+        (FIRST_HOST..=LAST_HOST).find(|host| !taken.contains(host))
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for namespace in self.placed.values() {
+            remove_namespace(&namespace.name);
+        }
+        best_effort(&["link", "del", &self.bridge]);
+    }
+}
+
+impl Subnet {
+    fn gateway(self) -> Ipv4Addr {
+        self.host(1)
+    }
+
+    fn host(self, host: u16) -> Ipv4Addr {
+        let [third, fourth] = host.to_be_bytes();
+        Ipv4Addr::new(self.0[0], self.0[1], third, fourth)
+    }
+}
+
+/// Reads `10.213.0.0/16`.
+impl std::str::FromStr for Subnet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid = || format!("`{text}` is not a /16 network; use one such as 10.213.0.0/16");
+        let address: Ipv4Addr = text
+            .strip_suffix("/16")
+            .and_then(|address| address.parse().ok())
+            .ok_or_else(invalid)?;
+        match address.octets() {
+            [first, second, 0, 0] if address.is_private() => Ok(Self([first, second])),
+            _ => Err(invalid()),
+        }
+    }
+}
+
+/// A range of IPv4 addresses in CIDR notation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    address: Ipv4Addr,
+    bits: u8,
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+impl std::str::FromStr for Range {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (address, bits) = text.split_once('/').unwrap_or((text, "32"));
+        match (address.parse(), bits.parse()) {
+            (Ok(address), Ok(bits)) if bits <= 32 => Ok(Self { address, bits }),
+            _ => Err(format!("`{text}` is not an IPv4 range; use one such as 192.0.2.0/24")),
+        }
+    }
+}
+
+fn placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
+    let wrapper = ["ip", "netns", "exec", &namespace.name];
+    let options = [
+        "--redirected".to_owned(),
+        address.to_string(),
+        "--admin".to_owned(),
+        format!("{address}:{ADMIN_PORT}"),
+    ];
+    Placement {
+        wrapper: wrapper.map(OsString::from).to_vec(),
+        sidecar_options: options.map(OsString::from).to_vec(),
+    }
+}
+
+/// The redirection: every TCP connection out goes to the sidecar but its own (by mark), every
+/// connection in from elsewhere too. Nothing of IPv6 passes, so that nothing goes around.
+fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String {
+    let set = |what: &str, items: Vec<String>| match items.is_empty() {
+        true => String::new(),
+        false => format!("    {what} {{ {} }} return\n", items.join(", ")),
+    };
+    let ports = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
+    let outbound_ports = set("tcp dport", ports(&options.exclude_outbound_ports));
+    let outbound_ranges =
+        set("ip daddr", options.exclude_outbound_ranges.iter().map(ToString::to_string).collect());
+    let inbound_ports = set("tcp dport", ports(&options.exclude_inbound_ports));
+    format!(
+        "table ip leno {{\n\
+         \x20 chain output {{\n    type nat hook output priority -100; policy accept;\n\
+         \x20   meta mark {MARK} return\n    ip daddr {{ 127.0.0.0/8, {own} }} return\n\
+         {outbound_ports}{outbound_ranges}\
+         \x20   meta l4proto tcp redirect to :{OUTBOUND_PORT}\n  }}\n\
+         \x20 chain prerouting {{\n    type nat hook prerouting priority -100; policy accept;\n\
+         \x20   iifname \"lo\" return\n\
+         \x20   ip saddr {gateway} tcp dport {ADMIN_PORT} return\n{inbound_ports}\
+         \x20   meta l4proto tcp redirect to :{INBOUND_PORT}\n  }}\n}}\n\
+         table ip6 leno {{\n\
+         \x20 chain input {{ type filter hook input priority 0; policy accept; iifname != \"lo\" drop; }}\n\
+         \x20 chain output {{ type filter hook output priority 0; policy accept; oifname != \"lo\" drop; }}\n}}\n"
+    )
+}
+
+fn ip(arguments: &[&str]) -> anyhow::Result<()> {
+    feed("ip", arguments, "")
+}
+
+/// Runs a command with `input`; what it complains of becomes the error.
+fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let shown = || format!("{program} {}", arguments.join(" "));
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("`{program}` cannot be run; install iproute2 and nftables"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes()).with_context(shown)?;
+    }
+    let output = child.wait_with_output().with_context(shown)?;
+    if !output.status.success() {
+        bail!("`{}` failed: {}", shown(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Cleaning up goes on whatever fails; what is gone already is not worth a word.
+fn best_effort(arguments: &[&str]) {
+    if let Err(error) = ip(arguments) {
+        tracing::debug!(%error, "cleaning up");
+    }
+}
+
+fn remove_namespace(name: &str) {
+    best_effort(&["netns", "del", name]);
+    let etc = etc(name);
+    if let Err(error) = std::fs::remove_dir_all(&etc) {
+        tracing::debug!(%error, path = %etc.display(), "cleaning up");
+    }
+}
+
+/// Namespaces and bridges are named after the process that made them; those whose maker is gone
+/// go too.
+fn remove_leftovers() {
+    let names = |folder: &str| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
+    };
+    let lives = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
+    let ours = std::process::id();
+    for name in names("/run/netns") {
+        if is_leftover(&name, ours, lives) {
+            remove_namespace(&name);
+        }
+    }
+    for name in names("/sys/class/net") {
+        if is_leftover(&name, ours, lives) {
+            best_effort(&["link", "del", &name]);
+        }
+    }
+}
+
+/// Whether the maker of what has this name is gone. We have not made anything yet: what bears
+/// our number is of a predecessor that had the same one, as a first process in a container has.
+fn is_leftover(name: &str, ours: u32, lives: impl Fn(u32) -> bool) -> bool {
+    let rest = name.strip_prefix("leno").and_then(|rest| rest.split('-').next());
+    let maker: Option<u32> = rest.and_then(|number| number.parse().ok());
+    maker.is_some_and(|maker| maker == ours || !lives(maker))
+}
+
+/// Where `ip netns exec` finds the files that it puts over those of `/etc`.
+fn etc(name: &str) -> PathBuf {
+    Path::new("/etc/netns").join(name)
+}
+
+/// Hosts of the subnet: after the gateway, before the broadcast address.
+const FIRST_HOST: u16 = 2;
+const LAST_HOST: u16 = 65_534;
+/// Where a sidecar's admin page is in its namespace, as OSM's users expect.
+const ADMIN_PORT: u16 = 15_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excluded_ports_and_ranges_come_before_the_redirection() {
+        let options = NetnsOptions {
+            netns_subnet: Subnet([10, 213]),
+            exclude_outbound_ports: vec![25, 53],
+            exclude_outbound_ranges: vec!["10.9.0.0/16".parse().unwrap()],
+            exclude_inbound_ports: vec![8080],
+        };
+        let (gateway, own) = (Ipv4Addr::new(10, 213, 0, 1), Ipv4Addr::new(10, 213, 0, 2));
+        let rules = rules((gateway, own), &options);
+        let at = |text: &str| rules.find(text).unwrap_or_else(|| panic!("no `{text}` in {rules}"));
+        assert!(at("tcp dport { 25, 53 } return") < at("redirect to :15001"));
+        assert!(at("ip daddr { 10.9.0.0/16 } return") < at("redirect to :15001"));
+        assert!(at("tcp dport { 8080 } return") < at("redirect to :15003"));
+    }
+
+    #[test]
+    fn what_is_left_of_the_dead_and_of_a_namesake_is_removed() {
+        for (name, leftover) in [
+            ("leno7", true),
+            ("leno7-2", true),
+            ("leno8", true),
+            ("leno9-12", false),
+            ("lenovo", false),
+            ("leno", false),
+            ("eth0", false),
+        ] {
+            assert_eq!(is_leftover(name, 7, |pid| pid == 7 || pid == 9), leftover, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_private_networks_of_the_right_size_are_taken() {
+        assert_eq!("10.213.0.0/16".parse(), Ok(Subnet([10, 213])));
+        for bad in ["10.213.0.0/24", "10.213.1.0/16", "8.8.0.0/16", "10.213.0.0", "x"] {
+            assert!(bad.parse::<Subnet>().is_err(), "{bad}");
+        }
+    }
+}

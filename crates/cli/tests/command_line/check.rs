@@ -1,0 +1,59 @@
+//! `leno check`.
+
+use expect_test::expect;
+use serde_json::Value;
+
+use crate::run::{MESH, Place};
+
+#[test]
+fn accepts_a_good_mesh_and_points_at_what_is_odd() {
+    let place = Place::with(&[("mesh.yaml", MESH)]);
+    let done = place.leno(&["check", "-f", "mesh.yaml"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    expect![[r#"
+        warning: mesh.yaml:15: Workload shop/stranger-1: spec.serviceAccount: no TrafficTarget mentions the account shop/stranger: in strict mode the workload calls nobody and nobody calls it; name it as a source or destination of a TrafficTarget
+        ok: 14 objects, 0 rejected, 1 warning
+    "#]]
+    .assert_eq(&done.out);
+    let strict = place.leno(&["check", "-f", "mesh.yaml", "-W"]);
+    assert_eq!(strict.code, Some(1), "{strict:?}");
+}
+
+#[test]
+fn names_file_line_field_and_remedy_of_what_is_rejected() {
+    let bad = MESH.replace("weight: 10}", "wait: 10}");
+    let place = Place::with(&[("mesh/all.yaml", &bad), ("mesh/notes.txt", "not ours")]);
+    let done = place.leno(&["check", "-f", "mesh"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    let rejected = done.out.lines().next().unwrap_or_default();
+    expect!["rejected: mesh/all.yaml:66:44: HTTPRoute shop/reviews: spec.rules[1].backendRefs[1].wait: is not a field that is known here; remove it, or use `group`, `kind`, `name`, `namespace`, `port`, `weight` or `filters`"]
+    .assert_eq(rejected);
+    assert!(done.out.contains("not ok: 13 objects, 1 rejected"), "{}", done.out);
+}
+
+#[test]
+fn tells_programs_the_same() {
+    let bad = MESH.replace("trafficMode: strict", "trafficMode: strickt");
+    let place = Place::with(&[("mesh.yaml", &bad)]);
+    let done = place.leno(&["check", "-f", "mesh.yaml", "-o", "json"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    let answer: Value = serde_json::from_str(&done.out).expect("JSON");
+    assert_eq!(answer["ok"], false);
+    assert_eq!(answer["objects"], 13);
+    let rejected = &answer["rejected"][0];
+    assert_eq!(rejected["file"], "mesh.yaml");
+    assert_eq!(rejected["line"], 5);
+    assert_eq!(rejected["kind"], "MeshConfig");
+    assert_eq!(rejected["field"], "spec.trafficMode");
+    assert!(rejected["remedy"].as_str().is_some_and(|remedy| remedy.contains("strict")));
+}
+
+#[test]
+fn nothing_at_all_is_not_ok() {
+    let place = Place::with(&[("empty/README", "nothing here")]);
+    for (path, said) in [("empty", "nothing to check: 0 objects"), ("absent", "does not exist")] {
+        let done = place.leno(&["check", "-f", path]);
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(done.out.contains(said), "{done:?}");
+    }
+}

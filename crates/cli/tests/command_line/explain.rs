@@ -1,0 +1,201 @@
+//! `leno explain`.
+
+use expect_test::{Expect, expect};
+use serde_json::Value;
+
+use crate::run::{Done, MESH, Place};
+
+fn explain(arguments: &[&str]) -> Done {
+    let place = Place::with(&[("mesh.yaml", MESH)]);
+    place.leno(&[&["explain", "-f", "mesh.yaml", "request"], arguments].concat())
+}
+
+fn check(arguments: &[&str], code: i32, expected: &Expect) {
+    let done = explain(arguments);
+    assert_eq!(done.code, Some(code), "{done:?}");
+    expected.assert_eq(&done.out);
+}
+
+#[test]
+fn an_allowed_request_names_the_policy_that_allows_it() {
+    let url = "http://ratings.shop:9080/ratings/1";
+    check(
+        &["--from", "shop/page-1", "--url", url],
+        0,
+        &expect![[r#"
+            request   GET http://ratings.shop:9080/ratings/1
+            from      shop/page-1 (account shop/page)
+            service   shop/ratings port 9080 (HTTP)
+            route     none is attached: to the service's own endpoints
+            backend   shop/ratings port 9080, 100 % of such requests
+                      shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
+            verdict   200-range: allowed; the application answers
+        "#]],
+    );
+}
+
+#[test]
+fn a_split_shows_every_backend_with_its_share() {
+    check(
+        &["--from", "shop/page-1", "--url", "http://reviews:9080/reviews/1?x=y"],
+        0,
+        &expect![[r#"
+            request   GET http://reviews:9080/reviews/1?x=y
+            from      shop/page-1 (account shop/page)
+            service   shop/reviews port 9080 (HTTP)
+            route     HTTPRoute shop/reviews: rules[1].matches[0] (path prefix /reviews)
+            backend   shop/reviews-v1 port 9080, 90 % of such requests
+                      shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
+            backend   shop/reviews-v2 port 9080, 10 % of such requests
+                      shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
+            verdict   200-range: allowed; the application answers
+        "#]],
+    );
+}
+
+#[test]
+fn a_header_decides_as_it_does_in_the_sidecar() {
+    check(
+        &[
+            "--from",
+            "shop/page-1",
+            "--url",
+            "http://reviews.shop.svc:9080/reviews/1",
+            "-H",
+            "End-User: jason",
+        ],
+        0,
+        &expect![[r#"
+            request   GET http://reviews.shop.svc:9080/reviews/1
+            from      shop/page-1 (account shop/page)
+            service   shop/reviews port 9080 (HTTP)
+            route     HTTPRoute shop/reviews: rules[0].matches[0] (path prefix /reviews, header end-user = jason)
+            backend   shop/reviews-v2 port 9080, 100 % of such requests
+                      shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
+            verdict   200-range: allowed; the application answers
+        "#]],
+    );
+}
+
+#[test]
+fn a_refusal_comes_with_reason_and_remedy() {
+    let ratings = "http://ratings.shop:9080/ratings/1";
+    for (arguments, verdict) in [
+        (
+            &["--from", "shop/stranger-1", "--url", ratings][..],
+            expect![
+                "403 denied-outbound: No policy lets this client use the service at all. Add {kind: ServiceAccount, name: stranger, namespace: shop} to spec.sources of a TrafficTarget whose destination is the account of the workloads behind shop/ratings."
+            ],
+        ),
+        (
+            &["--from", "shop/page-1", "--url", ratings, "-X", "DELETE"],
+            expect![
+                "404 no-policy-route: The destination's policies allow this peer some requests, but none like this one. Add a match for DELETE /ratings/1 to an HTTPRouteGroup that a TrafficTarget for shop/ratings uses."
+            ],
+        ),
+        (
+            &["--from", "shop/page-1", "--url", "http://reviews.shop:9080/other"],
+            expect![
+                "404 no-route: The service has routes and none of them matches the request. Add a match to the HTTPRoutes of the service that fits the request."
+            ],
+        ),
+        (
+            &["--from", "shop/page-1", "--url", "http://ratings.shop:1/"],
+            expect![
+                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or port, or add the Service."
+            ],
+        ),
+        (
+            &["--from", "shop/page-1", "--url", "http://example.com/"],
+            expect![
+                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or port, or add the Service."
+            ],
+        ),
+    ] {
+        let done = explain(arguments);
+        assert_eq!(done.code, Some(3), "{done:?}");
+        let last = done.out.lines().last().unwrap_or_default();
+        verdict.assert_eq(last.strip_prefix("verdict   ").unwrap_or(last));
+    }
+}
+
+#[test]
+fn programs_get_the_same_decision() {
+    let place = Place::with(&[("mesh.yaml", MESH)]);
+    let request = |from: &str| {
+        let arguments = [
+            "explain",
+            "request",
+            "-o",
+            "json",
+            "-f",
+            "mesh.yaml",
+            "--from",
+            from,
+            "--url",
+            "http://reviews.shop:9080/reviews/1",
+        ];
+        let done = place.leno(&arguments);
+        let answer: Value = serde_json::from_str(&done.out).expect("JSON");
+        (done.code, answer)
+    };
+    let (code, answer) = request("shop/page-1");
+    assert_eq!((code, &answer["allowed"]), (Some(0), &Value::Bool(true)));
+    assert_eq!(answer["route"]["name"], "shop/reviews");
+    assert_eq!(answer["route"]["rule"], 1);
+    assert_eq!(answer["backends"][0]["weight"], 90);
+    let endpoint = &answer["backends"][1]["endpoints"][0];
+    assert_eq!(endpoint["workload"], "shop/reviews-v2-1");
+    assert_eq!(endpoint["policy"], "shop/reviews");
+    let (code, answer) = request("shop/stranger-1");
+    assert_eq!((code, &answer["allowed"]), (Some(3), &Value::Bool(false)));
+    assert_eq!((&answer["status"], &answer["reason"]), (&403.into(), &"denied-outbound".into()));
+}
+
+#[test]
+fn a_rejected_document_is_named_and_the_others_decide() {
+    let bad =
+        MESH.replacen("rules: [{kind: HTTPRouteGroup, name: reading, matches: [ratings]}]", "", 1);
+    let place = Place::with(&[("mesh.yaml", &bad)]);
+    let url = "http://ratings.shop:9080/ratings/1";
+    let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", url];
+    let done = place.leno(&request);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    assert!(done.err.contains("TrafficTarget shop/ratings"), "{done:?}");
+}
+
+#[test]
+fn questions_that_cannot_be_answered_fail_with_what_there_is() {
+    let done = explain(&["--from", "shop/nobody", "--url", "http://ratings.shop:9080/"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(done.err.starts_with("error: there is no Workload shop/nobody"), "{done:?}");
+    assert!(done.err.contains("shop/page-1"), "{done:?}");
+    let place = Place::with(&[]);
+    let url = "http://ratings.shop/";
+    let nothing = ["explain", "-f", "absent", "request", "--from", "a/b", "--url", url];
+    let done = place.leno(&nothing);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(done.err.contains("does not exist"), "{done:?}");
+}
+
+#[test]
+fn every_reason_is_explained() {
+    let place = Place::with(&[]);
+    let all = place.leno(&["explain", "-o", "json"]);
+    let all: Vec<Value> = serde_json::from_str(&all.out).expect("JSON");
+    assert!(all.len() > 20);
+    for reason in &all {
+        let label = reason["reason"].as_str().expect("a label");
+        let done = place.leno(&["explain", label]);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert!(done.out.starts_with(&format!("{label}: ")), "{done:?}");
+    }
+    expect![[r#"
+        denied-outbound: No policy lets this client use the service at all.
+          answered with  403
+          at fault       ours: the sidecar, its rules or its limits
+          tried again    never: the same answer would come again, or the request may have worked
+          what to do     name the client's account as a source of a TrafficTarget for the destination
+    "#]]
+    .assert_eq(&place.leno(&["explain", "denied-outbound"]).out);
+}

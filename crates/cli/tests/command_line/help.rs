@@ -1,0 +1,48 @@
+//! `--help`, `--version` and completions.
+
+use crate::run::Place;
+
+#[test]
+fn every_command_explains_itself_with_an_example() {
+    let place = Place::with(&[]);
+    for command in
+        ["demo", "up", "check", "explain", "get", "token", "proxy", "control", "completions"]
+    {
+        let done = place.leno(&[command, "--help"]);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        let (_, examples) = done.out.split_once("Examples:").expect(command);
+        assert!(examples.contains(&format!("leno {command}")), "{examples}");
+    }
+}
+
+#[test]
+fn the_overview_lists_commands_and_hides_what_only_leno_itself_uses() {
+    let place = Place::with(&[]);
+    let done = place.leno(&["--help"]);
+    assert_eq!(done.code, Some(0));
+    for command in ["demo", "up", "check", "explain", "get", "token", "proxy", "control"] {
+        assert!(done.out.contains(&format!("  {command}")), "{command}: {}", done.out);
+    }
+    for hidden in ["demo-service", "exec"] {
+        assert!(!done.out.contains(hidden), "{hidden}: {}", done.out);
+    }
+    assert!(place.leno(&["--version"]).out.starts_with("leno "));
+}
+
+#[test]
+fn shells_get_completions() {
+    let place = Place::with(&[]);
+    for (shell, mark) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef leno"),
+        ("fish", "complete -c leno"),
+        ("elvish", "edit:completion"),
+        ("powershell", "Register-ArgumentCompleter"),
+    ] {
+        let done = place.leno(&["completions", shell]);
+        assert_eq!(done.code, Some(0), "{shell}: {}", done.err);
+        assert!(done.out.contains(mark), "{shell}");
+    }
+    let bash = place.leno(&["completions", "bash"]).out;
+    assert!(bash.contains("denied-outbound"), "reasons are completed");
+}

@@ -1,0 +1,7 @@
+//! The command line as its users meet it: the real binary, its output, its exit codes.
+
+mod check;
+mod explain;
+mod help;
+mod mistakes;
+mod run;

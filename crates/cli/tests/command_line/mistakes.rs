@@ -1,0 +1,108 @@
+//! Mistakes: one line that says what is wrong and what to do, and the right exit code.
+
+use std::path::PathBuf;
+
+use crate::run::{MESH, Place};
+
+#[test]
+fn wrong_usage_is_told_apart_from_failure() {
+    let place = Place::with(&[("mesh.yaml", MESH)]);
+    let cases: [(&[&str], &str); 11] = [
+        (&[], "Usage"),
+        (&["fly"], "fly"),
+        (&["check"], "--file"),
+        (&["explain", "no-such-reason"], "no-such-reason"),
+        (&["explain", "request"], "--url"),
+        (
+            &["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", "ratings"],
+            "http://",
+        ),
+        (
+            &["explain", "-f", "mesh.yaml", "request", "--from", "page-1", "--url", "http://a/"],
+            "not a valid name",
+        ),
+        (&["get", "weather"], "weather"),
+        (&["up", "-f", "mesh.yaml", "--certificate-lifetime", "soon"], "24h"),
+        (&["proxy", "--workload", "a/b", "--cores", "0"], "--cores"),
+        (&["demo", "--duration", "0s"], "longer than nothing"),
+    ];
+    for (arguments, said) in cases {
+        let done = place.leno(arguments);
+        assert_eq!(done.code, Some(2), "{arguments:?}: {done:?}");
+        assert!(done.err.contains(said), "{arguments:?}: {done:?}");
+    }
+}
+
+#[test]
+fn failures_are_one_line_with_a_remedy() {
+    let place = Place::with(&[("mesh.yaml", MESH), ("bad.yaml", "kind: Nothing\n")]);
+    let cases: [(&[&str], &str); 5] = [
+        (&["get", "workloads"], "start one with `leno up`"),
+        (&["get", "workloads", "--data", "elsewhere"], "--data"),
+        (&["token", "shop/page-1"], "start one with `leno up`"),
+        (&["proxy", "--workload", "shop/page-1"], "leno token shop/page-1"),
+        (&["proxy", "--workload", "shop/page-1", "--token-file", "absent"], "absent"),
+    ];
+    for (arguments, said) in cases {
+        let done = place.leno(arguments);
+        assert_eq!(done.code, Some(1), "{arguments:?}: {done:?}");
+        assert!(done.err.starts_with("error: "), "{arguments:?}: {done:?}");
+        assert_eq!(done.err.lines().count(), 1, "{arguments:?}: {done:?}");
+        assert!(done.err.contains(said), "{arguments:?}: {done:?}");
+    }
+}
+
+#[test]
+fn a_mesh_of_nothing_valid_does_not_start() {
+    let place = Place::with(&[("bad.yaml", "kind: Nothing\n")]);
+    for command in ["up", "control"] {
+        for (path, said) in [("bad.yaml", "rejected: bad.yaml:1"), ("absent", "does not exist")] {
+            let done = place.leno(&[command, "-f", path, "--data", "state"]);
+            assert_eq!(done.code, Some(1), "{command} {path}: {done:?}");
+            assert!(done.err.contains(said), "{command} {path}: {done:?}");
+            let last = done.err.lines().last().unwrap_or_default();
+            assert!(last.starts_with("error: there is no valid document"), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
+    let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a}\nspec: {}\n";
+    let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+                  spec: {trafficMode: Strict}\n";
+    let place = Place::with(&[("mesh/a.yaml", workload), ("mesh/config.yaml", config)]);
+    for command in ["up", "control"] {
+        let done = place.leno(&[command, "-f", "mesh", "--data", "state"]);
+        assert_eq!(done.code, Some(1), "{command}: {done:?}");
+        assert!(done.err.contains("mesh/config.yaml:4:21: MeshConfig mesh: "), "{done:?}");
+        let last = done.err.lines().last().unwrap_or_default();
+        assert!(last.starts_with("error: the MeshConfig may be among"), "{done:?}");
+    }
+}
+
+#[test]
+fn state_is_kept_in_the_home_directory_and_for_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = Place::with(&[("bad.yaml", "kind: Nothing\n")]);
+    let done = place.leno(&["up", "-f", "bad.yaml"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    let state: PathBuf = place.path().join(".local/state/leno/default");
+    let mode = std::fs::metadata(&state).expect("the data directory").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+#[test]
+fn a_command_under_exec_does_not_outlive_its_parent() {
+    let place = Place::with(&[]);
+    // Process 1 is nobody's parent here but its own children's.
+    let orphan = place.leno(&["exec", "--parent", "1", "--", "/bin/echo", "alive"]);
+    assert_eq!(orphan.code, Some(1), "{orphan:?}");
+    assert!(orphan.err.contains("is gone") && orphan.out.is_empty(), "{orphan:?}");
+    let parent = std::process::id().to_string();
+    let child = place.leno(&["exec", "--parent", &parent, "--", "/bin/echo", "alive"]);
+    assert_eq!((child.code, child.out.as_str()), (Some(0), "alive\n"), "{child:?}");
+    let absent = place.leno(&["exec", "--parent", &parent, "--", "./no-such-program"]);
+    assert_eq!(absent.code, Some(1), "{absent:?}");
+    assert!(absent.err.contains("spec.run"), "{absent:?}");
+}

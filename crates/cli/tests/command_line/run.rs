@@ -1,0 +1,149 @@
+//! Runs the binary in a directory of its own.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+/// A directory with files, in which commands are run.
+pub(crate) struct Place(TempDir);
+
+/// What a command did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// Its exit code.
+    pub(crate) code: Option<i32>,
+    /// What it printed.
+    pub(crate) out: String,
+    /// What it complained of.
+    pub(crate) err: String,
+}
+
+impl Place {
+    /// A place with these files.
+    pub(crate) fn with(files: &[(&str, &str)]) -> Self {
+        let place = Self(tempfile::tempdir().expect("a temporary directory"));
+        for (name, text) in files {
+            let path = place.0.path().join(name);
+            let folder = path.parent().expect("a file is in a folder");
+            std::fs::create_dir_all(folder).expect("a new folder");
+            std::fs::write(path, text).expect("a new file");
+        }
+        place
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Runs `leno` with these arguments here, as a user whose home is here.
+    pub(crate) fn leno(&self, arguments: &[&str]) -> Done {
+        let output = Command::new(env!("CARGO_BIN_EXE_leno"))
+            .args(arguments)
+            .current_dir(self.0.path())
+            .env_clear()
+            .env("HOME", self.0.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("the binary runs");
+        Done {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// A mesh in strict mode: a client that may read ratings, and a split of reviews.
+pub(crate) const MESH: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: strict}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: page-1, namespace: shop, labels: {app: page}}
+spec:
+  serviceAccount: page
+  outbound:
+  - {service: ratings.shop, port: 9080, listen: "127.0.0.1:19081"}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stranger-1, namespace: shop, labels: {app: stranger}}
+spec: {serviceAccount: stranger}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: ratings-1, namespace: shop, labels: {app: ratings}}
+spec: {serviceAccount: ratings, ports: [{name: http, port: 9085, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: reviews-v1-1, namespace: shop, labels: {app: reviews, version: v1}}
+spec: {serviceAccount: reviews, ports: [{name: http, port: 9082, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: reviews-v2-1, namespace: shop, labels: {app: reviews, version: v2}}
+spec: {serviceAccount: reviews, ports: [{name: http, port: 9083, protocol: HTTP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: ratings, namespace: shop}
+spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop}
+spec: {selector: {app: reviews}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews-v1, namespace: shop}
+spec: {selector: {app: reviews, version: v1}, ports: [{port: 9080, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews-v2, namespace: shop}
+spec: {selector: {app: reviews, version: v2}, ports: [{port: 9080, targetPort: http}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews, port: 9080}]
+  rules:
+  - matches: [{path: {type: PathPrefix, value: /reviews}, headers: [{name: end-user, value: jason}]}]
+    backendRefs: [{name: reviews-v2, port: 9080}]
+  - matches: [{path: {type: PathPrefix, value: /reviews}}]
+    backendRefs:
+    - {name: reviews-v1, port: 9080, weight: 90}
+    - {name: reviews-v2, port: 9080, weight: 10}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: reading, namespace: shop}
+spec:
+  matches:
+  - {name: ratings, pathRegex: "/ratings/[0-9]+", methods: [GET]}
+  - {name: reviews, pathRegex: "/reviews/[0-9]+", methods: [GET]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: ratings, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: ratings, namespace: shop}
+  sources: [{kind: ServiceAccount, name: page, namespace: shop}]
+  rules: [{kind: HTTPRouteGroup, name: reading, matches: [ratings]}]
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: reviews, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: reviews, namespace: shop}
+  sources: [{kind: ServiceAccount, name: page, namespace: shop}]
+  rules: [{kind: HTTPRouteGroup, name: reading, matches: [reviews]}]
+"#;

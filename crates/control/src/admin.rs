@@ -1,0 +1,245 @@
+//! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner opens.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http_body_util::{BodyExt, Empty, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_model::WorkloadName;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use crate::invite::{Invitations, InviteError};
+use crate::owner::{Answer, Question};
+
+/// What the admin socket needs to answer.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    pub(crate) questions: mpsc::Sender<(Question, oneshot::Sender<Answer>)>,
+    pub(crate) invitations: Arc<Invitations>,
+    pub(crate) reload: Arc<Notify>,
+}
+
+/// Asks a running control plane through its admin socket: the status code and the body.
+///
+/// # Errors
+/// When nobody listens there, or the answer is not complete in time or too large.
+pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
+    let asked = tokio::time::timeout(ASK_WAIT, ask_patiently(socket, method, path));
+    asked.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
+    let stream = UnixStream::connect(socket).await?;
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
+    let request = Request::builder().method(method).uri(path).header(HOST, "leno");
+    let request = request.body(Empty::<Bytes>::new()).map_err(io::Error::other)?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect();
+        let body = body.await.map_err(io::Error::other)?.to_bytes();
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    };
+    // The connection has to be driven as long as the exchange lasts, and no longer.
+    tokio::select! {
+        answered = exchange => answered,
+        error = async { connection.await.err() } => match error {
+            Some(error) => Err(io::Error::other(error)),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        },
+    }
+}
+
+/// Opens the socket for its owner only, in place of one that nobody listens on any more.
+pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
+    if UnixStream::connect(path).await.is_ok() {
+        return Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another control plane runs with this data directory: stop it, or use another one",
+        ));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // The directory is only its owner's, so that nobody is faster than the permissions.
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Answers until told to stop, then removes the socket.
+pub(crate) async fn serve(
+    listener: UnixListener,
+    path: PathBuf,
+    admin: Arc<Admin>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = next(&listener, &slots) => accepted,
+        };
+        match accepted {
+            Ok((stream, slot)) => {
+                let admin = Arc::clone(&admin);
+                connections.spawn(async move {
+                    serve_one(stream, admin).await;
+                    drop(slot);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the admin socket fails; waiting a moment");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    std::fs::remove_file(&path).ok();
+}
+
+/// The next connection, once there is a slot for it.
+async fn next(
+    listener: &UnixListener,
+    slots: &Arc<Semaphore>,
+) -> io::Result<(UnixStream, OwnedSemaphorePermit)> {
+    let slot = Arc::clone(slots).acquire_owned().await;
+    let slot = slot.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, slot))
+}
+
+async fn serve_one(stream: UnixStream, admin: Arc<Admin>) {
+    let service = service_fn(move |request| {
+        let admin = Arc::clone(&admin);
+        async move { Ok::<_, Infallible>(answer(&admin, request).await) }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "an admin connection ended badly");
+    }
+}
+
+async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let question = match (request.method(), request.uri().path()) {
+        (&Method::POST, "/token") => return token(admin, request.uri().query()),
+        (&Method::POST, "/reload") => {
+            admin.reload.notify_one();
+            return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
+        }
+        (&Method::GET | &Method::HEAD, path) => match question(path) {
+            Some(question) => question,
+            None => return text(StatusCode::NOT_FOUND, INDEX.to_owned()),
+        },
+        _ => return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
+    };
+    let (sender, answer) = oneshot::channel();
+    if admin.questions.send((question, sender)).await.is_err() {
+        return stopping();
+    }
+    match answer.await {
+        Ok(Answer::Json(value)) => {
+            typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
+        }
+        Ok(Answer::Text(page)) => typed(StatusCode::OK, "text/plain; version=0.0.4", page),
+        Err(_) => stopping(),
+    }
+}
+
+fn question(path: &str) -> Option<Question> {
+    Some(match path {
+        "/certificates" => Question::Certificates,
+        "/metrics" => Question::Metrics,
+        "/policies" => Question::Policies,
+        "/proxies" => Question::Proxies,
+        "/rejected" => Question::Rejected,
+        "/routes" => Question::Routes,
+        "/services" => Question::Services,
+        "/status" => Question::Status,
+        "/workloads" => Question::Workloads,
+        _ => return None,
+    })
+}
+
+/// A join bundle, as the text of a token file.
+fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
+    let parameter = |name: &str| {
+        let mut pairs =
+            query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
+    };
+    let name = parameter("workload").map(|name| name.replace("%2F", "/").replace("%2f", "/"));
+    let lifetime = parameter("lifetime_ms").map(str::parse).transpose();
+    let (Some(Ok(workload)), Ok(lifetime)) =
+        (name.map(|name| name.parse::<WorkloadName>()), lifetime)
+    else {
+        let remedy = "say for whom: POST /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER]\n";
+        return text(StatusCode::BAD_REQUEST, remedy.to_owned());
+    };
+    let lifetime = lifetime.map(Duration::from_millis);
+    match admin.invitations.invite(&workload, lifetime, SystemTime::now()) {
+        Ok(bundle) => text(StatusCode::OK, bundle.render()),
+        Err(error @ InviteError::UnknownWorkload(_)) => {
+            text(StatusCode::NOT_FOUND, format!("{error}\n"))
+        }
+        Err(InviteError::Tokens(error)) if error.kind() == io::ErrorKind::InvalidInput => {
+            text(StatusCode::BAD_REQUEST, format!("{error}\n"))
+        }
+        Err(error @ InviteError::Tokens(_)) => {
+            tracing::error!(%error, "a join token cannot be made");
+            text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
+        }
+    }
+}
+
+fn stopping() -> Response<Full<Bytes>> {
+    let reason = "the control plane is shutting down\n";
+    text(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
+}
+
+fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    typed(status, "text/plain; charset=utf-8", body)
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /routes \
+                     /policies /rejected /status /metrics, POST \
+                     /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
+
+/// Admin connections at once; more wait.
+const CONNECTIONS_MAX: usize = 16;
+
+/// From the first byte of an admin request's head to its last.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// When the system has no more descriptors, asking again at once would only burn time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long [`ask`] waits for the whole answer.
+const ASK_WAIT: Duration = Duration::from_secs(10);
+
+/// The longest answer that [`ask`] reads: a hundred thousand workloads.
+const ANSWER_BYTES_MAX: usize = 64 << 20;

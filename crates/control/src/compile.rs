@@ -1,0 +1,72 @@
+//! From the mesh to what one workload's sidecar should know: pure, and the same each time.
+
+mod access;
+mod plan;
+mod service;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{ServiceName, Snapshot, Workload};
+
+use self::plan::plan;
+use self::service::backends;
+use crate::mesh::Mesh;
+
+pub(crate) use self::access::missing;
+pub(crate) use self::service::{Viewer, Views, view};
+
+/// What one workload's sidecar should know, before it is numbered and sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct World {
+    pub(crate) snapshot: Arc<Snapshot>,
+    /// Services that are wanted, or named by a rule, and do not exist.
+    pub(crate) absent: BTreeSet<ServiceName>,
+}
+
+/// The services that a workload uses: through its fixed doors, and those it subscribed to.
+pub(crate) fn wanted(
+    workload: &Workload,
+    subscriptions: &BTreeSet<ServiceName>,
+) -> BTreeSet<ServiceName> {
+    let doors = workload.doors.iter().map(|door| &door.service);
+    doors.chain(subscriptions).cloned().collect()
+}
+
+/// Compiles what a workload should know: its plan, the services it wants, and the backends that
+/// their routes name.
+///
+/// Requests reach a backend directly, whatever routes it has itself. But its sidecar may also be
+/// asked for it by name, and then those count: so they are there, and their backends with them.
+pub(crate) fn world(
+    mesh: &Mesh,
+    workload: &Workload,
+    wanted: &BTreeSet<ServiceName>,
+    views: &mut Views,
+) -> World {
+    let viewer = Viewer::of(mesh, workload);
+    let mut services = BTreeMap::new();
+    let mut absent = BTreeSet::new();
+    let mut open: Vec<ServiceName> = wanted.iter().cloned().collect();
+    // Ends: each name is looked at once, and names come from services that exist.
+    while let Some(name) = open.pop() {
+        if services.contains_key(&name) || absent.contains(&name) {
+            continue;
+        }
+        match views.view(mesh, &viewer, &name) {
+            Some(view) => {
+                open.extend(backends(&view).cloned());
+                services.insert(name, view);
+            }
+            None => {
+                absent.insert(name);
+            }
+        }
+    }
+    let plan = Arc::new(plan(mesh, workload));
+    let snapshot = Arc::new(Snapshot { plan, services });
+    World { snapshot, absent }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Who may come in: the policies that name an account as destination, with all they refer to.
+
+use leno_model::{
+    Access, AccessRule, HttpRouteGroup, PortSet, RequestMatch, ServiceAccount, TargetRule,
+    TrafficTarget,
+};
+
+use crate::mesh::Mesh;
+
+/// Compiles what is allowed to workloads under `account`: in strict mode one rule for each
+/// `TrafficTarget` whose destination it is, and nothing without any.
+pub(super) fn access(mesh: &Mesh, account: &ServiceAccount) -> Access {
+    if !mesh.is_strict() {
+        return Access::Permissive;
+    }
+    let rules = mesh.targets_of(account).map(|target| rule(mesh, target));
+    Access::Strict(rules.collect())
+}
+
+/// What a policy refers to and is not there, as sentences for its author. It allows the rest.
+pub(crate) fn missing(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
+    let mut missing = Vec::new();
+    for rule in &target.rules {
+        match rule {
+            TargetRule::Http { group, matches } => match mesh.group(group) {
+                None => missing.push(format!("HTTPRouteGroup {group} does not exist")),
+                Some(found) => {
+                    let unknown = matches.iter().filter(|name| named(found, name).is_none());
+                    let sentence =
+                        |name| format!("HTTPRouteGroup {group} has no match named `{name}`");
+                    missing.extend(unknown.map(sentence));
+                }
+            },
+            TargetRule::Tcp { route } if mesh.tcp_route(route).is_none() => {
+                missing.push(format!("TCPRoute {route} does not exist"));
+            }
+            TargetRule::Tcp { .. } => {}
+        }
+    }
+    missing
+}
+
+/// What is missing allows nothing: a group, a match in it, a `TCPRoute`.
+fn rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
+    let mut http: Vec<RequestMatch> = Vec::new();
+    let mut tcp = PortSet::Only(Vec::new());
+    for rule in &target.rules {
+        match rule {
+            TargetRule::Http { group, matches } => {
+                let group = mesh.group(group);
+                let allowed = group
+                    .into_iter()
+                    .flat_map(|group| matches.iter().filter_map(|name| named(group, name)));
+                for request in allowed {
+                    if !http.contains(request) {
+                        http.push(request.clone());
+                    }
+                }
+            }
+            TargetRule::Tcp { route } => {
+                if let Some(route) = mesh.tcp_route(route) {
+                    tcp = union(tcp, &route.ports);
+                }
+            }
+        }
+    }
+    AccessRule { policy: target.name.clone(), sources: target.sources.clone(), http, tcp }
+}
+
+fn named<'a>(group: &'a HttpRouteGroup, name: &str) -> Option<&'a RequestMatch> {
+    let found = group.matches.iter().find(|named| named.name == name);
+    found.map(|named| &named.request)
+}
+
+fn union(ports: PortSet, more: &PortSet) -> PortSet {
+    match (ports, more) {
+        (PortSet::Only(mut ports), PortSet::Only(more)) => {
+            ports.extend(more);
+            ports.sort_unstable();
+            ports.dedup();
+            PortSet::Only(ports)
+        }
+        _ => PortSet::All,
+    }
+}

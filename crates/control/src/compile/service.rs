@@ -1,0 +1,239 @@
+//! A service as one client sees it: whether it may call, its ports, their rules and endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{
+    Endpoint, EndpointId, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
+    ServiceName, ServicePort, ServiceView, TargetPort, Workload,
+};
+
+use crate::mesh::{Mesh, Touched};
+
+/// Through whose eyes a service is seen.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Viewer {
+    /// Anybody's: in permissive mode all clients see the same.
+    Anybody,
+    /// Those of clients under this account.
+    Account(ServiceAccount),
+}
+
+impl Viewer {
+    pub(crate) fn of(mesh: &Mesh, client: &Workload) -> Self {
+        match mesh.is_strict() {
+            true => Self::Account(client.account.clone()),
+            false => Self::Anybody,
+        }
+    }
+}
+
+/// Compiles how a service looks.
+///
+/// In strict mode a client may call a service when a policy lets it call the account of some
+/// workload behind the service, or behind a backend of its routes; endpoints under other accounts
+/// are left out. A service without workloads has no account that a policy could name: it is
+/// denied, as no policy allows it, and never opened by emptiness.
+pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
+    let permitted = match viewer {
+        Viewer::Anybody => Permitted::All,
+        Viewer::Account(account) => Permitted::Only(mesh.destinations(account)),
+    };
+    let ports = service.ports.iter().map(|port| {
+        let (routed, rules) = rules(mesh, &service.name, port.port);
+        let view = PortView {
+            name: port.name.clone(),
+            protocol: protocol(mesh, service, port),
+            routed,
+            rules,
+            endpoints: endpoints(mesh, service, port, &permitted),
+        };
+        (port.port, view)
+    });
+    let mut view =
+        ServiceView { name: service.name.clone(), reach: Reach::Allowed, ports: ports.collect() };
+    if !may_reach(mesh, &view, &permitted) {
+        view.reach = Reach::Denied;
+        view.ports.clear();
+    }
+    view
+}
+
+/// The services that the rules of a view name.
+pub(crate) fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
+    let rules = view.ports.values().flat_map(|port| &port.rules);
+    rules.flat_map(|rule| rule.backends.iter().map(|backend| &backend.service))
+}
+
+/// The port of a workload's application that a service port leads to.
+pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u16> {
+    match target {
+        TargetPort::Number(number) => Some(*number),
+        TargetPort::Name(name) => {
+            let named = |port: &&leno_model::WorkloadPort| port.name.as_ref() == Some(name);
+            workload.ports.iter().find(named).map(|port| port.port)
+        }
+    }
+}
+
+/// Views that were compiled, shared by all who see the same.
+#[derive(Debug, Default)]
+pub(crate) struct Views(BTreeMap<(ServiceName, Viewer), Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    view: Arc<ServiceView>,
+    /// Whether something it was compiled from may have changed since.
+    stale: bool,
+}
+
+impl Views {
+    /// How a service looks; `None` when it does not exist. What did not change is the same [`Arc`]
+    /// as before.
+    pub(crate) fn view(
+        &mut self,
+        mesh: &Mesh,
+        viewer: &Viewer,
+        name: &ServiceName,
+    ) -> Option<Arc<ServiceView>> {
+        let key = (name.clone(), viewer.clone());
+        let Some(service) = mesh.service(name) else {
+            self.0.remove(&key);
+            return None;
+        };
+        let old = match self.0.get_mut(&key) {
+            Some(kept) if !kept.stale => return Some(Arc::clone(&kept.view)),
+            Some(kept) => Some(Arc::clone(&kept.view)),
+            None => None,
+        };
+        let view = renewed(view(mesh, viewer, service), old);
+        let kept = Kept { view: Arc::clone(&view), stale: false };
+        self.0.insert(key, kept);
+        Some(view)
+    }
+
+    /// Takes note of what may look different now.
+    pub(crate) fn doubt(&mut self, touched: &Touched) {
+        for ((service, viewer), kept) in &mut self.0 {
+            let of_account = match viewer {
+                Viewer::Anybody => false,
+                Viewer::Account(account) => touched.accounts.contains(account),
+            };
+            kept.stale |= touched.everybody || of_account || touched.services.contains(service);
+        }
+    }
+
+    /// Forgets what nobody holds any more.
+    pub(crate) fn sweep(&mut self) {
+        self.0.retain(|_, kept| Arc::strong_count(&kept.view) > 1);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Which accounts a client may call.
+enum Permitted<'a> {
+    All,
+    Only(BTreeSet<&'a ServiceAccount>),
+}
+
+impl Permitted<'_> {
+    fn allows(&self, account: &ServiceAccount) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(accounts) => accounts.contains(account),
+        }
+    }
+}
+
+fn may_reach(mesh: &Mesh, view: &ServiceView, permitted: &Permitted<'_>) -> bool {
+    if matches!(permitted, Permitted::All) {
+        return true;
+    }
+    let services = std::iter::once(&view.name).chain(backends(view));
+    let mut workloads = services.flat_map(|name| mesh.behind(name));
+    workloads.any(|workload| permitted.allows(&workload.account))
+}
+
+/// Whether routes are attached to a port, and their rules in order of route and document. A
+/// backend that does not exist keeps its share: those requests are answered 500.
+fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>) {
+    let attached = mesh.routes_of(service).filter(|route| {
+        let mut parents = route.parents.iter();
+        parents.any(|p| p.service == *service && p.port.is_none_or(|number| number == port))
+    });
+    let mut routed = false;
+    let mut rules = Vec::new();
+    for route in attached {
+        routed = true;
+        rules.extend(route.rules.iter().cloned());
+    }
+    (routed, rules)
+}
+
+/// What the service says; otherwise what its workloads agree on; otherwise it is detected.
+fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
+    if let Some(protocol) = port.protocol {
+        return protocol;
+    }
+    let spoken = mesh.behind(&service.name).filter_map(|workload| {
+        let number = target_port(&port.target, workload)?;
+        let found = workload.ports.iter().find(|port| port.port == number)?;
+        Some(found.protocol)
+    });
+    let spoken: BTreeSet<Protocol> = spoken.collect();
+    match (spoken.first(), spoken.len()) {
+        (Some(protocol), 1) => *protocol,
+        _ => Protocol::Detect,
+    }
+}
+
+/// Where a port is reached, ordered by id: ids differ in the workload only.
+fn endpoints(
+    mesh: &Mesh,
+    service: &Service,
+    port: &ServicePort,
+    permitted: &Permitted<'_>,
+) -> Vec<Arc<Endpoint>> {
+    let workloads = mesh.behind(&service.name);
+    let workloads = workloads.filter(|workload| permitted.allows(&workload.account));
+    let endpoints = workloads.filter_map(|workload| {
+        let number = target_port(&port.target, workload)?;
+        let address = *mesh.listeners(&workload.name)?.get(&number)?;
+        Some(Arc::new(Endpoint {
+            id: EndpointId {
+                service: service.name.clone(),
+                port: port.port,
+                workload: workload.name.clone(),
+            },
+            address,
+            account: workload.account.clone(),
+        }))
+    });
+    endpoints.collect()
+}
+
+/// The old view when it is equal; otherwise the new one with all endpoints that are.
+fn renewed(mut new: ServiceView, old: Option<Arc<ServiceView>>) -> Arc<ServiceView> {
+    let Some(old) = old else {
+        return Arc::new(new);
+    };
+    if *old == new {
+        return old;
+    }
+    for (number, port) in &mut new.ports {
+        let before = old.ports.get(number).map_or(&[][..], |port| &port.endpoints);
+        for endpoint in &mut port.endpoints {
+            let found = before.binary_search_by(|old| old.id.cmp(&endpoint.id));
+            if let Some(same) = found.ok().and_then(|at| before.get(at))
+                && same == endpoint
+            {
+                *endpoint = Arc::clone(same);
+            }
+        }
+    }
+    Arc::new(new)
+}

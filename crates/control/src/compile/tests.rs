@@ -1,0 +1,410 @@
+//! Tests of the compiler: what one workload knows, as text.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use expect_test::{Expect, expect};
+use leno_model::{Access, PathMatch, PortSet, Reach, ServiceName, Snapshot};
+
+use super::*;
+use crate::fixture::{BOOKINFO, mesh, service, strict, workload};
+
+/// Compiles what `client` knows when it uses `services`, and compares it as text.
+#[track_caller]
+fn check(yaml: &str, client: &str, services: &[&str], expected: &Expect) {
+    let mesh = mesh(yaml);
+    let services: BTreeSet<ServiceName> = services.iter().map(|name| service(name)).collect();
+    let client = mesh.workload(&workload(client)).unwrap();
+    let wanted = wanted(client, &services);
+    let world = world(&mesh, client, &wanted, &mut Views::default());
+    expected.assert_eq(&render(&world));
+}
+
+fn render(world: &World) -> String {
+    let mut out = String::new();
+    let Snapshot { plan, services } = &*world.snapshot;
+    writeln!(out, "{} is {} at {}", plan.workload, plan.account, plan.address).unwrap();
+    for (port, service) in &plan.served {
+        writeln!(out, "  serves {service} on {port}").unwrap();
+    }
+    for door in &plan.doors {
+        writeln!(out, "  door {} to {}:{}", door.listen, door.service, door.port).unwrap();
+    }
+    match &plan.access {
+        Access::Permissive => writeln!(out, "  lets everybody in").unwrap(),
+        Access::Strict(rules) => {
+            writeln!(out, "  lets in by {} rules", rules.len()).unwrap();
+            for rule in rules {
+                let http = rule.http.iter().map(|request| match &request.path {
+                    PathMatch::Regex(regex) => format!("{:?} {regex}", request.methods),
+                    other => format!("{:?} {other:?}", request.methods),
+                });
+                let http: Vec<String> = http.collect();
+                let tcp = match &rule.tcp {
+                    PortSet::All => "all".to_owned(),
+                    PortSet::Only(ports) => format!("{ports:?}"),
+                };
+                writeln!(out, "    {}: {:?} http {http:?} tcp {tcp}", rule.policy, rule.sources)
+                    .unwrap();
+            }
+        }
+    }
+    for view in services.values() {
+        writeln!(out, "{} {:?}", view.name, view.reach).unwrap();
+        for (number, port) in &view.ports {
+            let routed = if port.routed { " routed" } else { "" };
+            writeln!(out, "  {number} {}{routed}", port.protocol).unwrap();
+            for rule in &port.rules {
+                let backends = rule.backends.iter();
+                let backends: Vec<String> =
+                    backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
+                writeln!(out, "    by {} to {}", rule.route, backends.join(" ")).unwrap();
+            }
+            for endpoint in &port.endpoints {
+                let (name, account) = (&endpoint.id.workload, &endpoint.account);
+                writeln!(out, "    {} {name} as {account}", endpoint.address).unwrap();
+            }
+        }
+    }
+    for name in &world.absent {
+        writeln!(out, "{name} does not exist").unwrap();
+    }
+    out
+}
+
+#[test]
+fn a_client_knows_the_services_behind_its_doors_and_their_backends() {
+    check(
+        BOOKINFO,
+        "productpage-1",
+        &[],
+        &expect![[r#"
+        bookinfo/productpage-1 is bookinfo/productpage at 127.0.0.1
+          serves bookinfo/productpage on 9080
+          door 127.0.0.1:19080 to bookinfo/reviews:9080
+          lets everybody in
+        bookinfo/reviews Allowed
+          9080 HTTP routed
+            by bookinfo/reviews to bookinfo/reviews-v1:9080*90 bookinfo/reviews-v2:9080*10
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+            10.0.0.4:19083 bookinfo/reviews-v2-1 as bookinfo/reviews-beta
+        bookinfo/reviews-v1 Allowed
+          9080 HTTP
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+        bookinfo/reviews-v2 Allowed
+          9080 HTTP
+            10.0.0.4:19083 bookinfo/reviews-v2-1 as bookinfo/reviews-beta
+    "#]],
+    );
+}
+
+#[test]
+fn a_client_knows_what_it_subscribed_to_and_what_does_not_exist() {
+    check(
+        BOOKINFO,
+        "stranger-1",
+        &["details", "nowhere"],
+        &expect![[r#"
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+          lets everybody in
+        bookinfo/details Allowed
+          9080 HTTP
+            10.0.0.1:19081 bookinfo/details-1 as bookinfo/details
+        bookinfo/nowhere does not exist
+    "#]],
+    );
+}
+
+#[test]
+fn a_port_is_counted_under_the_least_specific_service() {
+    check(
+        BOOKINFO,
+        "reviews-v1-1",
+        &[],
+        &expect![[r#"
+        bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
+          serves bookinfo/reviews on 9082
+          lets everybody in
+    "#]],
+    );
+}
+
+#[test]
+fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoints() {
+    check(
+        &strict(""),
+        "productpage-1",
+        &["details"],
+        &expect![[r#"
+        bookinfo/productpage-1 is bookinfo/productpage at 127.0.0.1
+          serves bookinfo/productpage on 9080
+          door 127.0.0.1:19080 to bookinfo/reviews:9080
+          lets in by 0 rules
+        bookinfo/details Denied
+        bookinfo/reviews Allowed
+          9080 HTTP routed
+            by bookinfo/reviews to bookinfo/reviews-v1:9080*90 bookinfo/reviews-v2:9080*10
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+        bookinfo/reviews-v1 Allowed
+          9080 HTTP
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+        bookinfo/reviews-v2 Denied
+    "#]],
+    );
+}
+
+#[test]
+fn a_strict_client_that_no_policy_names_is_denied_everything() {
+    check(
+        &strict(""),
+        "stranger-1",
+        &["reviews", "reviews-v1", "details"],
+        &expect![[r#"
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+          lets in by 0 rules
+        bookinfo/details Denied
+        bookinfo/reviews Denied
+        bookinfo/reviews-v1 Denied
+    "#]],
+    );
+}
+
+#[test]
+fn a_strict_server_lets_in_what_its_policies_say() {
+    check(
+        &strict(""),
+        "reviews-v1-1",
+        &[],
+        &expect![[r#"
+        bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
+          serves bookinfo/reviews on 9082
+          lets in by 1 rules
+            bookinfo/reviews: [bookinfo/productpage] http ["[\"GET\"] /reviews/[0-9]+"] tcp []
+    "#]],
+    );
+}
+
+#[test]
+fn a_strict_server_without_policy_lets_nobody_in() {
+    check(
+        &strict(""),
+        "details-1",
+        &[],
+        &expect![[r#"
+        bookinfo/details-1 is bookinfo/details at 127.0.0.1
+          serves bookinfo/details on 9081
+          lets in by 0 rules
+    "#]],
+    );
+}
+
+#[test]
+fn policies_for_one_account_stand_side_by_side() {
+    let more = r#"
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: more, namespace: bookinfo}
+spec:
+  destination: {kind: ServiceAccount, name: reviews, namespace: bookinfo}
+  sources: [{kind: ServiceAccount, name: stranger, namespace: bookinfo}]
+  rules:
+  - {kind: HTTPRouteGroup, name: reviews, matches: [write, read, read]}
+  - {kind: TCPRoute, name: one}
+  - {kind: TCPRoute, name: two}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {name: one, namespace: bookinfo}
+spec: {matches: {ports: [9083, 9082]}}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {name: two, namespace: bookinfo}
+spec: {matches: {ports: [9082, 70]}}
+"#;
+    check(
+        &strict(more),
+        "reviews-v1-1",
+        &[],
+        &expect![[r#"
+        bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
+          serves bookinfo/reviews on 9082
+          lets in by 2 rules
+            bookinfo/more: [bookinfo/stranger] http ["[\"PUT\"] /reviews/[0-9]+", "[\"GET\"] /reviews/[0-9]+"] tcp [70, 9082, 9083]
+            bookinfo/reviews: [bookinfo/productpage] http ["[\"GET\"] /reviews/[0-9]+"] tcp []
+    "#]],
+    );
+    check(
+        &strict(more),
+        "stranger-1",
+        &["reviews-v1", "reviews-v2"],
+        &expect![[r#"
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+          lets in by 0 rules
+        bookinfo/reviews-v1 Allowed
+          9080 HTTP
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+        bookinfo/reviews-v2 Denied
+    "#]],
+    );
+}
+
+#[test]
+fn what_a_policy_refers_to_and_is_missing_allows_nothing_and_is_told() {
+    let more = r#"
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: broken, namespace: bookinfo}
+spec:
+  destination: {kind: ServiceAccount, name: details, namespace: bookinfo}
+  sources: [{kind: ServiceAccount, name: productpage, namespace: bookinfo}]
+  rules:
+  - {kind: HTTPRouteGroup, name: nowhere, matches: [read]}
+  - {kind: HTTPRouteGroup, name: reviews, matches: [reed]}
+  - {kind: TCPRoute, name: nothing}
+"#;
+    check(
+        &strict(more),
+        "details-1",
+        &[],
+        &expect![[r#"
+        bookinfo/details-1 is bookinfo/details at 127.0.0.1
+          serves bookinfo/details on 9081
+          lets in by 1 rules
+            bookinfo/broken: [bookinfo/productpage] http [] tcp []
+    "#]],
+    );
+    let mesh = mesh(&strict(more));
+    let target = mesh.targets().next().unwrap();
+    expect![[r#"
+        [
+            "HTTPRouteGroup bookinfo/nowhere does not exist",
+            "HTTPRouteGroup bookinfo/reviews has no match named `reed`",
+            "TCPRoute bookinfo/nothing does not exist",
+        ]
+    "#]]
+    .assert_debug_eq(&missing(&mesh, target));
+}
+
+#[test]
+fn a_tcp_route_without_ports_opens_all_of_them() {
+    let more = r#"
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: all, namespace: bookinfo}
+spec:
+  destination: {kind: ServiceAccount, name: details, namespace: bookinfo}
+  sources: [{kind: ServiceAccount, name: productpage, namespace: bookinfo}]
+  rules: [{kind: TCPRoute, name: all}]
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {name: all, namespace: bookinfo}
+spec: {matches: {}}
+"#;
+    check(
+        &strict(more),
+        "details-1",
+        &[],
+        &expect![[r#"
+        bookinfo/details-1 is bookinfo/details at 127.0.0.1
+          serves bookinfo/details on 9081
+          lets in by 1 rules
+            bookinfo/all: [bookinfo/productpage] http [] tcp all
+    "#]],
+    );
+}
+
+#[test]
+fn a_service_without_workloads_is_open_in_permissive_and_closed_in_strict_mode() {
+    let empty = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: bookinfo}
+spec: {selector: {app: nobody}, ports: [{port: 80}]}
+"#;
+    let reach = |yaml: &str| {
+        let mesh = mesh(yaml);
+        let client = mesh.workload(&workload("productpage-1")).unwrap();
+        let viewer = Viewer::of(&mesh, client);
+        let view = view(&mesh, &viewer, mesh.service(&service("empty")).unwrap());
+        (view.reach, view.ports.len())
+    };
+    assert_eq!(reach(&format!("{BOOKINFO}{empty}")), (Reach::Allowed, 1));
+    assert_eq!(reach(&strict(empty)), (Reach::Denied, 0));
+}
+
+#[test]
+fn the_backends_of_backends_are_known_too_and_circles_end() {
+    let more = r#"
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: back, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews-v2}]
+  rules:
+  - backendRefs: [{name: details, port: 9080}, {name: reviews, port: 9080}, {name: gone, port: 1}]
+"#;
+    let mesh = mesh(&format!("{BOOKINFO}{more}"));
+    let client = mesh.workload(&workload("stranger-1")).unwrap();
+    let wanted = BTreeSet::from([service("reviews")]);
+    let world = world(&mesh, client, &wanted, &mut Views::default());
+    let known: Vec<&ServiceName> = world.snapshot.services.keys().collect();
+    let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service);
+    assert_eq!(known, expected.iter().collect::<Vec<_>>());
+    assert_eq!(world.absent, BTreeSet::from([service("gone")]));
+}
+
+#[test]
+fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
+    let with = |port: &str, v2: &str| {
+        let yaml = BOOKINFO
+            .replace("port: 9083, protocol: HTTP", &format!("port: 9083, protocol: {v2}"))
+            .replace(
+                "spec: {selector: {app: reviews}, ports: [{name: http, port: 9080",
+                &format!("spec: {{selector: {{app: reviews}}, ports: [{{{port}port: 9080"),
+            );
+        let mesh = mesh(&yaml);
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        view(&mesh, &Viewer::Anybody, reviews).ports[&9080].protocol.as_str()
+    };
+    assert_eq!(with("", "HTTP"), "HTTP");
+    assert_eq!(with("", "TCP"), "detect");
+    assert_eq!(with("appProtocol: tcp, ", "HTTP"), "TCP");
+}
+
+#[test]
+fn views_that_did_not_change_stay_the_same_and_changed_ones_keep_their_endpoints() {
+    let mut mesh = mesh(BOOKINFO);
+    let mut views = Views::default();
+    let (name, viewer) = (service("reviews"), Viewer::Anybody);
+    let before = views.view(&mesh, &viewer, &name).unwrap();
+    let mut touched = mesh.listen(&workload("details-1"), None);
+    touched.everybody = true;
+    views.doubt(&touched);
+    let same = views.view(&mesh, &viewer, &name).unwrap();
+    assert!(Arc::ptr_eq(&before, &same));
+    views.doubt(&mesh.listen(&workload("reviews-v2-1"), None));
+    let after = views.view(&mesh, &viewer, &name).unwrap();
+    assert_eq!((before.ports[&9080].endpoints.len(), after.ports[&9080].endpoints.len()), (2, 1));
+    assert!(Arc::ptr_eq(&before.ports[&9080].endpoints[0], &after.ports[&9080].endpoints[0]));
+    drop((before, same, after));
+    views.sweep();
+    assert_eq!(views.len(), 0);
+}
+
+#[test]
+fn explaining_assumes_that_every_application_is_where_it_says() {
+    let objects = crate::fixture::objects(&strict(""));
+    let client = workload("productpage-1");
+    let snapshot = crate::snapshot_for(&objects, &client, &[service("reviews-v1")]).unwrap();
+    let endpoints = &snapshot.services[&service("reviews-v1")].ports[&9080].endpoints;
+    assert_eq!(endpoints[0].address.to_string(), "127.0.0.1:9082");
+    let error = crate::snapshot_for(&objects, &workload("nobody"), &[]).unwrap_err();
+    assert!(error.to_string().contains("bookinfo/details-1"), "{error}");
+}

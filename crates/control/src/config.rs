@@ -1,0 +1,112 @@
+//! What a control plane is told at its start: addresses, files, limits and times.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use leno_identity::{LEAF_LIFETIME, TOKEN_LIFETIME};
+
+/// What a control plane is told at its start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where it listens for proxies; port 0 lets the kernel choose.
+    pub listen: SocketAddr,
+    /// The address that join bundles name, when proxies reach it by another one than `listen`.
+    pub advertise: Option<SocketAddr>,
+    /// Where the authority's root, unused tokens and the admin socket are kept (mode 0700).
+    pub data: PathBuf,
+    /// Files and directories of YAML with the facts.
+    pub sources: Vec<PathBuf>,
+    /// How long certificates live, its own included.
+    pub certificate_lifetime: Duration,
+    /// How long a join token may wait for its use.
+    pub token_lifetime: Duration,
+    /// How long it waits for what.
+    pub times: Times,
+    /// Bounds on what strangers can make it hold.
+    pub limits: Limits,
+}
+
+/// How long a control plane waits for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// A change is sent when nothing else has changed for this long,
+    pub quiet: Duration,
+    /// and at the latest after this long.
+    pub quiet_max: Duration,
+    /// How long endpoints stay when the stream of their sidecar ended without a word.
+    pub grace: Duration,
+    /// How long after the start, at most, services are held back whose sidecars have not all
+    /// come back yet: clients keep what they had instead of hearing of missing endpoints.
+    pub settle: Duration,
+    /// How long connections may take to end at a shutdown.
+    pub drain: Duration,
+}
+
+/// Bounds on what strangers can make a control plane hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once; more wait in the kernel.
+    pub connections: usize,
+    /// Connections at once whose peer is not known yet: handshakes and joins.
+    pub strangers: usize,
+    /// Of these, how many may be of one IP address; four times as many are let wait for that.
+    pub strangers_per_source: usize,
+    /// Until the first byte of a TLS handshake.
+    pub first_byte: Duration,
+    /// All of a TLS handshake, and before it the wait for a place.
+    pub handshake: Duration,
+    /// Services that one proxy may be subscribed to.
+    pub subscriptions: usize,
+}
+
+impl Config {
+    /// A control plane on loopback with every default.
+    #[must_use]
+    pub fn new(data: PathBuf, sources: Vec<PathBuf>) -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            advertise: None,
+            data,
+            sources,
+            certificate_lifetime: LEAF_LIFETIME,
+            token_lifetime: TOKEN_LIFETIME,
+            times: Times::default(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Where the admin socket is.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.data.join(SOCKET_FILE)
+    }
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            quiet: Duration::from_millis(20),
+            quiet_max: Duration::from_millis(200),
+            grace: Duration::from_secs(10),
+            settle: Duration::from_secs(5),
+            drain: Duration::from_secs(3),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            strangers: 256,
+            strangers_per_source: 128,
+            first_byte: Duration::from_secs(2),
+            handshake: Duration::from_secs(10),
+            subscriptions: 8192,
+        }
+    }
+}
+
+/// The admin socket's name in the data directory.
+const SOCKET_FILE: &str = "control.sock";

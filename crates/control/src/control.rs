@@ -1,0 +1,310 @@
+//! A running control plane: its parts, assembled, and the handle that ends them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use leno_discovery::ChangeId;
+use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens};
+use leno_model::{TrustDomain, Workload, WorkloadName};
+use leno_registry::Update;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::admin::{self, Admin};
+use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_tokens};
+use crate::config::Config;
+use crate::invite::{Invitations, InviteError};
+use crate::mesh::Mesh;
+use crate::owner::{Inbox, Owner, Told, own};
+use crate::part::{EndedUnexpectedly, Part, Parts};
+use crate::presence::{Presence, Start};
+use crate::publish::Audience;
+use crate::server::{Gauges, Guests, Server, accept};
+use crate::serving::{Serving, ServingError};
+use crate::status::Status;
+use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
+
+/// A running control plane. Dropping it ends it at once; [`Control::shutdown`] lets proxies know.
+#[derive(Debug)]
+pub struct Control {
+    address: SocketAddr,
+    socket: PathBuf,
+    trust_domain: TrustDomain,
+    invitations: Arc<Invitations>,
+    workloads: watch::Receiver<Arc<Vec<Workload>>>,
+    registered: watch::Receiver<Arc<BTreeSet<WorkloadName>>>,
+    status: watch::Receiver<Arc<Status>>,
+    reload: Arc<Notify>,
+    stop: watch::Sender<bool>,
+    parts: Parts,
+    tasks: JoinSet<()>,
+}
+
+impl Control {
+    /// Reads the facts, opens the authority and the listeners, and serves from then on, in tasks
+    /// of the runtime that this is called in.
+    ///
+    /// # Errors
+    /// [`StartError`] that names the part that cannot start. Refused documents are no error: they
+    /// are told at `/rejected`.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let mut tasks = JoinSet::new();
+        let reload = Arc::new(Notify::new());
+        let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
+        let stop = watch::Sender::new(false);
+        let parts = Parts::new(stop.clone());
+        let following = follow(config.sources.clone(), facts, Arc::clone(&reload));
+        tasks.spawn(parts.clone().run(Part::Watcher, following));
+        let first = updates.recv().await.ok_or(StartError::Registry)?;
+        let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
+        let authority = config.data.join(AUTHORITY_DIRECTORY);
+        let authority = Arc::new(Authority::open_or_create(&authority, &trust_domain, wall)?);
+        let tokens = Arc::new(open_tokens(&config.data, wall).map_err(StartError::Tokens)?);
+        let listener = TcpListener::bind(config.listen).await;
+        let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
+        let address = listener.local_addr();
+        let address = address.map_err(|cause| StartError::Listen(config.listen, cause))?;
+        let socket = config.socket();
+        let admin = admin::open(&socket).await;
+        let admin = admin.map_err(|cause| StartError::Admin { path: socket, cause })?;
+        let serving = Serving::new(Arc::clone(&authority), config.certificate_lifetime, wall)?;
+        let ground = Ground {
+            config,
+            authority,
+            tokens,
+            listener,
+            address,
+            admin,
+            serving,
+            reload,
+            stop,
+            parts,
+        };
+        Ok(ground.build(tasks, updates, first))
+    }
+
+    /// Where it listens for proxies.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where its admin socket is, for [`admin::ask`].
+    #[must_use]
+    pub fn socket(&self) -> &std::path::Path {
+        &self.socket
+    }
+
+    /// The trust domain of the mesh, fixed while it runs.
+    #[must_use]
+    pub fn trust_domain(&self) -> &TrustDomain {
+        &self.trust_domain
+    }
+
+    /// The roots that every member verifies the others by.
+    #[must_use]
+    pub fn roots(&self) -> &Roots {
+        &self.invitations.roots
+    }
+
+    /// Makes what a new proxy of this workload needs to join, with a new one-time token.
+    ///
+    /// # Errors
+    /// [`InviteError`] when there is no such workload, or the token cannot be kept.
+    pub fn mint_bundle(&self, workload: &WorkloadName) -> Result<JoinBundle, InviteError> {
+        self.invitations.invite(workload, None, SystemTime::now())
+    }
+
+    /// The workloads in force, in order of their names, now and whenever one changed.
+    #[must_use]
+    pub fn workloads(&self) -> watch::Receiver<Arc<Vec<Workload>>> {
+        self.workloads.clone()
+    }
+
+    /// How it stands, now and whenever something other than the age of changes is different.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Arc<Status>> {
+        self.status.clone()
+    }
+
+    /// Waits until the sidecar of a workload is connected and has opened every port.
+    ///
+    /// # Errors
+    /// [`Stopped`] when the control plane ends first.
+    pub async fn registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
+        let mut registered = self.registered.clone();
+        let found = registered.wait_for(|all| all.contains(workload)).await;
+        found.map(drop).map_err(|_| Stopped)
+    }
+
+    /// Reads the files again now, even if nothing seems to have changed.
+    pub fn reload(&self) {
+        self.reload.notify_one();
+    }
+
+    /// Waits until a part of it has ended although nobody asked for that, and says which; for
+    /// ever when all is well. Then it serves no longer what it should: shut it down and start
+    /// anew.
+    pub async fn ended(&self) -> EndedUnexpectedly {
+        self.parts.ended().await
+    }
+
+    /// Says goodbye to every proxy, waits for them for a bounded time, and ends. They keep their
+    /// last good world.
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// The control plane has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the control plane has ended")]
+pub struct Stopped;
+
+/// Why a control plane does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The files.
+    #[error("the files cannot be read")]
+    Registry,
+    /// The authority.
+    #[error("the certificate authority cannot be opened: {0}")]
+    Authority(#[from] AuthorityError),
+    /// The tokens.
+    #[error("the directory of join tokens cannot be opened: {0}")]
+    Tokens(#[source] io::Error),
+    /// The listener.
+    #[error("cannot listen on {0}: {1}; use another address")]
+    Listen(SocketAddr, #[source] io::Error),
+    /// The admin socket.
+    #[error("the admin socket {} cannot be opened: {cause}", path.display())]
+    Admin {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        cause: io::Error,
+    },
+    /// Its own certificate.
+    #[error("there is no certificate for the control plane itself: {0}")]
+    Serving(#[from] ServingError),
+}
+
+/// All that can fail has not failed.
+struct Ground {
+    config: Config,
+    authority: Arc<Authority>,
+    tokens: Arc<Tokens>,
+    listener: TcpListener,
+    address: SocketAddr,
+    admin: UnixListener,
+    serving: Serving,
+    reload: Arc<Notify>,
+    stop: watch::Sender<bool>,
+    parts: Parts,
+}
+
+impl Ground {
+    fn build(
+        self,
+        mut tasks: JoinSet<()>,
+        updates: mpsc::Receiver<Update>,
+        first: Update,
+    ) -> Control {
+        let (events, from_proxies) = mpsc::channel(EVENTS_MAX);
+        let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
+        let (guests, gauges) = (Arc::<Guests>::default(), Arc::<Gauges>::default());
+        let owner = self.owner(first, Arc::clone(&guests), Arc::clone(&gauges));
+        let (workloads, registered) =
+            (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
+        let status = owner.told.status.subscribe();
+        let invitations = Arc::new(self.invitations(workloads.clone()));
+        let server = Arc::new(Server {
+            limits: self.config.limits,
+            configs: self.serving.configs(),
+            events,
+            guests,
+            gauges,
+        });
+        let admin = Arc::new(Admin {
+            questions,
+            invitations: Arc::clone(&invitations),
+            reload: Arc::clone(&self.reload),
+        });
+        let inbox =
+            Inbox { updates, events: from_proxies, questions: asked, stop: self.stop.subscribe() };
+        let socket = self.config.socket();
+        let drain = self.config.times.drain;
+        let told = || self.stop.subscribe();
+        let parts = || self.parts.clone();
+        tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
+        let accepting = accept(self.listener, server, told(), drain);
+        tasks.spawn(parts().run(Part::Listener, accepting));
+        let answering = admin::serve(self.admin, socket.clone(), admin, told());
+        tasks.spawn(parts().run(Part::Admin, answering));
+        tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
+        Control {
+            address: self.address,
+            socket,
+            trust_domain: self.authority.trust_domain().clone(),
+            invitations,
+            workloads,
+            registered,
+            status,
+            reload: self.reload,
+            stop: self.stop,
+            parts: self.parts,
+            tasks,
+        }
+    }
+
+    fn owner(&self, first: Update, guests: Arc<Guests>, gauges: Arc<Gauges>) -> Owner {
+        let now = Instant::now();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Proxies keep the number of their last change on disk: ours go on after those of the
+        // control plane before us.
+        let number = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
+        let times = self.config.times;
+        let lifetime = self.config.certificate_lifetime;
+        let (authority, tokens) = (Arc::clone(&self.authority), Arc::clone(&self.tokens));
+        Owner {
+            times,
+            limits: self.config.limits,
+            mesh: Mesh::default(),
+            audience: Audience::new(times, ChangeId(number)),
+            presence: Presence::default(),
+            start: Start::new(now, times.settle),
+            certifier: Certifier::new(authority, tokens, lifetime),
+            remarks: Remarks::default(),
+            guests,
+            gauges,
+            told: Told::default(),
+            swept: now,
+        }
+        .with(first, self.authority.trust_domain())
+    }
+
+    fn invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
+        let known = Some(self.address).filter(|address| !address.ip().is_unspecified());
+        Invitations {
+            tokens: Arc::clone(&self.tokens),
+            roots: self.authority.roots(),
+            trust_domain: self.authority.trust_domain().clone(),
+            control: self.config.advertise.or(known),
+            lifetime: self.config.token_lifetime,
+            workloads,
+        }
+    }
+}
+
+/// Events of proxies that wait for the owner of the mesh; further ones wait in their connections.
+const EVENTS_MAX: usize = 1024;
+
+/// Questions of operators that wait for the owner of the mesh.
+const QUESTIONS_MAX: usize = 16;

@@ -1,0 +1,68 @@
+//! The same compilation on a laptop: a snapshot from objects alone, without a running mesh.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use leno_model::{Object, ServiceName, Snapshot, WorkloadName};
+
+use crate::compile::{Views, wanted, world};
+use crate::mesh::{Listeners, Mesh};
+
+/// What the sidecar of `client` would know if every workload were there, with these services and
+/// those behind its doors.
+///
+/// Endpoints are assumed: each workload's own address and ports. A service that does not exist is
+/// not in the snapshot.
+///
+/// # Errors
+/// [`UnknownWorkload`] when `client` is not among the objects.
+pub fn snapshot_for(
+    objects: &[Object],
+    client: &WorkloadName,
+    services: &[ServiceName],
+) -> Result<Snapshot, UnknownWorkload> {
+    let mut mesh: Mesh = objects.iter().cloned().collect();
+    let assumed: Vec<(WorkloadName, Listeners)> = mesh
+        .workloads()
+        .map(|workload| {
+            let numbers = workload.ports.iter().map(|port| port.port);
+            let listeners = numbers.map(|port| (port, SocketAddr::new(workload.address, port)));
+            (workload.name.clone(), listeners.collect())
+        })
+        .collect();
+    for (name, listeners) in assumed {
+        mesh.listen(&name, Some(listeners));
+    }
+    let Some(workload) = mesh.workload(client) else {
+        let known = mesh.workloads().map(|workload| workload.name.clone());
+        return Err(UnknownWorkload {
+            name: client.clone(),
+            known: known.take(NAMES_SHOWN_MAX).collect(),
+        });
+    };
+    let subscriptions: BTreeSet<ServiceName> = services.iter().cloned().collect();
+    let wanted = wanted(workload, &subscriptions);
+    let world = world(&mesh, workload, &wanted, &mut Views::default());
+    Ok(Snapshot::clone(&world.snapshot))
+}
+
+/// There is no workload of this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no Workload {name}; there are: {}", list(known))]
+pub struct UnknownWorkload {
+    /// The name.
+    pub name: WorkloadName,
+    /// Some that exist.
+    pub known: Vec<WorkloadName>,
+}
+
+fn list(names: &[WorkloadName]) -> String {
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    }
+}
+
+/// How many names an error lists.
+const NAMES_SHOWN_MAX: usize = 20;

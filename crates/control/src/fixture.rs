@@ -1,0 +1,233 @@
+//! For tests: meshes read from YAML, a bookinfo-like one, and random changes.
+
+use std::net::SocketAddr;
+
+use leno_model::{Change, Object, ObjectKey, ServiceName, WorkloadName};
+use leno_registry::read_str;
+
+use crate::mesh::{Listeners, Mesh};
+
+/// The objects of a YAML text, all of which must be good.
+pub(crate) fn objects(yaml: &str) -> Vec<Object> {
+    let (objects, rejected) = read_str("test.yaml", yaml);
+    assert!(rejected.is_empty(), "{rejected:#?}");
+    objects.into_iter().map(|(object, _)| object).collect()
+}
+
+/// A mesh in which the sidecar of every workload is there.
+pub(crate) fn mesh(yaml: &str) -> Mesh {
+    let mut mesh: Mesh = objects(yaml).into_iter().collect();
+    attend(&mut mesh);
+    mesh
+}
+
+/// Every sidecar is there: the one of the nth workload listens at 10.0.0.n.
+pub(crate) fn attend(mesh: &mut Mesh) {
+    let all: Vec<(WorkloadName, Listeners)> = mesh
+        .workloads()
+        .enumerate()
+        .map(|(index, workload)| {
+            let host = [10, 0, 0, u8::try_from(index + 1).unwrap()];
+            let ports = workload.ports.iter().map(|port| port.port);
+            let listeners = ports.map(|port| (port, SocketAddr::from((host, port + 10_000))));
+            (workload.name.clone(), listeners.collect())
+        })
+        .collect();
+    for (name, listeners) in all {
+        mesh.listen(&name, Some(listeners));
+    }
+}
+
+pub(crate) fn workload(name: &str) -> WorkloadName {
+    WorkloadName::new("bookinfo", name).unwrap()
+}
+
+pub(crate) fn service(name: &str) -> ServiceName {
+    ServiceName::new("bookinfo", name).unwrap()
+}
+
+/// Bookinfo, permissive: productpage calls details and reviews, which is split over two versions.
+pub(crate) const BOOKINFO: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: productpage-1, namespace: bookinfo, labels: {app: productpage}}
+spec:
+  serviceAccount: productpage
+  ports: [{name: http, port: 9080, protocol: HTTP}]
+  outbound: [{service: reviews.bookinfo, port: 9080, listen: "127.0.0.1:19080"}]
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: details-1, namespace: bookinfo, labels: {app: details}}
+spec: {serviceAccount: details, ports: [{name: http, port: 9081, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: reviews-v1-1, namespace: bookinfo, labels: {app: reviews, version: v1}}
+spec: {serviceAccount: reviews, ports: [{name: http, port: 9082, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: reviews-v2-1, namespace: bookinfo, labels: {app: reviews, version: v2}}
+spec: {serviceAccount: reviews-beta, ports: [{name: http, port: 9083, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stranger-1, namespace: bookinfo, labels: {app: stranger}}
+spec: {serviceAccount: stranger}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: productpage, namespace: bookinfo}
+spec: {selector: {app: productpage}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: details, namespace: bookinfo}
+spec: {selector: {app: details}, ports: [{name: http, port: 9080, targetPort: 9081}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: bookinfo}
+spec: {selector: {app: reviews}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews-v1, namespace: bookinfo}
+spec: {selector: {app: reviews, version: v1}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews-v2, namespace: bookinfo}
+spec: {selector: {app: reviews, version: v2}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews, port: 9080}]
+  rules:
+  - backendRefs: [{name: reviews-v1, port: 9080, weight: 90}, {name: reviews-v2, port: 9080, weight: 10}]
+"#;
+
+/// What makes [`BOOKINFO`] strict: productpage may read reviews v1, and nobody else anything.
+pub(crate) const STRICT: &str = r#"
+---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: strict}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  matches:
+  - {name: read, pathRegex: "/reviews/[0-9]+", methods: [GET]}
+  - {name: write, pathRegex: "/reviews/[0-9]+", methods: [PUT]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  destination: {kind: ServiceAccount, name: reviews, namespace: bookinfo}
+  sources: [{kind: ServiceAccount, name: productpage, namespace: bookinfo}]
+  rules: [{kind: HTTPRouteGroup, name: reviews, matches: [read]}]
+"#;
+
+/// [`BOOKINFO`] with [`STRICT`] and more documents.
+pub(crate) fn strict(more: &str) -> String {
+    format!("{BOOKINFO}{STRICT}{more}")
+}
+
+/// Random numbers from a seed (xorshift64*).
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let drawn = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(drawn).unwrap() % bound
+    }
+
+    pub(crate) fn pick<'a>(&mut self, words: &[&'a str]) -> &'a str {
+        words[self.below(words.len())]
+    }
+}
+
+/// Names in a small world, so that objects often refer to each other.
+pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
+
+/// A random change in that world.
+pub(crate) fn random_change(dice: &mut Dice) -> Change {
+    let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
+    let (port, other) = (dice.pick(&["80", "81"]), dice.pick(&["80", "81"]));
+    let head = |kind: &str, version: &str, more: &str| {
+        format!(
+            "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, namespace: bookinfo{more}}}\n"
+        )
+    };
+    let account =
+        |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
+    let yaml = match dice.below(9) {
+        0 => format!(
+            "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
+             outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
+            head(
+                "Workload",
+                "leno.dev/v1alpha1",
+                &format!(", labels: {{app: {one}, tier: {two}}}")
+            ),
+        ),
+        1 => format!(
+            "{}spec: {{serviceAccount: {three}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
+            head("Workload", "leno.dev/v1alpha1", &format!(", labels: {{app: {one}}}")),
+        ),
+        2 => format!(
+            "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
+            head("Service", "v1", ""),
+        ),
+        3 => format!(
+            "{}spec: {{selector: {{app: {one}, tier: {two}}}, ports: [{{port: 80, targetPort: {three}}}]}}",
+            head("Service", "v1", ""),
+        ),
+        4 => format!(
+            "{}spec: {{parentRefs: [{{group: \"\", kind: Service, name: {one}, port: {port}}}], \
+             rules: [{{backendRefs: [{{name: {two}, port: 80}}, {{name: {three}, port: {other}}}]}}]}}",
+            head("HTTPRoute", "gateway.networking.k8s.io/v1", ""),
+        ),
+        5 => format!(
+            "{}spec: {{destination: {}, sources: [{}, {}], rules: \
+             [{{kind: HTTPRouteGroup, name: {one}, matches: [{two}]}}, {{kind: TCPRoute, name: {three}}}]}}",
+            head("TrafficTarget", "access.smi-spec.io/v1alpha3", ""),
+            account(one),
+            account(two),
+            account(three),
+        ),
+        6 => format!(
+            "{}spec: {{matches: [{{name: {one}, pathRegex: \"/{two}\"}}]}}",
+            head("HTTPRouteGroup", "specs.smi-spec.io/v1alpha4", ""),
+        ),
+        7 => format!(
+            "{}spec: {{matches: {{ports: [{port}]}}}}",
+            head("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
+        ),
+        _ => format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+             spec: {{trustDomain: cluster.local, trafficMode: {}}}",
+            // Mostly strict: that is where one thing depends on many.
+            dice.pick(&["strict", "strict", "permissive"]),
+        ),
+    };
+    let object = objects(&yaml).pop().unwrap();
+    match (dice.below(4), object.key()) {
+        (0, key) if key != ObjectKey::MeshConfig => Change::Remove(key),
+        _ => Change::Upsert(object),
+    }
+}

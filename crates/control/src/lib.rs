@@ -1,0 +1,34 @@
+//! Facts in, per-proxy snapshots out.
+//!
+//! The road of a change: `watch` (registries into one queue) → `owner` (one task has everything)
+//! → `mesh` (the joined picture; says who is touched) → `publish` (who must hear, and when) →
+//! `compile` (pure) → a proxy's stream in `server`. Beside it `certify` signs, `presence` knows
+//! which sidecars are there, and `admin` answers operators. [`Control::start`] assembles.
+
+pub mod admin;
+mod certify;
+mod compile;
+mod config;
+mod control;
+mod explain;
+#[cfg(test)]
+mod fixture;
+mod invite;
+mod mesh;
+mod metrics;
+mod owner;
+mod part;
+mod presence;
+mod publish;
+mod report;
+mod server;
+mod serving;
+pub mod status;
+mod watch;
+
+pub use config::{Config, Limits, Times};
+pub use control::{Control, StartError, Stopped};
+pub use explain::{UnknownWorkload, snapshot_for};
+pub use invite::InviteError;
+pub use part::EndedUnexpectedly;
+pub use serving::ServingError;

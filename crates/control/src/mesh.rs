@@ -1,0 +1,444 @@
+//! The one joined picture of all facts: owned by one task, changed synchronously, no lock.
+
+mod index;
+mod touched;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use leno_model::{
+    Change, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName, RouteGroupName,
+    RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName,
+    TrafficMode, TrafficTarget, Workload, WorkloadName,
+};
+
+pub(crate) use index::Index;
+pub(crate) use touched::Touched;
+
+/// Where the sidecar of a workload accepts mutual TLS, by port of its application.
+pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
+
+/// All facts and how they belong together. The indexes follow from the facts: a mesh that was
+/// changed step by step equals one that was built at once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Mesh {
+    config: MeshConfig,
+    workloads: BTreeMap<WorkloadName, Workload>,
+    services: BTreeMap<ServiceName, Service>,
+    routes: BTreeMap<RouteName, HttpRoute>,
+    targets: BTreeMap<PolicyName, TrafficTarget>,
+    groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
+    tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
+    /// The sidecars that are there. Only of workloads that exist.
+    listening: BTreeMap<WorkloadName, Listeners>,
+    /// Which workloads a service's selector chooses, and the other way round.
+    selected: Index<ServiceName, WorkloadName>,
+    selecting: Index<WorkloadName, ServiceName>,
+    by_account: Index<ServiceAccount, WorkloadName>,
+    by_destination: Index<ServiceAccount, PolicyName>,
+    by_source: Index<ServiceAccount, PolicyName>,
+    by_parent: Index<ServiceName, RouteName>,
+    by_backend: Index<ServiceName, RouteName>,
+}
+
+/// Questions.
+impl Mesh {
+    pub(crate) fn config(&self) -> &MeshConfig {
+        &self.config
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.config.mode == TrafficMode::Strict
+    }
+
+    pub(crate) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
+        self.workloads.get(name)
+    }
+
+    pub(crate) fn workloads(&self) -> impl ExactSizeIterator<Item = &Workload> {
+        self.workloads.values()
+    }
+
+    pub(crate) fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    pub(crate) fn services(&self) -> impl ExactSizeIterator<Item = &Service> {
+        self.services.values()
+    }
+
+    pub(crate) fn routes(&self) -> impl ExactSizeIterator<Item = &HttpRoute> {
+        self.routes.values()
+    }
+
+    pub(crate) fn targets(&self) -> impl ExactSizeIterator<Item = &TrafficTarget> {
+        self.targets.values()
+    }
+
+    pub(crate) fn group(&self, name: &RouteGroupName) -> Option<&HttpRouteGroup> {
+        self.groups.get(name)
+    }
+
+    pub(crate) fn tcp_route(&self, name: &TcpRouteName) -> Option<&TcpRoute> {
+        self.tcp_routes.get(name)
+    }
+
+    /// The workloads behind a service, by name.
+    pub(crate) fn behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
+        let names = self.selected.of(service);
+        names.filter_map(|name| self.workloads.get(name))
+    }
+
+    /// The services that a workload is behind, by name.
+    pub(crate) fn in_front_of(&self, workload: &WorkloadName) -> impl Iterator<Item = &Service> {
+        let names = self.selecting.of(workload);
+        names.filter_map(|name| self.services.get(name))
+    }
+
+    /// The workloads that run under an account, by name.
+    pub(crate) fn under(&self, account: &ServiceAccount) -> impl Iterator<Item = &WorkloadName> {
+        self.by_account.of(account)
+    }
+
+    /// The routes attached to a service or one of its ports, by name.
+    pub(crate) fn routes_of(&self, service: &ServiceName) -> impl Iterator<Item = &HttpRoute> {
+        let names = self.by_parent.of(service);
+        names.filter_map(|name| self.routes.get(name))
+    }
+
+    /// The policies that say who may call an account, by name.
+    pub(crate) fn targets_of(
+        &self,
+        destination: &ServiceAccount,
+    ) -> impl Iterator<Item = &TrafficTarget> {
+        let names = self.by_destination.of(destination);
+        names.filter_map(|name| self.targets.get(name))
+    }
+
+    /// The accounts that some policy lets `source` call.
+    pub(crate) fn destinations(&self, source: &ServiceAccount) -> BTreeSet<&ServiceAccount> {
+        let names = self.by_source.of(source);
+        let targets = names.filter_map(|name| self.targets.get(name));
+        targets.map(|target| &target.destination).collect()
+    }
+
+    /// Where a workload's sidecar accepts mutual TLS; `None` when there is no sidecar.
+    pub(crate) fn listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
+        self.listening.get(workload)
+    }
+
+    /// Whether the sidecar of a workload is there and has opened every port of its application.
+    pub(crate) fn is_registered(&self, workload: &Workload) -> bool {
+        let Some(listeners) = self.listening.get(&workload.name) else {
+            return false;
+        };
+        let mut ports = workload.ports.iter();
+        ports.all(|port| listeners.contains_key(&port.port))
+    }
+
+    /// Whether every workload behind a service is registered; so it is of one that does not exist.
+    pub(crate) fn is_settled(&self, service: &ServiceName) -> bool {
+        self.behind(service).all(|workload| self.is_registered(workload))
+    }
+
+    /// All objects, in the order of their keys within each kind.
+    pub(crate) fn objects(&self) -> Vec<Object> {
+        let workloads = self.workloads.values().cloned().map(Object::Workload);
+        let services = self.services.values().cloned().map(Object::Service);
+        let routes = self.routes.values().cloned().map(Object::HttpRoute);
+        let targets = self.targets.values().cloned().map(Object::TrafficTarget);
+        let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
+        let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
+        let config = Object::MeshConfig(self.config.clone());
+        std::iter::once(config)
+            .chain(workloads)
+            .chain(services)
+            .chain(routes)
+            .chain(targets)
+            .chain(groups)
+            .chain(tcp_routes)
+            .collect()
+    }
+}
+
+/// Changes.
+impl Mesh {
+    /// Takes in a fact from a registry.
+    pub(crate) fn apply(&mut self, change: Change) -> Touched {
+        let mut touched = Touched::default();
+        match change {
+            Change::Upsert(object) => self.upsert(object, &mut touched),
+            Change::Remove(key) => self.remove(&key, &mut touched),
+        }
+        touched
+    }
+
+    /// The sidecar of a workload is there and listens so, or (`None`) is gone.
+    pub(crate) fn listen(&mut self, name: &WorkloadName, listeners: Option<Listeners>) -> Touched {
+        let mut touched = Touched::default();
+        if !self.workloads.contains_key(name) {
+            return touched;
+        }
+        let before = self.listening.remove(name);
+        if before != listeners {
+            touched.services.extend(self.selecting.of(name).cloned());
+        }
+        if let Some(listeners) = listeners {
+            self.listening.insert(name.clone(), listeners);
+        }
+        touched
+    }
+
+    fn upsert(&mut self, object: Object, touched: &mut Touched) {
+        match object {
+            Object::Workload(workload) => {
+                self.set_workload(&workload.name.clone(), Some(workload), touched);
+            }
+            Object::Service(service) => {
+                self.set_service(&service.name.clone(), Some(service), touched);
+            }
+            Object::MeshConfig(config) => self.set_config(config, touched),
+            Object::HttpRoute(route) => {
+                self.set_route(&route.name.clone(), Some(route), touched);
+            }
+            Object::TrafficTarget(target) => {
+                self.set_target(&target.name.clone(), Some(target), touched);
+            }
+            Object::HttpRouteGroup(group) => {
+                self.touch_users_of_group(&group.name, touched);
+                self.groups.insert(group.name.clone(), group);
+            }
+            Object::TcpRoute(route) => {
+                self.touch_users_of_tcp_route(&route.name, touched);
+                self.tcp_routes.insert(route.name.clone(), route);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: &ObjectKey, touched: &mut Touched) {
+        match key {
+            ObjectKey::Workload(name) => self.set_workload(name, None, touched),
+            ObjectKey::Service(name) => self.set_service(name, None, touched),
+            ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
+            ObjectKey::HttpRoute(name) => self.set_route(name, None, touched),
+            ObjectKey::TrafficTarget(name) => self.set_target(name, None, touched),
+            ObjectKey::HttpRouteGroup(name) => {
+                self.touch_users_of_group(name, touched);
+                self.groups.remove(name);
+            }
+            ObjectKey::TcpRoute(name) => {
+                self.touch_users_of_tcp_route(name, touched);
+                self.tcp_routes.remove(name);
+            }
+        }
+    }
+
+    fn set_config(&mut self, config: MeshConfig, touched: &mut Touched) {
+        touched.everybody |= self.config != config;
+        self.config = config;
+    }
+
+    fn set_workload(&mut self, name: &WorkloadName, new: Option<Workload>, touched: &mut Touched) {
+        let old = self.workloads.remove(name);
+        let before = self.selecting.take(name);
+        for service in &before {
+            self.selected.remove(service, name);
+        }
+        if let Some(old) = &old {
+            self.by_account.remove(&old.account, name);
+        }
+        let mut services = before;
+        let same = same_to_clients(old.as_ref(), new.as_ref());
+        if old != new {
+            touched.workloads.insert(name.clone());
+        }
+        match new {
+            None => {
+                self.listening.remove(name);
+            }
+            Some(new) => {
+                // Who listens there has the old identity, and clients would expect the new one.
+                if old.as_ref().is_some_and(|old| old.account != new.account) {
+                    self.listening.remove(name);
+                }
+                let chosen = self.services.values().filter(|service| selects(service, &new));
+                for service in chosen {
+                    self.selected.insert(&service.name, name);
+                    self.selecting.insert(name, &service.name);
+                    services.insert(service.name.clone());
+                }
+                self.by_account.insert(&new.account, name);
+                self.workloads.insert(name.clone(), new);
+            }
+        }
+        if !same {
+            for service in services {
+                self.touch_service(&service, touched);
+            }
+        }
+    }
+
+    fn set_service(&mut self, name: &ServiceName, new: Option<Service>, touched: &mut Touched) {
+        let old = self.services.remove(name);
+        let differs = old != new;
+        let mut workloads = self.selected.take(name);
+        for workload in &workloads {
+            self.selecting.remove(workload, name);
+        }
+        if let Some(new) = new {
+            for workload in self.workloads.values().filter(|w| selects(&new, w)) {
+                self.selected.insert(name, &workload.name);
+                self.selecting.insert(&workload.name, name);
+                workloads.insert(workload.name.clone());
+            }
+            self.services.insert(name.clone(), new);
+        }
+        if differs {
+            // Their plans say under which service each port is counted.
+            touched.workloads.extend(workloads);
+            self.touch_service(name, touched);
+        }
+    }
+
+    fn set_route(&mut self, name: &RouteName, new: Option<HttpRoute>, touched: &mut Touched) {
+        let old = self.routes.remove(name);
+        let differs = old != new;
+        let mut parents = BTreeSet::new();
+        if let Some(old) = &old {
+            for (parent, backend) in ends(old) {
+                self.by_parent.remove(parent, name);
+                parents.insert(parent.clone());
+                if let Some(backend) = backend {
+                    self.by_backend.remove(backend, name);
+                }
+            }
+        }
+        if let Some(new) = new {
+            for (parent, backend) in ends(&new) {
+                self.by_parent.insert(parent, name);
+                parents.insert(parent.clone());
+                if let Some(backend) = backend {
+                    self.by_backend.insert(backend, name);
+                }
+            }
+            self.routes.insert(name.clone(), new);
+        }
+        if differs {
+            touched.services.extend(parents);
+        }
+    }
+
+    fn set_target(&mut self, name: &PolicyName, new: Option<TrafficTarget>, touched: &mut Touched) {
+        let old = self.targets.remove(name);
+        let differs = old != new;
+        if let Some(old) = &old {
+            self.by_destination.remove(&old.destination, name);
+            for source in &old.sources {
+                self.by_source.remove(source, name);
+            }
+        }
+        if let Some(new) = &new {
+            self.by_destination.insert(&new.destination, name);
+            for source in &new.sources {
+                self.by_source.insert(source, name);
+            }
+        }
+        if differs && self.is_strict() {
+            let reach =
+                |target: &TrafficTarget| (target.destination.clone(), target.sources.clone());
+            let same_reach = old.as_ref().map(reach) == new.as_ref().map(reach);
+            for target in old.iter().chain(&new) {
+                self.touch_access(&target.destination, touched);
+                if !same_reach {
+                    touched.accounts.extend(target.sources.iter().cloned());
+                }
+            }
+        }
+        if let Some(new) = new {
+            self.targets.insert(name.clone(), new);
+        }
+    }
+
+    /// A service looks different. In strict mode a client may reach a service through a backend
+    /// of its routes, so that whoever routes to it may look different too.
+    fn touch_service(&self, name: &ServiceName, touched: &mut Touched) {
+        touched.services.insert(name.clone());
+        if self.is_strict() {
+            let routes = self.by_backend.of(name);
+            let routes = routes.filter_map(|name| self.routes.get(name));
+            let parents = routes.flat_map(|route| &route.parents);
+            let parents = parents.map(|parent| parent.service.clone());
+            touched.services.extend(parents);
+        }
+    }
+
+    fn touch_access(&self, account: &ServiceAccount, touched: &mut Touched) {
+        touched.workloads.extend(self.under(account).cloned());
+    }
+
+    fn touch_users_of_group(&self, name: &RouteGroupName, touched: &mut Touched) {
+        self.touch_users(touched, |rule| match rule {
+            TargetRule::Http { group, .. } => group == name,
+            TargetRule::Tcp { .. } => false,
+        });
+    }
+
+    fn touch_users_of_tcp_route(&self, name: &TcpRouteName, touched: &mut Touched) {
+        self.touch_users(touched, |rule| match rule {
+            TargetRule::Http { .. } => false,
+            TargetRule::Tcp { route } => route == name,
+        });
+    }
+
+    fn touch_users(&self, touched: &mut Touched, uses: impl Fn(&TargetRule) -> bool) {
+        if !self.is_strict() {
+            return;
+        }
+        for target in self.targets.values().filter(|t| t.rules.iter().any(&uses)) {
+            self.touch_access(&target.destination, touched);
+        }
+    }
+}
+
+impl FromIterator<Object> for Mesh {
+    fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> Self {
+        let mut mesh = Self::default();
+        for object in objects {
+            mesh.upsert(object, &mut Touched::default());
+        }
+        mesh
+    }
+}
+
+/// Whether a service chooses a workload: same namespace, and all labels of a selector that has
+/// some.
+fn selects(service: &Service, workload: &Workload) -> bool {
+    let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
+    service.name.namespace == workload.name.namespace
+        && !service.selector.is_empty()
+        && service.selector.iter().all(has)
+}
+
+/// Whether services look the same with either version of a workload behind them.
+fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => {
+            old.labels == new.labels && old.ports == new.ports && old.account == new.account
+        }
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Every pair of a parent and a backend of a route; parents of a route without backends too.
+fn ends(route: &HttpRoute) -> impl Iterator<Item = (&ServiceName, Option<&ServiceName>)> {
+    route.parents.iter().flat_map(|parent| {
+        let backends = route.rules.iter().flat_map(|rule| &rule.backends);
+        let backends = backends.map(|backend| Some(&backend.service));
+        let ends = backends.chain(std::iter::once(None));
+        ends.map(|backend| (&parent.service, backend))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+//! A map from a key to a set: what belongs together, without empty sets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which values belong to which key, both in order. A key without values is not there, so that
+/// equal contents are equal indexes however they came about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Index<K, V>(BTreeMap<K, BTreeSet<V>>);
+
+impl<K, V> Default for Index<K, V> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord + Clone, V: Ord + Clone> Index<K, V> {
+    /// The values of a key, in order.
+    pub(crate) fn of(&self, key: &K) -> impl Iterator<Item = &V> {
+        self.0.get(key).into_iter().flatten()
+    }
+
+    pub(crate) fn insert(&mut self, key: &K, value: &V) {
+        let values = self.0.entry(key.clone()).or_default();
+        values.insert(value.clone());
+    }
+
+    pub(crate) fn remove(&mut self, key: &K, value: &V) {
+        if let Some(values) = self.0.get_mut(key) {
+            values.remove(value);
+            if values.is_empty() {
+                self.0.remove(key);
+            }
+        }
+    }
+
+    /// Forgets a key, and says what its values were.
+    pub(crate) fn take(&mut self, key: &K) -> BTreeSet<V> {
+        self.0.remove(key).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaves_no_trace_of_what_was_removed() {
+        let mut index = Index::default();
+        index.insert(&1, &"a");
+        index.insert(&1, &"b");
+        assert_eq!(index.of(&1).collect::<Vec<_>>(), [&"a", &"b"]);
+        index.remove(&1, &"a");
+        index.remove(&1, &"b");
+        index.remove(&2, &"c");
+        assert_eq!(index, Index::default());
+    }
+}

@@ -1,0 +1,174 @@
+//! Tests of the mesh: what a change touches, and that it leaves nothing behind.
+
+use leno_model::{Name, Object};
+
+use super::*;
+use crate::fixture::{BOOKINFO, mesh, objects, service, strict, workload};
+
+fn object(yaml: &str) -> Object {
+    objects(yaml).pop().unwrap()
+}
+
+fn services<const N: usize>(names: [&str; N]) -> BTreeSet<ServiceName> {
+    names.map(service).into()
+}
+
+fn workloads<const N: usize>(names: [&str; N]) -> BTreeSet<WorkloadName> {
+    names.map(workload).into()
+}
+
+fn accounts<const N: usize>(names: [&str; N]) -> BTreeSet<ServiceAccount> {
+    let account = |name| ServiceAccount::new("bookinfo", name).unwrap();
+    names.map(account).into()
+}
+
+#[test]
+fn a_sidecar_touches_the_services_in_front_of_it_and_nothing_else() {
+    let mut mesh = mesh(BOOKINFO);
+    let touched = mesh.listen(&workload("reviews-v1-1"), None);
+    let expected = Touched { services: services(["reviews", "reviews-v1"]), ..Touched::default() };
+    assert_eq!(touched, expected);
+    assert!(mesh.listen(&workload("reviews-v1-1"), None).is_empty());
+    assert!(mesh.listen(&workload("nobody"), Some(Listeners::new())).is_empty());
+}
+
+#[test]
+fn a_workload_touches_itself_and_the_services_it_joins_or_leaves() {
+    let mut mesh = mesh(BOOKINFO);
+    let moved = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: details-1, namespace: bookinfo, labels: {app: reviews, version: v1}}
+spec: {serviceAccount: details, ports: [{name: http, port: 9081, protocol: HTTP}]}
+"#;
+    let touched = mesh.apply(Change::Upsert(object(moved)));
+    assert_eq!(touched.workloads, workloads(["details-1"]));
+    assert_eq!(touched.services, services(["details", "reviews", "reviews-v1"]));
+    assert!(mesh.apply(Change::Upsert(object(moved))).is_empty());
+}
+
+#[test]
+fn how_a_workload_is_started_matters_to_no_client() {
+    let mut mesh = mesh(BOOKINFO);
+    let mut details = mesh.workload(&workload("details-1")).unwrap().clone();
+    details.run = vec!["true".to_owned()];
+    let touched = mesh.apply(Change::Upsert(Object::Workload(details)));
+    let expected = Touched { workloads: workloads(["details-1"]), ..Touched::default() };
+    assert_eq!(touched, expected);
+}
+
+#[test]
+fn a_service_touches_its_users_and_its_owners() {
+    let mut mesh = mesh(BOOKINFO);
+    let touched = mesh.apply(Change::Remove(ObjectKey::Service(service("details"))));
+    let expected = Touched {
+        services: services(["details"]),
+        workloads: workloads(["details-1"]),
+        ..Touched::default()
+    };
+    assert_eq!(touched, expected);
+}
+
+#[test]
+fn a_route_touches_its_parents_before_and_after() {
+    let mut mesh = mesh(BOOKINFO);
+    let moved = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: details}]
+  rules: [{backendRefs: [{name: reviews-v1, port: 9080}]}]
+"#;
+    let touched = mesh.apply(Change::Upsert(object(moved)));
+    let expected = Touched { services: services(["reviews", "details"]), ..Touched::default() };
+    assert_eq!(touched, expected);
+}
+
+#[test]
+fn policies_touch_nobody_in_permissive_mode() {
+    let mut mesh = mesh(BOOKINFO);
+    for object in objects(&strict("")) {
+        if !matches!(object, Object::MeshConfig(_)) {
+            let key = object.key();
+            assert!(mesh.apply(Change::Upsert(object)).is_empty(), "{key}");
+        }
+    }
+    let target = mesh.targets().next().unwrap().name.clone();
+    assert!(mesh.apply(Change::Remove(ObjectKey::TrafficTarget(target))).is_empty());
+}
+
+#[test]
+fn a_policy_touches_its_destination_and_the_views_of_its_sources() {
+    let mut mesh = mesh(&strict(""));
+    let target = mesh.targets().next().unwrap().clone();
+    let mut more = target.clone();
+    more.sources = vec![ServiceAccount::new("bookinfo", "stranger").unwrap()];
+    let touched = mesh.apply(Change::Upsert(Object::TrafficTarget(more)));
+    let expected = Touched {
+        workloads: workloads(["reviews-v1-1"]),
+        accounts: accounts(["productpage", "stranger"]),
+        ..Touched::default()
+    };
+    assert_eq!(touched, expected);
+}
+
+#[test]
+fn a_group_of_matches_touches_the_destinations_of_its_policies_only() {
+    let mut mesh = mesh(&strict(""));
+    let name = RouteGroupName::new("bookinfo", "reviews").unwrap();
+    let touched = mesh.apply(Change::Remove(ObjectKey::HttpRouteGroup(name)));
+    let expected = Touched { workloads: workloads(["reviews-v1-1"]), ..Touched::default() };
+    assert_eq!(touched, expected);
+}
+
+#[test]
+fn a_strict_service_touches_who_routes_to_it() {
+    let mut mesh = mesh(&strict(""));
+    let touched = mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v2-1"))));
+    assert_eq!(touched.services, services(["reviews", "reviews-v2"]));
+    let touched = mesh.apply(Change::Remove(ObjectKey::Service(service("reviews-v1"))));
+    assert_eq!(touched.services, services(["reviews", "reviews-v1"]));
+}
+
+#[test]
+fn the_mode_touches_everybody_and_going_back_restores_everything() {
+    let mut mesh = mesh(&strict(""));
+    let before = mesh.clone();
+    let strict = Object::MeshConfig(mesh.config().clone());
+    assert!(mesh.apply(Change::Remove(ObjectKey::MeshConfig)).everybody);
+    assert!(mesh.apply(Change::Upsert(strict)).everybody);
+    assert_eq!(mesh, before);
+}
+
+#[test]
+fn a_selector_chooses_by_all_labels_within_its_namespace_and_an_empty_one_nothing() {
+    let mut mesh = mesh(BOOKINFO);
+    let behind = |mesh: &Mesh, name: &str| {
+        let name = service(name);
+        mesh.behind(&name).map(|w| w.name.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(behind(&mesh, "reviews-v2"), ["reviews-v2-1"]);
+    let mut all = mesh.service(&service("reviews")).unwrap().clone();
+    all.selector.clear();
+    mesh.apply(Change::Upsert(Object::Service(all.clone())));
+    assert_eq!(behind(&mesh, "reviews"), [""; 0]);
+    all.selector.insert("app".to_owned(), "reviews".to_owned());
+    all.name.namespace = Name::new("elsewhere").unwrap();
+    let name = all.name.clone();
+    mesh.apply(Change::Upsert(Object::Service(all)));
+    assert_eq!(mesh.behind(&name).count(), 0);
+}
+
+#[test]
+fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() {
+    let mut mesh = mesh(BOOKINFO);
+    let mut details = mesh.workload(&workload("details-1")).unwrap().clone();
+    details.run = vec!["true".to_owned()];
+    mesh.apply(Change::Upsert(Object::Workload(details.clone())));
+    assert!(mesh.listeners(&details.name).is_some(), "it is who it was");
+    details.account.name = Name::new("other").unwrap();
+    let touched = mesh.apply(Change::Upsert(Object::Workload(details.clone())));
+    assert_eq!(mesh.listeners(&details.name), None);
+    assert!(touched.services.contains(&service("details")), "{touched:?}");
+}

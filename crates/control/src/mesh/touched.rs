@@ -1,0 +1,32 @@
+//! Touched: what a change may have changed, in terms of who could notice.
+
+use std::collections::BTreeSet;
+
+use leno_model::{ServiceAccount, ServiceName, WorkloadName};
+
+/// What a change may have changed. Never too little; too much costs a compilation whose equal
+/// output is not sent.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Touched {
+    /// Everything, for everybody.
+    pub(crate) everybody: bool,
+    /// What these workloads' own sidecars know about them: plan and existence.
+    pub(crate) workloads: BTreeSet<WorkloadName>,
+    /// How these services look, to whoever uses them.
+    pub(crate) services: BTreeSet<ServiceName>,
+    /// How all services look to clients under these accounts.
+    pub(crate) accounts: BTreeSet<ServiceAccount>,
+}
+
+impl Touched {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.everybody |= other.everybody;
+        self.workloads.extend(other.workloads);
+        self.services.extend(other.services);
+        self.accounts.extend(other.accounts);
+    }
+}

@@ -1,0 +1,114 @@
+//! The parts of a running control plane, and the news when one ends that was not told to.
+
+use std::fmt;
+
+use tokio::sync::watch;
+
+/// A part of the control plane ended although nobody asked it to. What proxies know stays as it
+/// is, and nothing changes any more: start the control plane again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{part} ended unexpectedly; its last words are in the log")]
+pub struct EndedUnexpectedly {
+    part: Part,
+}
+
+/// Something that runs for as long as the control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Admin,
+    Certificate,
+    Listener,
+    Owner,
+    Watcher,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Admin => "the admin socket",
+            Self::Certificate => "the renewal of the control plane's certificate",
+            Self::Listener => "the listener for proxies",
+            Self::Owner => "the owner of the mesh",
+            Self::Watcher => "the watcher of the files",
+        })
+    }
+}
+
+/// What each part reports to when it ends.
+#[derive(Debug, Clone)]
+pub(crate) struct Parts {
+    stop: watch::Sender<bool>,
+    ended: watch::Sender<Option<EndedUnexpectedly>>,
+}
+
+impl Parts {
+    /// All are to run until `stop` says otherwise.
+    pub(crate) fn new(stop: watch::Sender<bool>) -> Self {
+        Self { stop, ended: watch::Sender::new(None) }
+    }
+
+    /// Runs a part; when it ends too early, by returning or by a panic, that is told.
+    pub(crate) async fn run(self, part: Part, work: impl Future<Output = ()>) {
+        let _watch = Watch { part, parts: self };
+        work.await;
+    }
+
+    /// Waits until a part ended that was not told to.
+    pub(crate) async fn ended(&self) -> EndedUnexpectedly {
+        let mut news = self.ended.subscribe();
+        loop {
+            if let Some(ended) = *news.borrow_and_update() {
+                return ended;
+            }
+            // There is always a sender: this one.
+            news.changed().await.ok();
+        }
+    }
+}
+
+struct Watch {
+    part: Part,
+    parts: Parts,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if *self.parts.stop.borrow() {
+            return;
+        }
+        let part = self.part;
+        // The first is the cause; others may only follow.
+        self.parts.ended.send_if_modified(|ended| {
+            let first = ended.is_none();
+            ended.get_or_insert(EndedUnexpectedly { part });
+            first
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_part_that_ends_by_itself_is_told() {
+        let parts = Parts::new(watch::Sender::new(false));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(parts.clone().run(Part::Owner, async { panic!("a defect") }));
+        assert!(tasks.join_next().await.unwrap().is_err());
+        parts.clone().run(Part::Watcher, async {}).await;
+        let said = parts.ended().await.to_string();
+        assert!(said.contains("the owner of the mesh"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn parts_that_end_when_told_to_are_no_news() {
+        let stop = watch::Sender::new(false);
+        let parts = Parts::new(stop.clone());
+        stop.send_replace(true);
+        parts.clone().run(Part::Watcher, async {}).await;
+        assert_eq!(*parts.ended.borrow(), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! Which sidecars are there, and how long those that vanished are still counted on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_discovery::ConnectionId;
+use leno_model::WorkloadName;
+use tokio::time::Instant;
+
+use crate::mesh::Mesh;
+use crate::publish::Settling;
+
+/// The sidecars that are there or were a moment ago. No clock of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Presence {
+    standing: BTreeMap<WorkloadName, Standing>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Connected(ConnectionId),
+    /// Its stream ended; it may be back before this.
+    Missing(Instant),
+}
+
+impl Presence {
+    /// A sidecar is there.
+    pub(crate) fn arrive(&mut self, workload: &WorkloadName, connection: ConnectionId) {
+        let standing = Standing::Connected(connection);
+        self.standing.insert(workload.clone(), standing);
+    }
+
+    /// A stream ended. Its sidecar is missing from now on, unless it has another one already.
+    pub(crate) fn miss(
+        &mut self,
+        workload: &WorkloadName,
+        connection: ConnectionId,
+        until: Instant,
+    ) {
+        if let Some(standing) = self.standing.get_mut(workload)
+            && *standing == Standing::Connected(connection)
+        {
+            *standing = Standing::Missing(until);
+        }
+    }
+
+    /// A sidecar came back without saying where it listens: what is known of it may be outdated.
+    pub(crate) fn doubt(&mut self, workload: &WorkloadName, until: Instant) {
+        let standing = Standing::Missing(until);
+        self.standing.insert(workload.clone(), standing);
+    }
+
+    /// The workload itself is gone.
+    pub(crate) fn forget(&mut self, workload: &WorkloadName) {
+        self.standing.remove(workload);
+    }
+
+    /// The sidecars that did not come back in time; they are forgotten.
+    pub(crate) fn take_lost(&mut self, now: Instant) -> Vec<WorkloadName> {
+        let mut lost = Vec::new();
+        self.standing.retain(|workload, standing| match standing {
+            Standing::Missing(until) if *until <= now => {
+                lost.push(workload.clone());
+                false
+            }
+            Standing::Missing(_) | Standing::Connected(_) => true,
+        });
+        lost
+    }
+
+    /// When the next sidecar is given up.
+    pub(crate) fn next_loss(&self) -> Option<Instant> {
+        let until = |standing: &Standing| match standing {
+            Standing::Missing(until) => Some(*until),
+            Standing::Connected(_) => None,
+        };
+        self.standing.values().filter_map(until).min()
+    }
+
+    pub(crate) fn is_missing(&self, workload: &WorkloadName) -> bool {
+        let standing = self.standing.get(workload);
+        matches!(standing, Some(Standing::Missing(_)))
+    }
+}
+
+/// The first moments of a control plane, in which sidecars come back to it.
+#[derive(Debug)]
+pub(crate) struct Start {
+    until: Option<Instant>,
+}
+
+impl Start {
+    pub(crate) fn new(now: Instant, settle: Duration) -> Self {
+        Self { until: Some(now + settle) }
+    }
+
+    /// Whether services are still held back.
+    pub(crate) fn settling(&self) -> Settling {
+        match self.until {
+            Some(_) => Settling::Yes,
+            None => Settling::No,
+        }
+    }
+
+    /// When it is over at the latest; `None` when it is.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Looks whether it is over now: true once, when it ends.
+    pub(crate) fn ends(&mut self, mesh: &Mesh, now: Instant) -> bool {
+        let Some(until) = self.until else {
+            return false;
+        };
+        let ends = now >= until || mesh.workloads().all(|workload| mesh.is_registered(workload));
+        if ends {
+            self.until = None;
+        }
+        ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: ConnectionId = ConnectionId(1);
+    const TWO: ConnectionId = ConnectionId(2);
+
+    fn name() -> WorkloadName {
+        WorkloadName::new("bookinfo", "ratings-1").unwrap()
+    }
+
+    #[test]
+    fn a_sidecar_that_does_not_come_back_is_lost_after_the_grace() {
+        let now = Instant::now();
+        let grace = Duration::from_secs(10);
+        let mut presence = Presence::default();
+        presence.arrive(&name(), ONE);
+        assert_eq!(presence.next_loss(), None);
+        presence.miss(&name(), ONE, now + grace);
+        assert!(presence.is_missing(&name()));
+        assert_eq!(presence.take_lost(now + grace / 2), []);
+        assert_eq!(presence.next_loss(), Some(now + grace));
+        assert_eq!(presence.take_lost(now + grace), [name()]);
+        assert_eq!(presence.next_loss(), None);
+    }
+
+    #[test]
+    fn the_end_of_an_old_stream_does_not_matter_when_there_is_a_new_one() {
+        let now = Instant::now();
+        let mut presence = Presence::default();
+        presence.arrive(&name(), ONE);
+        presence.arrive(&name(), TWO);
+        presence.miss(&name(), ONE, now);
+        assert_eq!(presence.take_lost(now), []);
+        assert!(!presence.is_missing(&name()));
+    }
+}

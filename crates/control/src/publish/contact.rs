@@ -1,0 +1,131 @@
+//! One proxy as the control plane knows it: who it is, what it uses, what it was told.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_discovery::{ChangeId, Connected, Refusal, Standing, Update};
+use leno_identity::Peer;
+use leno_model::{ServiceName, WorkloadName};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::compile::World;
+
+/// One connected proxy.
+#[derive(Debug)]
+pub(crate) struct Contact {
+    pub(crate) workload: WorkloadName,
+    /// Who it is, as its certificate says.
+    pub(crate) peer: Peer,
+    pub(crate) subscriptions: BTreeSet<ServiceName>,
+    pub(crate) memory: Memory,
+    /// When its last certificate expires: it may not outlive that.
+    pub(crate) expires: SystemTime,
+    pub(crate) since: Instant,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    /// What it was last told.
+    pub(crate) offered: Option<Update>,
+    /// The newest change up to which it has applied everything.
+    pub(crate) applied: Option<ChangeId>,
+    /// How many resources are held back because it refused them.
+    pub(crate) refused: usize,
+    /// Its last refusals, newest last.
+    pub(crate) refusals: VecDeque<Refusal>,
+    standing: watch::Sender<Standing>,
+}
+
+impl Contact {
+    pub(crate) fn new(connected: Connected, peer: Peer, memory: Memory, now: Instant) -> Self {
+        let Connected { hello, standing, .. } = connected;
+        Self {
+            workload: hello.workload,
+            expires: peer.not_after,
+            peer,
+            subscriptions: BTreeSet::new(),
+            memory,
+            since: now,
+            admin: hello.admin,
+            pid: hello.pid,
+            version: hello.version,
+            offered: None,
+            applied: None,
+            refused: 0,
+            refusals: VecDeque::new(),
+            standing,
+        }
+    }
+
+    /// Tells it of a world, unless that equals what it was told last.
+    pub(crate) fn offer(&mut self, world: World, change: ChangeId) -> Offered {
+        let World { mut snapshot, absent } = world;
+        if let Some(last) = &self.offered {
+            if last.snapshot == snapshot && last.absent == absent {
+                return Offered::Same;
+            }
+            if last.snapshot.plan == snapshot.plan {
+                Arc::make_mut(&mut snapshot).plan = Arc::clone(&last.snapshot.plan);
+            }
+        }
+        let update = Update { snapshot, absent, change };
+        self.offered = Some(update.clone());
+        self.standing.send_replace(Standing::Offer(update));
+        Offered::New
+    }
+
+    /// Notes that it applied everything up to `change`, but for what it refuses.
+    pub(crate) fn applied(&mut self, change: ChangeId, refused: usize) {
+        self.applied = Some(change);
+        self.refused = refused;
+        if refused == 0 {
+            self.refusals.clear();
+        }
+    }
+
+    pub(crate) fn refused(&mut self, refusals: Vec<Refusal>) {
+        self.refusals.extend(refusals);
+        while self.refusals.len() > REFUSALS_MAX {
+            self.refusals.pop_front();
+        }
+    }
+
+    /// Whether it has not yet applied what it was last told.
+    pub(crate) fn is_behind(&self) -> bool {
+        let offered = self.offered.as_ref().map(|update| update.change);
+        offered.is_some() && self.applied < offered
+    }
+
+    /// Ends the connection, for this reason.
+    pub(crate) fn dismiss(self, reason: String) {
+        self.standing.send_replace(Standing::Goodbye(reason));
+    }
+
+    /// Whether the connection ended without a word.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.standing.is_closed()
+    }
+}
+
+/// What a proxy may know from before its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// Nothing: it has just joined.
+    None,
+    /// The world that it had, which is better than half a new one.
+    LastWorld,
+}
+
+/// What came of telling a proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offered {
+    /// It was told something new.
+    New,
+    /// It knows already.
+    Same,
+}
+
+/// How many refusals are remembered for a proxy.
+const REFUSALS_MAX: usize = 16;

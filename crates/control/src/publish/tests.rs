@@ -1,0 +1,292 @@
+//! Tests of publishing: who hears of what, when, and that nobody ever misses anything.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leno_discovery::{Connected, Hello, Standing, Update};
+use leno_identity::Peer;
+use leno_model::{Change, ObjectKey};
+use tokio::sync::watch;
+
+use super::*;
+use crate::fixture::{
+    BOOKINFO, Dice, LETTERS, attend, mesh, random_change, service, strict, workload,
+};
+use crate::mesh::Listeners;
+
+/// An audience, and what each of its members was told.
+struct Theatre {
+    mesh: Mesh,
+    audience: Audience,
+    heard: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<Standing>)>,
+    now: Instant,
+}
+
+impl Theatre {
+    fn new(mesh: Mesh) -> Self {
+        let audience = Audience::new(Times::default(), ChangeId(0));
+        Self { mesh, audience, heard: BTreeMap::new(), now: Instant::now() }
+    }
+
+    /// The proxy of a workload connects and subscribes.
+    fn enter(&mut self, name: &WorkloadName, services: &[&str], memory: Memory) {
+        let connection = ConnectionId(self.heard.len() as u64 + 1);
+        let (standing, heard) = watch::channel(Standing::Pending);
+        let peer = Peer {
+            id: "spiffe://cluster.local/ns/bookinfo/sa/any".parse().unwrap(),
+            workload: Some(name.clone()),
+            not_after: SystemTime::UNIX_EPOCH,
+        };
+        let hello = Hello {
+            workload: name.clone(),
+            listeners: Vec::new(),
+            admin: None,
+            pid: 1,
+            version: String::new(),
+            services: Vec::new(),
+        };
+        let connected = Connected { connection, hello, standing };
+        let mut contact = Contact::new(connected, peer, memory, self.now);
+        contact.subscriptions = services.iter().map(|name| service(name)).collect();
+        assert!(self.audience.welcome(connection, contact, self.now).is_none());
+        self.heard.insert(name.clone(), (connection, heard));
+    }
+
+    fn answer(&mut self, name: &str, settling: Settling) {
+        let (connection, _) = self.heard[&workload(name)];
+        self.audience.answer(connection, &self.mesh, settling);
+    }
+
+    fn change(&mut self, change: Change) {
+        let touched = self.mesh.apply(change);
+        self.audience.notice(&touched, &self.mesh, self.now);
+    }
+
+    fn listen(&mut self, name: &str, listeners: Option<Listeners>) {
+        let touched = self.mesh.listen(&workload(name), listeners);
+        self.audience.notice(&touched, &self.mesh, self.now);
+    }
+
+    fn publish(&mut self) {
+        self.audience.publish(&self.mesh, Settling::No);
+    }
+
+    /// What a workload was last told.
+    fn told(&self, name: &str) -> Option<Update> {
+        match &*self.heard[&workload(name)].1.borrow() {
+            Standing::Offer(update) => Some(update.clone()),
+            Standing::Pending => None,
+            Standing::Goodbye(reason) => panic!("{reason}"),
+        }
+    }
+
+    /// Who was told something since the last time.
+    fn news(&mut self) -> Vec<String> {
+        let mut news = Vec::new();
+        for (name, (_, heard)) in &mut self.heard {
+            if heard.has_changed().unwrap() {
+                heard.mark_unchanged();
+                news.push(name.name.to_string());
+            }
+        }
+        news
+    }
+}
+
+/// Bookinfo with all its proxies; the stranger uses details, productpage reviews.
+fn bookinfo(yaml: &str) -> Theatre {
+    let mut theatre = Theatre::new(mesh(yaml));
+    for (name, services) in [
+        ("productpage-1", &["reviews"][..]),
+        ("details-1", &[]),
+        ("reviews-v1-1", &[]),
+        ("reviews-v2-1", &[]),
+        ("stranger-1", &["details"]),
+    ] {
+        theatre.enter(&workload(name), services, Memory::None);
+        theatre.answer(name, Settling::No);
+    }
+    assert_eq!(theatre.news().len(), 5);
+    for contact in theatre.audience.contacts.values_mut() {
+        assert!(contact.is_behind());
+        contact.applied(contact.offered.as_ref().unwrap().change, 0);
+        assert!(!contact.is_behind());
+    }
+    theatre
+}
+
+#[test]
+fn only_those_hear_of_a_sidecar_who_use_its_services() {
+    let mut theatre = bookinfo(BOOKINFO);
+    theatre.listen("details-1", None);
+    theatre.publish();
+    assert_eq!(theatre.news(), ["stranger-1"]);
+    theatre.listen("reviews-v2-1", None);
+    theatre.publish();
+    assert_eq!(theatre.news(), ["productpage-1"]);
+}
+
+#[test]
+fn only_its_users_and_its_owner_hear_of_a_service() {
+    let mut theatre = bookinfo(BOOKINFO);
+    theatre.change(Change::Remove(ObjectKey::Service(service("details"))));
+    theatre.publish();
+    assert_eq!(theatre.news(), ["details-1", "stranger-1"]);
+    assert_eq!(theatre.told("stranger-1").unwrap().absent, BTreeSet::from([service("details")]));
+}
+
+#[test]
+fn equal_outcomes_are_not_sent() {
+    let mut theatre = bookinfo(BOOKINFO);
+    let before = theatre.audience.tally;
+    let mut details = theatre.mesh.workload(&workload("details-1")).unwrap().clone();
+    details.run = vec!["true".to_owned()];
+    theatre.change(Change::Upsert(leno_model::Object::Workload(details)));
+    theatre.publish();
+    assert_eq!(theatre.news(), [""; 0]);
+    let after = theatre.audience.tally;
+    assert_eq!((after.compiled, after.offered), (before.compiled + 1, before.offered));
+    assert_eq!(theatre.audience.rounds.latest().unwrap().converged, Some(Duration::ZERO));
+}
+
+#[test]
+fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
+    let mut theatre = bookinfo(BOOKINFO);
+    let Times { quiet, quiet_max, .. } = Times::default();
+    let start = theatre.now;
+    assert_eq!(theatre.audience.due_at(), None);
+    theatre.listen("details-1", None);
+    assert_eq!(theatre.audience.due_at(), Some(start + quiet));
+    theatre.now = start + quiet / 2;
+    theatre.listen("reviews-v1-1", None);
+    assert_eq!(theatre.audience.due_at(), Some(theatre.now + quiet));
+    theatre.now = start + quiet_max - quiet / 2;
+    theatre.listen("reviews-v2-1", None);
+    assert_eq!(theatre.audience.due_at(), Some(start + quiet_max));
+    assert_eq!(theatre.news(), [""; 0]);
+    theatre.publish();
+    assert_eq!(theatre.news(), ["productpage-1", "stranger-1"]);
+    assert_eq!(theatre.audience.due_at(), None);
+}
+
+#[test]
+fn all_clients_share_what_they_see_alike() {
+    let theatre = {
+        let mut theatre = Theatre::new(mesh(BOOKINFO));
+        for name in ["stranger-1", "productpage-1"] {
+            theatre.enter(&workload(name), &["details"], Memory::None);
+            theatre.answer(name, Settling::No);
+        }
+        theatre
+    };
+    let [one, other] = ["stranger-1", "productpage-1"].map(|name| theatre.told(name).unwrap());
+    let details = |update: &Update| Arc::clone(&update.snapshot.services[&service("details")]);
+    assert!(Arc::ptr_eq(&details(&one), &details(&other)));
+}
+
+#[test]
+fn a_round_is_over_when_all_it_concerned_have_applied_it() {
+    let mut theatre = bookinfo(BOOKINFO);
+    theatre.listen("details-1", None);
+    theatre.publish();
+    let latest = theatre.audience.rounds.latest().unwrap();
+    assert_eq!((latest.concerned, latest.applied, latest.converged), (1, 0, None));
+    let (connection, _) = theatre.heard[&workload("stranger-1")];
+    theatre.audience.part(connection, theatre.now + Duration::from_millis(7));
+    let latest = theatre.audience.rounds.latest().unwrap();
+    assert_eq!(latest.converged, Some(Duration::from_millis(7)));
+}
+
+#[test]
+fn while_sidecars_come_back_a_client_keeps_what_it_had() {
+    let mut mesh: Mesh = crate::fixture::objects(BOOKINFO).into_iter().collect();
+    mesh.listen(&workload("details-1"), Some(listening(9081)));
+    let mut theatre = Theatre::new(mesh);
+    theatre.enter(&workload("productpage-1"), &["details"], Memory::LastWorld);
+    theatre.enter(&workload("stranger-1"), &["details"], Memory::LastWorld);
+    theatre.answer("productpage-1", Settling::Yes);
+    theatre.answer("stranger-1", Settling::Yes);
+    assert!(theatre.told("productpage-1").is_none(), "the sidecars of reviews are missing");
+    assert!(theatre.told("stranger-1").is_some(), "all sidecars of details are there");
+    for (name, port) in [("reviews-v1-1", 9082), ("reviews-v2-1", 9083)] {
+        assert!(theatre.told("productpage-1").is_none());
+        theatre.listen(name, Some(listening(port)));
+        theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    }
+    let update = theatre.told("productpage-1").unwrap();
+    let reviews = &update.snapshot.services[&service("reviews")];
+    assert_eq!(reviews.ports[&9080].endpoints.len(), 2);
+}
+
+#[test]
+fn while_sidecars_come_a_new_one_gets_its_plan_and_what_is_complete() {
+    let mesh: Mesh = crate::fixture::objects(BOOKINFO).into_iter().collect();
+    let mut theatre = Theatre::new(mesh);
+    theatre.enter(&workload("productpage-1"), &["nowhere"], Memory::None);
+    theatre.answer("productpage-1", Settling::Yes);
+    let update = theatre.told("productpage-1").unwrap();
+    assert_eq!(update.snapshot.services.len(), 0);
+    assert_eq!(update.absent, BTreeSet::from([service("nowhere")]));
+    theatre.audience.reconsider(&theatre.mesh, Settling::No);
+    let update = theatre.told("productpage-1").unwrap();
+    assert_eq!(update.snapshot.services.len(), 3, "reviews and its two backends, as they are");
+}
+
+fn listening(port: u16) -> Listeners {
+    Listeners::from([(port, SocketAddr::from(([127, 0, 0, 1], port)))])
+}
+
+/// Random changes, each told to those whom it concerns: afterwards everybody knows exactly what
+/// a compilation from nothing says, and the mesh is what it would be if it were built at once.
+fn simulate(seed: u64) {
+    let mut dice = Dice::new(seed);
+    let mut theatre = Theatre::new(mesh(&strict("")));
+    for name in LETTERS {
+        let uses = [dice.pick(LETTERS), dice.pick(LETTERS)];
+        theatre.enter(&workload(name), &uses, Memory::None);
+    }
+    for step in 0..120 {
+        for _ in 0..=dice.below(2) {
+            match dice.below(5) {
+                0 => {
+                    let name = dice.pick(LETTERS);
+                    let port = [80, 81][dice.below(2)];
+                    let there = dice.below(3) > 0;
+                    theatre.listen(name, there.then(|| listening(port)));
+                }
+                _ => theatre.change(random_change(&mut dice)),
+            }
+        }
+        theatre.publish();
+        for contact in theatre.audience.contacts.values() {
+            let Some(found) = theatre.mesh.workload(&contact.workload) else { continue };
+            let wanted = wanted(found, &contact.subscriptions);
+            let expected = world(&theatre.mesh, found, &wanted, &mut Views::default());
+            let told = contact.offered.as_ref().map(|u| (&*u.snapshot, &u.absent));
+            let expected = Some((&*expected.snapshot, &expected.absent));
+            assert_eq!(told, expected, "seed {seed}, step {step}, {}", contact.workload);
+        }
+    }
+    let mut rebuilt: Mesh = theatre.mesh.objects().into_iter().collect();
+    for workload in theatre.mesh.workloads() {
+        let listeners = theatre.mesh.listeners(&workload.name).cloned();
+        rebuilt.listen(&workload.name, listeners);
+    }
+    assert_eq!(rebuilt, theatre.mesh, "seed {seed}");
+}
+
+#[test]
+fn nobody_misses_anything_whatever_changes() {
+    for seed in 0..64 {
+        simulate(seed);
+    }
+}
+
+#[test]
+fn attending_again_changes_nothing() {
+    let mut mesh = mesh(BOOKINFO);
+    let before = mesh.clone();
+    attend(&mut mesh);
+    assert_eq!(mesh, before);
+}

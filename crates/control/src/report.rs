@@ -1,0 +1,255 @@
+//! From the mesh and its proxies to what operators are told.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use leno_model::{HttpRoute, PortSet, Service, TargetRule, TrafficTarget, Workload};
+use leno_registry::{Warning, lint};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::certify::Certifier;
+use crate::compile::{Viewer, missing, view};
+use crate::mesh::Mesh;
+use crate::presence::{Presence, Start};
+use crate::publish::{Audience, Contact, Settling};
+use crate::status::{
+    CertificateStatus, ChangeStatus, ConvergenceStatus, DoorStatus, EndpointStatus, PolicyStatus,
+    PortStatus, ProxyStatus, RouteStatus, ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
+};
+use crate::watch::Remarks;
+
+/// All that can be told about, at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Report<'a> {
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) audience: &'a Audience,
+    pub(crate) presence: &'a Presence,
+    pub(crate) start: &'a Start,
+    pub(crate) certifier: &'a Certifier,
+    pub(crate) remarks: &'a Remarks,
+    pub(crate) now: Instant,
+    pub(crate) wall: SystemTime,
+}
+
+impl Report<'_> {
+    pub(crate) fn status(&self) -> Status {
+        let contacts = || self.audience.contacts().map(|(_, contact)| contact);
+        let mesh = self.mesh;
+        let change = self.audience.rounds.latest().map(|latest| ChangeStatus {
+            id: latest.change.0,
+            age_ms: milliseconds(self.now.duration_since(latest.seen)),
+            concerned: latest.concerned,
+            applied: latest.applied,
+            converged_ms: latest.converged.map(milliseconds),
+        });
+        let convergence = self.audience.rounds.convergence();
+        Status {
+            trust_domain: mesh.config().trust_domain.to_string(),
+            traffic_mode: mesh.config().mode.as_str().to_owned(),
+            workloads: mesh.workloads().len(),
+            registered: mesh.workloads().filter(|w| mesh.is_registered(w)).count(),
+            services: mesh.services().len(),
+            proxies: self.audience.len(),
+            behind: contacts().filter(|contact| contact.is_behind()).count(),
+            refusing: contacts().filter(|contact| contact.refused > 0).count(),
+            settling: self.start.settling() == Settling::Yes,
+            rejected: self.remarks.rejected.len(),
+            change,
+            convergence: ConvergenceStatus {
+                changes: convergence.count(),
+                p50_ms: milliseconds(convergence.quantile(0.5)),
+                p99_ms: milliseconds(convergence.quantile(0.99)),
+            },
+        }
+    }
+
+    pub(crate) fn workloads(&self) -> Vec<WorkloadStatus> {
+        self.mesh.workloads().map(|w| self.workload(w)).collect()
+    }
+
+    fn workload(&self, workload: &Workload) -> WorkloadStatus {
+        let name = &workload.name;
+        let sidecar = match self.audience.of_workload(name) {
+            Some(_) => "connected",
+            None if self.presence.is_missing(name) => "missing",
+            None => "absent",
+        };
+        let ports = workload.ports.iter().map(|port| PortStatus {
+            name: port.name.as_ref().map(ToString::to_string),
+            port: port.port,
+            protocol: port.protocol.to_string(),
+        });
+        let doors = workload.doors.iter().map(|door| DoorStatus {
+            service: door.service.to_string(),
+            port: door.port,
+            listen: door.listen.to_string(),
+        });
+        let services = self.mesh.in_front_of(name);
+        let listeners = self.mesh.listeners(name).into_iter().flatten();
+        WorkloadStatus {
+            name: name.to_string(),
+            account: workload.account.to_string(),
+            address: workload.address.to_string(),
+            ports: ports.collect(),
+            labels: workload.labels.clone(),
+            services: services.map(|service| service.name.to_string()).collect(),
+            doors: doors.collect(),
+            sidecar: sidecar.to_owned(),
+            listeners: listeners.map(|(port, at)| (*port, at.to_string())).collect(),
+        }
+    }
+
+    pub(crate) fn services(&self) -> Vec<ServiceStatus> {
+        self.mesh.services().map(|s| self.service(s)).collect()
+    }
+
+    /// As everybody would see it in permissive mode: nothing is left out.
+    fn service(&self, service: &Service) -> ServiceStatus {
+        let view = view(self.mesh, &Viewer::Anybody, service);
+        let ports = view.ports.iter().map(|(number, port)| ServicePortStatus {
+            name: port.name.as_ref().map(ToString::to_string),
+            port: *number,
+            protocol: port.protocol.to_string(),
+            endpoints: port
+                .endpoints
+                .iter()
+                .map(|endpoint| EndpointStatus {
+                    workload: endpoint.id.workload.to_string(),
+                    address: endpoint.address.to_string(),
+                })
+                .collect(),
+        });
+        let workloads = self.mesh.behind(&service.name);
+        let routes = self.mesh.routes_of(&service.name);
+        ServiceStatus {
+            name: service.name.to_string(),
+            selector: service.selector.clone(),
+            workloads: workloads.map(|workload| workload.name.to_string()).collect(),
+            ports: ports.collect(),
+            routes: routes.map(|route| route.name.to_string()).collect(),
+        }
+    }
+
+    pub(crate) fn certificates(&self) -> Vec<CertificateStatus> {
+        let status = |signed: &crate::certify::Signed| {
+            let left = signed.not_after.duration_since(self.wall);
+            let end = signed.not_after.duration_since(UNIX_EPOCH);
+            CertificateStatus {
+                workload: signed.workload.to_string(),
+                identity: signed.id.to_string(),
+                not_after: end.unwrap_or_default().as_secs(),
+                valid_for_seconds: left.unwrap_or_default().as_secs(),
+            }
+        };
+        self.certifier.known().map(status).collect()
+    }
+
+    pub(crate) fn proxies(&self) -> Vec<ProxyStatus> {
+        let proxy = |(connection, contact): (leno_discovery::ConnectionId, &Contact)| {
+            let told = contact.offered.as_ref();
+            ProxyStatus {
+                workload: contact.workload.to_string(),
+                connection: connection.0,
+                connected_seconds: self.now.duration_since(contact.since).as_secs_f64(),
+                pid: contact.pid,
+                version: contact.version.clone(),
+                admin: contact.admin.map(|address| address.to_string()),
+                subscriptions: contact.subscriptions.iter().map(ToString::to_string).collect(),
+                services: told.map_or(0, |update| update.snapshot.services.len()),
+                told: told.map(|update| update.change.0),
+                applied: contact.applied.map(|change| change.0),
+                refused: contact.refused,
+                refusals: contact.refusals.iter().map(ToString::to_string).collect(),
+            }
+        };
+        let mut proxies: Vec<ProxyStatus> = self.audience.contacts().map(proxy).collect();
+        proxies.sort_by(|one, other| one.workload.cmp(&other.workload));
+        proxies
+    }
+
+    pub(crate) fn routes(&self) -> Vec<RouteStatus> {
+        self.mesh.routes().map(|route| self.route(route)).collect()
+    }
+
+    fn route(&self, route: &HttpRoute) -> RouteStatus {
+        let parents = route.parents.iter().map(|parent| match parent.port {
+            Some(port) => format!("{}:{port}", parent.service),
+            None => parent.service.to_string(),
+        });
+        let backends = || route.rules.iter().flat_map(|rule| &rule.backends);
+        let mut problems = Vec::new();
+        for (service, port) in route
+            .parents
+            .iter()
+            .map(|parent| (&parent.service, parent.port))
+            .chain(backends().map(|backend| (&backend.service, Some(backend.port))))
+        {
+            let problem = match (self.mesh.service(service), port) {
+                (None, _) => format!("Service {service} does not exist"),
+                (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
+                    format!("Service {service} has no port {port}")
+                }
+                _ => continue,
+            };
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
+        let shares = backends().map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
+        RouteStatus {
+            name: route.name.to_string(),
+            parents: parents.collect(),
+            rules: route.rules.len(),
+            backends: shares.collect(),
+            problems,
+        }
+    }
+
+    pub(crate) fn policies(&self) -> Vec<PolicyStatus> {
+        self.mesh.targets().map(|target| self.policy(target)).collect()
+    }
+
+    fn policy(&self, target: &TrafficTarget) -> PolicyStatus {
+        let rules = target.rules.iter().map(|rule| match rule {
+            TargetRule::Http { group, matches } => {
+                format!("HTTPRouteGroup {group}: {}", matches.join(", "))
+            }
+            TargetRule::Tcp { route } => {
+                let ports = self.mesh.tcp_route(route).map(|route| &route.ports);
+                let ports = match ports {
+                    None => "none".to_owned(),
+                    Some(PortSet::All) => "all ports".to_owned(),
+                    Some(PortSet::Only(ports)) => format!("ports {ports:?}"),
+                };
+                format!("TCPRoute {route}: {ports}")
+            }
+        });
+        PolicyStatus {
+            name: target.name.to_string(),
+            destination: target.destination.to_string(),
+            sources: target.sources.iter().map(ToString::to_string).collect(),
+            rules: rules.collect(),
+            in_force: self.mesh.is_strict(),
+            problems: missing(self.mesh, target),
+        }
+    }
+
+    /// What is refused, what is odd about single documents or all together, and why the trust
+    /// domain is not the one that is asked for.
+    pub(crate) fn rejected(&self) -> Value {
+        let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
+        warnings.extend(lint(&self.mesh.objects()));
+        warnings.sort();
+        warnings.dedup();
+        json!({
+            "rejected": self.remarks.rejected,
+            "warnings": warnings,
+            "trust_domain": self.remarks.trust_domain,
+        })
+    }
+}
+
+fn milliseconds(duration: std::time::Duration) -> f64 {
+    // Whole microseconds: the digits after them mean nothing.
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}

@@ -1,0 +1,212 @@
+//! The listener: TLS, then a proxy's stream or a join, within limits.
+
+mod gauge;
+mod strangers;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use leno_discovery::{ALPN, ConnectionId, Event, JOIN_ALPN, ServeError, serve, serve_join};
+use leno_identity::{Peer, VerifyError, peer, reason_of};
+use leno_model::{Reason, Side};
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::config::Limits;
+
+use self::strangers::{Stranger, Strangers};
+
+pub(crate) use gauge::{Counted, Gauges};
+
+/// What every connection needs.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) limits: Limits,
+    pub(crate) configs: watch::Receiver<Arc<ServerConfig>>,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) guests: Arc<Guests>,
+    pub(crate) gauges: Arc<Gauges>,
+}
+
+/// Accepts until told to stop; then waits for the connections, which the owner of the mesh ends.
+pub(crate) async fn accept(
+    listener: TcpListener,
+    server: Arc<Server>,
+    mut stop: watch::Receiver<bool>,
+    drain: Duration,
+) {
+    let strangers = Arc::new(Strangers::new(&server.limits));
+    let mut connections = JoinSet::new();
+    let mut numbered = 0;
+    loop {
+        let room = connections.len() < server.limits.connections;
+        let accepted = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept(), if room => accepted,
+        };
+        match accepted {
+            Ok((tcp, from)) => {
+                let Some(stranger) = strangers.admit(from.ip()) else {
+                    server.gauges.refuse(ConnectionError::Crowd.reason());
+                    tracing::debug!(%from, "too many connections of there are strangers");
+                    continue;
+                };
+                numbered += 1;
+                let server = Arc::clone(&server);
+                let connection = ConnectionId(numbered);
+                connections.spawn(async move {
+                    if let Err(error) = serve_one(tcp, stranger, connection, &server).await {
+                        server.gauges.refuse(error.reason());
+                        tracing::debug!(%error, %connection, "a connection ended badly");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection cannot be accepted; waiting a moment");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    let ended = async { while connections.join_next().await.is_some() {} };
+    if timeout(drain, ended).await.is_err() {
+        tracing::warn!("some proxies did not let go in time");
+    }
+}
+
+async fn serve_one(
+    tcp: TcpStream,
+    mut stranger: Stranger,
+    connection: ConnectionId,
+    server: &Server,
+) -> Result<(), ConnectionError> {
+    tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
+    let handshake = shake_hands(tcp, &mut stranger, server);
+    let stream = timeout(server.limits.handshake, handshake).await;
+    let stream = stream.map_err(|_| ConnectionError::Late)??;
+    let purpose = purpose(&stream, SystemTime::now())?;
+    let stream = Counted::new(stream, Arc::clone(&server.gauges));
+    let events = server.events.clone();
+    match purpose {
+        Purpose::Join => {
+            let joined = Box::pin(serve_join(stream, events)).await;
+            drop(stranger);
+            Ok(joined?)
+        }
+        Purpose::Follow(peer) => {
+            drop(stranger);
+            let _guest = server.guests.admit(connection, peer);
+            Ok(Box::pin(serve(stream, connection, events)).await?)
+        }
+    }
+}
+
+/// The handshake, when it is this stranger's turn. Who says nothing at all soon makes room.
+async fn shake_hands(
+    tcp: TcpStream,
+    stranger: &mut Stranger,
+    server: &Server,
+) -> Result<TlsStream<TcpStream>, ConnectionError> {
+    stranger.take_place().await;
+    // Readiness alone may be a false alarm.
+    let spoke = timeout(server.limits.first_byte, tcp.peek(&mut [0])).await;
+    spoke.map_err(|_| ConnectionError::Late)?.map_err(ConnectionError::Socket)?;
+    let config = Arc::clone(&server.configs.borrow());
+    TlsAcceptor::from(config).accept(tcp).await.map_err(ConnectionError::Handshake)
+}
+
+/// What a connection is for.
+enum Purpose {
+    Join,
+    Follow(Peer),
+}
+
+fn purpose(stream: &TlsStream<TcpStream>, now: SystemTime) -> Result<Purpose, ConnectionError> {
+    let (_, session) = stream.get_ref();
+    match session.alpn_protocol() {
+        Some(JOIN_ALPN) => Ok(Purpose::Join),
+        Some(ALPN) => {
+            let peer = peer(session.peer_certificates(), now)?;
+            peer.map(Purpose::Follow).ok_or(ConnectionError::Anonymous)
+        }
+        _ => Err(ConnectionError::Protocol),
+    }
+}
+
+/// Who is at the other end of each stream, as its certificate says.
+#[derive(Debug, Default)]
+pub(crate) struct Guests(Mutex<BTreeMap<ConnectionId, Peer>>);
+
+impl Guests {
+    pub(crate) fn peer(&self, connection: ConnectionId) -> Option<Peer> {
+        self.lock().get(&connection).cloned()
+    }
+
+    fn admit(self: &Arc<Self>, connection: ConnectionId, peer: Peer) -> Guest {
+        self.lock().insert(connection, peer);
+        Guest { guests: Arc::clone(self), connection }
+    }
+
+    /// A thread that died while it held the lock left nothing half done.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Peer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A stream while it lasts.
+struct Guest {
+    guests: Arc<Guests>,
+    connection: ConnectionId,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.guests.lock().remove(&self.connection);
+    }
+}
+
+/// Why a connection ended badly.
+#[derive(Debug, thiserror::Error)]
+enum ConnectionError {
+    #[error("the socket failed: {0}")]
+    Socket(io::Error),
+    #[error("too many connections of this address are not known yet")]
+    Crowd,
+    #[error("the handshake was not finished in time")]
+    Late,
+    #[error("the handshake failed: {0}")]
+    Handshake(io::Error),
+    #[error("the peer asked for neither protocol of the control plane")]
+    Protocol,
+    #[error("the peer showed no certificate")]
+    Anonymous,
+    #[error(transparent)]
+    Certificate(#[from] VerifyError),
+    #[error(transparent)]
+    Stream(#[from] ServeError),
+}
+
+impl ConnectionError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Handshake(error) => reason_of(error, Side::Downstream),
+            Self::Crowd | Self::Late | Self::Protocol => Reason::HandshakeFailed,
+            Self::Anonymous => Reason::UntrustedPeer,
+            Self::Certificate(VerifyError::Expired) => Reason::ExpiredPeer,
+            Self::Certificate(_) => Reason::UntrustedPeer,
+            Self::Socket(_) | Self::Stream(ServeError::Io(_)) => Reason::DownstreamClosed,
+            Self::Stream(_) => Reason::BadRequest,
+        }
+    }
+}
+
+/// When the system has no more descriptors, asking again at once would only burn time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,90 @@
+//! What goes over the wire: bytes each way and connections refused, counted by all, read by one.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use leno_model::Reason;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Sums over all connections since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    sent: AtomicU64,
+    received: AtomicU64,
+    refused: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Gauges {
+    /// Bytes sent to proxies, before encryption.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Bytes received from proxies, after decryption.
+    pub(crate) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Connections that ended badly, by reason.
+    pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn refuse(&self, reason: Reason) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        *refused.entry(reason.label()).or_default() += 1;
+    }
+}
+
+/// A stream whose bytes are counted.
+#[derive(Debug)]
+pub(crate) struct Counted<S> {
+    stream: S,
+    gauges: Arc<Gauges>,
+}
+
+impl<S> Counted<S> {
+    pub(crate) fn new(stream: S, gauges: Arc<Gauges>) -> Self {
+        Self { stream, gauges }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let read = buffer.filled().len().saturating_sub(before);
+        self.gauges.received.fetch_add(read as u64, Ordering::Relaxed);
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if let Poll::Ready(Ok(written)) = polled {
+            self.gauges.sent.fetch_add(written as u64, Ordering::Relaxed);
+        }
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,216 @@
+//! What the control plane tells operators: the forms of its answers, in JSON.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// How the control plane stands.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// The trust domain of the mesh.
+    pub trust_domain: String,
+    /// `permissive` or `strict`.
+    pub traffic_mode: String,
+    /// How many workloads there are.
+    pub workloads: usize,
+    /// How many of them have a sidecar that has opened every port.
+    pub registered: usize,
+    /// How many services there are.
+    pub services: usize,
+    /// How many proxies are connected.
+    pub proxies: usize,
+    /// How many of them have not yet applied all they were told.
+    pub behind: usize,
+    /// How many of them refuse something.
+    pub refusing: usize,
+    /// Whether services whose sidecars have not all come back are still held back.
+    pub settling: bool,
+    /// How many documents are refused.
+    pub rejected: usize,
+    /// The newest change, if there was any since the start.
+    pub change: Option<ChangeStatus>,
+    /// How long changes took from being seen to being applied by the last proxy they concern.
+    pub convergence: ConvergenceStatus,
+}
+
+/// What became of the newest change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChangeStatus {
+    /// Its number.
+    pub id: u64,
+    /// How long ago it was seen.
+    pub age_ms: f64,
+    /// How many proxies it concerned.
+    pub concerned: usize,
+    /// How many of them have applied it.
+    pub applied: usize,
+    /// How long it took until all had; absent while some have not.
+    pub converged_ms: Option<f64>,
+}
+
+/// How long changes took.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct ConvergenceStatus {
+    /// How many changes were timed.
+    pub changes: u64,
+    /// Half of them took no longer than this.
+    pub p50_ms: f64,
+    /// One in a hundred took longer.
+    pub p99_ms: f64,
+}
+
+/// A workload and its sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadStatus {
+    /// `namespace/name`.
+    pub name: String,
+    /// The account it runs under, `namespace/name`.
+    pub account: String,
+    /// Where its application listens.
+    pub address: String,
+    /// Its application's ports.
+    pub ports: Vec<PortStatus>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// The services that it is behind.
+    pub services: Vec<String>,
+    /// Its fixed doors.
+    pub doors: Vec<DoorStatus>,
+    /// `connected`, `missing` (it was there a moment ago) or `absent`.
+    pub sidecar: String,
+    /// Where its sidecar accepts mutual TLS, by port of the application.
+    pub listeners: BTreeMap<u16, String>,
+}
+
+/// A port of an application.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortStatus {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Its number.
+    pub port: u16,
+    /// What is spoken there.
+    pub protocol: String,
+}
+
+/// A fixed door.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoorStatus {
+    /// The service behind it.
+    pub service: String,
+    /// The service's port.
+    pub port: u16,
+    /// Where it is.
+    pub listen: String,
+}
+
+/// A service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceStatus {
+    /// `namespace/name`.
+    pub name: String,
+    /// The labels it chooses by.
+    pub selector: BTreeMap<String, String>,
+    /// The workloads behind it.
+    pub workloads: Vec<String>,
+    /// Its ports.
+    pub ports: Vec<ServicePortStatus>,
+    /// The routes attached to it.
+    pub routes: Vec<String>,
+}
+
+/// A port of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServicePortStatus {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Its number.
+    pub port: u16,
+    /// What is spoken there.
+    pub protocol: String,
+    /// Where it is reached.
+    pub endpoints: Vec<EndpointStatus>,
+}
+
+/// One place where a port is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointStatus {
+    /// The workload there.
+    pub workload: String,
+    /// Where its sidecar accepts mutual TLS.
+    pub address: String,
+}
+
+/// The last certificate of a workload that the control plane knows of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateStatus {
+    /// `namespace/name`.
+    pub workload: String,
+    /// The SPIFFE id.
+    pub identity: String,
+    /// When it expires, in seconds since 1970.
+    pub not_after: u64,
+    /// For how long it is still valid.
+    pub valid_for_seconds: u64,
+}
+
+/// A connected proxy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProxyStatus {
+    /// Its workload, `namespace/name`.
+    pub workload: String,
+    /// The number of its connection.
+    pub connection: u64,
+    /// For how long it has been connected.
+    pub connected_seconds: f64,
+    /// Its process, on its own machine.
+    pub pid: u32,
+    /// Its software version.
+    pub version: String,
+    /// Its admin page, if it has one.
+    pub admin: Option<String>,
+    /// The services it subscribed to.
+    pub subscriptions: Vec<String>,
+    /// How many services it was told of.
+    pub services: usize,
+    /// The newest change it was told of.
+    pub told: Option<u64>,
+    /// The newest change it has applied.
+    pub applied: Option<u64>,
+    /// How many resources it refuses.
+    pub refused: usize,
+    /// Its last refusals.
+    pub refusals: Vec<String>,
+}
+
+/// A route.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteStatus {
+    /// `namespace/name`.
+    pub name: String,
+    /// The services, or ports of them, that it is attached to.
+    pub parents: Vec<String>,
+    /// How many rules it has.
+    pub rules: usize,
+    /// Where it leads, each with its share in words.
+    pub backends: Vec<String>,
+    /// What it refers to and is not there.
+    pub problems: Vec<String>,
+}
+
+/// A policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyStatus {
+    /// `namespace/name`.
+    pub name: String,
+    /// Whose inbound traffic it allows.
+    pub destination: String,
+    /// Who is allowed.
+    pub sources: Vec<String>,
+    /// What is allowed, a line for each rule.
+    pub rules: Vec<String>,
+    /// Whether it decides anything: only in strict mode.
+    pub in_force: bool,
+    /// What it refers to and is not there; that part allows nothing.
+    pub problems: Vec<String>,
+}

@@ -1,0 +1,461 @@
+//! A control plane and proxies that are not real, over real TLS on loopback.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its fixture too"
+)]
+
+mod proxy;
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use leno_control::status::{CertificateStatus, ProxyStatus, ServiceStatus, Status, WorkloadStatus};
+use leno_control::{Config, Control, StartError, admin};
+use leno_discovery::{FollowError, JoinError, Request, Update};
+use leno_identity::{JoinBundle, Roots};
+use leno_model::{Access, Reach, ServiceName, WorkloadName};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+use crate::proxy::{Identity, Proxy, join_with};
+
+const MESH: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: client-1, namespace: shop, labels: {app: client}}
+spec: {serviceAccount: client}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stock-1, namespace: shop, labels: {app: stock}}
+spec: {serviceAccount: stock, ports: [{name: http, port: 8080, protocol: HTTP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock, namespace: shop}
+spec: {selector: {app: stock}, ports: [{name: http, port: 80, targetPort: http}]}
+"#;
+
+const STRICT: &str = r#"
+---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: strict}
+"#;
+
+/// A data directory, a file with the facts, and a control plane that reads it.
+struct Shop {
+    directory: TempDir,
+    control: Control,
+}
+
+impl Shop {
+    async fn open() -> Self {
+        Self::open_with(|_| {}).await
+    }
+
+    async fn open_with(edit: impl FnOnce(&mut Config)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), MESH);
+        let mut config = config(directory.path());
+        edit(&mut config);
+        let control = Control::start(config).await.unwrap();
+        Self { directory, control }
+    }
+
+    /// The facts are now these.
+    fn write(&self, yaml: &str) {
+        write(self.directory.path(), yaml);
+        self.control.reload();
+    }
+
+    async fn join(&self, name: &str) -> Identity {
+        Identity::join(&self.control, &workload(name)).await.unwrap()
+    }
+
+    async fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> T {
+        let (status, body) = admin::ask(self.control.socket(), "GET", path).await.unwrap();
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+}
+
+fn write(directory: &Path, yaml: &str) {
+    let draft = directory.join("draft");
+    std::fs::write(&draft, yaml).unwrap();
+    std::fs::rename(draft, directory.join("mesh.yaml")).unwrap();
+}
+
+/// Without settling: tests that do not restart have nothing to wait for.
+fn config(directory: &Path) -> Config {
+    let mut config = Config::new(directory.join("data"), vec![directory.join("mesh.yaml")]);
+    config.times.settle = Duration::ZERO;
+    config.times.grace = Duration::from_secs(3600);
+    config
+}
+
+fn workload(name: &str) -> WorkloadName {
+    WorkloadName::new("shop", name).unwrap()
+}
+
+fn stock() -> ServiceName {
+    ServiceName::new("shop", "stock").unwrap()
+}
+
+fn door() -> SocketAddr {
+    "127.0.0.1:18080".parse().unwrap()
+}
+
+/// Where a client finds the stock service; `None` while it does not know it.
+fn addresses(update: &Update) -> Option<Vec<SocketAddr>> {
+    let port = update.snapshot.services.get(&stock())?.ports.get(&80)?;
+    Some(port.endpoints.iter().map(|endpoint| endpoint.address).collect())
+}
+
+/// Runs a test with a bound on all of it: what never happens must not hang.
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let bounded = async {
+        tokio::time::timeout(TEST_MAX, test).await.expect("the test ends in time");
+    };
+    runtime.block_on(LocalSet::new().run_until(bounded));
+}
+
+const TEST_MAX: Duration = Duration::from_secs(30);
+
+#[test]
+fn proxies_join_subscribe_and_hear_of_changes() {
+    run(async {
+        let shop = Shop::open().await;
+        let server = shop.join("stock-1").await;
+        let mut server = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        shop.control.registered(&workload("stock-1")).await.unwrap();
+        let plan = server.update(|_| true).await.snapshot.plan.clone();
+        assert_eq!((plan.access.clone(), &plan.served[&8080]), (Access::Permissive, &stock()));
+
+        let client = shop.join("client-1").await;
+        let mut client = Proxy::connect(&shop.control, &client, &[], &[]).await;
+        assert!(client.update(|_| true).await.snapshot.services.is_empty());
+        client.say(Request::Subscribe(vec![stock()])).await;
+        let update = client.update(|update| addresses(update).is_some()).await;
+        assert_eq!(addresses(&update), Some(vec![door()]));
+
+        shop.write(&format!("{MESH}{STRICT}"));
+        let denied = |update: &Update| {
+            let view = update.snapshot.services.get(&stock());
+            view.is_some_and(|view| view.reach == Reach::Denied && view.ports.is_empty())
+        };
+        client.update(denied).await;
+        let closed = Access::Strict(Vec::new());
+        server.update(|update| update.snapshot.plan.access == closed).await;
+
+        client.say(Request::Unsubscribe(vec![stock()])).await;
+        client.update(|update| update.snapshot.services.is_empty()).await;
+        let mut status = shop.control.status();
+        status.wait_for(|status| status.behind == 0 && status.proxies == 2).await.unwrap();
+    });
+}
+
+#[test]
+fn a_service_that_does_not_exist_is_told_at_once_and_appears_later() {
+    run(async {
+        let shop = Shop::open().await;
+        let later = ServiceName::new("shop", "later").unwrap();
+        let client = shop.join("client-1").await;
+        let mut client =
+            Proxy::connect(&shop.control, &client, std::slice::from_ref(&later), &[]).await;
+        let update = client.update(|update| !update.absent.is_empty()).await;
+        assert_eq!(update.absent, BTreeSet::from([later.clone()]));
+        let more = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
+                    spec: {selector: {app: later}, ports: [{port: 80}]}\n";
+        shop.write(&format!("{MESH}{more}"));
+        let update = client.update(|update| update.absent.is_empty()).await;
+        assert!(update.snapshot.services.contains_key(&later));
+    });
+}
+
+#[test]
+fn a_token_is_good_once_and_for_its_workload_only() {
+    run(async {
+        let shop = Shop::open().await;
+        let (control, address) = (&shop.control, shop.control.address());
+        let bundle = control.mint_bundle(&workload("client-1")).unwrap();
+        assert_eq!(bundle.control, Some(address));
+        let refused = |joined: Result<Identity, JoinError>, expected: &str| match joined {
+            Err(JoinError::Refused(reason)) => assert!(reason.contains(expected), "{reason}"),
+            other => panic!("{other:?}"),
+        };
+        let other = join_with(&bundle, address, &workload("stock-1")).await;
+        refused(other, "another workload");
+        let first = join_with(&bundle, address, &workload("client-1")).await.unwrap();
+        assert_eq!(first.credential.workload(), Some(&workload("client-1")));
+        let again = join_with(&bundle, address, &workload("client-1")).await;
+        refused(again, "token");
+        let mut forged = control.mint_bundle(&workload("client-1")).unwrap();
+        forged.token = format!("leno-join-{}", "0".repeat(64));
+        refused(join_with(&forged, address, &workload("client-1")).await, "token");
+        let error = control.mint_bundle(&workload("nobody")).unwrap_err();
+        assert!(error.to_string().contains("shop/nobody"), "{error}");
+    });
+}
+
+#[test]
+fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
+    run(async {
+        let shop = Shop::open().await;
+        let client = shop.join("client-1").await;
+        let mut liar = Proxy::claim(&shop.control, &client, &workload("stock-1")).await;
+        match liar.ended().await {
+            FollowError::Goodbye(reason) => {
+                assert!(reason.contains("that of workload `shop/client-1`"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let bundle = shop.control.mint_bundle(&workload("stock-1")).unwrap();
+        let mut anonymous = Proxy::anonymous(&shop.control, &bundle, &workload("stock-1")).await;
+        assert!(matches!(anonymous.ended().await, FollowError::Io(_) | FollowError::Closed));
+        let (_, metrics) = admin::ask(shop.control.socket(), "GET", "/metrics").await.unwrap();
+        let line = "leno_control_connections_refused_total{reason=\"untrusted-peer\"} 1";
+        assert!(metrics.contains(line), "{metrics}");
+    });
+}
+
+#[test]
+fn a_proxy_has_to_go_when_its_workload_goes_or_changes_its_account() {
+    run(async {
+        let shop = Shop::open().await;
+        let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
+        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        stream.update(|_| true).await;
+        let mut watching = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
+        watching.update(|update| addresses(update) == Some(vec![door()])).await;
+        shop.write(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
+        let reason = stream.ended().await.to_string();
+        assert!(reason.contains("join again"), "{reason}");
+        // The grace of an hour is not for one who lost its identity.
+        watching.update(|update| addresses(update) == Some(Vec::new())).await;
+        drop(watching);
+        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let reason = stream.ended().await.to_string();
+        assert!(reason.contains("join again"), "{reason}");
+
+        let mut stream = Proxy::connect(&shop.control, &client, &[], &[]).await;
+        stream.update(|_| true).await;
+        shop.write(&MESH.replace("name: client-1", "name: client-2"));
+        let reason = stream.ended().await.to_string();
+        assert!(reason.contains("no Workload shop/client-1"), "{reason}");
+    });
+}
+
+#[test]
+fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_drains() {
+    run(async {
+        let shop = Shop::open_with(|config| {
+            config.times.grace = Duration::from_millis(300);
+        })
+        .await;
+        let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
+        let listens = [(8080, door())];
+        let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
+        let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
+        let there = |update: &Update| addresses(update) == Some(vec![door()]);
+        let gone = |update: &Update| addresses(update) == Some(Vec::new());
+        client.update(there).await;
+        drop(stream);
+        let before = tokio::time::Instant::now();
+        client.update(gone).await;
+        assert!(before.elapsed() >= Duration::from_millis(290), "{:?}", before.elapsed());
+
+        let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
+        client.update(there).await;
+        stream.say(Request::Listeners(Vec::new())).await;
+        client.update(gone).await;
+    });
+}
+
+#[test]
+fn a_sidecar_that_comes_back_elsewhere_within_the_grace_only_moves() {
+    run(async {
+        let shop = Shop::open().await;
+        let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
+        let mut old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
+        client.update(|update| addresses(update) == Some(vec![door()])).await;
+        // It is back before the old stream has ended, and has not opened its doors yet.
+        let new = Proxy::connect(&shop.control, &server, &[], &[]).await;
+        assert!(old.ended().await.to_string().contains("newer stream"));
+        let elsewhere: SocketAddr = "127.0.0.1:18081".parse().unwrap();
+        new.say(Proxy::listeners(&[(8080, elsewhere)])).await;
+        client.update(|update| addresses(update) == Some(vec![elsewhere])).await;
+        let seen = client.seen();
+        assert!(!seen.iter().any(|update| addresses(update) == Some(Vec::new())), "{seen:?}");
+    });
+}
+
+#[test]
+fn certificates_are_renewed_over_the_stream() {
+    run(async {
+        let shop = Shop::open().await;
+        let client = shop.join("client-1").await;
+        let stream = Proxy::connect(&shop.control, &client, &[], &[]).await;
+        let renewed = client.renew(&stream).await;
+        assert_eq!(renewed.credential.id(), client.credential.id());
+        assert_ne!(renewed.credential.chain(), client.credential.chain());
+        let mut again = Proxy::connect(&shop.control, &renewed, &[], &[]).await;
+        again.update(|_| true).await;
+        let (answer, answered) = oneshot::channel();
+        again.say(Request::Renew { csr: vec![0; 100], answer }).await;
+        assert!(answered.await.unwrap().unwrap_err().contains("PKCS #10"));
+    });
+}
+
+#[test]
+fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them() {
+    run(async {
+        let shop = Shop::open().await;
+        let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
+        let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
+        first.update(|_| true).await;
+        let Shop { directory, control } = shop;
+        control.shutdown().await;
+        assert!(first.ended().await.to_string().contains("shutting down"));
+
+        let mut config = config(directory.path());
+        config.times.settle = Duration::from_secs(3600);
+        let control = Control::start(config).await.unwrap();
+        assert!(control.status().borrow().settling);
+        let roots: Roots = control.mint_bundle(&workload("client-1")).unwrap().roots;
+        assert_eq!(roots.certificates(), client.credential.roots().certificates());
+        let mut client = Proxy::connect(&control, &client, &[stock()], &[]).await;
+        let mut status = control.status();
+        status.wait_for(|status| status.proxies == 1).await.unwrap();
+        let _server = Proxy::connect(&control, &server, &[], &[(8080, door())]).await;
+        client.update(|_| true).await;
+        let seen: Vec<_> = client.seen().iter().map(addresses).collect();
+        assert_eq!(seen, [Some(vec![door()])], "it never hears of a service without endpoints");
+        status.wait_for(|status| !status.settling).await.unwrap();
+    });
+}
+
+#[test]
+fn operators_are_answered_on_a_socket_of_their_own() {
+    run(async {
+        let shop = Shop::open().await;
+        let socket = shop.control.socket().to_owned();
+        let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let server = shop.join("stock-1").await;
+        let _server = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        shop.control.registered(&workload("stock-1")).await.unwrap();
+        shop.write(&format!("{MESH}---\nkind: Nonsense\n"));
+        shop.control.status().wait_for(|status| status.rejected == 1).await.unwrap();
+
+        let status: Status = shop.ask("/status").await;
+        assert_eq!((status.workloads, status.registered, status.proxies), (2, 1, 1));
+        let workloads: Vec<WorkloadStatus> = shop.ask("/workloads").await;
+        let sidecars: Vec<&str> = workloads.iter().map(|w| w.sidecar.as_str()).collect();
+        assert_eq!(sidecars, ["absent", "connected"]);
+        let services: Vec<ServiceStatus> = shop.ask("/services").await;
+        assert_eq!(services[0].ports[0].endpoints[0].address, door().to_string());
+        let certificates: Vec<CertificateStatus> = shop.ask("/certificates").await;
+        assert_eq!(certificates[0].identity, "spiffe://cluster.local/ns/shop/sa/stock");
+        let proxies: Vec<ProxyStatus> = shop.ask("/proxies").await;
+        assert_eq!(proxies[0].workload, "shop/stock-1");
+        let rejected: serde_json::Value = shop.ask("/rejected").await;
+        assert_eq!(rejected["rejected"].as_array().unwrap().len(), 1, "{rejected}");
+        for path in ["/routes", "/policies"] {
+            assert_eq!(shop.ask::<Vec<serde_json::Value>>(path).await.len(), 0, "{path}");
+        }
+    });
+}
+
+#[test]
+fn operators_get_tokens_and_words_about_what_they_did_wrong() {
+    run(async {
+        let shop = Shop::open().await;
+        let socket = shop.control.socket().to_owned();
+        let (status, body) =
+            admin::ask(&socket, "POST", "/token?workload=shop/client-1").await.unwrap();
+        assert_eq!(status, 200, "{body}");
+        let bundle = JoinBundle::parse(&body).unwrap();
+        join_with(&bundle, bundle.control.unwrap(), &workload("client-1")).await.unwrap();
+        for (method, path, expected) in [
+            ("POST", "/token", 400),
+            ("POST", "/token?workload=nonsense", 400),
+            ("POST", "/token?workload=shop/client-1&lifetime_ms=0", 400),
+            ("POST", "/token?workload=shop/client-1&lifetime_ms=86400001", 400),
+            ("POST", "/token?workload=shop/nobody", 404),
+            ("POST", "/status", 405),
+            ("GET", "/token?workload=shop/client-1", 404),
+            ("GET", "/", 404),
+            ("POST", "/reload", 202),
+        ] {
+            let (status, body) = admin::ask(&socket, method, path).await.unwrap();
+            assert_eq!(status, expected, "{method} {path}: {body}");
+            let explained = body.contains("use up to 24 h");
+            assert_eq!(explained, path.contains("lifetime_ms"), "{path}: {body}");
+        }
+    });
+}
+
+#[test]
+fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacle() {
+    run(async {
+        let shop = Shop::open().await;
+        let second = Control::start(config(shop.directory.path())).await;
+        assert!(matches!(second, Err(StartError::Admin { .. })), "{second:?}");
+        let Shop { directory, control } = shop;
+        // Dropped, not shut down: its socket stays behind.
+        let socket = control.socket().to_owned();
+        drop(control);
+        assert!(socket.exists());
+        let third = Control::start(config(directory.path())).await.unwrap();
+        third.shutdown().await;
+        assert!(!socket.exists());
+    });
+}
+
+#[test]
+fn connections_that_say_nothing_do_not_shut_out_those_who_speak() {
+    run(async {
+        let shop = Shop::open_with(|config| {
+            config.limits.strangers = 2;
+            config.limits.strangers_per_source = 2;
+            config.limits.first_byte = Duration::from_millis(50);
+            config.limits.handshake = Duration::from_secs(3600);
+        })
+        .await;
+        let mut mute = Vec::new();
+        for _ in 0..2 {
+            mute.push(tokio::net::TcpStream::connect(shop.control.address()).await.unwrap());
+        }
+        shop.join("client-1").await;
+        assert_eq!(
+            shop.control.roots(),
+            &shop.control.mint_bundle(&workload("client-1")).unwrap().roots
+        );
+        drop(mute);
+    });
+}
+
+#[test]
+fn a_trust_domain_does_not_change_under_a_running_mesh() {
+    run(async {
+        let shop = Shop::open().await;
+        shop.write(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
+        let mut status = shop.control.status();
+        let status = status.wait_for(|status| status.traffic_mode == "strict").await.unwrap();
+        assert_eq!(status.trust_domain, "cluster.local");
+        drop(status);
+        let rejected: serde_json::Value = shop.ask("/rejected").await;
+        let said = rejected["trust_domain"].as_str().unwrap();
+        assert!(said.contains("other.example") && said.contains("data directory"), "{said}");
+    });
+}

@@ -1,0 +1,184 @@
+//! A proxy that joins, follows and remembers what it was told, and does nothing else.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use leno_control::Control;
+use leno_discovery::{
+    ALPN, FollowError, Hello, InboundListener, IssuedBytes, JOIN_ALPN, JoinError, Request,
+    Subscriber, Update, follow, join,
+};
+use leno_identity::{
+    Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
+    join_client_config,
+};
+use leno_model::{ServiceName, WorkloadName};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// A workload's key and certificate.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) credential: Credential,
+}
+
+impl Identity {
+    /// With a fresh token of this control plane.
+    pub(crate) async fn join(control: &Control, name: &WorkloadName) -> Result<Self, JoinError> {
+        let bundle = control.mint_bundle(name).unwrap();
+        join_with(&bundle, control.address(), name).await
+    }
+
+    /// The next certificate, over a stream.
+    pub(crate) async fn renew(&self, proxy: &Proxy) -> Self {
+        let key = PrivateKey::generate();
+        let (answer, issued) = oneshot::channel();
+        proxy.say(Request::Renew { csr: key.request(), answer }).await;
+        Self::new(key, issued.await.unwrap().unwrap())
+    }
+
+    fn new(key: PrivateKey, issued: IssuedBytes) -> Self {
+        let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect()).unwrap();
+        let chain = issued.chain.into_iter().map(Into::into).collect();
+        let issued = Issued::new(chain, roots).unwrap();
+        Self { credential: Credential::new(key, issued).unwrap() }
+    }
+}
+
+pub(crate) async fn join_with(
+    bundle: &JoinBundle,
+    address: SocketAddr,
+    name: &WorkloadName,
+) -> Result<Identity, JoinError> {
+    let control = control_id(&bundle.trust_domain);
+    let config = join_client_config(&bundle.roots, &control, &[JOIN_ALPN]).unwrap();
+    let key = PrivateKey::generate();
+    let stream = tls(address, config).await;
+    let issued = join(stream, &bundle.token, name, &key.request()).await?;
+    Ok(Identity::new(key, issued))
+}
+
+async fn tls(address: SocketAddr, config: Arc<ClientConfig>) -> TlsStream<TcpStream> {
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::IpAddress(address.ip().into());
+    TlsConnector::from(config).connect(name, tcp).await.unwrap()
+}
+
+/// A proxy's stream; it ends when this is dropped.
+pub(crate) struct Proxy {
+    requests: mpsc::Sender<Request>,
+    newest: watch::Receiver<Option<Update>>,
+    seen: Rc<RefCell<Vec<Update>>>,
+    task: JoinSet<FollowError>,
+}
+
+impl Proxy {
+    /// Connects with its own identity.
+    pub(crate) async fn connect(
+        control: &Control,
+        identity: &Identity,
+        services: &[ServiceName],
+        listeners: &[(u16, SocketAddr)],
+    ) -> Self {
+        let name = identity.credential.workload().unwrap();
+        let stream = member(control, identity).await;
+        Self::start(stream, hello(name, services, listeners))
+    }
+
+    /// Connects with its own identity and says that it is another workload.
+    pub(crate) async fn claim(
+        control: &Control,
+        identity: &Identity,
+        claimed: &WorkloadName,
+    ) -> Self {
+        let stream = member(control, identity).await;
+        Self::start(stream, hello(claimed, &[], &[]))
+    }
+
+    /// Connects without any certificate.
+    pub(crate) async fn anonymous(
+        control: &Control,
+        bundle: &JoinBundle,
+        claimed: &WorkloadName,
+    ) -> Self {
+        let expected = control_id(&bundle.trust_domain);
+        let config = join_client_config(&bundle.roots, &expected, &[ALPN]).unwrap();
+        let stream = tls(control.address(), config).await;
+        Self::start(stream, hello(claimed, &[], &[]))
+    }
+
+    pub(crate) fn listeners(listeners: &[(u16, SocketAddr)]) -> Request {
+        Request::Listeners(inbound(listeners))
+    }
+
+    pub(crate) async fn say(&self, request: Request) {
+        self.requests.send(request).await.unwrap();
+    }
+
+    /// Waits until what it knows is so.
+    pub(crate) async fn update(&mut self, is_so: impl Fn(&Update) -> bool) -> Update {
+        let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_so)).await;
+        found.expect("the stream goes on").clone().unwrap()
+    }
+
+    /// Everything that it ever knew.
+    pub(crate) fn seen(&self) -> Vec<Update> {
+        self.seen.borrow().clone()
+    }
+
+    /// Waits for the end of the stream.
+    pub(crate) async fn ended(&mut self) -> FollowError {
+        self.task.join_next().await.unwrap().unwrap()
+    }
+
+    fn start(stream: TlsStream<TcpStream>, hello: Hello) -> Self {
+        let (requests, mut wanted) = mpsc::channel(16);
+        let (sender, newest) = watch::channel(None);
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let memory = Rc::clone(&seen);
+        let mut task = JoinSet::new();
+        task.spawn_local(async move {
+            let mut subscriber = Subscriber::new();
+            let mut apply = |update: Update| {
+                memory.borrow_mut().push(update.clone());
+                sender.send_replace(Some(update));
+                Ok(())
+            };
+            follow(stream, hello, &mut subscriber, &mut wanted, &mut apply).await
+        });
+        Self { requests, newest, seen, task }
+    }
+}
+
+async fn member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
+    let expected = control_id(control.trust_domain());
+    let config = client_config(&identity.credential, &expected, &[ALPN]).unwrap();
+    tls(control.address(), config).await
+}
+
+fn hello(
+    workload: &WorkloadName,
+    services: &[ServiceName],
+    listeners: &[(u16, SocketAddr)],
+) -> Hello {
+    Hello {
+        workload: workload.clone(),
+        listeners: inbound(listeners),
+        admin: None,
+        pid: 1,
+        version: "test".to_owned(),
+        services: services.to_vec(),
+    }
+}
+
+fn inbound(listeners: &[(u16, SocketAddr)]) -> Vec<InboundListener> {
+    let pairs = listeners.iter().copied();
+    pairs.map(|(port, address)| InboundListener { port, address }).collect()
+}

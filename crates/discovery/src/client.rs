@@ -1,0 +1,268 @@
+//! The proxy's end of a stream: say hello, apply deltas, carry requests, notice silence.
+
+use std::io;
+
+use leno_model::ServiceName;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite, WriteHalf};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use crate::envelope::{
+    delta_from_wire, hello_to_wire, issued_from_wire, listeners_to_wire, nack_to_wire,
+    services_to_wire,
+};
+use crate::frame::{
+    FrameError, FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
+};
+use crate::message::{CertificateAnswer, Delta, Hello, InboundListener, Refusal, Update};
+use crate::proto::{self, from_proxy, to_proxy};
+use crate::resource::Invalid;
+use crate::subscriber::Subscriber;
+use crate::vigil::Vigil;
+
+/// Follows the control plane over an authenticated stream until the stream ends, and says why.
+///
+/// `apply` returns `Ok` only when the world was swapped; then the delta is acknowledged. With
+/// `Err` it is refused and the subscriber keeps what it had. It is called first when the proxy is
+/// in step with the control plane, even if nothing differs. The future may be dropped at any time.
+pub async fn follow<S>(
+    stream: S,
+    hello: Hello,
+    subscriber: &mut Subscriber,
+    requests: &mut mpsc::Receiver<Request>,
+    apply: &mut dyn FnMut(Update) -> Result<(), Vec<Refusal>>,
+) -> FollowError
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (read, write) = tokio::io::split(stream);
+    let mut reader = FrameReader::new(read, MESSAGE_BYTES_MAX);
+    let mut session = Session {
+        writer: FrameWriter::new(write),
+        vigil: Vigil::new(Instant::now()),
+        subscriber,
+        apply,
+        renewal: None,
+        renewals_seen: 0,
+    };
+    match session.run(&mut reader, hello, requests).await {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
+}
+
+/// Something that the proxy wants from the control plane.
+#[derive(Debug)]
+pub enum Request {
+    /// It uses these services from now on, in addition.
+    Subscribe(Vec<ServiceName>),
+    /// It no longer uses these services.
+    Unsubscribe(Vec<ServiceName>),
+    /// Its inbound listeners are now these.
+    Listeners(Vec<InboundListener>),
+    /// It wants a new certificate.
+    Renew {
+        /// A certificate signing request, DER, at most 64 KiB.
+        csr: Vec<u8>,
+        /// Where the answer is awaited; dropped when the stream ends first.
+        answer: CertificateAnswer,
+    },
+}
+
+/// Why a stream ended.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// The stream broke.
+    #[error("the stream to the control plane broke")]
+    Io(#[from] io::Error),
+    /// The control plane closed the stream without a word.
+    #[error("the control plane closed the stream")]
+    Closed,
+    /// Nothing came for longer than the bounded silence.
+    #[error("the control plane was silent for too long")]
+    Silent,
+    /// The control plane sent something that is not of this protocol.
+    #[error("the control plane sent an invalid message: {0}")]
+    Malformed(String),
+    /// The control plane ended the stream and said why.
+    #[error("the control plane ended the stream: {0}")]
+    Goodbye(String),
+    /// All senders of requests are gone: the proxy has no more use for the stream.
+    #[error("the proxy let go of the stream")]
+    Stopped,
+}
+
+impl From<FrameError> for FollowError {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Io(error) => Self::Io(error),
+            FrameError::Cut => Self::Io(io::ErrorKind::UnexpectedEof.into()),
+            FrameError::Oversize { .. } => Self::Malformed(error.to_string()),
+        }
+    }
+}
+
+impl From<Invalid> for FollowError {
+    fn from(invalid: Invalid) -> Self {
+        Self::Malformed(format!("{}: {}", invalid.field, invalid.reason))
+    }
+}
+
+/// A stream while it lasts.
+struct Session<'a, S> {
+    writer: FrameWriter<WriteHalf<S>>,
+    vigil: Vigil,
+    subscriber: &'a mut Subscriber,
+    apply: &'a mut dyn FnMut(Update) -> Result<(), Vec<Refusal>>,
+    /// The certificate request that is not answered yet; the control plane allows one.
+    renewal: Option<(u64, CertificateAnswer)>,
+    renewals_seen: u64,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
+    /// Waits; everything that is decided is decided in the other functions.
+    async fn run<R: AsyncRead + Unpin>(
+        &mut self,
+        reader: &mut FrameReader<R>,
+        hello: Hello,
+        requests: &mut mpsc::Receiver<Request>,
+    ) -> Result<std::convert::Infallible, FollowError> {
+        self.introduce(hello)?;
+        loop {
+            let room = self.writer.queued() < OUTBOX_BYTES_MAX;
+            tokio::select! {
+                frame = reader.next() => {
+                    let frame = frame?.ok_or(FollowError::Closed)?;
+                    self.vigil.heard(Instant::now());
+                    self.receive(proto::ToProxy::decode(frame).map_err(malformed)?)?;
+                }
+                written = self.writer.advance(), if !self.writer.is_idle() => written?,
+                request = requests.recv(), if room => {
+                    self.request(request.ok_or(FollowError::Stopped)?)?;
+                }
+                () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => {
+                    self.send(from_proxy::Message::Ping(proto::Ping {}))?;
+                }
+                () = sleep_until(self.vigil.silent_at()) => return Err(FollowError::Silent),
+            }
+        }
+    }
+
+    /// The first message. A world too large to be listed is forgotten and sent anew; the proxy
+    /// serves from it until then.
+    fn introduce(&mut self, mut hello: Hello) -> Result<(), FollowError> {
+        let late = hello.services.split_off(hello.services.len().min(SERVICES_PER_MESSAGE_MAX));
+        let wire = hello_to_wire(&hello, &self.subscriber.held());
+        let message = from_proxy::Message::Hello(wire);
+        if matches!(self.push(message), Err(FrameError::Oversize { .. })) {
+            *self.subscriber = Subscriber::new();
+            self.send(from_proxy::Message::Hello(hello_to_wire(&hello, &[])))?;
+        }
+        self.request(Request::Subscribe(late))
+    }
+
+    fn receive(&mut self, message: proto::ToProxy) -> Result<(), FollowError> {
+        match message.message {
+            None => Err(FollowError::Malformed("a message without content".into())),
+            Some(to_proxy::Message::Ping(proto::Ping {})) => Ok(()),
+            Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
+            Some(to_proxy::Message::Certificate(wire)) => self.certificate(wire),
+            Some(to_proxy::Message::Delta(wire)) => {
+                let delta = delta_from_wire(wire)?;
+                let nonce = delta.nonce;
+                match self.adopt(delta) {
+                    Ok(()) => self.send(from_proxy::Message::Ack(proto::Ack { nonce })),
+                    Err(refusals) => {
+                        self.send(from_proxy::Message::Nack(nack_to_wire(nonce, &refusals)))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a delta the proxy's world, or leaves everything as it was.
+    fn adopt(&mut self, delta: Delta) -> Result<(), Vec<Refusal>> {
+        let whole = delta.whole;
+        let staged = self.subscriber.stage(delta)?;
+        if whole {
+            (self.apply)(staged.update().clone())?;
+        }
+        self.subscriber.commit(staged);
+        Ok(())
+    }
+
+    fn certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
+        let result = match wire.outcome {
+            None => {
+                return Err(FollowError::Malformed("a certificate without content".into()));
+            }
+            Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
+            Some(proto::certificate::Outcome::Error(reason)) => Err(reason),
+        };
+        if let Some((_, answer)) = self.renewal.take_if(|(id, _)| *id == wire.id) {
+            // Whoever asked may have gone.
+            answer.send(result).ok();
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, request: Request) -> Result<(), FollowError> {
+        match request {
+            Request::Subscribe(services) => {
+                for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
+                    self.send(from_proxy::Message::Subscribe(services_to_wire(part)))?;
+                }
+                Ok(())
+            }
+            Request::Unsubscribe(services) => {
+                for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
+                    self.send(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
+                }
+                Ok(())
+            }
+            Request::Listeners(listeners) => {
+                self.send(from_proxy::Message::Listeners(listeners_to_wire(&listeners)))
+            }
+            Request::Renew { csr, answer } => self.renew(csr, answer),
+        }
+    }
+
+    fn renew(&mut self, csr: Vec<u8>, answer: CertificateAnswer) -> Result<(), FollowError> {
+        let refusal = if csr.len() > CSR_BYTES_MAX {
+            "the certificate signing request is larger than 64 KiB"
+        } else if self.renewal.is_some() {
+            "another certificate request is not answered yet: wait for that"
+        } else {
+            self.renewals_seen += 1;
+            let id = self.renewals_seen;
+            self.renewal = Some((id, answer));
+            let request = proto::CertificateRequest { id, csr };
+            return self.send(from_proxy::Message::Certificate(request));
+        };
+        answer.send(Err(refusal.to_owned())).ok();
+        Ok(())
+    }
+
+    fn send(&mut self, message: from_proxy::Message) -> Result<(), FollowError> {
+        Ok(self.push(message)?)
+    }
+
+    fn push(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
+        self.vigil.spoke(Instant::now());
+        self.writer.push(&proto::FromProxy { message: Some(message) }, REQUEST_BYTES_MAX)
+    }
+}
+
+fn malformed(error: prost::DecodeError) -> FollowError {
+    FollowError::Malformed(error.to_string())
+}
+
+/// So that a message of the longest names stays within its limit.
+const SERVICES_PER_MESSAGE_MAX: usize = 1024;
+
+/// The longest certificate signing request; ours have 400 bytes.
+pub(crate) const CSR_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests;

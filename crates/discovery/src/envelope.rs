@@ -1,0 +1,188 @@
+//! Messages as they travel: from the generated types to our own, checked, and back.
+
+use std::collections::BTreeSet;
+
+use leno_model::{EndpointId, ServiceName};
+
+use crate::key::{ChangeId, ResourceKey, Version};
+use crate::message::{Delta, Hello, InboundListener, IssuedBytes, Refusal, Upsert};
+use crate::proto;
+use crate::proto::key::Resource;
+use crate::resource::{Invalid, parsed, port, socket_address, socket_address_to_wire};
+
+pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
+    let resource = match key {
+        ResourceKey::Plan => Resource::Plan(proto::Nothing {}),
+        ResourceKey::Service(name) => Resource::Service(name.to_string()),
+        ResourceKey::Endpoint(id) => Resource::Endpoint(proto::EndpointKey {
+            service: id.service.to_string(),
+            port: id.port.into(),
+            workload: id.workload.to_string(),
+        }),
+    };
+    proto::Key { resource: Some(resource) }
+}
+
+pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Invalid> {
+    match wire.and_then(|key| key.resource) {
+        None => Err(Invalid::new("key", "is missing, or unknown to this version")),
+        Some(Resource::Plan(proto::Nothing {})) => Ok(ResourceKey::Plan),
+        Some(Resource::Service(name)) => parsed("key.service", &name).map(ResourceKey::Service),
+        Some(Resource::Endpoint(key)) => Ok(ResourceKey::Endpoint(EndpointId {
+            service: parsed("key.endpoint.service", &key.service)?,
+            port: port("key.endpoint.port", key.port)?,
+            workload: parsed("key.endpoint.workload", &key.workload)?,
+        })),
+    }
+}
+
+pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> proto::Hello {
+    let held = held
+        .iter()
+        .map(|(key, version)| proto::Held { key: Some(key_to_wire(key)), version: version.0 });
+    proto::Hello {
+        protocol: crate::PROTOCOL,
+        workload: hello.workload.to_string(),
+        listeners: hello.listeners.iter().map(listener_to_wire).collect(),
+        admin: hello.admin.map(socket_address_to_wire),
+        pid: hello.pid,
+        version: hello.version.clone(),
+        services: hello.services.iter().map(ToString::to_string).collect(),
+        held: held.collect(),
+    }
+}
+
+/// What a proxy says of itself, and what it holds.
+pub(crate) fn hello_from_wire(
+    wire: proto::Hello,
+) -> Result<(Hello, Vec<(ResourceKey, Version)>), Invalid> {
+    if wire.version.len() > SOFTWARE_VERSION_BYTES_MAX {
+        return Err(Invalid::new("version", "is longer than 64 bytes"));
+    }
+    let admin = wire.admin.as_ref().map(|address| socket_address("admin", Some(address)));
+    let hello = Hello {
+        workload: parsed("workload", &wire.workload)?,
+        listeners: listeners_from_wire(&wire.listeners)?,
+        admin: admin.transpose()?,
+        pid: wire.pid,
+        version: wire.version,
+        services: services_from_wire(&wire.services)?,
+    };
+    let held = wire.held.into_iter();
+    let held = held.map(|held| Ok((key_from_wire(held.key)?, Version(held.version))));
+    Ok((hello, held.collect::<Result<_, _>>()?))
+}
+
+fn listener_to_wire(listener: &InboundListener) -> proto::Listener {
+    proto::Listener {
+        port: listener.port.into(),
+        address: Some(socket_address_to_wire(listener.address)),
+    }
+}
+
+pub(crate) fn listeners_to_wire(listeners: &[InboundListener]) -> proto::Listeners {
+    proto::Listeners { listeners: listeners.iter().map(listener_to_wire).collect() }
+}
+
+pub(crate) fn listeners_from_wire(
+    wire: &[proto::Listener],
+) -> Result<Vec<InboundListener>, Invalid> {
+    let listener = |wire: &proto::Listener| {
+        let address = socket_address("listener.address", wire.address.as_ref())?;
+        if address.port() == 0 {
+            return Err(Invalid::new("listener.address", "0 is not a port"));
+        }
+        Ok(InboundListener { port: port("listener.port", wire.port)?, address })
+    };
+    wire.iter().map(listener).collect()
+}
+
+pub(crate) fn services_to_wire<'a>(
+    services: impl IntoIterator<Item = &'a ServiceName>,
+) -> proto::Services {
+    proto::Services { names: services.into_iter().map(ToString::to_string).collect() }
+}
+
+/// Reads names of services into whatever collection is wanted.
+pub(crate) fn services_from_wire<C>(names: &[String]) -> Result<C, Invalid>
+where
+    C: FromIterator<ServiceName>,
+{
+    names.iter().map(|name| parsed("services", name)).collect()
+}
+
+pub(crate) fn delta_to_wire(delta: Delta) -> proto::Delta {
+    proto::Delta {
+        nonce: delta.nonce,
+        change: delta.change.0,
+        whole: delta.whole,
+        upserts: delta.upserts.into_iter().map(upsert_to_wire).collect(),
+        removed: delta.removed.iter().map(key_to_wire).collect(),
+        absent: delta.absent.as_ref().map(services_to_wire),
+    }
+}
+
+pub(crate) fn delta_from_wire(wire: proto::Delta) -> Result<Delta, Invalid> {
+    let removed = wire.removed.into_iter().map(|key| key_from_wire(Some(key)));
+    let absent: Option<Result<BTreeSet<_>, _>> =
+        wire.absent.map(|services| services_from_wire(&services.names));
+    Ok(Delta {
+        nonce: wire.nonce,
+        change: ChangeId(wire.change),
+        whole: wire.whole,
+        upserts: upserts_from_wire(wire.upserts)?,
+        removed: removed.collect::<Result<_, _>>()?,
+        absent: absent.transpose()?,
+    })
+}
+
+pub(crate) fn upsert_to_wire(upsert: Upsert) -> proto::Upsert {
+    proto::Upsert { key: Some(key_to_wire(&upsert.key)), content: upsert.content }
+}
+
+pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>, Invalid> {
+    let upsert =
+        |wire: proto::Upsert| Ok(Upsert { key: key_from_wire(wire.key)?, content: wire.content });
+    wire.into_iter().map(upsert).collect()
+}
+
+pub(crate) fn nack_to_wire(nonce: u64, refusals: &[Refusal]) -> proto::Nack {
+    let refusal = |refusal: &Refusal| proto::Refusal {
+        key: Some(key_to_wire(&refusal.key)),
+        reason: cut(&refusal.reason, REASON_BYTES_MAX).to_owned(),
+        because: refusal.because.as_ref().map(key_to_wire),
+    };
+    let refusals = refusals.iter().take(REFUSALS_MAX).map(refusal).collect();
+    proto::Nack { nonce, refusals }
+}
+
+pub(crate) fn refusals_from_wire(wire: Vec<proto::Refusal>) -> Result<Vec<Refusal>, Invalid> {
+    let refusal = |wire: proto::Refusal| {
+        let because = wire.because.map(|key| key_from_wire(Some(key))).transpose()?;
+        let reason = cut(&wire.reason, REASON_BYTES_MAX).to_owned();
+        Ok(Refusal { key: key_from_wire(wire.key)?, reason, because })
+    };
+    wire.into_iter().take(REFUSALS_MAX).map(refusal).collect()
+}
+
+pub(crate) fn issued_to_wire(issued: IssuedBytes) -> proto::Issued {
+    proto::Issued { chain: issued.chain, roots: issued.roots }
+}
+
+pub(crate) fn issued_from_wire(wire: proto::Issued) -> IssuedBytes {
+    IssuedBytes { chain: wire.chain, roots: wire.roots }
+}
+
+/// The beginning of a text, cut between characters.
+pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes_max)).unwrap_or(text)
+}
+
+/// How many refusals one NACK carries; the rest come up again in the next one.
+pub(crate) const REFUSALS_MAX: usize = 256;
+
+/// The longest reason that travels: it is for a status page, not for a log.
+pub(crate) const REASON_BYTES_MAX: usize = 512;
+
+/// The longest software version that a proxy may claim.
+const SOFTWARE_VERSION_BYTES_MAX: usize = 64;

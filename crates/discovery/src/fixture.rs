@@ -1,0 +1,121 @@
+//! A small world for tests: a gateway, services of one port, and routes between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{
+    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Name, PathMatch, PortSet, PortView,
+    Protocol, Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, Snapshot,
+    TrustDomain, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+};
+
+use crate::key::ChangeId;
+use crate::message::{Hello, InboundListener, Update};
+
+/// Two services, of which one is routed to the other and to one that is absent.
+pub(crate) fn world() -> Update {
+    let mut reviews = service("reviews", 2);
+    route(&mut reviews, &["ratings", "missing"]);
+    let mut update = update(1, [reviews, service("ratings", 3)]);
+    update.absent.insert(named("missing"));
+    update
+}
+
+pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView>) -> Update {
+    let services = services.into_iter().map(|view| (view.name.clone(), Arc::new(view)));
+    let snapshot = Snapshot { plan: Arc::new(plan()), services: services.collect() };
+    Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
+}
+
+/// A service of the namespace `bookinfo` with port 9080 and this many endpoints.
+pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
+    let name = named(name);
+    let endpoints = (0..endpoints).map(|index| Arc::new(endpoint(&name, index)));
+    let port = PortView {
+        name: Some(Name::new("http").unwrap()),
+        protocol: Protocol::Http,
+        routed: false,
+        rules: Vec::new(),
+        endpoints: endpoints.collect(),
+    };
+    ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
+}
+
+/// Sends `/v2` of a service to these backends.
+pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
+    let port = view.ports.get_mut(&9080).unwrap();
+    port.routed = true;
+    port.rules.push(RouteRule {
+        route: "bookinfo/split".parse().unwrap(),
+        matches: vec![RequestMatch {
+            path: PathMatch::Prefix("/v2".into()),
+            methods: vec!["GET".into()],
+            headers: vec![FieldMatch {
+                name: "end-user".into(),
+                value: ValueMatch::Exact("jason".into()),
+            }],
+            query: vec![],
+        }],
+        backends: backends.iter().map(|name| backend(name)).collect(),
+        request_timeout: Some(Duration::from_millis(1500)),
+    });
+}
+
+pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
+    let workload = WorkloadName::new("bookinfo", &format!("{}-{index:05}", service.name)).unwrap();
+    Endpoint {
+        id: EndpointId { service: service.clone(), port: 9080, workload },
+        address: SocketAddr::from(([127, 0, 0, 1], 20_000 + index)),
+        account: ServiceAccount::new("bookinfo", service.name.as_str()).unwrap(),
+    }
+}
+
+pub(crate) fn plan() -> WorkloadPlan {
+    WorkloadPlan {
+        workload: workload(),
+        account: ServiceAccount::new("bookinfo", "gateway").unwrap(),
+        trust_domain: TrustDomain::new("cluster.local").unwrap(),
+        address: [127, 0, 0, 1].into(),
+        ports: vec![WorkloadPort { name: None, port: 9080, protocol: Protocol::Detect }],
+        served: BTreeMap::from([(9080, named("gateway"))]),
+        doors: vec![Door {
+            service: named("reviews"),
+            port: 9080,
+            listen: SocketAddr::from(([127, 0, 0, 1], 19_081)),
+        }],
+        access: Access::Strict(vec![AccessRule {
+            policy: "bookinfo/clients".parse().unwrap(),
+            sources: vec![ServiceAccount::new("bookinfo", "client").unwrap()],
+            http: vec![RequestMatch::default()],
+            tcp: PortSet::Only(vec![9080]),
+        }]),
+    }
+}
+
+pub(crate) fn hello() -> Hello {
+    Hello {
+        workload: workload(),
+        listeners: vec![InboundListener {
+            port: 9080,
+            address: SocketAddr::from(([127, 0, 0, 1], 15_003)),
+        }],
+        admin: Some(SocketAddr::from(([127, 0, 0, 1], 15_901))),
+        pid: 7,
+        version: "0.1.0".into(),
+        services: vec![named("reviews")],
+    }
+}
+
+pub(crate) fn workload() -> WorkloadName {
+    WorkloadName::new("bookinfo", "gateway-1").unwrap()
+}
+
+pub(crate) fn named(service: &str) -> ServiceName {
+    ServiceName::new("bookinfo", service).unwrap()
+}
+
+fn backend(name: &str) -> WeightedBackend {
+    WeightedBackend { service: named(name), port: 9080, weight: 50 }
+}

@@ -1,0 +1,261 @@
+//! Messages on a stream: each preceded by its length in 4 bytes, big-endian.
+//!
+//! Neither end holds a buffer while it is idle, and both may be dropped in the middle of a wait
+//! without losing their place: what has arrived, or is still to be written, is in the struct.
+
+use std::io;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// The reading half of a stream of messages.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    stream: R,
+    bytes_max: usize,
+    head: BytesMut,
+    body: Option<Body>,
+}
+
+/// A message that is arriving.
+#[derive(Debug)]
+struct Body {
+    bytes: BytesMut,
+    length: usize,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Reads messages of at most `bytes_max` bytes.
+    pub fn new(stream: R, bytes_max: usize) -> Self {
+        Self { stream, bytes_max, head: BytesMut::new(), body: None }
+    }
+
+    /// The next message's bytes; `None` when the stream ended between two messages.
+    ///
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// [`FrameError`] when the stream breaks, ends within a message, or announces one that is
+    /// larger than allowed. No more than what arrived, and a step, is ever allocated.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
+        loop {
+            if let Some(body) = &mut self.body {
+                if body.bytes.len() == body.length {
+                    let body = self.body.take().map(|body| body.bytes.freeze());
+                    return Ok(body);
+                }
+                let missing = body.length - body.bytes.len();
+                let mut room = (&mut body.bytes).limit(missing.min(STEP_BYTES));
+                if self.stream.read_buf(&mut room).await? == 0 {
+                    return Err(FrameError::Cut);
+                }
+                continue;
+            }
+            let missing = HEAD_BYTES - self.head.len();
+            let mut room = (&mut self.head).limit(missing);
+            if self.stream.read_buf(&mut room).await? == 0 {
+                return if self.head.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
+            }
+            self.begin_body()?;
+        }
+    }
+
+    /// Begins a message once all of its length is there.
+    fn begin_body(&mut self) -> Result<(), FrameError> {
+        let Ok(head) = <[u8; HEAD_BYTES]>::try_from(&self.head[..]) else {
+            return Ok(());
+        };
+        self.head = BytesMut::new();
+        let length = usize::try_from(u32::from_be_bytes(head)).unwrap_or(usize::MAX);
+        if length > self.bytes_max {
+            return Err(FrameError::Oversize { length, bytes_max: self.bytes_max });
+        }
+        self.body = Some(Body { bytes: BytesMut::new(), length });
+        Ok(())
+    }
+}
+
+/// The writing half of a stream of messages. Its owner bounds what it pushes.
+#[derive(Debug)]
+pub struct FrameWriter<W> {
+    stream: W,
+    queue: BytesMut,
+    unflushed: bool,
+}
+
+impl<W: AsyncWrite + Unpin> FrameWriter<W> {
+    /// A writer with nothing to write.
+    pub fn new(stream: W) -> Self {
+        Self { stream, queue: BytesMut::new(), unflushed: false }
+    }
+
+    /// Queues a message; [`Self::advance`] writes it.
+    ///
+    /// # Errors
+    /// [`FrameError::Oversize`] when it is larger than `bytes_max`; then it is not queued.
+    pub fn push<M: Message>(&mut self, message: &M, bytes_max: usize) -> Result<(), FrameError> {
+        let length = message.encoded_len();
+        let head = u32::try_from(length).ok().filter(|_| length <= bytes_max);
+        let Some(head) = head else {
+            return Err(FrameError::Oversize { length, bytes_max });
+        };
+        self.queue.reserve(HEAD_BYTES + length);
+        self.queue.put_u32(head);
+        self.queue.put_slice(&message.encode_to_vec());
+        self.unflushed = true;
+        Ok(())
+    }
+
+    /// How many bytes wait to be written.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether there is anything for [`Self::advance`] to do.
+    pub fn is_idle(&self) -> bool {
+        !self.unflushed
+    }
+
+    /// Writes and flushes all that is queued.
+    ///
+    /// Cancel-safe.
+    ///
+    /// # Errors
+    /// When the stream breaks.
+    pub async fn advance(&mut self) -> io::Result<()> {
+        while !self.queue.is_empty() {
+            if self.stream.write_buf(&mut self.queue).await? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        self.queue = BytesMut::new();
+        self.stream.flush().await?;
+        self.unflushed = false;
+        Ok(())
+    }
+
+    /// Writes all that is queued and says that nothing follows.
+    ///
+    /// # Errors
+    /// When the stream breaks.
+    pub async fn finish(mut self) -> io::Result<()> {
+        self.advance().await?;
+        self.stream.shutdown().await
+    }
+}
+
+/// Why no message can be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The stream broke.
+    #[error("the stream broke")]
+    Io(#[from] io::Error),
+    /// The stream ended within a message.
+    #[error("the stream ended within a message")]
+    Cut,
+    /// The message is larger than the protocol allows.
+    #[error("a message of {length} bytes is larger than the {bytes_max} that are allowed")]
+    Oversize {
+        /// Its length.
+        length: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+}
+
+/// The longest message of the control plane; a larger world arrives in several deltas.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+
+/// The longest message of a proxy: what it may make the control plane hold in memory.
+pub const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+/// Above this much unsent, an end takes in no more of what it would have to answer or pass on.
+pub(crate) const OUTBOX_BYTES_MAX: usize = 256 << 10;
+
+/// The longest message of a join, whose sender is not known yet.
+pub const JOIN_BYTES_MAX: usize = 64 << 10;
+
+const HEAD_BYTES: usize = 4;
+
+/// How much is allocated ahead of what has arrived.
+const STEP_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::proto::Goodbye;
+
+    fn goodbye(length: usize) -> Goodbye {
+        Goodbye { reason: "x".repeat(length) }
+    }
+
+    #[tokio::test]
+    async fn messages_pass_through_a_narrow_stream() {
+        let (near, far) = duplex(7);
+        let mut writer = FrameWriter::new(near);
+        let mut reader = FrameReader::new(far, 1 << 20);
+        let lengths = [0, 1, 3, 300, 200_000];
+        for length in lengths {
+            writer.push(&goodbye(length), 1 << 20).unwrap();
+        }
+        let read = async {
+            let mut seen = Vec::new();
+            while let Some(bytes) = reader.next().await.unwrap() {
+                seen.push(Goodbye::decode(bytes).unwrap().reason.len());
+            }
+            seen
+        };
+        let (written, seen) = tokio::join!(writer.finish(), read);
+        written.unwrap();
+        assert_eq!(seen, lengths);
+    }
+
+    #[tokio::test]
+    async fn abandoned_waits_lose_nothing() {
+        let (near, far) = duplex(5);
+        let mut writer = FrameWriter::new(near);
+        let mut reader = FrameReader::new(far, 1 << 20);
+        writer.push(&goodbye(1000), 1 << 20).unwrap();
+        let message = loop {
+            tokio::select! {
+                biased;
+                message = reader.next() => break message.unwrap().unwrap(),
+                // Each turn drops both futures in the middle of what they do.
+                () = async { tokio::select! { biased; _ = writer.advance() => {}, () = tokio::task::yield_now() => {} } } => {}
+            }
+        };
+        assert_eq!(Goodbye::decode(message).unwrap().reason.len(), 1000);
+    }
+
+    #[tokio::test]
+    async fn a_length_beyond_the_limit_is_refused_before_anything_is_allocated() {
+        let mut reader = FrameReader::new(&[0xff, 0xff, 0xff, 0xff, 1, 2][..], 1000);
+        let error = reader.next().await.unwrap_err();
+        assert!(matches!(error, FrameError::Oversize { length: 0xffff_ffff, bytes_max: 1000 }));
+        let mut writer = FrameWriter::new(tokio::io::sink());
+        assert!(matches!(writer.push(&goodbye(2000), 1000), Err(FrameError::Oversize { .. })));
+        assert_eq!(writer.queued(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_announced_length_alone_costs_no_memory() {
+        let mut stream = &[0, 0x40, 0, 0, 9, 9][..];
+        let mut reader = FrameReader::new(&mut stream, MESSAGE_BYTES_MAX);
+        assert!(matches!(reader.next().await, Err(FrameError::Cut)));
+        let capacity = reader.body.map(|body| body.bytes.capacity());
+        assert!(capacity.unwrap() <= STEP_BYTES, "{capacity:?}");
+    }
+
+    #[tokio::test]
+    async fn an_end_within_a_message_is_told_from_an_end_between_two() {
+        for (bytes, clean) in [(&[][..], true), (&[0, 0][..], false), (&[0, 0, 0, 2, 1][..], false)]
+        {
+            let result = FrameReader::new(bytes, 100).next().await;
+            assert_eq!(matches!(result, Ok(None)), clean, "{bytes:?}");
+            assert_eq!(matches!(result, Err(FrameError::Cut)), !clean, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What a proxy holds: the version of each resource, endpoints under their service.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_model::{Endpoint, EndpointId, ServiceName, ServiceView, Snapshot, WorkloadName};
+
+use crate::key::{ResourceKey, Version};
+
+/// The versions of the resources that a proxy holds. Both ends keep one and must agree.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    pub(crate) plan: Option<Version>,
+    pub(crate) services: BTreeMap<ServiceName, HeldService>,
+}
+
+/// What a proxy holds of one service.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HeldService {
+    /// `None` only for endpoints whose service the proxy does not hold, which none should be.
+    pub(crate) version: Option<Version>,
+    pub(crate) endpoints: BTreeMap<(u16, WorkloadName), Version>,
+}
+
+impl Holdings {
+    pub(crate) fn version(&self, key: &ResourceKey) -> Option<Version> {
+        match key {
+            ResourceKey::Plan => self.plan,
+            ResourceKey::Service(name) => self.services.get(name)?.version,
+            ResourceKey::Endpoint(id) => {
+                let place = (id.port, id.workload.clone());
+                self.services.get(&id.service)?.endpoints.get(&place).copied()
+            }
+        }
+    }
+
+    pub(crate) fn insert(&mut self, key: ResourceKey, version: Version) {
+        match key {
+            ResourceKey::Plan => self.plan = Some(version),
+            ResourceKey::Service(name) => {
+                self.services.entry(name).or_default().version = Some(version);
+            }
+            ResourceKey::Endpoint(id) => {
+                let service = self.services.entry(id.service).or_default();
+                service.endpoints.insert((id.port, id.workload), version);
+            }
+        }
+    }
+
+    /// Forgets a resource, a service with its endpoints.
+    pub(crate) fn remove(&mut self, key: &ResourceKey) {
+        match key {
+            ResourceKey::Plan => self.plan = None,
+            ResourceKey::Service(name) => {
+                self.services.remove(name);
+            }
+            ResourceKey::Endpoint(id) => {
+                if let Some(service) = self.services.get_mut(&id.service) {
+                    service.endpoints.remove(&(id.port, id.workload.clone()));
+                    if service.version.is_none() && service.endpoints.is_empty() {
+                        self.services.remove(&id.service);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shares the names of a snapshot, so that a thousand connections do not keep a thousand copies
+    /// of the names that their proxies sent.
+    pub(crate) fn share_names(&mut self, snapshot: &Snapshot) {
+        let mut shared = BTreeMap::new();
+        for (name, view) in &snapshot.services {
+            let Some(mut own) = self.services.remove(name) else {
+                continue;
+            };
+            let mut endpoints = BTreeMap::new();
+            for (port, endpoint) in endpoints_of(view) {
+                let place = (port, endpoint.id.workload.clone());
+                if let Some(version) = own.endpoints.remove(&place) {
+                    endpoints.insert(place, version);
+                }
+            }
+            endpoints.append(&mut own.endpoints);
+            own.endpoints = endpoints;
+            shared.insert(name.clone(), own);
+        }
+        shared.append(&mut self.services);
+        self.services = shared;
+    }
+
+    /// Every resource: the plan, then each service before its endpoints.
+    pub(crate) fn list(&self) -> Vec<(ResourceKey, Version)> {
+        let plan = self.plan.map(|version| (ResourceKey::Plan, version));
+        let services = self.services.iter().flat_map(|(name, service)| {
+            let own = service.version.map(|version| (ResourceKey::Service(name.clone()), version));
+            let endpoints = service.endpoints.iter().map(|((port, workload), version)| {
+                let (service, port, workload) = (name.clone(), *port, workload.clone());
+                (ResourceKey::Endpoint(EndpointId { service, port, workload }), *version)
+            });
+            own.into_iter().chain(endpoints)
+        });
+        plan.into_iter().chain(services).collect()
+    }
+}
+
+impl FromIterator<(ResourceKey, Version)> for Holdings {
+    fn from_iter<I: IntoIterator<Item = (ResourceKey, Version)>>(list: I) -> Self {
+        let mut holdings = Self::default();
+        for (key, version) in list {
+            holdings.insert(key, version);
+        }
+        holdings
+    }
+}
+
+/// Every endpoint of a service, with the port that it serves.
+pub(crate) fn endpoints_of(view: &ServiceView) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
+    view.ports
+        .iter()
+        .flat_map(|(number, port)| port.endpoints.iter().map(move |endpoint| (*number, endpoint)))
+}

@@ -1,0 +1,130 @@
+//! Joining: a one-time token and a signing request for a first certificate.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use leno_model::WorkloadName;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use crate::envelope::{issued_from_wire, issued_to_wire};
+use crate::event::{Event, Joining};
+use crate::frame::{FrameError, FrameReader, FrameWriter, JOIN_BYTES_MAX};
+use crate::message::IssuedBytes;
+use crate::proto::{self, join_reply::Outcome};
+use crate::resource::parsed;
+use crate::server::ServeError;
+
+/// Asks for a first certificate, over a stream on which the server is authenticated.
+///
+/// # Errors
+/// [`JoinError`] when the stream breaks, the answer is late or the control plane refuses.
+pub async fn join<S>(
+    stream: S,
+    token: &str,
+    workload: &WorkloadName,
+    csr: &[u8],
+) -> Result<IssuedBytes, JoinError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let request = proto::JoinRequest {
+        token: token.to_owned(),
+        workload: workload.to_string(),
+        csr: csr.to_vec(),
+    };
+    let exchange = async {
+        let (read, write) = tokio::io::split(stream);
+        let mut writer = FrameWriter::new(write);
+        writer.push(&request, JOIN_BYTES_MAX)?;
+        writer.advance().await?;
+        FrameReader::new(read, JOIN_BYTES_MAX).next().await
+    };
+    let frame = timeout(JOIN_WAIT, exchange).await.map_err(|_| JoinError::Timeout)??;
+    let frame = frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
+    let reply = proto::JoinReply::decode(frame);
+    match reply.map_err(|error| JoinError::Malformed(error.to_string()))?.outcome {
+        None => Err(JoinError::Malformed("an answer without content".into())),
+        Some(Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
+        Some(Outcome::Error(reason)) => Err(JoinError::Refused(reason)),
+    }
+}
+
+/// Serves one join: reads the request, asks the owner of the mesh, writes the answer.
+///
+/// # Errors
+/// [`ServeError`] when the stream breaks, what came is not a join, or all of it takes too long.
+pub async fn serve_join<S>(stream: S, events: mpsc::Sender<Event>) -> Result<(), ServeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    timeout(JOIN_WAIT, answer(stream, events)).await.unwrap_or(Err(ServeError::Silent))
+}
+
+async fn answer<S>(stream: S, events: mpsc::Sender<Event>) -> Result<(), ServeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (read, write) = tokio::io::split(stream);
+    let Some(frame) = FrameReader::new(read, JOIN_BYTES_MAX).next().await? else {
+        return Ok(());
+    };
+    let request = proto::JoinRequest::decode(frame)?;
+    let workload = parsed("workload", &request.workload)?;
+    let (answer, answered) = oneshot::channel();
+    let joining = Joining { token: request.token, workload, csr: request.csr, answer };
+    events.send(Event::Join(joining)).await.map_err(|_| ServeError::Stopped)?;
+    let outcome = match timeout(ANSWER_WAIT, answered).await {
+        Ok(Ok(Ok(issued))) => Outcome::Issued(issued_to_wire(issued)),
+        Ok(Ok(Err(reason))) => Outcome::Error(reason),
+        Ok(Err(_)) | Err(_) => {
+            Outcome::Error("the control plane could not answer in time: try again".into())
+        }
+    };
+    let mut writer = FrameWriter::new(write);
+    writer.push(&proto::JoinReply { outcome: Some(outcome) }, JOIN_BYTES_MAX)?;
+    Ok(writer.finish().await?)
+}
+
+/// Without the token.
+impl fmt::Debug for proto::JoinRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinRequest").field("workload", &self.workload).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no first certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The stream broke.
+    #[error("the stream to the control plane broke")]
+    Io(#[from] io::Error),
+    /// The control plane did not answer in time.
+    #[error("the control plane did not answer the join in time")]
+    Timeout,
+    /// The control plane sent something that is not of this protocol.
+    #[error("the control plane sent an invalid message: {0}")]
+    Malformed(String),
+    /// The control plane said no.
+    #[error("the control plane refused the join: {0}")]
+    Refused(String),
+}
+
+impl From<FrameError> for JoinError {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Io(error) => Self::Io(error),
+            FrameError::Cut => Self::Io(io::ErrorKind::UnexpectedEof.into()),
+            FrameError::Oversize { .. } => Self::Malformed(error.to_string()),
+        }
+    }
+}
+
+/// How long the owner of the mesh may take: less than the whole, so that the client hears of it.
+const ANSWER_WAIT: Duration = Duration::from_secs(8);
+
+/// How long a whole join may take, on either end.
+const JOIN_WAIT: Duration = Duration::from_secs(10);

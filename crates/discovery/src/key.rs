@@ -1,0 +1,106 @@
+//! Which resource, and which version of it: a key and a hash of its content.
+
+use std::fmt;
+
+use leno_model::{EndpointId, ServiceName};
+
+/// What is sent, replaced, removed and refused on its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceKey {
+    /// The plan of the stream's workload; there is one.
+    Plan,
+    /// How the workload sees a service, without its endpoints.
+    Service(ServiceName),
+    /// One endpoint of a service.
+    Endpoint(EndpointId),
+}
+
+impl ResourceKey {
+    /// The service that the resource belongs to; `None` for the plan.
+    #[must_use]
+    pub fn service(&self) -> Option<&ServiceName> {
+        match self {
+            Self::Plan => None,
+            Self::Service(name) => Some(name),
+            Self::Endpoint(id) => Some(&id.service),
+        }
+    }
+}
+
+/// `plan`, `service namespace/name` or `endpoint namespace/name:port at namespace/workload`.
+impl fmt::Display for ResourceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plan => f.write_str("plan"),
+            Self::Service(name) => write!(f, "service {name}"),
+            Self::Endpoint(id) => {
+                write!(f, "endpoint {}:{} at {}", id.service, id.port, id.workload)
+            }
+        }
+    }
+}
+
+/// A hash of a resource's encoded content: equal on every replica and after every restart, so a
+/// proxy that reconnects anywhere gets only what differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u64);
+
+impl Version {
+    /// The version of this content: FNV-1a, then mixed so that every bit depends on every byte.
+    #[must_use]
+    pub fn of(content: &[u8]) -> Self {
+        let hash = content
+            .iter()
+            .fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
+        let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX);
+        Self(hash ^ (hash >> 29))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// A change of the mesh as the control plane numbers it; followed from its source to the proxies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ChangeId(pub u64);
+
+impl fmt::Display for ChangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+
+/// An odd number with well-spread bits (from splitmix64).
+const MIX: u64 = 0xbf58_476d_1ce4_e5b9;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn versions_are_the_same_on_every_machine() {
+        assert_eq!(Version::of(b"").to_string(), "e725b373746bacdb");
+        assert_eq!(Version::of(b"leno").to_string(), "fe85cd6b6c6b0750");
+    }
+
+    #[test]
+    fn small_differences_give_other_versions() {
+        let mut seen = HashSet::new();
+        for length in 0..300 {
+            let mut content = vec![7; length];
+            assert!(seen.insert(Version::of(&content)), "{length} bytes");
+            if let Some(last) = content.last_mut() {
+                *last ^= 1;
+                assert!(seen.insert(Version::of(&content)), "{length} bytes, last differs");
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The contract of the two planes, both ends: resources, publisher, subscriber, client, server.
+//!
+//! The wire is `proto/leno/discovery/v1/discovery.proto`: length-prefixed protobuf messages over
+//! one mutually authenticated stream per workload ([`ALPN`]), with the discipline of incremental
+//! xDS. A proxy says what it holds; the control plane sends differences, one [`Delta`] at a time,
+//! each applied whole and acknowledged, or refused with a reason per resource.
+//!
+//! Decisions ([`publisher`], [`subscriber`], [`resource`]) have no IO and no clock; [`client`],
+//! [`join`] and [`server`] are the shells around them. TLS is the business of their callers.
+
+pub mod client;
+mod envelope;
+pub mod event;
+#[cfg(test)]
+mod fixture;
+pub mod frame;
+mod holdings;
+pub mod join;
+pub mod key;
+pub mod message;
+#[rustfmt::skip]
+mod proto;
+pub mod publisher;
+pub mod resource;
+pub mod server;
+#[cfg(test)]
+mod simulation;
+pub mod stored;
+pub mod subscriber;
+mod vigil;
+
+pub use client::{FollowError, Request, follow};
+pub use event::{Connected, ConnectionId, Event, Joining, Standing};
+pub use join::{JoinError, join, serve_join};
+pub use key::{ChangeId, ResourceKey, Version};
+pub use message::{
+    CertificateAnswer, Delta, Hello, InboundListener, IssuedBytes, Refusal, Update, Upsert,
+};
+pub use publisher::{Acked, Publisher};
+pub use resource::InvalidResource;
+pub use server::{ServeError, serve};
+pub use stored::UnusableWorld;
+pub use subscriber::{Staged, Subscriber};
+
+/// The protocol of a workload's stream, agreed in the TLS handshake.
+pub const ALPN: &[u8] = b"leno-discovery/1";
+
+/// The protocol of a join: the client has no certificate yet.
+pub const JOIN_ALPN: &[u8] = b"leno-join/1";
+
+/// The version of the contract, checked in the first message of a stream.
+pub const PROTOCOL: u32 = 1;

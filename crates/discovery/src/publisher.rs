@@ -1,0 +1,209 @@
+//! What to send to one proxy next: differences between what it holds and what it should hold.
+//!
+//! One delta is in flight at a time and the newest offer wins. A delta that is refused leaves the
+//! proxy as it was; the resources that it named are withheld until they, or what they depend on,
+//! change, and the others are sent again without them.
+
+mod draft;
+mod withheld;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use leno_model::{ServiceName, Snapshot};
+
+use crate::holdings::Holdings;
+use crate::key::{ChangeId, ResourceKey, Version};
+use crate::message::{Delta, Refusal, Update};
+use crate::publisher::draft::{Draft, RESOURCE_BYTES_MAX};
+use crate::publisher::withheld::Withheld;
+
+/// The control plane's picture of one proxy: what it holds, refuses and should hold. No IO.
+#[derive(Debug, Default)]
+pub struct Publisher {
+    held: Holdings,
+    /// A snapshot that the proxy holds exactly: what equals it needs no second look.
+    agreed: Option<Arc<Snapshot>>,
+    /// The absent services that the proxy acknowledged in this stream.
+    absent: Option<BTreeSet<ServiceName>>,
+    /// The absent services that it did not accept, as far as can be told.
+    absent_refused: Option<BTreeSet<ServiceName>>,
+    withheld: Withheld,
+    oversized: Vec<Refusal>,
+    offered: Option<Update>,
+    /// Whether the offer, or what the proxy holds, changed since the last look for differences.
+    stale: bool,
+    in_flight: Option<InFlight>,
+    nonce: u64,
+}
+
+/// A delta that the proxy applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acked {
+    /// The newest change in it.
+    pub change: ChangeId,
+    /// Whether the proxy now holds all that was offered with that change, but for what it refuses.
+    pub whole: bool,
+}
+
+impl Publisher {
+    /// A proxy that connects and says what it holds.
+    #[must_use]
+    pub fn new(held: Vec<(ResourceKey, Version)>) -> Self {
+        Self { held: held.into_iter().collect(), ..Self::default() }
+    }
+
+    /// The proxy should now know this; what was offered before and not sent is forgotten.
+    ///
+    /// Every service that a rule names as a backend must be in the snapshot or be absent.
+    pub fn offer(&mut self, update: Update) {
+        if self.offered.is_none() {
+            self.held.share_names(&update.snapshot);
+        }
+        self.offered = Some(update);
+        self.stale = true;
+    }
+
+    /// The next thing to send: `None` while a delta is in flight and when nothing differs.
+    ///
+    /// The first delta of a stream is sent even when nothing differs, so that the proxy knows.
+    pub fn next_delta(&mut self) -> Option<Delta> {
+        if self.in_flight.is_some() || !self.stale {
+            return None;
+        }
+        let update = self.offered.clone()?;
+        self.withheld.release(&update, &self.held);
+        let draft = self.draft(&update.snapshot);
+        let refused = self.absent_refused.as_ref() == Some(&update.absent);
+        let absent = self.absent.as_ref() != Some(&update.absent) && !refused;
+        let unusable = self.held.plan.is_none() && !draft.has_plan();
+        if unusable || draft.is_empty() && !absent {
+            self.stale = false;
+            if self.withheld.is_empty() {
+                self.agreed = Some(update.snapshot);
+            }
+            return None;
+        }
+        Some(self.dispatch(update, draft, absent))
+    }
+
+    /// The proxy applied the delta with this nonce; `None` when no such delta is in flight.
+    pub fn acknowledge(&mut self, nonce: u64) -> Option<Acked> {
+        let InFlight { update, upserts, removed, whole, .. } = self.take_in_flight(nonce)?;
+        for key in removed {
+            self.held.remove(&key);
+        }
+        for (key, version) in upserts {
+            self.held.insert(key, version);
+        }
+        // What the proxy now has may let it accept the absent services that it refused.
+        let absent_refused = self.absent_refused.take().is_some();
+        let exact = whole && self.withheld.is_empty() && !absent_refused;
+        self.stale |= !exact;
+        self.agreed = exact.then_some(update.snapshot);
+        self.absent = Some(update.absent);
+        Some(Acked { change: update.change, whole })
+    }
+
+    /// The proxy refused the delta with this nonce; says which change that was, or `None` when no
+    /// such delta is in flight.
+    ///
+    /// The refused versions are not recorded as held, and not sent again until they change.
+    pub fn refuse(&mut self, nonce: u64, refusals: &[Refusal]) -> Option<ChangeId> {
+        let InFlight { update, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
+        self.stale = true;
+        let sent: Vec<_> = upserts
+            .into_iter()
+            .map(|(key, version)| (key, Some(version)))
+            .chain(removed.into_iter().map(|key| (key, None)))
+            .collect();
+        let change = update.change;
+        let named = self.withheld.refused(&sent, refusals, &update, &self.held);
+        match (named, absent) {
+            (true, _) => {}
+            (false, true) => self.absent_refused = Some(update.absent),
+            (false, false) => self.withheld.refused_unnamed(&sent, refusals, change),
+        }
+        Some(change)
+    }
+
+    /// The newest change whose effects the proxy has, but for what it refuses; `None` while
+    /// something is under way or still to be sent. Meaningful after [`Self::next_delta`].
+    #[must_use]
+    pub fn settled(&self) -> Option<ChangeId> {
+        let at_rest = self.in_flight.is_none() && !self.stale && self.held.plan.is_some();
+        self.offered.as_ref().filter(|_| at_rest).map(|update| update.change)
+    }
+
+    /// What the proxy refuses, with its reasons.
+    pub fn refused(&self) -> impl Iterator<Item = Refusal> {
+        self.withheld.list()
+    }
+
+    /// Resources that were not sent because they are too large, since the last call.
+    pub fn take_oversized(&mut self) -> Vec<Refusal> {
+        std::mem::take(&mut self.oversized)
+    }
+
+    /// All differences; a resource that is too large to send is set aside.
+    fn draft(&mut self, snapshot: &Snapshot) -> Draft {
+        loop {
+            let draft = Draft::new(snapshot, self.agreed.as_deref(), &self.held, &self.withheld);
+            let large: Vec<_> = draft.oversized().cloned().collect();
+            if large.is_empty() {
+                return draft;
+            }
+            for upsert in large {
+                let reason = format!(
+                    "has {} bytes, of which at most {RESOURCE_BYTES_MAX} can be sent: split it",
+                    upsert.content.len()
+                );
+                let refusal = Refusal::new(upsert.key.clone(), reason);
+                self.withheld.set_aside(upsert.key.clone(), upsert.version(), &refusal.reason);
+                self.oversized.push(refusal);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, update: Update, draft: Draft, absent: bool) -> Delta {
+        self.nonce += 1;
+        let (upserts, removed, whole) = draft.cut();
+        self.stale = !whole;
+        let delta = Delta {
+            nonce: self.nonce,
+            change: update.change,
+            whole,
+            removed,
+            absent: absent.then(|| update.absent.clone()),
+            upserts,
+        };
+        let versions = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
+        self.in_flight = Some(InFlight {
+            nonce: self.nonce,
+            upserts: versions.collect(),
+            removed: delta.removed.clone(),
+            update,
+            absent,
+            whole,
+        });
+        delta
+    }
+
+    fn take_in_flight(&mut self, nonce: u64) -> Option<InFlight> {
+        self.in_flight.take_if(|in_flight| in_flight.nonce == nonce)
+    }
+}
+
+/// What was sent and not answered.
+#[derive(Debug)]
+struct InFlight {
+    nonce: u64,
+    update: Update,
+    upserts: Vec<(ResourceKey, Version)>,
+    removed: Vec<ResourceKey>,
+    absent: bool,
+    whole: bool,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! All differences between what a proxy holds and a snapshot, in an order that can be cut.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use leno_model::{EndpointId, PortView, ServiceName, ServiceView, Snapshot};
+
+use super::withheld::Withheld;
+use crate::holdings::{HeldService, Holdings, endpoints_of};
+use crate::key::ResourceKey;
+use crate::message::Upsert;
+use crate::resource::{encode_endpoint, encode_plan, encode_service};
+
+/// All differences between what a proxy holds and what it should hold.
+///
+/// In the order of the fields each prefix keeps its references: endpoints leave before the port
+/// that they served, and come after it; services leave when nothing refers to them any more.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    dropped: Vec<ResourceKey>,
+    upserts: Vec<Upsert>,
+    endpoints: Vec<Upsert>,
+    removed: Vec<ResourceKey>,
+}
+
+impl Draft {
+    pub(super) fn new(
+        snapshot: &Snapshot,
+        agreed: Option<&Snapshot>,
+        held: &Holdings,
+        withheld: &Withheld,
+    ) -> Self {
+        let mut draft = Self::default();
+        if agreed.is_none_or(|agreed| !same(&agreed.plan, &snapshot.plan)) {
+            draft.add_plan(snapshot, held, withheld);
+        }
+        for (name, view) in &snapshot.services {
+            let before = agreed.and_then(|agreed| agreed.services.get(name));
+            if before.is_none_or(|before| !same(before, view)) {
+                let before = before.map(|before| &**before);
+                draft.add_service(view, before, held.services.get(name), withheld);
+            }
+        }
+        for (name, service) in &held.services {
+            if !snapshot.services.contains_key(name) {
+                draft.remove_service(name, service, withheld);
+            }
+        }
+        draft
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.dropped.is_empty()
+            && self.upserts.is_empty()
+            && self.endpoints.is_empty()
+            && self.removed.is_empty()
+    }
+
+    pub(super) fn has_plan(&self) -> bool {
+        self.upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Plan)
+    }
+
+    /// What can never be sent.
+    pub(super) fn oversized(&self) -> impl Iterator<Item = &Upsert> {
+        let all = self.upserts.iter().chain(&self.endpoints);
+        all.filter(|upsert| upsert.content.len() > RESOURCE_BYTES_MAX)
+    }
+
+    /// What fits into one delta, and whether that is all.
+    pub(super) fn cut(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
+        let mut room = DELTA_BYTES_MAX;
+        let mut whole = true;
+        let mut fits = |bytes: usize| {
+            let left = room.checked_sub(bytes).filter(|_| whole);
+            room = left.unwrap_or(room);
+            whole = left.is_some();
+            whole
+        };
+        let key_fits = |key: &ResourceKey, fits: &mut dyn FnMut(usize) -> bool| fits(cost(key));
+        let mut removed = self.dropped;
+        removed.retain(|key| key_fits(key, &mut fits));
+        let mut upserts = self.upserts;
+        upserts.extend(self.endpoints);
+        upserts.retain(|upsert| fits(cost(&upsert.key) + upsert.content.len()));
+        removed.extend(self.removed.into_iter().filter(|key| key_fits(key, &mut fits)));
+        (upserts, removed, whole)
+    }
+
+    fn add_plan(&mut self, snapshot: &Snapshot, held: &Holdings, withheld: &Withheld) {
+        let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
+        let version = Some(upsert.version());
+        if held.plan != version && !withheld.contains(&upsert.key, version) {
+            self.upserts.push(upsert);
+        }
+    }
+
+    fn add_service(
+        &mut self,
+        view: &ServiceView,
+        before: Option<&ServiceView>,
+        held: Option<&HeldService>,
+        withheld: &Withheld,
+    ) {
+        let key = ResourceKey::Service(view.name.clone());
+        let upsert = Upsert { key, content: encode_service(view) };
+        let version = Some(upsert.version());
+        let held_version = held.and_then(|held| held.version);
+        let send = held_version != version && !withheld.contains(&upsert.key, version);
+        if send {
+            self.upserts.push(upsert);
+        }
+        // Endpoints of a service that the proxy refuses have no place there.
+        if send || held_version.is_some() {
+            for (number, port) in &view.ports {
+                let before = before.and_then(|before| before.ports.get(number));
+                self.add_endpoints(port, before, held, withheld);
+            }
+        }
+        if let Some(held) = held {
+            self.drop_endpoints(&view.name, Some(view), held, withheld);
+        }
+    }
+
+    fn add_endpoints(
+        &mut self,
+        port: &PortView,
+        before: Option<&PortView>,
+        held: Option<&HeldService>,
+        withheld: &Withheld,
+    ) {
+        let mut before = before.map_or(&[][..], |port| &port.endpoints).iter().peekable();
+        for endpoint in &port.endpoints {
+            while before.next_if(|old| old.id < endpoint.id).is_some() {}
+            if before.next_if(|old| same(old, endpoint)).is_some() {
+                continue;
+            }
+            let key = ResourceKey::Endpoint(endpoint.id.clone());
+            let upsert = Upsert { key, content: encode_endpoint(endpoint) };
+            let version = upsert.version();
+            let place = (endpoint.id.port, endpoint.id.workload.clone());
+            let held = held.and_then(|held| held.endpoints.get(&place));
+            if held != Some(&version) && !withheld.contains(&upsert.key, Some(version)) {
+                self.endpoints.push(upsert);
+            }
+        }
+    }
+
+    fn drop_endpoints(
+        &mut self,
+        name: &ServiceName,
+        view: Option<&ServiceView>,
+        held: &HeldService,
+        withheld: &Withheld,
+    ) {
+        let wanted = view.into_iter().flat_map(endpoints_of);
+        let wanted = wanted.map(|(port, endpoint)| (port, &endpoint.id.workload));
+        let wanted: BTreeSet<_> = wanted.collect();
+        let gone = held.endpoints.keys().filter(|(port, name)| !wanted.contains(&(*port, name)));
+        let keys = gone.map(|(port, workload)| {
+            ResourceKey::Endpoint(EndpointId {
+                service: name.clone(),
+                port: *port,
+                workload: workload.clone(),
+            })
+        });
+        self.dropped.extend(keys.filter(|key| !withheld.contains(key, None)));
+    }
+
+    fn remove_service(&mut self, name: &ServiceName, held: &HeldService, withheld: &Withheld) {
+        if held.version.is_none() {
+            return self.drop_endpoints(name, None, held, withheld);
+        }
+        let key = ResourceKey::Service(name.clone());
+        if !withheld.contains(&key, None) {
+            self.removed.push(key);
+        }
+    }
+}
+
+fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
+}
+
+/// What a key adds to a message, rounded up.
+fn cost(key: &ResourceKey) -> usize {
+    let names = match key {
+        ResourceKey::Plan => 0,
+        ResourceKey::Service(name) => name.namespace.as_str().len() + name.name.as_str().len(),
+        ResourceKey::Endpoint(id) => {
+            let EndpointId { service, workload, .. } = id;
+            service.namespace.as_str().len()
+                + service.name.as_str().len()
+                + workload.namespace.as_str().len()
+                + workload.name.as_str().len()
+        }
+    };
+    names + KEY_BYTES
+}
+
+/// Tags, lengths, separators and the port of a key, and the tags and lengths around it.
+const KEY_BYTES: usize = 48;
+
+/// How much one delta may carry: a message, less the room for its own fields and absent services.
+const DELTA_BYTES_MAX: usize = 3 << 20;
+
+/// The largest resource that can be sent.
+pub(super) const RESOURCE_BYTES_MAX: usize = 1 << 20;

@@ -1,0 +1,96 @@
+//! Resources: the model as it travels, and back, with every field checked.
+//!
+//! Encoding is canonical: equal values give equal bytes on every machine, so the hash of the bytes
+//! can be the resource's version.
+
+mod endpoint;
+mod field;
+mod plan;
+mod request;
+mod service;
+
+use bytes::Bytes;
+use leno_model::{Endpoint, ServiceView, WorkloadPlan};
+use prost::Message;
+
+use crate::key::ResourceKey;
+use crate::message::Upsert;
+
+pub(crate) use field::{Invalid, parsed, port, socket_address, socket_address_to_wire};
+
+/// One resource, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resource {
+    /// The plan of the stream's workload.
+    Plan(WorkloadPlan),
+    /// A service; its ports have no endpoints yet.
+    Service(ServiceView),
+    /// An endpoint.
+    Endpoint(Endpoint),
+}
+
+impl Resource {
+    /// Reads a resource as it travelled and checks every field.
+    ///
+    /// # Errors
+    /// [`InvalidResource`] for the first field that cannot be what it says.
+    pub fn decode(upsert: &Upsert) -> Result<Self, InvalidResource> {
+        let content = upsert.content.clone();
+        match &upsert.key {
+            ResourceKey::Plan => read(content, plan::from_wire).map(Self::Plan),
+            ResourceKey::Service(name) => {
+                read(content, |wire| service::from_wire(name, wire)).map(Self::Service)
+            }
+            ResourceKey::Endpoint(id) => {
+                read(content, |wire| endpoint::from_wire(id, &wire)).map(Self::Endpoint)
+            }
+        }
+        .map_err(|invalid| InvalidResource {
+            key: upsert.key.clone(),
+            field: invalid.field.into(),
+            reason: invalid.reason.into(),
+        })
+    }
+}
+
+/// A plan as it travels.
+#[must_use]
+pub fn encode_plan(plan: &WorkloadPlan) -> Bytes {
+    plan::to_wire(plan).encode_to_vec().into()
+}
+
+/// A service as it travels: all of it but its endpoints.
+#[must_use]
+pub fn encode_service(view: &ServiceView) -> Bytes {
+    service::to_wire(view).encode_to_vec().into()
+}
+
+/// An endpoint as it travels; its id is in its key.
+#[must_use]
+pub fn encode_endpoint(endpoint: &Endpoint) -> Bytes {
+    endpoint::to_wire(endpoint).encode_to_vec().into()
+}
+
+/// A resource that cannot be what it says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {field}: {reason}")]
+pub struct InvalidResource {
+    /// The resource.
+    pub key: ResourceKey,
+    /// The field, as a path such as `ports[0].rules[2].route`.
+    pub field: Box<str>,
+    /// What is wrong with it.
+    pub reason: Box<str>,
+}
+
+fn read<W, T>(content: Bytes, convert: impl FnOnce(W) -> Result<T, Invalid>) -> Result<T, Invalid>
+where
+    W: Message + Default,
+{
+    let wire = W::decode(content)
+        .map_err(|error| Invalid::new("content", format!("is not of its type: {error}")))?;
+    convert(wire)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,21 @@
+//! An endpoint as it travels.
+
+use leno_model::{Endpoint, EndpointId};
+
+use super::field::{Invalid, account, socket_address, socket_address_to_wire};
+use crate::proto;
+
+pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
+    proto::Endpoint {
+        address: Some(socket_address_to_wire(endpoint.address)),
+        account: endpoint.account.to_string(),
+    }
+}
+
+pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpoint, Invalid> {
+    let address = socket_address("address", wire.address.as_ref())?;
+    if address.port() == 0 {
+        return Err(Invalid::new("address", "0 is not a port: use 1 to 65535"));
+    }
+    Ok(Endpoint { id: id.clone(), address, account: account("account", &wire.account)? })
+}

@@ -1,0 +1,154 @@
+//! Single fields: names, ports and addresses from the wire, each with its path when it is wrong.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::str::FromStr;
+
+use leno_model::{Name, Protocol, ServiceAccount};
+
+use crate::proto;
+
+/// A field that cannot be what it says.
+#[derive(Debug)]
+pub(crate) struct Invalid {
+    pub(crate) field: String,
+    pub(crate) reason: String,
+}
+
+impl Invalid {
+    pub(crate) fn new(field: &str, reason: impl Display) -> Self {
+        Self { field: field.to_owned(), reason: reason.to_string() }
+    }
+
+    /// The same fault, seen from the message that holds the field's message. A list of plain
+    /// values has no field of its own.
+    pub(crate) fn under(self, parent: impl Display) -> Self {
+        let field = match self.field.as_str() {
+            "" => parent.to_string(),
+            field => format!("{parent}.{field}"),
+        };
+        Self { field, reason: self.reason }
+    }
+}
+
+/// Converts each element; a fault names the element by its index.
+pub(crate) fn each<W, T>(
+    field: &str,
+    wire: Vec<W>,
+    convert: impl Fn(W) -> Result<T, Invalid>,
+) -> Result<Vec<T>, Invalid> {
+    let indexed = |(index, element)| {
+        convert(element).map_err(|invalid| invalid.under(format_args!("{field}[{index}]")))
+    };
+    wire.into_iter().enumerate().map(indexed).collect()
+}
+
+/// Collects a list that must not name a port twice.
+pub(crate) fn by_port<T>(field: &str, list: Vec<(u16, T)>) -> Result<BTreeMap<u16, T>, Invalid> {
+    let mut map = BTreeMap::new();
+    for (port, value) in list {
+        if map.insert(port, value).is_some() {
+            return Err(Invalid::new(field, format!("port {port} appears twice")));
+        }
+    }
+    Ok(map)
+}
+
+/// Reads a name of any role.
+pub(crate) fn parsed<T>(field: &str, text: &str) -> Result<T, Invalid>
+where
+    T: FromStr<Err: Display>,
+{
+    text.parse().map_err(|error| Invalid::new(field, error))
+}
+
+pub(crate) fn optional_name(field: &str, text: Option<&str>) -> Result<Option<Name>, Invalid> {
+    text.map(|text| parsed(field, text)).transpose()
+}
+
+/// Reads `namespace/name`.
+pub(crate) fn account(field: &str, text: &str) -> Result<ServiceAccount, Invalid> {
+    let (namespace, name) = text
+        .split_once('/')
+        .ok_or_else(|| Invalid::new(field, "an account is written `namespace/name`"))?;
+    ServiceAccount::new(namespace, name).map_err(|error| Invalid::new(field, error))
+}
+
+pub(crate) fn port(field: &str, number: u32) -> Result<u16, Invalid> {
+    match u16::try_from(number) {
+        Ok(port) if port != 0 => Ok(port),
+        _ => Err(Invalid::new(field, format!("{number} is not a port: use 1 to 65535"))),
+    }
+}
+
+pub(crate) fn protocol(field: &str, number: i32) -> Result<Protocol, Invalid> {
+    match proto::Protocol::try_from(number) {
+        Ok(proto::Protocol::Http) => Ok(Protocol::Http),
+        Ok(proto::Protocol::Http2) => Ok(Protocol::Http2),
+        Ok(proto::Protocol::Grpc) => Ok(Protocol::Grpc),
+        Ok(proto::Protocol::Tcp) => Ok(Protocol::Tcp),
+        Ok(proto::Protocol::Detect) => Ok(Protocol::Detect),
+        Ok(proto::Protocol::Unspecified) | Err(_) => {
+            Err(Invalid::new(field, format!("{number} is not a protocol of this version")))
+        }
+    }
+}
+
+pub(crate) fn protocol_to_wire(protocol: Protocol) -> i32 {
+    let wire = match protocol {
+        Protocol::Http => proto::Protocol::Http,
+        Protocol::Http2 => proto::Protocol::Http2,
+        Protocol::Grpc => proto::Protocol::Grpc,
+        Protocol::Tcp => proto::Protocol::Tcp,
+        Protocol::Detect => proto::Protocol::Detect,
+    };
+    wire.into()
+}
+
+pub(crate) fn ip_address(field: &str, bytes: &[u8]) -> Result<IpAddr, Invalid> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Ok(IpAddr::from(v4));
+    }
+    <[u8; 16]>::try_from(bytes).map(IpAddr::from).map_err(|_| {
+        Invalid::new(field, format!("an IP address has 4 or 16 bytes, not {}", bytes.len()))
+    })
+}
+
+pub(crate) fn ip_address_to_wire(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+/// Reads where something listens. Port 0, "any free port", is for the caller to judge.
+pub(crate) fn socket_address(
+    field: &str,
+    wire: Option<&proto::SocketAddress>,
+) -> Result<SocketAddr, Invalid> {
+    let wire = wire.ok_or_else(|| Invalid::new(field, "is missing"))?;
+    let ip = ip_address("address", &wire.address).map_err(|invalid| invalid.under(field))?;
+    let port = u16::try_from(wire.port)
+        .map_err(|_| Invalid::new(field, format!("{} is not a port", wire.port)))?;
+    match ip {
+        IpAddr::V6(v6) => Ok(SocketAddrV6::new(v6, port, wire.flow, wire.scope).into()),
+        IpAddr::V4(_) if wire.flow != 0 || wire.scope != 0 => {
+            Err(Invalid::new(field, "an IPv4 address has neither flow nor scope"))
+        }
+        IpAddr::V4(_) => Ok(SocketAddr::new(ip, port)),
+    }
+}
+
+pub(crate) fn socket_address_to_wire(address: SocketAddr) -> proto::SocketAddress {
+    let (flow, scope) = match address {
+        SocketAddr::V4(_) => (0, 0),
+        SocketAddr::V6(v6) => (v6.flowinfo(), v6.scope_id()),
+    };
+    proto::SocketAddress {
+        address: ip_address_to_wire(address.ip()),
+        port: address.port().into(),
+        flow,
+        scope,
+    }
+}

@@ -1,0 +1,148 @@
+//! A workload's plan as it travels.
+
+use std::collections::BTreeSet;
+
+use leno_model::{
+    Access, AccessRule, Door, PortSet, ServiceName, TrustDomain, WorkloadPlan, WorkloadPort,
+};
+
+use super::field::{
+    Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
+    protocol, protocol_to_wire, socket_address, socket_address_to_wire,
+};
+use super::request;
+use crate::proto;
+
+pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
+    let served = |(port, service): (&u16, &ServiceName)| proto::Served {
+        port: u32::from(*port),
+        service: service.to_string(),
+    };
+    proto::Plan {
+        workload: plan.workload.to_string(),
+        account: plan.account.to_string(),
+        trust_domain: plan.trust_domain.to_string(),
+        address: ip_address_to_wire(plan.address),
+        ports: plan.ports.iter().map(port_to_wire).collect(),
+        served: plan.served.iter().map(served).collect(),
+        doors: plan.doors.iter().map(door_to_wire).collect(),
+        access: Some(access_to_wire(&plan.access)),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
+    let served = each("served", wire.served, |served| {
+        Ok((port("port", served.port)?, parsed("service", &served.service)?))
+    })?;
+    let ports = each("ports", wire.ports, port_from_wire)?;
+    check_ports(&ports)?;
+    let mode = wire.access.and_then(|access| access.mode);
+    Ok(WorkloadPlan {
+        workload: parsed("workload", &wire.workload)?,
+        account: account("account", &wire.account)?,
+        trust_domain: TrustDomain(parsed("trust_domain", &wire.trust_domain)?),
+        address: ip_address("address", &wire.address)?,
+        ports,
+        served: by_port("served", served)?,
+        doors: each("doors", wire.doors, door_from_wire)?,
+        access: access_from_wire(mode).map_err(|invalid| invalid.under("access"))?,
+    })
+}
+
+fn port_to_wire(port: &WorkloadPort) -> proto::ApplicationPort {
+    proto::ApplicationPort {
+        name: port.name.as_ref().map(ToString::to_string),
+        port: port.port.into(),
+        protocol: protocol_to_wire(port.protocol),
+    }
+}
+
+fn port_from_wire(wire: proto::ApplicationPort) -> Result<WorkloadPort, Invalid> {
+    Ok(WorkloadPort {
+        name: optional_name("name", wire.name.as_deref())?,
+        port: port("port", wire.port)?,
+        protocol: protocol("protocol", wire.protocol)?,
+    })
+}
+
+/// Numbers and names of a workload's ports are unique.
+fn check_ports(ports: &[WorkloadPort]) -> Result<(), Invalid> {
+    let mut numbers = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    for port in ports {
+        if !numbers.insert(port.port) {
+            return Err(Invalid::new("ports", format!("port {} appears twice", port.port)));
+        }
+        if let Some(name) = port.name.as_ref().filter(|name| !names.insert(*name)) {
+            return Err(Invalid::new("ports", format!("two ports are named `{name}`")));
+        }
+    }
+    Ok(())
+}
+
+fn door_to_wire(door: &Door) -> proto::Door {
+    proto::Door {
+        service: door.service.to_string(),
+        port: door.port.into(),
+        listen: Some(socket_address_to_wire(door.listen)),
+    }
+}
+
+fn door_from_wire(wire: proto::Door) -> Result<Door, Invalid> {
+    Ok(Door {
+        service: parsed("service", &wire.service)?,
+        port: port("port", wire.port)?,
+        listen: socket_address("listen", wire.listen.as_ref())?,
+    })
+}
+
+fn access_to_wire(access: &Access) -> proto::Access {
+    let mode = match access {
+        Access::Permissive => proto::access::Mode::Permissive(proto::Nothing {}),
+        Access::Strict(rules) => proto::access::Mode::Strict(proto::AccessRules {
+            rules: rules.iter().map(rule_to_wire).collect(),
+        }),
+    };
+    proto::Access { mode: Some(mode) }
+}
+
+/// A mode that this version does not know must not let anybody in.
+fn access_from_wire(mode: Option<proto::access::Mode>) -> Result<Access, Invalid> {
+    match mode {
+        None => Err(Invalid::new("mode", "is missing, or unknown to this version")),
+        Some(proto::access::Mode::Permissive(proto::Nothing {})) => Ok(Access::Permissive),
+        Some(proto::access::Mode::Strict(wire)) => {
+            each("rules", wire.rules, rule_from_wire).map(Access::Strict)
+        }
+    }
+}
+
+fn rule_to_wire(rule: &AccessRule) -> proto::AccessRule {
+    let (tcp_all, tcp_ports) = match &rule.tcp {
+        PortSet::All => (true, Vec::new()),
+        PortSet::Only(ports) => (false, ports.iter().map(|port| u32::from(*port)).collect()),
+    };
+    proto::AccessRule {
+        policy: rule.policy.to_string(),
+        sources: rule.sources.iter().map(ToString::to_string).collect(),
+        http: rule.http.iter().map(request::to_wire).collect(),
+        tcp_all,
+        tcp_ports,
+    }
+}
+
+fn rule_from_wire(wire: proto::AccessRule) -> Result<AccessRule, Invalid> {
+    let tcp = match wire.tcp_all {
+        true if wire.tcp_ports.is_empty() => PortSet::All,
+        true => {
+            return Err(Invalid::new("tcp_ports", "must be empty when tcp_all is set"));
+        }
+        false => PortSet::Only(each("tcp_ports", wire.tcp_ports, |number| port("", number))?),
+    };
+    Ok(AccessRule {
+        policy: parsed("policy", &wire.policy)?,
+        sources: each("sources", wire.sources, |text| account("", &text))?,
+        http: each("http", wire.http, request::from_wire)?,
+        tcp,
+    })
+}

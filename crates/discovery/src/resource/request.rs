@@ -1,0 +1,75 @@
+//! What a request must look like, as it travels.
+
+use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
+
+use super::field::{Invalid, each};
+use crate::proto;
+
+pub(super) fn to_wire(request: &RequestMatch) -> proto::RequestMatch {
+    proto::RequestMatch {
+        path: Some(path_to_wire(&request.path)),
+        methods: request.methods.clone(),
+        headers: request.headers.iter().map(field_to_wire).collect(),
+        query: request.query.iter().map(field_to_wire).collect(),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, Invalid> {
+    if wire.methods.iter().any(String::is_empty) {
+        return Err(Invalid::new("methods", "a method is empty"));
+    }
+    let headers = each("headers", wire.headers, field_from_wire)?;
+    if let Some(header) = headers.iter().find(|h| h.name.bytes().any(|b| b.is_ascii_uppercase())) {
+        let reason = format!("the header name `{}` is not lower case", header.name);
+        return Err(Invalid::new("headers", reason));
+    }
+    Ok(RequestMatch {
+        path: path_from_wire(wire.path)?,
+        methods: wire.methods,
+        headers,
+        query: each("query", wire.query, field_from_wire)?,
+    })
+}
+
+fn path_to_wire(path: &PathMatch) -> proto::request_match::Path {
+    use proto::request_match::Path;
+    match path {
+        PathMatch::Any => Path::PathAny(proto::Nothing {}),
+        PathMatch::Exact(text) => Path::PathExact(text.clone()),
+        PathMatch::Prefix(text) => Path::PathPrefix(text.clone()),
+        PathMatch::Regex(text) => Path::PathRegex(text.clone()),
+    }
+}
+
+fn path_from_wire(path: Option<proto::request_match::Path>) -> Result<PathMatch, Invalid> {
+    use proto::request_match::Path;
+    match path {
+        None => Err(Invalid::new("path", "is missing, or unknown to this version")),
+        Some(Path::PathAny(proto::Nothing {})) => Ok(PathMatch::Any),
+        Some(Path::PathExact(text)) => Ok(PathMatch::Exact(text)),
+        Some(Path::PathPrefix(text)) => Ok(PathMatch::Prefix(text)),
+        Some(Path::PathRegex(text)) => Ok(PathMatch::Regex(text)),
+    }
+}
+
+fn field_to_wire(field: &FieldMatch) -> proto::FieldMatch {
+    let value = match &field.value {
+        ValueMatch::Exact(text) => proto::field_match::Value::Exact(text.clone()),
+        ValueMatch::Regex(text) => proto::field_match::Value::Regex(text.clone()),
+    };
+    proto::FieldMatch { name: field.name.clone(), value: Some(value) }
+}
+
+fn field_from_wire(wire: proto::FieldMatch) -> Result<FieldMatch, Invalid> {
+    if wire.name.is_empty() {
+        return Err(Invalid::new("name", "is empty"));
+    }
+    let value = match wire.value {
+        None => {
+            return Err(Invalid::new("value", "is missing, or unknown to this version"));
+        }
+        Some(proto::field_match::Value::Exact(text)) => ValueMatch::Exact(text),
+        Some(proto::field_match::Value::Regex(text)) => ValueMatch::Regex(text),
+    };
+    Ok(FieldMatch { name: wire.name, value })
+}

@@ -1,0 +1,269 @@
+//! Every field survives the journey, every wrong one is named, and no bytes are taken on trust.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use leno_model::{
+    Access, AccessRule, Door, Endpoint, FieldMatch, Name, PathMatch, PortSet, PortView, Protocol,
+    Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, TrustDomain,
+    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+};
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixture;
+use crate::proto;
+
+proptest! {
+    #[test]
+    fn plans_survive_the_journey(plan in plan()) {
+        let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&plan) };
+        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(plan)));
+    }
+
+    #[test]
+    fn services_survive_the_journey_without_their_endpoints(view in service()) {
+        let key = ResourceKey::Service(view.name.clone());
+        let upsert = Upsert { key, content: encode_service(&view) };
+        let mut bare = view.clone();
+        bare.ports.values_mut().for_each(|port| port.endpoints.clear());
+        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Service(bare.clone())));
+        prop_assert_eq!(encode_service(&bare), upsert.content);
+    }
+
+    #[test]
+    fn endpoints_survive_the_journey(address in address(1), account in account()) {
+        let endpoint = Endpoint { address, account, ..fixture::endpoint(&fixture::named("a"), 1) };
+        let key = ResourceKey::Endpoint(endpoint.id.clone());
+        let upsert = Upsert { key, content: encode_endpoint(&endpoint) };
+        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Endpoint(endpoint)));
+    }
+
+    #[test]
+    fn hostile_bytes_are_refused_or_read_but_never_panic(content in vec(any::<u8>(), 0..200)) {
+        for key in keys() {
+            Resource::decode(&Upsert { key, content: Bytes::from(content.clone()) }).ok();
+        }
+    }
+
+    #[test]
+    fn damaged_resources_are_refused_or_read_but_never_panic(
+        index in any::<prop::sample::Index>(),
+        bit in 0..8u8,
+    ) {
+        let contents = [
+            encode_plan(&fixture::plan()),
+            encode_service(&fixture::world().snapshot.services[&fixture::named("reviews")]),
+            encode_endpoint(&fixture::endpoint(&fixture::named("a"), 1)),
+        ];
+        for (key, content) in keys().into_iter().zip(contents) {
+            let mut content = content.to_vec();
+            let index = index.index(content.len());
+            content[index] ^= 1 << bit;
+            Resource::decode(&Upsert { key, content: content.into() }).ok();
+        }
+    }
+}
+
+#[test]
+fn every_wrong_field_is_named() {
+    type Edit<T> = fn(&mut T);
+    let plans: [(Edit<proto::Plan>, &str); 15] = [
+        (|p| p.workload = "gateway".into(), "workload"),
+        (|p| p.account = "bookinfo".into(), "account"),
+        (|p| p.trust_domain = "Cluster".into(), "trust_domain"),
+        (|p| p.address = vec![1, 2, 3], "address"),
+        (|p| p.ports[0].port = 0, "ports[0].port"),
+        (|p| p.ports[0].port = 65_536, "ports[0].port"),
+        (|p| p.ports[0].protocol = 99, "ports[0].protocol"),
+        (|p| p.ports[0].name = Some("a b".into()), "ports[0].name"),
+        (|p| p.ports.push(p.ports[0].clone()), "ports"),
+        (|p| p.served.push(p.served[0].clone()), "served"),
+        (|p| p.doors[0].listen = None, "doors[0].listen"),
+        (|p| p.doors[0].listen.as_mut().unwrap().scope = 1, "doors[0].listen"),
+        (|p| p.access = None, "access.mode"),
+        (|p| strict(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
+        (|p| strict(p).http[0].path = None, "access.rules[0].http[0].path"),
+    ];
+    for (edit, field) in plans {
+        check(ResourceKey::Plan, encode_plan(&fixture::plan()), edit, field);
+    }
+    let services: [(Edit<proto::Service>, &str); 9] = [
+        (|s| s.denied = true, "ports"),
+        (|s| s.ports.push(s.ports[0].clone()), "ports"),
+        (|s| s.ports[0].protocol = 0, "ports[0].protocol"),
+        (|s| s.ports[0].rules[0].route = "/".into(), "ports[0].rules[0].route"),
+        (|s| s.ports[0].rules[0].matches.clear(), "ports[0].rules[0].matches"),
+        (
+            |s| s.ports[0].rules[0].backends[1].service = "A/b".into(),
+            "ports[0].rules[0].backends[1].service",
+        ),
+        (
+            |s| s.ports[0].rules[0].matches[0].headers[0].name = "End-User".into(),
+            "ports[0].rules[0].matches[0].headers",
+        ),
+        (
+            |s| s.ports[0].rules[0].matches[0].headers[0].value = None,
+            "ports[0].rules[0].matches[0].headers[0].value",
+        ),
+        (
+            |s| s.ports[0].rules[0].matches[0].methods.push(String::new()),
+            "ports[0].rules[0].matches[0].methods",
+        ),
+    ];
+    let world = fixture::world();
+    let name = fixture::named("reviews");
+    for (edit, field) in services {
+        let content = encode_service(&world.snapshot.services[&name]);
+        check(ResourceKey::Service(name.clone()), content, edit, field);
+    }
+    let endpoints: [(Edit<proto::Endpoint>, &str); 4] = [
+        (|e| e.address = None, "address"),
+        (|e| e.address.as_mut().unwrap().port = 0, "address"),
+        (|e| e.address.as_mut().unwrap().address.clear(), "address.address"),
+        (|e| e.account.clear(), "account"),
+    ];
+    let endpoint = fixture::endpoint(&name, 1);
+    for (edit, field) in endpoints {
+        let key = ResourceKey::Endpoint(endpoint.id.clone());
+        check(key, encode_endpoint(&endpoint), edit, field);
+    }
+}
+
+fn check<W>(key: ResourceKey, content: Bytes, edit: fn(&mut W), field: &str)
+where
+    W: Message + Default,
+{
+    let mut wire = W::decode(content).unwrap();
+    edit(&mut wire);
+    let upsert = Upsert { key, content: wire.encode_to_vec().into() };
+    let invalid = Resource::decode(&upsert).expect_err(field);
+    assert_eq!((&*invalid.field, &invalid.key), (field, &upsert.key), "{invalid}");
+}
+
+fn strict(plan: &mut proto::Plan) -> &mut proto::AccessRule {
+    match plan.access.as_mut().unwrap().mode.as_mut().unwrap() {
+        proto::access::Mode::Strict(rules) => &mut rules.rules[0],
+        proto::access::Mode::Permissive(_) => panic!("the fixture is strict"),
+    }
+}
+
+fn keys() -> [ResourceKey; 3] {
+    let service = fixture::named("reviews");
+    let endpoint = fixture::endpoint(&service, 1).id;
+    [ResourceKey::Plan, ResourceKey::Service(service), ResourceKey::Endpoint(endpoint)]
+}
+
+fn name() -> impl Strategy<Value = Name> {
+    "[a-z0-9]{1,8}(-[a-z0-9]{1,4})?(\\.[a-z]{1,3})?".prop_map(|text| Name::new(&text).unwrap())
+}
+
+fn account() -> impl Strategy<Value = ServiceAccount> {
+    (name(), name()).prop_map(|(namespace, name)| ServiceAccount { namespace, name })
+}
+
+fn service_name() -> impl Strategy<Value = ServiceName> {
+    (name(), name()).prop_map(|(namespace, name)| ServiceName { namespace, name })
+}
+
+fn address(port_min: u16) -> impl Strategy<Value = SocketAddr> {
+    let v4 = (any::<[u8; 4]>(), port_min..).prop_map(SocketAddr::from);
+    let v6 = (any::<u128>(), port_min.., any::<u32>(), any::<u32>());
+    let v6 = v6.prop_map(|(ip, port, flow, scope)| {
+        SocketAddrV6::new(Ipv6Addr::from(ip), port, flow, scope).into()
+    });
+    prop_oneof![v4, v6]
+}
+
+fn protocol() -> impl Strategy<Value = Protocol> {
+    use Protocol::{Detect, Grpc, Http, Http2, Tcp};
+    prop::sample::select(vec![Http, Http2, Grpc, Tcp, Detect])
+}
+
+fn request() -> impl Strategy<Value = RequestMatch> {
+    let path = prop_oneof![
+        Just(PathMatch::Any),
+        any::<String>().prop_map(PathMatch::Exact),
+        any::<String>().prop_map(PathMatch::Prefix),
+        any::<String>().prop_map(PathMatch::Regex),
+    ];
+    let value = prop_oneof![
+        any::<String>().prop_map(ValueMatch::Exact),
+        any::<String>().prop_map(ValueMatch::Regex),
+    ];
+    let field = ("[a-z:-]{1,9}", value).prop_map(|(name, value)| FieldMatch { name, value });
+    let fields = vec(field, 0..3);
+    (path, vec("[A-Z]{1,7}", 0..3), fields.clone(), fields)
+        .prop_map(|(path, methods, headers, query)| RequestMatch { path, methods, headers, query })
+}
+
+fn plan() -> impl Strategy<Value = WorkloadPlan> {
+    let rule =
+        (name(), vec(account(), 0..3), vec(request(), 0..3), vec(1u16.., 0..3), any::<bool>());
+    let rule = rule.prop_map(|(name, sources, http, ports, all)| AccessRule {
+        policy: leno_model::PolicyName { namespace: name.clone(), name },
+        sources,
+        http,
+        tcp: if all { PortSet::All } else { PortSet::Only(ports) },
+    });
+    let access = prop_oneof![Just(Access::Permissive), vec(rule, 0..3).prop_map(Access::Strict)];
+    let door = (service_name(), 1u16.., address(0));
+    let door = door.prop_map(|(service, port, listen)| Door { service, port, listen });
+    let ports = btree_map(1u16.., protocol(), 0..4);
+    let served = btree_map(1u16.., service_name(), 0..4);
+    let address = prop_oneof![
+        any::<[u8; 4]>().prop_map(Into::into),
+        any::<[u8; 16]>().prop_map(Into::<std::net::IpAddr>::into)
+    ];
+    (account(), name(), address, ports, served, vec(door, 0..3), access).prop_map(
+        |(account, domain, address, ports, served, doors, access)| WorkloadPlan {
+            workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
+            account,
+            trust_domain: TrustDomain(domain),
+            address,
+            ports: ports
+                .into_iter()
+                .map(|(port, protocol)| WorkloadPort {
+                    name: Some(Name::new(&format!("p{port}")).unwrap()).filter(|_| port % 2 == 0),
+                    port,
+                    protocol,
+                })
+                .collect(),
+            served,
+            doors,
+            access,
+        },
+    )
+}
+
+fn service() -> impl Strategy<Value = ServiceView> {
+    let backend = (service_name(), 1u16.., any::<u32>());
+    let backend =
+        backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
+    let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
+    let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout);
+    let rule = rule.prop_map(|(name, matches, backends, request_timeout)| RouteRule {
+        route: leno_model::RouteName { namespace: name.clone(), name },
+        matches,
+        backends,
+        request_timeout,
+    });
+    let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3));
+    let port = port.prop_map(|(name, protocol, routed, rules)| PortView {
+        name,
+        protocol,
+        routed,
+        rules,
+        endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
+    });
+    (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
+        |(name, denied, ports)| match denied {
+            true => ServiceView { name, reach: Reach::Denied, ports: BTreeMap::new() },
+            false => ServiceView { name, reach: Reach::Allowed, ports },
+        },
+    )
+}

@@ -1,0 +1,478 @@
+//! Both ends over a stream in memory, with the owner of the mesh as a script.
+
+use std::time::Duration;
+
+use leno_model::WorkloadName;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::client::{FollowError, Request, follow};
+use crate::fixture::{hello, named, service, update, world};
+use crate::key::{ChangeId, ResourceKey};
+use crate::message::{InboundListener, IssuedBytes, Refusal, Update};
+use crate::server::session::RENEWAL_INTERVAL_MIN;
+use crate::subscriber::Subscriber;
+use crate::vigil::SILENCE_MAX;
+
+const CONNECTION: ConnectionId = ConnectionId(7);
+
+/// The owner of the mesh, as far as one connection is concerned.
+struct Owner {
+    events: mpsc::Receiver<Event>,
+}
+
+impl Owner {
+    async fn connected(&mut self) -> Connected {
+        match self.events.recv().await {
+            Some(Event::Connected(connected)) => *connected,
+            other => panic!("not connected: {other:?}"),
+        }
+    }
+
+    async fn next(&mut self) -> String {
+        match self.events.recv().await {
+            Some(event) => text(&event),
+            None => "nobody left".into(),
+        }
+    }
+}
+
+/// An event in a few words.
+fn text(event: &Event) -> String {
+    match event {
+        Event::Connected(_) => "connected".into(),
+        Event::Listeners { listeners, .. } => format!("listeners {listeners:?}"),
+        Event::Subscribe { services, .. } => format!("subscribe {services:?}"),
+        Event::Unsubscribe { services, .. } => format!("unsubscribe {services:?}"),
+        Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
+        Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
+        Event::Certify { csr, .. } => format!("certify {csr:?}"),
+        Event::Join(joining) => format!("join {}", joining.workload),
+        Event::Left { connection } => format!("left {connection}"),
+    }
+}
+
+/// A server for one connection, its owner, and the other end of the stream.
+fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
+    let (near, far) = duplex(4096);
+    let (sender, events) = mpsc::channel(16);
+    (serve(near, CONNECTION, sender), Owner { events }, far)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_offer_is_applied_and_then_reported() {
+    let (server, mut owner, far) = serving();
+    let (requests, mut queue) = mpsc::channel(1);
+    let mut subscriber = Subscriber::new();
+    let mut worlds = Vec::new();
+    let mut apply = |update: Update| {
+        worlds.push(update);
+        Ok(())
+    };
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let next = update(2, [service("ratings", 1)]);
+    let script = async {
+        let connected = owner.connected().await;
+        assert_eq!(connected.connection, CONNECTION);
+        assert_eq!(connected.hello, hello());
+        connected.standing.send(Standing::Offer(world())).unwrap();
+        assert_eq!(owner.next().await, "applied 1, 0 refused");
+        connected.standing.send(Standing::Offer(next.clone())).unwrap();
+        assert_eq!(owner.next().await, "applied 2, 0 refused");
+        let equal = Update { change: ChangeId(3), ..next.clone() };
+        connected.standing.send(Standing::Offer(equal)).unwrap();
+        assert_eq!(owner.next().await, "applied 3, 0 refused");
+        drop(requests);
+        assert_eq!(owner.next().await, "left 7");
+    };
+    let (served, followed, ()) = tokio::join!(server, client, script);
+    served.unwrap();
+    assert!(matches!(followed, FollowError::Stopped), "{followed}");
+    assert_eq!(worlds, [world(), next.clone()]);
+    assert_eq!(subscriber.update(), Some(&next));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
+    let (server, mut owner, far) = serving();
+    let (requests, mut queue) = mpsc::channel(1);
+    let mut subscriber = Subscriber::new();
+    let mut apply = |update: Update| match update.snapshot.services.contains_key(&named("bad")) {
+        true => Err(vec![Refusal::new(
+            ResourceKey::Service(named("bad")),
+            "rule 1: unclosed group in `(`",
+        )]),
+        false => Ok(()),
+    };
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let script = async {
+        let connected = owner.connected().await;
+        let offer = update(5, [service("bad", 1), service("good", 1)]);
+        connected.standing.send(Standing::Offer(offer)).unwrap();
+        let refused = "refused service bookinfo/bad: rule 1: unclosed group in `(`";
+        assert_eq!(owner.next().await, refused);
+        assert_eq!(owner.next().await, "applied 5, 1 refused");
+        drop(requests);
+    };
+    let (served, _, ()) = tokio::join!(server, client, script);
+    served.unwrap();
+    let services = &subscriber.update().unwrap().snapshot.services;
+    assert_eq!(services.keys().collect::<Vec<_>>(), [&named("good")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_reach_the_owner_and_certificates_come_back() {
+    let (server, mut owner, far) = serving();
+    let (requests, mut queue) = mpsc::channel(8);
+    let mut subscriber = Subscriber::new();
+    let mut apply = |_| Ok(());
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let issued = IssuedBytes { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
+    let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, String>>| {
+        let (answer, answered) = oneshot::channel();
+        requests.send(Request::Renew { csr: vec![9], answer }).await.unwrap();
+        match owner.events.recv().await.unwrap() {
+            Event::Certify { connection: CONNECTION, csr, answer } if csr == [9] => {
+                // Without a result, the owner forgets the question.
+                if let Some(result) = result {
+                    answer.send(result).unwrap();
+                }
+            }
+            other => panic!("not a certificate request: {other:?}"),
+        }
+        let result = answered.await.unwrap();
+        sleep(RENEWAL_INTERVAL_MIN).await;
+        result
+    };
+    let script = async {
+        let _connected = owner.connected().await;
+        requests.send(Request::Subscribe(vec![named("a"), named("b")])).await.unwrap();
+        assert_eq!(owner.next().await, "subscribe [bookinfo/a, bookinfo/b]");
+        requests.send(Request::Unsubscribe(vec![named("a")])).await.unwrap();
+        assert_eq!(owner.next().await, "unsubscribe [bookinfo/a]");
+        let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
+        requests.send(Request::Listeners(vec![listener])).await.unwrap();
+        assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
+        assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
+        assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
+        let forgotten = renew(&mut owner, None).await.unwrap_err();
+        assert!(forgotten.contains("try again"), "{forgotten}");
+    };
+    tokio::select! {
+        () = script => {}
+        served = server => panic!("{served:?}"),
+        followed = client => panic!("{followed}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
+    for (standing, reason) in [
+        (Some(Standing::Goodbye("not your workload".into())), "not your workload"),
+        (None, "no more to say"),
+    ] {
+        let (server, mut owner, far) = serving();
+        let (_requests, mut queue) = mpsc::channel(1);
+        let mut subscriber = Subscriber::new();
+        let mut apply = |_| Ok(());
+        let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+        let script = async {
+            let connected = owner.connected().await;
+            if let Some(standing) = standing {
+                connected.standing.send(standing).unwrap();
+            }
+            drop(connected);
+            assert_eq!(owner.next().await, "left 7");
+        };
+        let (served, followed, ()) = tokio::join!(server, client, script);
+        served.unwrap();
+        assert!(matches!(&followed, FollowError::Goodbye(_)), "{followed}");
+        assert!(followed.to_string().contains(reason), "{followed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_streams_live_on_pings() {
+    let (server, mut owner, far) = serving();
+    let (requests, mut queue) = mpsc::channel(1);
+    let mut subscriber = Subscriber::new();
+    let mut apply = |_| Ok(());
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let script = async {
+        let connected = owner.connected().await;
+        sleep(Duration::from_secs(24 * 3600)).await;
+        connected.standing.send(Standing::Offer(world())).unwrap();
+        assert_eq!(owner.next().await, "applied 1, 0 refused");
+        drop(requests);
+    };
+    let (served, followed, ()) = tokio::join!(server, client, script);
+    served.unwrap();
+    assert!(matches!(followed, FollowError::Stopped), "{followed}");
+}
+
+/// Plays a proxy that says these bytes and then nothing, and reads what it is told.
+async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
+    let (server, mut owner, mut far) = serving();
+    let proxy = async {
+        // A server that has hung up reads no more.
+        far.write_all(bytes).await.ok();
+        let mut told = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut far, &mut told).await.ok();
+    };
+    let script = async {
+        let mut events = Vec::new();
+        let mut kept = None;
+        while let Some(event) = owner.events.recv().await {
+            events.push(text(&event));
+            if let Event::Connected(connected) = event {
+                connected.standing.send(Standing::Offer(world())).ok();
+                kept = Some(connected);
+            }
+        }
+        drop(kept);
+        events
+    };
+    let (served, events, ()) = tokio::join!(server, script, proxy);
+    (served, events)
+}
+
+fn framed(message: from_proxy::Message) -> Vec<u8> {
+    let message = proto::FromProxy { message: Some(message) }.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap();
+    [&length.to_be_bytes()[..], &message].concat()
+}
+
+fn greeting() -> Vec<u8> {
+    framed(from_proxy::Message::Hello(crate::envelope::hello_to_wire(&hello(), &[])))
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
+    let foreign = proto::Hello { protocol: 99, ..Default::default() };
+    let nameless = proto::Hello { protocol: crate::PROTOCOL, ..Default::default() };
+    let nobody = proto::Services { names: vec!["nobody".into()] };
+    let cases = [
+        (vec![], framed(from_proxy::Message::Ping(proto::Ping {})), "must be a Hello"),
+        (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
+        (vec![], framed(from_proxy::Message::Hello(nameless)), "workload"),
+        (vec![], vec![0x10, 0, 0, 0], "larger than the 1048576"),
+        (greeting(), greeting(), "second Hello"),
+        (greeting(), vec![0, 0, 0, 0], "without content"),
+        (greeting(), vec![0, 0, 0, 1, 0xff], "invalid message"),
+        (greeting(), framed(from_proxy::Message::Ack(proto::Ack { nonce: 42 })), "delta 42"),
+        (greeting(), framed(from_proxy::Message::Subscribe(nobody)), "services"),
+    ];
+    for (before, bytes, reason) in cases {
+        let (served, events) = against(&[&before[..], &bytes].concat()).await;
+        let error = served.expect_err(reason).to_string();
+        assert!(error.contains(reason), "{error} should say {reason}");
+        match before.is_empty() {
+            true => assert!(events.is_empty(), "{events:?}"),
+            false => assert_eq!(events, ["connected", "left 7"]),
+        }
+    }
+}
+
+fn renewal(id: u64) -> Vec<u8> {
+    framed(from_proxy::Message::Certificate(proto::CertificateRequest { id, csr: vec![9] }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_certificate_request_before_the_answer_ends_the_connection() {
+    let (server, mut owner, mut far) = serving();
+    let script = async {
+        far.write_all(&[greeting(), renewal(1)].concat()).await.unwrap();
+        let _connected = owner.connected().await;
+        let _waiting = owner.events.recv().await.unwrap();
+        far.write_all(&renewal(2)).await.unwrap();
+        assert_eq!(owner.next().await, "left 7");
+    };
+    let (served, ()) = tokio::join!(server, script);
+    let error = served.unwrap_err().to_string();
+    assert!(error.contains("before the one before it was answered"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificate_requests_in_quick_succession_are_refused() {
+    let (server, mut owner, mut far) = serving();
+    let script = async {
+        far.write_all(&greeting()).await.unwrap();
+        let _connected = owner.connected().await;
+        let (read, mut write) = tokio::io::split(&mut far);
+        let mut reader = FrameReader::new(read, 1 << 20);
+        for (id, passed_on) in [(1, true), (2, false), (3, true)] {
+            write.write_all(&renewal(id)).await.unwrap();
+            if passed_on {
+                // The owner forgets the question, which is an answer.
+                assert_eq!(owner.next().await, "certify [9]");
+            }
+            let frame = reader.next().await.unwrap().unwrap();
+            let told = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
+            assert_eq!(told.contains("a moment ago"), !passed_on, "{id}: {told}");
+            if !passed_on {
+                sleep(RENEWAL_INTERVAL_MIN).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = script => {}
+        served = server => panic!("{served:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_that_asks_and_never_reads_is_not_listened_to() {
+    const REQUESTS: usize = 100_000;
+    let (server, mut owner, mut far) = serving();
+    let mut asked = 0;
+    let script = async {
+        far.write_all(&greeting()).await.unwrap();
+        let _connected = owner.connected().await;
+        far.write_all(&renewal(0)).await.unwrap();
+        assert_eq!(owner.next().await, "certify [9]");
+        // The answer is on its way; from now on each request is refused, which is an answer too.
+        sleep(RENEWAL_INTERVAL_MIN / 2).await;
+        let flood = async {
+            while asked < REQUESTS {
+                far.write_all(&renewal(1)).await.unwrap();
+                asked += 1;
+            }
+        };
+        timeout(Duration::from_secs(1), flood).await.unwrap_err();
+    };
+    tokio::select! {
+        () = script => {}
+        served = server => panic!("{served:?}"),
+    }
+    assert!(asked < REQUESTS / 10, "{asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_for_a_proxy_are_bounded() {
+    let start = Instant::now();
+    let (served, events) = against(&[]).await;
+    assert!(matches!(served, Err(ServeError::Silent)), "{served:?}");
+    assert!(events.is_empty() && start.elapsed() < SILENCE_MAX);
+
+    let (served, events) = against(&greeting()).await;
+    assert!(matches!(served, Err(ServeError::Unacknowledged)), "{served:?}");
+    assert_eq!(events, ["connected", "left 7"]);
+
+    let (server, mut owner, mut far) = serving();
+    let script = async {
+        far.write_all(&greeting()).await.unwrap();
+        let connected = owner.connected().await;
+        connected.standing.send(Standing::Offer(world())).unwrap();
+        FrameReader::new(&mut far, 1 << 20).next().await.unwrap().unwrap();
+        let start = Instant::now();
+        let ack = framed(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
+        far.write_all(&ack).await.unwrap();
+        assert_eq!(owner.next().await, "applied 1, 0 refused");
+        assert_eq!(owner.next().await, "left 7");
+        assert_eq!(start.elapsed(), SILENCE_MAX);
+        connected
+    };
+    let (served, _) = tokio::join!(server, script);
+    assert!(matches!(served, Err(ServeError::Silent)), "{served:?}");
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_small() {
+    let (server, _owner, _far) = serving();
+    let bytes = size_of_val(&server);
+    assert!(bytes < 4 << 10, "{bytes} bytes");
+}
+
+proptest! {
+    #[test]
+    fn hostile_bytes_end_the_connection_and_never_panic(
+        bytes in vec(any::<u8>(), 0..200),
+        index in any::<prop::sample::Index>(),
+        value in any::<u8>(),
+    ) {
+        let mut damaged = greeting();
+        let index = index.index(damaged.len());
+        damaged[index] = value;
+        let announced = [&[0, 0, 0, u8::try_from(bytes.len()).unwrap()][..], &bytes].concat();
+        let later = [&greeting()[..], &announced].concat();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        for bytes in [bytes, announced, damaged, later] {
+            let (served, events) = runtime.block_on(against(&bytes));
+            prop_assert!(served.is_err() || events.len() != 1, "{:?} {:?}", served, events);
+            prop_assert_ne!(events.last().map(String::as_str), Some("connected"));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn joins_are_answered_refused_or_given_up() {
+    type Judge = fn(crate::event::Joining);
+    let workload: WorkloadName = "bookinfo/gateway-1".parse().unwrap();
+    let issued = IssuedBytes { chain: vec![vec![1]], roots: vec![vec![2]] };
+    let judges: [(Judge, &str); 4] = [
+        (
+            |joining| {
+                let chain = vec![joining.csr.clone()];
+                joining.answer.send(Ok(IssuedBytes { chain, roots: vec![vec![2]] })).unwrap();
+            },
+            "",
+        ),
+        (|joining| joining.answer.send(Err("used".into())).unwrap(), "refused the join: used"),
+        (drop, "try again"),
+        (
+            |joining| {
+                let crate::Joining { answer, .. } = joining;
+                std::mem::forget(answer);
+            },
+            "in time: try again",
+        ),
+    ];
+    for (judge, reason) in judges {
+        let (near, far) = duplex(1024);
+        let (sender, mut events) = mpsc::channel(1);
+        let owner = async {
+            match events.recv().await {
+                Some(Event::Join(joining)) => {
+                    assert_eq!((&*joining.token, &joining.workload), ("secret", &workload));
+                    judge(joining);
+                }
+                other => panic!("not a join: {other:?}"),
+            }
+        };
+        let client = crate::join(far, "secret", &workload, &[1]);
+        let (_, joined, ()) = tokio::join!(crate::serve_join(near, sender), client, owner);
+        match joined {
+            Ok(joined) => assert_eq!((joined, reason), (issued.clone(), "")),
+            Err(error) => {
+                assert!(!reason.is_empty() && error.to_string().contains(reason), "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_join_that_nobody_answers_ends() {
+    let (near, _far) = duplex(1024);
+    let workload = "bookinfo/gateway-1".parse().unwrap();
+    let error = crate::join(near, "secret", &workload, &[1]).await.unwrap_err();
+    assert!(matches!(error, crate::JoinError::Timeout), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_is_not_a_join_is_refused() {
+    for bytes in [&[0, 0, 0, 0][..], &[0, 0, 0, 2, 0xff, 0xff], &[0, 1, 0, 1], &[0, 0, 0, 9, 1]] {
+        let (near, mut far) = duplex(1024);
+        far.write_all(bytes).await.unwrap();
+        let (sender, mut events) = mpsc::channel(1);
+        assert!(crate::serve_join(near, sender).await.is_err(), "{bytes:?}");
+        assert!(events.recv().await.is_none());
+    }
+}

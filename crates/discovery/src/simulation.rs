@@ -1,0 +1,266 @@
+//! Both ends through a list of messages in flight: changes, losses, refusals, restarts, by seed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use leno_model::{ServiceName, ServiceView, Snapshot};
+
+use crate::fixture::{named, plan, route, service};
+use crate::key::{ChangeId, ResourceKey, Version};
+use crate::message::{Delta, Refusal, Update};
+use crate::publisher::Publisher;
+use crate::resource::encode_service;
+use crate::subscriber::Subscriber;
+
+#[test]
+fn every_seed_converges_to_the_same_world() {
+    for seed in 0..64 {
+        let mut simulation = Simulation::new(seed);
+        for _ in 0..400 {
+            simulation.step();
+        }
+        simulation.heal();
+    }
+}
+
+/// What the proxy says to the control plane.
+enum Answer {
+    Ack(u64),
+    Nack(u64, Vec<Refusal>),
+}
+
+struct Simulation {
+    seed: u64,
+    chance: Chance,
+    services: BTreeMap<ServiceName, ServiceView>,
+    ports_swapped: bool,
+    change: u64,
+    publisher: Publisher,
+    subscriber: Subscriber,
+    deltas: VecDeque<Delta>,
+    answers: VecDeque<Answer>,
+    /// Every version that the proxy refused as wrong in itself, in this stream.
+    refused: BTreeSet<(ResourceKey, Version)>,
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            chance: Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            services: BTreeMap::new(),
+            ports_swapped: false,
+            change: 0,
+            publisher: Publisher::new(Vec::new()),
+            subscriber: Subscriber::new(),
+            deltas: VecDeque::new(),
+            answers: VecDeque::new(),
+            refused: BTreeSet::new(),
+        }
+    }
+
+    fn step(&mut self) {
+        match self.chance.below(100) {
+            0..25 => self.change_something(),
+            25..30 => self.ports_swapped = !self.ports_swapped,
+            30..45 => drop(self.offer()),
+            45..65 => self.send(),
+            65..80 => self.deliver(),
+            80..95 => self.answer(),
+            95..98 => self.reconnect(),
+            _ => self.restart_proxy(),
+        }
+    }
+
+    /// Adds, changes or removes a service; one in six is such that the proxy refuses it.
+    fn change_something(&mut self) {
+        let name = NAMES[self.chance.below(NAMES.len())];
+        if self.chance.below(4) == 0 {
+            self.services.remove(&named(name));
+            return;
+        }
+        let endpoints = [0, 1, 2, 3, 5, 40][self.chance.below(6)];
+        let mut view = service(name, endpoints);
+        if self.chance.below(2) == 0 {
+            let backends = [0, 1].map(|_| NAMES[self.chance.below(NAMES.len())]);
+            route(&mut view, &backends);
+        }
+        if self.chance.below(6) == 0 {
+            route(&mut view, &[POISON]);
+        }
+        if self.chance.below(3) == 0 {
+            let port = view.ports.remove(&9080).unwrap();
+            view.ports.insert(81, moved(port));
+        }
+        self.services.insert(named(name), view);
+    }
+
+    /// The world as the control plane would compile it now.
+    fn world(&mut self) -> Update {
+        self.change += 1;
+        let mut plan = plan();
+        plan.doors.truncate(usize::from(self.ports_swapped));
+        let services: BTreeMap<_, _> = self
+            .services
+            .iter()
+            .map(|(name, view)| (name.clone(), Arc::new(view.clone())))
+            .collect();
+        let used = services.values().flat_map(|view| view.ports.values());
+        let used = used.flat_map(|port| &port.rules).flat_map(|rule| &rule.backends);
+        let used = used.map(|backend| backend.service.clone());
+        let absent = used.filter(|name| !services.contains_key(name)).collect();
+        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services });
+        Update { snapshot, absent, change: ChangeId(self.change) }
+    }
+
+    fn offer(&mut self) -> Update {
+        let offer = self.world();
+        // What changes, and later changes back, may be tried again.
+        self.refused.retain(|(key, version)| {
+            let view = key.service().and_then(|name| offer.snapshot.services.get(name));
+            view.is_some_and(|view| Version::of(&encode_service(view)) == *version)
+        });
+        self.publisher.offer(offer.clone());
+        offer
+    }
+
+    fn send(&mut self) {
+        let Some(delta) = self.publisher.next_delta() else { return };
+        assert!(self.deltas.is_empty() && self.answers.is_empty(), "{self}: two in flight");
+        for upsert in &delta.upserts {
+            let version = (upsert.key.clone(), upsert.version());
+            assert!(!self.refused.contains(&version), "{self}: {} came again", upsert.key);
+        }
+        self.deltas.push_back(delta);
+    }
+
+    fn deliver(&mut self) {
+        let Some(delta) = self.deltas.pop_front() else { return };
+        let before = self.subscriber.update().cloned();
+        let nonce = delta.nonce;
+        let versions: BTreeMap<_, _> =
+            delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version())).collect();
+        let judged = self.subscriber.stage(delta).and_then(|staged| {
+            let refusals = poisoned(&staged.update().snapshot);
+            if refusals.is_empty() { Ok(staged) } else { Err(refusals) }
+        });
+        let answer = match judged {
+            Ok(staged) => {
+                self.subscriber.commit(staged);
+                Answer::Ack(nonce)
+            }
+            Err(refusals) => {
+                assert_eq!(self.subscriber.update(), before.as_ref(), "{self}: half applied");
+                let own = refusals.iter().filter(|refusal| refusal.because.is_none());
+                self.refused.extend(own.filter_map(|refusal| {
+                    versions.get(&refusal.key).map(|version| (refusal.key.clone(), *version))
+                }));
+                Answer::Nack(nonce, refusals)
+            }
+        };
+        self.answers.push_back(answer);
+    }
+
+    fn answer(&mut self) {
+        match self.answers.pop_front() {
+            None => {}
+            Some(Answer::Ack(nonce)) => assert!(self.publisher.acknowledge(nonce).is_some()),
+            Some(Answer::Nack(nonce, refusals)) => {
+                assert!(self.publisher.refuse(nonce, &refusals).is_some());
+            }
+        }
+    }
+
+    /// The stream breaks; whatever was on it is lost. Any replica answers the next one.
+    fn reconnect(&mut self) {
+        self.deltas.clear();
+        self.answers.clear();
+        self.refused.clear();
+        self.publisher = Publisher::new(self.subscriber.held());
+        self.offer();
+    }
+
+    /// The proxy starts again from its disk.
+    fn restart_proxy(&mut self) {
+        if self.subscriber.update().is_some() {
+            self.subscriber = Subscriber::from_bytes(&self.subscriber.to_bytes()).unwrap();
+        }
+        self.reconnect();
+    }
+
+    /// Lets everything in flight arrive, checks what was reached, then removes what is wrong.
+    fn heal(&mut self) {
+        let offered = self.settle();
+        for view in self.services.values_mut() {
+            for port in view.ports.values_mut() {
+                port.rules.retain(|rule| rule.backends.iter().all(|b| b.service != named(POISON)));
+            }
+        }
+        let healthy = |view: &ServiceView| poisoned_view(view).is_none();
+        let clean = offered.snapshot.services.values().all(|view| healthy(view));
+        let held = self.subscriber.update();
+        if clean {
+            assert_eq!(held.map(|held| &held.snapshot), Some(&offered.snapshot), "{self}");
+        }
+        let last = self.settle();
+        assert_eq!(self.subscriber.update().map(|held| &held.snapshot), Some(&last.snapshot));
+        assert_eq!(self.subscriber.update().map(|held| &held.absent), Some(&last.absent));
+        assert_eq!(self.publisher.refused().count(), 0, "{self}");
+        assert_eq!(self.publisher.settled(), Some(last.change), "{self}");
+    }
+
+    fn settle(&mut self) -> Update {
+        let offer = self.offer();
+        for _ in 0..1000 {
+            self.deliver();
+            self.answer();
+            self.send();
+            if self.deltas.is_empty() && self.answers.is_empty() {
+                return offer;
+            }
+        }
+        panic!("{self}: deltas go back and forth for ever");
+    }
+}
+
+impl std::fmt::Display for Simulation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "seed {} at change {}", self.seed, self.change)
+    }
+}
+
+/// The same port under another number: its endpoints go and come with it.
+fn moved(mut port: leno_model::PortView) -> leno_model::PortView {
+    for endpoint in &mut port.endpoints {
+        Arc::make_mut(endpoint).id.port = 81;
+    }
+    port
+}
+
+/// What the proxy's own checks would find wrong, such as a regular expression.
+fn poisoned(snapshot: &Snapshot) -> Vec<Refusal> {
+    snapshot.services.values().filter_map(|view| poisoned_view(view)).collect()
+}
+
+fn poisoned_view(view: &ServiceView) -> Option<Refusal> {
+    let rules = view.ports.values().flat_map(|port| &port.rules);
+    let mut backends = rules.flat_map(|rule| &rule.backends);
+    backends
+        .any(|backend| backend.service == named(POISON))
+        .then(|| Refusal::new(ResourceKey::Service(view.name.clone()), "poisoned"))
+}
+
+/// Numbers that only the seed decides (xorshift).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap() % bound
+    }
+}
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+const POISON: &str = "poison";

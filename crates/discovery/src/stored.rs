@@ -1,0 +1,124 @@
+//! The last good world on disk: a mark, a checksum, and every resource as it travels.
+
+use leno_model::Snapshot;
+use prost::Message;
+
+use crate::envelope::{services_from_wire, services_to_wire, upsert_to_wire, upserts_from_wire};
+use crate::holdings::endpoints_of;
+use crate::key::{ChangeId, ResourceKey, Version};
+use crate::message::{Delta, Update, Upsert};
+use crate::proto;
+use crate::resource::{encode_endpoint, encode_plan, encode_service};
+
+impl Update {
+    /// This world for the disk, versioned and checksummed; read by
+    /// [`crate::Subscriber::from_bytes`].
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let world = proto::World {
+            change: self.change.0,
+            resources: resources(&self.snapshot).map(upsert_to_wire).collect(),
+            absent: Some(services_to_wire(&self.absent)),
+        };
+        let content = world.encode_to_vec();
+        let mut bytes = MARK.to_vec();
+        bytes.extend(Version::of(&content).0.to_be_bytes());
+        bytes.extend(content);
+        bytes
+    }
+}
+
+/// Reads a stored world as the delta that makes it from nothing.
+pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
+    let rest = bytes.strip_prefix(MARK).ok_or(UnusableWorld::Foreign)?;
+    let (checksum, content) = rest.split_first_chunk::<8>().ok_or(UnusableWorld::Damaged)?;
+    if Version::of(content).0 != u64::from_be_bytes(*checksum) {
+        return Err(UnusableWorld::Damaged);
+    }
+    let world =
+        proto::World::decode(content).map_err(|error| UnusableWorld::Invalid(error.to_string()))?;
+    let invalid = |invalid: crate::resource::Invalid| {
+        UnusableWorld::Invalid(format!("{}: {}", invalid.field, invalid.reason))
+    };
+    let absent = world.absent.unwrap_or_default();
+    Ok(Delta {
+        nonce: 0,
+        change: ChangeId(world.change),
+        whole: true,
+        upserts: upserts_from_wire(world.resources).map_err(invalid)?,
+        removed: Vec::new(),
+        absent: Some(services_from_wire(&absent.names).map_err(invalid)?),
+    })
+}
+
+/// Why a stored world cannot be used; the remedy is always to delete the file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableWorld {
+    /// It does not begin as a stored world does, or was written by another version.
+    #[error("this is not a stored world of this version: delete the file")]
+    Foreign,
+    /// Its checksum does not hold.
+    #[error("the stored world is damaged: delete the file")]
+    Damaged,
+    /// Its content does not make a world.
+    #[error("the stored world is invalid ({0}): delete the file")]
+    Invalid(String),
+}
+
+/// Every resource of a snapshot: the plan, then each service before its endpoints.
+fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
+    let plan = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
+    let services = snapshot.services.iter().flat_map(|(name, view)| {
+        let key = ResourceKey::Service(name.clone());
+        let service = Upsert { key, content: encode_service(view) };
+        let endpoints = endpoints_of(view).map(|(_, endpoint)| Upsert {
+            key: ResourceKey::Endpoint(endpoint.id.clone()),
+            content: encode_endpoint(endpoint),
+        });
+        std::iter::once(service).chain(endpoints)
+    });
+    std::iter::once(plan).chain(services)
+}
+
+/// What a stored world begins with; the last byte is the version of the format.
+const MARK: &[u8; 8] = b"lenowld\x01";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Subscriber;
+    use crate::fixture::world;
+
+    #[test]
+    fn a_world_reads_back_as_it_was() {
+        let update = world();
+        let subscriber = Subscriber::from_bytes(&update.to_bytes()).unwrap();
+        assert_eq!(subscriber.update(), Some(&update));
+        assert_eq!(subscriber.to_bytes(), update.to_bytes());
+    }
+
+    #[test]
+    fn any_changed_or_missing_byte_is_noticed() {
+        let bytes = world().to_bytes();
+        for index in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[index] ^= 0x40;
+            assert!(Subscriber::from_bytes(&changed).is_err(), "byte {index}");
+            assert!(Subscriber::from_bytes(&bytes[..index]).is_err(), "{index} bytes");
+        }
+    }
+
+    #[test]
+    fn a_subscriber_without_a_world_stores_nothing_usable() {
+        let stored = Subscriber::new().to_bytes();
+        assert_eq!(Subscriber::from_bytes(&stored).unwrap_err(), UnusableWorld::Foreign);
+    }
+
+    #[test]
+    fn a_sound_file_with_dangling_references_is_refused() {
+        let mut update = world();
+        update.absent.clear();
+        let error = Subscriber::from_bytes(&update.to_bytes()).unwrap_err();
+        assert!(error.to_string().contains("bookinfo/missing"), "{error}");
+    }
+}

@@ -1,0 +1,126 @@
+//! What one workload's proxy holds, and how a delta becomes its next world. No IO.
+
+mod staging;
+
+use std::sync::Arc;
+
+use leno_model::Snapshot;
+
+use crate::holdings::Holdings;
+use crate::key::{ResourceKey, Version};
+use crate::message::{Delta, Refusal, Update};
+use crate::stored::{self, UnusableWorld};
+use crate::subscriber::staging::Staging;
+
+/// The proxy's end of the bookkeeping: what it holds, and the world built from it.
+#[derive(Debug, Clone, Default)]
+pub struct Subscriber {
+    held: Holdings,
+    update: Option<Update>,
+}
+
+/// A delta that was found good and is not applied yet.
+#[derive(Debug)]
+pub struct Staged {
+    removed: Vec<ResourceKey>,
+    upserts: Vec<(ResourceKey, Version)>,
+    update: Update,
+}
+
+impl Staged {
+    /// The world as it would be.
+    #[must_use]
+    pub fn update(&self) -> &Update {
+        &self.update
+    }
+}
+
+impl Subscriber {
+    /// One that holds nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What it holds, for the first message of a stream.
+    #[must_use]
+    pub fn held(&self) -> Vec<(ResourceKey, Version)> {
+        self.held.list()
+    }
+
+    /// The world that it holds, if any.
+    #[must_use]
+    pub fn update(&self) -> Option<&Update> {
+        self.update.as_ref()
+    }
+
+    /// Checks a delta whole; nothing changes yet.
+    ///
+    /// Services and endpoints that it does not touch stay the same [`Arc`]s.
+    ///
+    /// # Errors
+    /// A reason for each resource that cannot be accepted: its content is invalid, or it refers to
+    /// a service that is neither held nor said to be absent, or to a port that its service lacks.
+    pub fn stage(&self, delta: Delta) -> Result<Staged, Vec<Refusal>> {
+        let upserts = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
+        let upserts = upserts.collect();
+        let staging = Staging::read(&delta)?;
+        let before = self.update.as_ref();
+        let Some(plan) = staging.plan(before) else {
+            let reason = "no plan came, and none is held: nothing can be applied without it";
+            return Err(vec![Refusal::new(ResourceKey::Plan, reason)]);
+        };
+        let absent = match (delta.absent, before) {
+            (Some(absent), _) => absent,
+            (None, Some(before)) => before.absent.clone(),
+            (None, None) => Default::default(),
+        };
+        let services = staging.services(before, &absent)?;
+        let snapshot = match before.map(|before| &before.snapshot) {
+            Some(old) if Arc::ptr_eq(&old.plan, &plan) && services.is_none() => Arc::clone(old),
+            old => Arc::new(Snapshot {
+                plan,
+                services: services
+                    .or_else(|| old.map(|old| old.services.clone()))
+                    .unwrap_or_default(),
+            }),
+        };
+        let update = Update { snapshot, absent, change: delta.change };
+        Ok(Staged { removed: delta.removed, upserts, update })
+    }
+
+    /// Makes a staged delta the world that it holds.
+    pub fn commit(&mut self, staged: Staged) -> &Update {
+        for key in &staged.removed {
+            self.held.remove(key);
+        }
+        for (key, version) in staged.upserts {
+            self.held.insert(key, version);
+        }
+        self.update.insert(staged.update)
+    }
+
+    /// The world that it holds, for the disk; empty when it holds none. See [`Update::to_bytes`].
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.update.as_ref().map(Update::to_bytes).unwrap_or_default()
+    }
+
+    /// Reads back what [`Self::to_bytes`] or [`Update::to_bytes`] wrote.
+    ///
+    /// # Errors
+    /// [`UnusableWorld`] when the bytes are cut, changed or of another format.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, UnusableWorld> {
+        let delta = stored::read(bytes)?;
+        let mut subscriber = Self::new();
+        let staged = subscriber.stage(delta).map_err(|refusals| {
+            let first = refusals.first().map(ToString::to_string);
+            UnusableWorld::Invalid(first.unwrap_or_default())
+        })?;
+        subscriber.commit(staged);
+        Ok(subscriber)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! A delta, decoded, and the services as they would be with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{Endpoint, EndpointId, ServiceName, ServiceView, WorkloadName, WorkloadPlan};
+
+use crate::holdings::endpoints_of;
+use crate::key::ResourceKey;
+use crate::message::{Delta, Refusal, Update};
+use crate::resource::Resource;
+
+/// A delta, decoded. Removals come before what is new.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    plan: Option<Arc<WorkloadPlan>>,
+    /// New services and new versions of services, without endpoints.
+    views: BTreeMap<ServiceName, ServiceView>,
+    gone: BTreeSet<ServiceName>,
+    endpoints: BTreeMap<ServiceName, EndpointChanges>,
+}
+
+/// Endpoints of one service by port and workload; `None` for those that are gone.
+type EndpointChanges = BTreeMap<(u16, WorkloadName), Option<Arc<Endpoint>>>;
+
+impl Staging {
+    /// Decodes every resource of a delta.
+    pub(super) fn read(delta: &Delta) -> Result<Self, Vec<Refusal>> {
+        let mut staging = Self::default();
+        let mut refusals = Vec::new();
+        for key in &delta.removed {
+            refusals.extend(staging.remove(key));
+        }
+        for upsert in &delta.upserts {
+            match Resource::decode(upsert) {
+                Ok(resource) => staging.insert(resource),
+                Err(invalid) => {
+                    let reason = format!("{}: {}", invalid.field, invalid.reason);
+                    refusals.push(Refusal::new(invalid.key, reason));
+                }
+            }
+        }
+        if refusals.is_empty() { Ok(staging) } else { Err(refusals) }
+    }
+
+    /// The plan as it would be; the same as before when it is equal.
+    pub(super) fn plan(&self, before: Option<&Update>) -> Option<Arc<WorkloadPlan>> {
+        let before = before.map(|before| &before.snapshot.plan);
+        let new = self.plan.as_ref().filter(|new| before.is_none_or(|before| before != *new));
+        new.or(before).cloned()
+    }
+
+    /// The services as they would be, all references checked; `None` when none differs.
+    pub(super) fn services(
+        &self,
+        before: Option<&Update>,
+        absent: &BTreeSet<ServiceName>,
+    ) -> Result<Option<BTreeMap<ServiceName, Arc<ServiceView>>>, Vec<Refusal>> {
+        let old = before.map(|before| &before.snapshot.services);
+        let mut services = old.cloned().unwrap_or_default();
+        let mut refusals = Vec::new();
+        services.retain(|name, _| !self.gone.contains(name));
+        let mut differs = old.is_some_and(|old| old.len() != services.len());
+        for name in self.touched() {
+            let old = services.get(name);
+            let Some(view) = self.rebuilt(name, old.map(|old| &**old), &mut refusals) else {
+                continue;
+            };
+            if old.is_none_or(|old| **old != view) {
+                differs = true;
+                services.insert(name.clone(), Arc::new(view));
+            }
+        }
+        if differs || before.is_none_or(|before| before.absent != *absent) {
+            self.check_backends(&services, absent, &mut refusals);
+        }
+        if refusals.is_empty() { Ok(differs.then_some(services)) } else { Err(refusals) }
+    }
+
+    /// Notes that a resource is gone, or says why it cannot go.
+    fn remove(&mut self, key: &ResourceKey) -> Option<Refusal> {
+        match key {
+            ResourceKey::Plan => {
+                let reason = "a plan can be replaced, not removed";
+                return Some(Refusal::new(key.clone(), reason));
+            }
+            ResourceKey::Service(name) => {
+                self.gone.insert(name.clone());
+            }
+            ResourceKey::Endpoint(EndpointId { service, port, workload }) => {
+                let changes = self.endpoints.entry(service.clone()).or_default();
+                changes.insert((*port, workload.clone()), None);
+            }
+        }
+        None
+    }
+
+    fn insert(&mut self, resource: Resource) {
+        match resource {
+            Resource::Plan(plan) => self.plan = Some(Arc::new(plan)),
+            Resource::Service(view) => {
+                self.views.insert(view.name.clone(), view);
+            }
+            Resource::Endpoint(endpoint) => {
+                let EndpointId { service, port, workload } = endpoint.id.clone();
+                let changes = self.endpoints.entry(service).or_default();
+                changes.insert((port, workload), Some(Arc::new(endpoint)));
+            }
+        }
+    }
+
+    fn touched(&self) -> BTreeSet<&ServiceName> {
+        self.views.keys().chain(self.endpoints.keys()).collect()
+    }
+
+    /// A service with its endpoints as they would be; `None` when there is no such service.
+    fn rebuilt(
+        &self,
+        name: &ServiceName,
+        old: Option<&ServiceView>,
+        refusals: &mut Vec<Refusal>,
+    ) -> Option<ServiceView> {
+        let nothing = EndpointChanges::new();
+        let changes = self.endpoints.get(name).unwrap_or(&nothing);
+        let Some(mut view) = self.views.get(name).cloned().or_else(|| old.map(without_endpoints))
+        else {
+            let strays = changes.values().flatten();
+            let stray = |endpoint: &Arc<Endpoint>| misplaced(endpoint, "its service is not held");
+            refusals.extend(strays.map(stray));
+            return None;
+        };
+        let kept = old.into_iter().flat_map(endpoints_of);
+        let kept = kept.map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
+        let mut endpoints: BTreeMap<_, _> = kept.collect();
+        for (place, change) in changes {
+            match change {
+                // An equal endpoint stays the one that it was.
+                Some(new) if endpoints.get(place).is_some_and(|old| *old == new) => {}
+                Some(new) => {
+                    endpoints.insert(place.clone(), new);
+                }
+                None => {
+                    endpoints.remove(place);
+                }
+            }
+        }
+        for ((port, _), endpoint) in endpoints {
+            match view.ports.get_mut(&port) {
+                Some(port) => port.endpoints.push(Arc::clone(endpoint)),
+                None => refusals.push(misplaced(endpoint, "its service has no such port")),
+            }
+        }
+        Some(view)
+    }
+
+    /// Every backend of every rule must be held or be said to be absent.
+    fn check_backends(
+        &self,
+        services: &BTreeMap<ServiceName, Arc<ServiceView>>,
+        absent: &BTreeSet<ServiceName>,
+        refusals: &mut Vec<Refusal>,
+    ) {
+        for (name, view) in services {
+            let rules = view.ports.values().flat_map(|port| &port.rules);
+            let mut backends = rules.flat_map(|rule| rule.backends.iter().map(move |b| (rule, b)));
+            let dangling = backends
+                .find(|(_, b)| !services.contains_key(&b.service) && !absent.contains(&b.service));
+            let Some((rule, backend)) = dangling else {
+                continue;
+            };
+            let (user, used) = (name.clone(), backend.service.clone());
+            let removal_at_fault = self.gone.contains(&used) && !self.views.contains_key(name);
+            let (key, because, reason) = if removal_at_fault {
+                let reason = format!("cannot go: HTTPRoute {} of {user} refers to it", rule.route);
+                (used, user, reason)
+            } else {
+                let reason = format!(
+                    "HTTPRoute {} refers to service {used}, which is neither here nor absent",
+                    rule.route
+                );
+                (user, used, reason)
+            };
+            refusals.push(Refusal {
+                key: ResourceKey::Service(key),
+                reason,
+                because: Some(ResourceKey::Service(because)),
+            });
+        }
+    }
+}
+
+fn without_endpoints(view: &ServiceView) -> ServiceView {
+    let mut view = view.clone();
+    for port in view.ports.values_mut() {
+        port.endpoints = Vec::new();
+    }
+    view
+}
+
+fn misplaced(endpoint: &Endpoint, reason: &str) -> Refusal {
+    Refusal {
+        key: ResourceKey::Endpoint(endpoint.id.clone()),
+        reason: reason.to_owned(),
+        because: Some(ResourceKey::Service(endpoint.id.service.clone())),
+    }
+}

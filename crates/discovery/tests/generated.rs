@@ -1,0 +1,36 @@
+//! The committed `src/proto.rs` is what `discovery.proto` says.
+
+use std::path::Path;
+
+/// `UPDATE_EXPECT=1 cargo test -p leno-discovery --test generated` writes the file anew.
+#[test]
+fn generated_code_is_up_to_date() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
+    let files = protox::compile([root.join("leno/discovery/v1/discovery.proto")], [&root]).unwrap();
+    let module = prost_build::Module::from_protobuf_package_name("leno.discovery.v1");
+    let requests = files.file.into_iter().map(|file| (module.clone(), file)).collect();
+    let generated = prost_build::Config::new()
+        .bytes([".leno.discovery.v1.Upsert.content"])
+        .disable_comments(["."])
+        // Holds a secret.
+        .skip_debug([".leno.discovery.v1.JoinRequest"])
+        .generate(requests)
+        .unwrap()
+        .remove(&module)
+        .unwrap();
+    expect_test::expect_file!["../src/proto.rs"].assert_eq(&format!("{CAPTION}{generated}"));
+}
+
+const CAPTION: &str = "\
+//! Generated from `proto/leno/discovery/v1/discovery.proto`; not written by hand.
+#![allow(
+    clippy::all,
+    clippy::pedantic,
+    unnameable_types,
+    unreachable_pub,
+    unused_qualifications,
+    missing_docs,
+    reason = \"generated\"
+)]
+
+";

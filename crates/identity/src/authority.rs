@@ -1,0 +1,375 @@
+//! The built-in authority: one root key on disk, short certificates for members.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::{digest, rand};
+use leno_model::{SpiffeId, TrustDomain, WorkloadName};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+};
+use rustls::pki_types::CertificateDer;
+use time::OffsetDateTime;
+use x509_parser::certificate::X509Certificate;
+
+use crate::credential::{CLOCK_SKEW, Issued};
+use crate::disk::{self, Readers};
+use crate::key::PrivateKey;
+use crate::pem::{CERTIFICATE, write};
+use crate::request::CertificateRequest;
+use crate::roots::{Roots, RootsError};
+use crate::tls::control_id;
+use crate::verify::{instant, sole_uri};
+
+/// Signs certificates for the members of one trust domain, and for nobody else.
+///
+/// The directory holds `ca.key` (mode 0600) and `ca.pem`, the trust bundle that members get. The
+/// root that belongs to `ca.key` signs; further roots in `ca.pem` are trusted beside it. To
+/// replace a root, add the new one to `ca.pem`, wait one certificate's life, then swap `ca.key`.
+pub struct Authority {
+    trust_domain: TrustDomain,
+    issuer: Issuer<'static, KeyPair>,
+    roots: Roots,
+    not_after: SystemTime,
+}
+
+impl Authority {
+    /// Opens the authority in `dir`, or makes a new one there (P-256, ten years).
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when the directory cannot be used, others may read the key, key and
+    /// roots do not belong together, or a root is of another trust domain or expired.
+    pub fn open_or_create(
+        dir: &Path,
+        trust_domain: &TrustDomain,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        disk::create_directory(dir)?;
+        // A key is always written before its root: a root without key means that it was lost,
+        // and a key without root that a first start was cut short.
+        let text = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?;
+        let key = match disk::read(&dir.join(KEY_FILE), Readers::Owner)? {
+            Some(text) => PrivateKey::from_pem(&text).map_err(AuthorityError::Key)?,
+            None if text.is_some() => return Err(AuthorityError::KeyMissing),
+            None => create_key(dir)?,
+        };
+        let text = match text {
+            Some(text) => text,
+            None => create_root(dir, trust_domain, &key, now)?,
+        };
+        Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
+    }
+
+    /// Signs the requested key for `subject`, to live for `lifetime` from `now`.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when the identity is not of this trust domain, the workload not of the
+    /// identity's namespace, a workload would be the control plane, the lifetime is out of bounds,
+    /// or the root has expired.
+    pub fn sign(
+        &self,
+        request: &CertificateRequest,
+        subject: Subject<'_>,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<Issued, AuthorityError> {
+        self.check(subject, lifetime)?;
+        let Subject { id, workload } = subject;
+        if now >= self.not_after {
+            return Err(AuthorityError::RootExpired);
+        }
+        let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?;
+        // A certificate that outlives its root would fail in the middle of its life.
+        let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
+        let mut parameters = parameters(not_before, not_after)?;
+        parameters.subject_alt_names = vec![uri(id.to_string())?];
+        if let Some(workload) = workload {
+            let name = &mut parameters.distinguished_name;
+            name.push(DnType::CommonName, workload.to_string());
+        }
+        parameters.is_ca = IsCa::ExplicitNoCa;
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        parameters.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(Issued {
+            chain: vec![self.certify(&parameters, request)?],
+            roots: self.roots.clone(),
+            not_before,
+            not_after,
+        })
+    }
+
+    /// The trust bundle that members verify each other by.
+    #[must_use]
+    pub fn roots(&self) -> Roots {
+        self.roots.clone()
+    }
+
+    /// Whose members it vouches for.
+    #[must_use]
+    pub fn trust_domain(&self) -> &TrustDomain {
+        &self.trust_domain
+    }
+
+    pub(crate) fn certify(
+        &self,
+        parameters: &CertificateParams,
+        key: &impl PublicKeyData,
+    ) -> Result<CertificateDer<'static>, AuthorityError> {
+        let certificate =
+            parameters.signed_by(key, &self.issuer).map_err(AuthorityError::Encoding)?;
+        Ok(certificate.der().clone())
+    }
+
+    fn from_parts(
+        trust_domain: &TrustDomain,
+        key: PrivateKey,
+        roots: Roots,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        let mut signer = None;
+        for der in roots.certificates() {
+            let (_, root) = x509_parser::parse_x509_certificate(der)
+                .map_err(|_| AuthorityError::KeyOfAnotherRoot)?;
+            check_trust_domain(&root, trust_domain)?;
+            if *root.public_key().subject_public_key.data == *key.public() {
+                let not_after = instant(root.validity().not_after);
+                signer = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
+            }
+        }
+        let (der, not_after) = signer.ok_or(AuthorityError::KeyOfAnotherRoot)?;
+        if now >= not_after {
+            return Err(AuthorityError::RootExpired);
+        }
+        let issuer = Issuer::from_ca_cert_der(&der, key.into_pair());
+        Ok(Self {
+            trust_domain: trust_domain.clone(),
+            issuer: issuer.map_err(AuthorityError::Encoding)?,
+            roots,
+            not_after,
+        })
+    }
+
+    fn check(&self, subject: Subject<'_>, lifetime: Duration) -> Result<(), AuthorityError> {
+        let Subject { id, workload } = subject;
+        if id.trust_domain != self.trust_domain {
+            return Err(AuthorityError::ForeignTrustDomain {
+                found: id.trust_domain.to_string(),
+                expected: self.trust_domain.clone(),
+            });
+        }
+        if workload.is_some() && *id == control_id(&self.trust_domain) {
+            return Err(AuthorityError::Reserved(id.clone()));
+        }
+        if let Some(workload) = workload
+            && workload.namespace != id.account.namespace
+        {
+            return Err(AuthorityError::ForeignNamespace {
+                workload: workload.clone(),
+                id: id.clone(),
+            });
+        }
+        if lifetime < LEAF_LIFETIME_MIN || lifetime > LEAF_LIFETIME_MAX {
+            return Err(AuthorityError::Lifetime(lifetime));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Authority({})", self.trust_domain)
+    }
+}
+
+/// Whom a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subject<'a> {
+    /// The identity that peers verify and policies name.
+    pub id: &'a SpiffeId,
+    /// The instance behind it, of the same namespace; none for the control plane.
+    pub workload: Option<&'a WorkloadName>,
+}
+
+/// How long a member's certificate lives unless the operator says otherwise.
+pub const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// The longest life of a member's certificate: there is no revocation but expiry.
+pub const LEAF_LIFETIME_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// Why the authority cannot be opened or refuses to sign.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// The directory or a file in it.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The key cannot be read.
+    #[error("`{KEY_FILE}` holds no P-256 private key: restore it from a backup")]
+    Key(#[source] rcgen::Error),
+    /// The key is gone.
+    #[error(
+        "`{ROOTS_FILE}` is there but `{KEY_FILE}` is not: restore the key from a backup, or remove \
+         `{ROOTS_FILE}` to begin a new authority that every member has to join again"
+    )]
+    KeyMissing,
+    /// The roots cannot be read.
+    #[error("`{ROOTS_FILE}` cannot be used")]
+    Roots(#[from] RootsError),
+    /// None of the roots is the key's.
+    #[error(
+        "`{KEY_FILE}` belongs to none of the roots in `{ROOTS_FILE}`: restore the matching one"
+    )]
+    KeyOfAnotherRoot,
+    /// Certificates of the root are refused by everyone.
+    #[error("the root of this authority has expired: begin a new authority")]
+    RootExpired,
+    /// A root or a requested identity of somebody else.
+    #[error(
+        "`{found}` is not of the trust domain `{expected}` of this mesh: give each trust domain a \
+         data directory of its own"
+    )]
+    ForeignTrustDomain {
+        /// What the root or the identity says.
+        found: String,
+        /// What the mesh is.
+        expected: TrustDomain,
+    },
+    /// An identity is of its workload's namespace.
+    #[error("workload `{workload}` cannot be `{id}`: their namespaces differ")]
+    ForeignNamespace {
+        /// The workload.
+        workload: WorkloadName,
+        /// The identity asked for it.
+        id: SpiffeId,
+    },
+    /// Whoever has it is the control plane to every proxy.
+    #[error(
+        "`{0}` is the identity of the control plane, which no workload may have: give the workload \
+         another `spec.serviceAccount`"
+    )]
+    Reserved(SpiffeId),
+    /// Too short or too long.
+    #[error("a certificate cannot live {0:?}: use 1 s to 90 days")]
+    Lifetime(Duration),
+    /// The machine's clock is off by decades.
+    #[error("the clock of this machine is not usable: set it")]
+    Clock,
+    /// The operating system has none to give.
+    #[error("the operating system gives no randomness")]
+    Randomness,
+    /// The certificate cannot be written down.
+    #[error("the certificate cannot be encoded")]
+    Encoding(#[source] rcgen::Error),
+}
+
+fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
+    let path = dir.join(KEY_FILE);
+    let key = PrivateKey::generate();
+    match disk::create(&path, key.to_pem().as_bytes(), Readers::Owner) {
+        Ok(()) => Ok(key),
+        // Somebody else was first: theirs is the key.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let text = disk::read(&path, Readers::Owner)?.ok_or(error)?;
+            PrivateKey::from_pem(&text).map_err(AuthorityError::Key)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn create_root(
+    dir: &Path,
+    trust_domain: &TrustDomain,
+    key: &PrivateKey,
+    now: SystemTime,
+) -> Result<String, AuthorityError> {
+    let path = dir.join(ROOTS_FILE);
+    let mut text = String::new();
+    let root = self_signed(trust_domain, key, now)?;
+    write(&mut text, CERTIFICATE, &root);
+    match disk::create(&path, text.as_bytes(), Readers::Everyone) {
+        Ok(()) => Ok(text),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Ok(disk::read(&path, Readers::Everyone)?.ok_or(error)?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn self_signed(
+    trust_domain: &TrustDomain,
+    key: &PrivateKey,
+    now: SystemTime,
+) -> Result<CertificateDer<'static>, AuthorityError> {
+    let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?;
+    let not_after = whole_seconds(now.checked_add(ROOT_LIFETIME))?;
+    let mut parameters = parameters(not_before, not_after)?;
+    parameters.subject_alt_names = vec![uri(format!("spiffe://{trust_domain}"))?];
+    // Two roots of one trust domain must not share a name: some verifiers look up by name alone.
+    let print = digest::digest(&digest::SHA256, key.public());
+    let print: String = print.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let name = &mut parameters.distinguished_name;
+    name.push(DnType::CommonName, format!("Leno root {print}"));
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let certificate = parameters.self_signed(key.pair()).map_err(AuthorityError::Encoding)?;
+    Ok(certificate.der().clone())
+}
+
+/// What root and members have in common.
+fn parameters(
+    not_before: SystemTime,
+    not_after: SystemTime,
+) -> Result<CertificateParams, AuthorityError> {
+    // RFC 5280 §4.1.2.2: positive, and at most 20 bytes.
+    let mut serial = [0u8; 16];
+    rand::fill(&mut serial).map_err(|_| AuthorityError::Randomness)?;
+    serial[0] = serial[0] & 0x7f | 0x40;
+    let mut parameters = CertificateParams::default();
+    parameters.not_before = date(not_before)?;
+    parameters.not_after = date(not_after)?;
+    parameters.serial_number = Some(SerialNumber::from_slice(&serial));
+    parameters.distinguished_name = DistinguishedName::new();
+    parameters.use_authority_key_identifier_extension = true;
+    Ok(parameters)
+}
+
+fn uri(text: String) -> Result<SanType, AuthorityError> {
+    let text = text.try_into().map_err(AuthorityError::Encoding)?;
+    Ok(SanType::URI(text))
+}
+
+fn check_trust_domain(
+    root: &X509Certificate<'_>,
+    expected: &TrustDomain,
+) -> Result<(), AuthorityError> {
+    let found = sole_uri(root).unwrap_or("a root without `spiffe://` name");
+    if found.strip_prefix("spiffe://") == Some(expected.0.as_str()) {
+        return Ok(());
+    }
+    Err(AuthorityError::ForeignTrustDomain { found: found.to_owned(), expected: expected.clone() })
+}
+
+/// X.509 counts in seconds.
+fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError> {
+    let since =
+        time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).ok_or(AuthorityError::Clock)?;
+    Ok(UNIX_EPOCH + Duration::from_secs(since.as_secs()))
+}
+
+fn date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
+    let since = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::Clock)?;
+    let seconds = i64::try_from(since.as_secs()).map_err(|_| AuthorityError::Clock)?;
+    OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)
+}
+
+const ROOT_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
+const LEAF_LIFETIME_MIN: Duration = Duration::from_secs(1);
+
+const KEY_FILE: &str = "ca.key";
+const ROOTS_FILE: &str = "ca.pem";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! The authority across restarts, crashes and mistakes; and what its certificates say.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+
+use super::*;
+use crate::testing::{World, now, workload_id, workload_name};
+
+fn domain(name: &str) -> TrustDomain {
+    TrustDomain::new(name).unwrap()
+}
+
+fn open(dir: &Path) -> Result<Authority, AuthorityError> {
+    Authority::open_or_create(dir, &domain("cluster.local"), now())
+}
+
+/// No instance in particular.
+fn account(id: &SpiffeId) -> Subject<'_> {
+    Subject { id, workload: None }
+}
+
+fn request() -> CertificateRequest {
+    CertificateRequest::from_der(&PrivateKey::generate().request()).unwrap()
+}
+
+#[test]
+fn is_the_same_after_a_restart_and_keeps_its_key_to_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let first = open(&data).unwrap();
+    let key = fs::read_to_string(data.join(KEY_FILE)).unwrap();
+    let again = open(&data).unwrap();
+    assert_eq!(first.roots(), again.roots());
+    assert_eq!(fs::read_to_string(data.join(KEY_FILE)).unwrap(), key);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&data.join(KEY_FILE)), 0o600);
+    assert_eq!(mode(&data), 0o700);
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 2, "no drafts are left");
+}
+
+#[test]
+fn refuses_a_key_that_others_may_read() {
+    let world = World::new("cluster.local");
+    let key = world.dir.path().join(KEY_FILE);
+    fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
+    let error = open(world.dir.path()).unwrap_err().to_string();
+    assert!(error.contains("chmod 600") && error.contains("ca.key"), "{error}");
+}
+
+#[test]
+fn refuses_the_authority_of_another_trust_domain() {
+    let world = World::new("cluster.local");
+    for other in ["other.local", "cluster.loca", "cluster.local.a"] {
+        let opened = Authority::open_or_create(world.dir.path(), &domain(other), now());
+        assert!(matches!(opened, Err(AuthorityError::ForeignTrustDomain { .. })), "{other}");
+    }
+}
+
+#[test]
+fn refuses_to_replace_a_lost_key() {
+    let world = World::new("cluster.local");
+    fs::remove_file(world.dir.path().join(KEY_FILE)).unwrap();
+    assert!(matches!(open(world.dir.path()), Err(AuthorityError::KeyMissing)));
+}
+
+#[test]
+fn finishes_a_first_start_that_was_cut_short() {
+    let world = World::new("cluster.local");
+    let before = world.credential(&workload_id("ratings"));
+    fs::remove_file(world.dir.path().join(ROOTS_FILE)).unwrap();
+    let again = open(world.dir.path()).unwrap();
+    // The key is the same, hence what it signed before is still trusted.
+    let issued = Issued {
+        chain: before.chain().to_vec(),
+        roots: again.roots(),
+        not_before: before.not_before(),
+        not_after: before.not_after(),
+    };
+    let other = PrivateKey::generate();
+    let error = crate::Credential::new(other, issued).unwrap_err();
+    assert!(matches!(error, crate::CredentialError::Key(_)), "{error}");
+}
+
+#[test]
+fn refuses_a_key_and_roots_that_do_not_belong_together() {
+    let (one, two) = (World::new("cluster.local"), World::new("cluster.local"));
+    let (from, to) = (two.dir.path().join(KEY_FILE), one.dir.path().join(KEY_FILE));
+    fs::copy(from, to).unwrap();
+    assert!(matches!(open(one.dir.path()), Err(AuthorityError::KeyOfAnotherRoot)));
+    fs::write(one.dir.path().join(KEY_FILE), "nonsense").unwrap();
+    assert!(matches!(open(one.dir.path()), Err(AuthorityError::Key(_))));
+    fs::write(two.dir.path().join(ROOTS_FILE), "nonsense").unwrap();
+    assert!(matches!(open(two.dir.path()), Err(AuthorityError::Roots(_))));
+}
+
+#[test]
+fn many_that_start_at_once_agree_on_one_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let roots: Vec<Roots> = thread::scope(|scope| {
+        let starts: Vec<_> = (0..8).map(|_| scope.spawn(|| open(dir.path()).unwrap())).collect();
+        let opened = starts.into_iter().map(|start| start.join().unwrap());
+        opened.map(|authority| authority.roots()).collect()
+    });
+    let settled = open(dir.path()).unwrap().roots();
+    for root in roots {
+        assert_eq!(root, settled);
+    }
+}
+
+#[test]
+fn trusts_further_roots_and_signs_with_the_one_whose_key_it_has() {
+    let (old, new) = (World::new("cluster.local"), World::new("cluster.local"));
+    let both = old.authority.roots().with(&new.authority.roots()).unwrap();
+    for world in [&old, &new] {
+        fs::write(world.dir.path().join(ROOTS_FILE), both.to_pem()).unwrap();
+        let authority = open(world.dir.path()).unwrap();
+        let id = workload_id("ratings");
+        let issued = authority.sign(&request(), account(&id), LEAF_LIFETIME, now());
+        let issued = issued.unwrap();
+        assert_eq!(issued.roots, both);
+        let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+        let own = &world.authority.roots();
+        let (_, root) = x509_parser::parse_x509_certificate(&own.certificates()[0]).unwrap();
+        assert_eq!(leaf.issuer(), root.subject());
+    }
+}
+
+#[test]
+fn a_member_certificate_says_what_it_must_and_no_more() {
+    let world = World::new("cluster.local");
+    let (id, workload) = (workload_id("ratings"), workload_name("ratings-1"));
+    let subject = Subject { id: &id, workload: Some(&workload) };
+    let at = now();
+    let issued = world.authority.sign(&request(), subject, LEAF_LIFETIME, at).unwrap();
+    assert_eq!(issued.chain.len(), 1, "the root is not sent");
+    let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+    assert_eq!(sole_uri(&leaf).unwrap(), id.to_string());
+    assert_eq!(leaf.subject().to_string(), "CN=bookinfo/ratings-1");
+    assert!(!leaf.is_ca());
+    let usage = leaf.key_usage().unwrap().unwrap();
+    assert_eq!(usage.value.flags, 1, "digital signature alone");
+    let purposes = leaf.extended_key_usage().unwrap().unwrap().value;
+    assert!(purposes.server_auth && purposes.client_auth && !purposes.any);
+    assert_eq!(instant(leaf.validity().not_before), Ok(issued.not_before));
+    assert_eq!(instant(leaf.validity().not_after), Ok(issued.not_after));
+    let second = Duration::from_secs(1);
+    assert!(issued.not_before <= at - CLOCK_SKEW && issued.not_before + second > at - CLOCK_SKEW);
+    assert!(issued.not_after <= at + LEAF_LIFETIME);
+    assert!(issued.not_after + second > at + LEAF_LIFETIME);
+}
+
+#[test]
+fn serial_numbers_differ_for_one_key() {
+    let world = World::new("cluster.local");
+    let (request, id) = (request(), workload_id("ratings"));
+    let serial = || {
+        let issued = world.authority.sign(&request, account(&id), LEAF_LIFETIME, now()).unwrap();
+        let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+        leaf.raw_serial().to_vec()
+    };
+    let (one, two) = (serial(), serial());
+    assert_ne!(one, two);
+    assert_eq!(one.len(), 16);
+}
+
+#[test]
+fn refuses_to_vouch_for_others() {
+    let world = World::new("cluster.local");
+    let sign = |id: &SpiffeId, workload: Option<&WorkloadName>, lifetime| {
+        world.authority.sign(&request(), Subject { id, workload }, lifetime, now())
+    };
+    let foreign = "spiffe://other.local/ns/bookinfo/sa/ratings".parse().unwrap();
+    assert!(matches!(
+        sign(&foreign, None, LEAF_LIFETIME),
+        Err(AuthorityError::ForeignTrustDomain { .. })
+    ));
+    let ratings = workload_id("ratings");
+    let elsewhere = WorkloadName::new("shop", "ratings-1").unwrap();
+    assert!(matches!(
+        sign(&ratings, Some(&elsewhere), LEAF_LIFETIME),
+        Err(AuthorityError::ForeignNamespace { .. })
+    ));
+    let control = control_id(world.authority.trust_domain());
+    let member = WorkloadName::new("leno-system", "sidecar-1").unwrap();
+    let error = sign(&control, Some(&member), LEAF_LIFETIME).unwrap_err();
+    assert!(matches!(error, AuthorityError::Reserved(_)), "{error}");
+    assert!(error.to_string().contains("another `spec.serviceAccount`"), "{error}");
+    assert!(sign(&control, None, LEAF_LIFETIME).is_ok());
+    let long = LEAF_LIFETIME_MAX + Duration::from_secs(1);
+    for lifetime in [Duration::ZERO, Duration::from_millis(999), long, Duration::MAX] {
+        assert!(matches!(sign(&ratings, None, lifetime), Err(AuthorityError::Lifetime(_))));
+    }
+    assert!(sign(&ratings, None, LEAF_LIFETIME_MAX).is_ok());
+}
+
+#[test]
+fn no_certificate_outlives_its_root() {
+    let world = World::new("cluster.local");
+    let (request, id) = (request(), workload_id("ratings"));
+    let at = |now| world.authority.sign(&request, account(&id), LEAF_LIFETIME, now);
+    let hour = Duration::from_secs(3600);
+    let last = at(now() + ROOT_LIFETIME - hour).unwrap();
+    assert!(last.not_after <= now() + ROOT_LIFETIME);
+    let after = now() + ROOT_LIFETIME + hour;
+    assert!(matches!(at(after), Err(AuthorityError::RootExpired)));
+    let trust_domain = domain("cluster.local");
+    assert!(matches!(
+        Authority::open_or_create(world.dir.path(), &trust_domain, after),
+        Err(AuthorityError::RootExpired)
+    ));
+    assert!(matches!(at(UNIX_EPOCH), Err(AuthorityError::Clock)));
+}

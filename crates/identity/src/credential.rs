@@ -1,0 +1,251 @@
+//! A credential: a private key, the certificate chain for it, and the roots to verify peers by.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leno_model::{SpiffeId, WorkloadName};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+
+use crate::disk::{self, Readers};
+use crate::key::PrivateKey;
+use crate::pem::{CERTIFICATE, write};
+use crate::provider::provider;
+use crate::roots::{Roots, RootsError};
+use crate::verify::{Leaf, VerifyError};
+
+/// What an authority gives for a certificate request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Issued {
+    /// The holder's certificate and any intermediate ones, the holder's first; no root.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Whom the holder is to trust.
+    pub roots: Roots,
+    /// When the certificate begins to be valid.
+    pub not_before: SystemTime,
+    /// When it stops to be.
+    pub not_after: SystemTime,
+}
+
+impl Issued {
+    /// What arrived from the authority as bytes; the validity is read from the certificate.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when the chain is empty or its first certificate is not a member's.
+    pub fn new(chain: Vec<CertificateDer<'static>>, roots: Roots) -> Result<Self, CredentialError> {
+        let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
+        Ok(Self { chain, roots, not_before: leaf.not_before, not_after: leaf.peer.not_after })
+    }
+}
+
+/// Everything that one identity needs to prove itself and to verify others.
+pub struct Credential {
+    key: PrivateKey,
+    certified: Arc<CertifiedKey>,
+    resolver: Arc<SingleCertAndKey>,
+    roots: Roots,
+    leaf: Leaf,
+}
+
+impl Credential {
+    /// Joins a key and what was issued for it.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when the certificate is not for this key, does not lead to the given
+    /// roots, or is not that of a mesh member. Whether it is valid now is not asked: see
+    /// [`Credential::is_expired`].
+    pub fn new(key: PrivateKey, issued: Issued) -> Result<Self, CredentialError> {
+        let Issued { chain, roots, .. } = issued;
+        let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
+        if chain.len() > CHAIN_MAX {
+            return Err(CredentialError::LongChain);
+        }
+        verify_chain(&chain, &roots, leaf.not_before).map_err(CredentialError::Chain)?;
+        let certified = CertifiedKey::from_der(chain, key.to_der(), &provider())
+            .map_err(CredentialError::Key)?;
+        let certified = Arc::new(certified);
+        Ok(Self {
+            key,
+            resolver: Arc::new(SingleCertAndKey::from(Arc::clone(&certified))),
+            certified,
+            roots,
+            leaf,
+        })
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn id(&self) -> &SpiffeId {
+        &self.leaf.peer.id
+    }
+
+    /// The workload it was issued to, if to one.
+    #[must_use]
+    pub fn workload(&self) -> Option<&WorkloadName> {
+        self.leaf.peer.workload.as_ref()
+    }
+
+    /// The certificate chain, the holder's own first.
+    #[must_use]
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.certified.cert
+    }
+
+    /// Whom the holder trusts.
+    #[must_use]
+    pub fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
+    /// When it begins to be valid.
+    #[must_use]
+    pub fn not_before(&self) -> SystemTime {
+        self.leaf.not_before
+    }
+
+    /// When it stops to be valid.
+    #[must_use]
+    pub fn not_after(&self) -> SystemTime {
+        self.leaf.peer.not_after
+    }
+
+    /// When to ask for the next one: half of its life, up to a tenth of that earlier or later by
+    /// `draw`, so that a mesh which started at once does not renew at once.
+    #[must_use]
+    pub fn renew_at(&self, draw: u64) -> SystemTime {
+        let issued = (self.not_before() + CLOCK_SKEW).min(self.not_after());
+        let life = self.not_after().duration_since(issued).unwrap_or_default();
+        let half = life / 2;
+        let chance = f64::from((draw >> 32) as u32) / f64::from(u32::MAX);
+        issued + half.mul_f64(0.9 + 0.2 * chance)
+    }
+
+    /// Whether peers refuse it by now.
+    #[must_use]
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        now >= self.not_after()
+    }
+
+    /// Writes it into a directory, readable by its owner only; each file whole or not at all.
+    ///
+    /// # Errors
+    /// When the directory cannot be created or written.
+    pub fn save(&self, dir: &Path) -> io::Result<()> {
+        disk::create_directory(dir)?;
+        // The roots first: after a crash in between the old certificate is read with the new
+        // roots, which overlap with the old ones. Key and chain are one file and never apart.
+        let roots = self.roots.to_pem();
+        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), Readers::Everyone)?;
+        let mut text = self.key.to_pem();
+        for certificate in self.chain() {
+            write(&mut text, CERTIFICATE, certificate);
+        }
+        disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), Readers::Owner)
+    }
+
+    /// Reads what [`Credential::save`] wrote; `None` when there is nothing yet. It may have
+    /// expired in the meantime.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when a file cannot be read, others may read the key, or the parts do
+    /// not belong together.
+    pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
+        let Some(text) = disk::read(&dir.join(CREDENTIAL_FILE), Readers::Owner)? else {
+            return Ok(None);
+        };
+        let roots = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?
+            .ok_or(CredentialError::RootsMissing)?;
+        let key = PrivateKey::from_pem(&text).map_err(|_| CredentialError::KeyMissing)?;
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
+            .take(CHAIN_MAX + 1)
+            .collect::<Result<_, _>>()?;
+        let issued = Issued::new(chain, Roots::from_pem(&roots)?)?;
+        Self::new(key, issued).map(Some)
+    }
+
+    pub(crate) fn resolver(&self) -> Arc<SingleCertAndKey> {
+        Arc::clone(&self.resolver)
+    }
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential")
+            .field("id", self.id())
+            .field("workload", &self.workload())
+            .field("not_after", &self.not_after())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a key, a chain and roots are not a credential.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// The directory or a file in it.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// No certificate.
+    #[error("the certificate chain is empty")]
+    EmptyChain,
+    /// More intermediates than any mesh has.
+    #[error("the certificate chain has more than {CHAIN_MAX} certificates")]
+    LongChain,
+    /// The certificate names no member of a mesh.
+    #[error("the certificate is not a mesh member's")]
+    Certificate(#[from] VerifyError),
+    /// The certificate is somebody else's.
+    #[error("the certificate is not for this private key")]
+    Key(#[source] rustls::Error),
+    /// Peers would refuse it.
+    #[error("the certificate chain does not lead to a trusted root")]
+    Chain(#[source] rustls::Error),
+    /// The trust bundle that came with it.
+    #[error(transparent)]
+    Roots(#[from] RootsError),
+    /// A saved credential without trust bundle.
+    #[error("`{CREDENTIAL_FILE}` is there but `{ROOTS_FILE}` is not: remove both and join again")]
+    RootsMissing,
+    /// A saved credential without key.
+    #[error("`{CREDENTIAL_FILE}` holds no P-256 private key: remove it and join again")]
+    KeyMissing,
+    /// A saved credential that was damaged.
+    #[error("`{CREDENTIAL_FILE}` is not valid PEM: remove it and join again")]
+    Pem(#[from] pem::Error),
+}
+
+/// As a peer will, at the first moment at which it can.
+fn verify_chain(
+    chain: &[CertificateDer<'static>],
+    roots: &Roots,
+    at: SystemTime,
+) -> Result<(), rustls::Error> {
+    let Some((leaf, intermediates)) = chain.split_first() else {
+        return Err(rustls::Error::NoCertificatesPresented);
+    };
+    let since_epoch: Duration = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    verify_server_cert_signed_by_trust_anchor(
+        &ParsedCertificate::try_from(leaf)?,
+        roots.store(),
+        intermediates,
+        UnixTime::since_unix_epoch(since_epoch),
+        provider().signature_verification_algorithms.all,
+    )
+}
+
+/// Certificates begin this much before they are issued: a peer's clock may be behind ours.
+pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(60);
+
+/// A holder's certificate and three intermediates: more than corporate authorities use.
+const CHAIN_MAX: usize = 4;
+
+const CREDENTIAL_FILE: &str = "credential.pem";
+const ROOTS_FILE: &str = "roots.pem";
+
+#[cfg(test)]
+mod tests;

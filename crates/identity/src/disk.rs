@@ -1,0 +1,195 @@
+//! Files that are written whole or not at all, and secrets that only their owner may read.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::rand;
+
+/// Who may read a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// Only the owner: mode 0600.
+    Owner,
+    /// Everyone: mode 0644.
+    Everyone,
+}
+
+/// Replaces or creates `path`: after a crash it has its old contents or its new ones.
+pub(crate) fn replace(path: &Path, contents: &[u8], readers: Readers) -> io::Result<()> {
+    let draft = write_draft(path, contents, readers)?;
+    fs::rename(&draft, path).map_err(|cause| {
+        fs::remove_file(&draft).ok();
+        file_error("write", path, cause)
+    })?;
+    sync_directory_of(path)
+}
+
+/// Creates `path` with all of its contents, or leaves what is there and says `AlreadyExists`.
+///
+/// A hard link is the portable way to be exclusive and whole at once: `O_EXCL` alone would show
+/// an empty file to whoever looks too early.
+pub(crate) fn create(path: &Path, contents: &[u8], readers: Readers) -> io::Result<()> {
+    let draft = write_draft(path, contents, readers)?;
+    let linked = fs::hard_link(&draft, path);
+    fs::remove_file(&draft).ok();
+    linked.map_err(|cause| file_error("create", path, cause))?;
+    sync_directory_of(path)
+}
+
+/// Creates a directory that only its owner may enter; one that exists is left as it is.
+pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|cause| file_error("create", path, cause))
+}
+
+/// Reads a file; `None` when there is none.
+///
+/// # Errors
+/// When `readers` is [`Readers::Owner`] and others may read it too, or it is larger than
+/// [`FILE_BYTES_MAX`], or not text.
+pub(crate) fn read(path: &Path, readers: Readers) -> io::Result<Option<String>> {
+    let at = |cause| file_error("read", path, cause);
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(at(cause)),
+    };
+    // Asked of the open file, so that nobody can swap it between the question and the answer.
+    let mode = file.metadata().map_err(at)?.permissions().mode() & 0o777;
+    if readers == Readers::Owner && mode & 0o077 != 0 {
+        let message = format!(
+            "others may read this secret (mode {mode:04o}); if nobody has, run `chmod 600 {}`",
+            path.display()
+        );
+        return Err(at(io::Error::new(io::ErrorKind::PermissionDenied, message)));
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(at)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let message = format!("larger than {FILE_BYTES_MAX} bytes");
+        return Err(at(io::Error::new(io::ErrorKind::InvalidData, message)));
+    }
+    Ok(Some(text))
+}
+
+/// Removes `path` for good; `false` when somebody else already had.
+pub(crate) fn remove(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => sync_directory_of(path).map(|()| true),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(cause) => Err(file_error("remove", path, cause)),
+    }
+}
+
+/// Names the file in an error of the system; the kind stays.
+pub(crate) fn file_error(action: &'static str, path: &Path, cause: io::Error) -> io::Error {
+    let path = path.to_owned();
+    io::Error::new(cause.kind(), FileError { action, path, cause })
+}
+
+/// Whether a name is that of a draft that a crash may have left behind.
+pub(crate) fn is_draft(name: &str) -> bool {
+    name.starts_with(DRAFT_PREFIX)
+}
+
+/// What could not be done to which file, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} `{}`: {cause}", path.display())]
+struct FileError {
+    action: &'static str,
+    path: PathBuf,
+    cause: io::Error,
+}
+
+fn write_draft(path: &Path, contents: &[u8], readers: Readers) -> io::Result<PathBuf> {
+    let mut random = [0u8; 8];
+    rand::fill(&mut random).map_err(|_| io::Error::other("no randomness from the system"))?;
+    let draft = path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random)));
+    let mode = match readers {
+        Readers::Owner => 0o600,
+        Readers::Everyone => 0o644,
+    };
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
+        file.write_all(contents)?;
+        file.sync_all()
+    };
+    write().map_err(|cause| {
+        fs::remove_file(&draft).ok();
+        file_error("write", path, cause)
+    })?;
+    Ok(draft)
+}
+
+/// Makes a rename, link or removal survive a power cut.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|cause| file_error("write", parent, cause))
+}
+
+/// Keys, chains and bundles take a few KiB; what is larger was not written by us.
+const FILE_BYTES_MAX: u64 = 256 * 1024;
+
+const DRAFT_PREFIX: &str = ".draft-";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_created_for_their_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        create(&path, b"one", Readers::Owner).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(read(&path, Readers::Owner).unwrap().unwrap(), "one");
+    }
+
+    #[test]
+    fn creating_never_replaces() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        create(&path, b"one", Readers::Owner).unwrap();
+        let again = create(&path, b"two", Readers::Owner).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(read(&path, Readers::Owner).unwrap().unwrap(), "one");
+        replace(&path, b"three", Readers::Owner).unwrap();
+        assert_eq!(read(&path, Readers::Owner).unwrap().unwrap(), "three");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no drafts are left");
+    }
+
+    #[test]
+    fn refuses_secrets_that_others_may_read_and_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        replace(&path, b"one", Readers::Everyone).unwrap();
+        for mode in [0o640, 0o604, 0o620] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let error = read(&path, Readers::Owner).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+            assert!(error.to_string().contains("chmod 600"), "{error}");
+            assert!(read(&path, Readers::Everyone).is_ok());
+        }
+    }
+
+    #[test]
+    fn refuses_files_beyond_the_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("large");
+        let largest = usize::try_from(FILE_BYTES_MAX).unwrap();
+        replace(&path, &vec![b'a'; largest], Readers::Owner).unwrap();
+        assert!(read(&path, Readers::Owner).is_ok());
+        replace(&path, &vec![b'a'; largest + 1], Readers::Owner).unwrap();
+        assert!(read(&path, Readers::Owner).is_err());
+    }
+}

@@ -1,0 +1,255 @@
+//! The token file: all that a new proxy needs to find, verify and convince the control plane.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use leno_model::{InvalidName, TrustDomain};
+
+use crate::disk::{self, Readers};
+use crate::roots::{Roots, RootsError};
+
+/// What `--token-file` holds. Whoever has it can join as the workload that it was made for.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JoinBundle {
+    /// The one-time token.
+    pub token: String,
+    /// Where the control plane listens, when its maker knew.
+    pub control: Option<SocketAddr>,
+    /// The trust domain, hence who the control plane must prove to be.
+    pub trust_domain: TrustDomain,
+    /// The roots to verify it by, before the token is shown to it.
+    pub roots: Roots,
+}
+
+impl JoinBundle {
+    /// The bundle as text: a few fields, then the roots in PEM.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut text = format!("{MAGIC}\n# Secret, and good for one use.\n");
+        text.push_str(&format!("{TOKEN}: {}\n", self.token));
+        if let Some(control) = self.control {
+            text.push_str(&format!("{CONTROL}: {control}\n"));
+        }
+        text.push_str(&format!("{TRUST_DOMAIN}: {}\n", self.trust_domain));
+        text.push_str(&self.roots.to_pem());
+        text
+    }
+
+    /// Reads what [`JoinBundle::render`] wrote.
+    ///
+    /// # Errors
+    /// [`JoinBundleError`] that names the line or field.
+    pub fn parse(text: &str) -> Result<Self, JoinBundleError> {
+        if text.len() > BUNDLE_BYTES_MAX {
+            return Err(JoinBundleError::TooLarge);
+        }
+        let at = text.find("-----BEGIN").unwrap_or(text.len());
+        let (head, certificates) = text.split_at(at);
+        let mut lines = head.lines().enumerate();
+        if lines.next().map(|(_, line)| line.trim_end()) != Some(MAGIC) {
+            return Err(JoinBundleError::Magic);
+        }
+        let mut fields = Fields::default();
+        for (index, line) in lines {
+            fields.read(line.trim(), index + 1)?;
+        }
+        let missing = |field| JoinBundleError::Missing { field };
+        Ok(Self {
+            token: fields.token.ok_or(missing(TOKEN))?,
+            control: fields.control,
+            trust_domain: fields.trust_domain.ok_or(missing(TRUST_DOMAIN))?,
+            roots: Roots::from_pem(certificates)?,
+        })
+    }
+
+    /// Writes the bundle to a file of mode 0600.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save(&self, path: &Path) -> io::Result<()> {
+        disk::replace(path, self.render().as_bytes(), Readers::Owner)
+    }
+
+    /// Reads a bundle from a file that only its owner may read.
+    ///
+    /// # Errors
+    /// [`JoinBundleError`] when there is no such file, others may read it, or it is not a bundle.
+    pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
+        let text = disk::read(path, Readers::Owner)?.ok_or_else(|| {
+            let missing = io::Error::from(io::ErrorKind::NotFound);
+            disk::file_error("read", path, missing)
+        })?;
+        Self::parse(&text)
+    }
+}
+
+/// Without the token.
+impl fmt::Debug for JoinBundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinBundle")
+            .field("control", &self.control)
+            .field("trust_domain", &self.trust_domain)
+            .field("roots", &self.roots)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a text is not a token file.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinBundleError {
+    /// The file.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// More than a bundle can be.
+    #[error("the token file is larger than {BUNDLE_BYTES_MAX} bytes")]
+    TooLarge,
+    /// Something else.
+    #[error("this is not a token file: its first line must be `{MAGIC}`")]
+    Magic,
+    /// A line that is no field, or is there twice.
+    #[error(
+        "line {line} of the token file: expected `{TOKEN}`, `{CONTROL}` or `{TRUST_DOMAIN}`, each \
+         once, then a colon and a value"
+    )]
+    Line {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// An address that is none.
+    #[error("line {line} of the token file: `{CONTROL}` must be an address and port")]
+    Control {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        #[source]
+        cause: std::net::AddrParseError,
+    },
+    /// A trust domain that is none.
+    #[error("line {line} of the token file: `{TRUST_DOMAIN}` must be a DNS name")]
+    TrustDomain {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        #[source]
+        cause: InvalidName,
+    },
+    /// A field that must be there.
+    #[error("the token file has no `{field}`: make a new one")]
+    Missing {
+        /// Which.
+        field: &'static str,
+    },
+    /// The certificates at its end.
+    #[error("the roots in the token file cannot be used")]
+    Roots(#[from] RootsError),
+}
+
+#[derive(Default)]
+struct Fields {
+    token: Option<String>,
+    control: Option<SocketAddr>,
+    trust_domain: Option<TrustDomain>,
+}
+
+impl Fields {
+    fn read(&mut self, text: &str, line: usize) -> Result<(), JoinBundleError> {
+        if text.is_empty() || text.starts_with('#') {
+            return Ok(());
+        }
+        let refused = JoinBundleError::Line { line };
+        let Some((field, value)) = text.split_once(':') else {
+            return Err(refused);
+        };
+        let value = value.trim();
+        match field {
+            TOKEN if self.token.is_none() && !value.is_empty() => {
+                self.token = Some(value.to_owned());
+            }
+            CONTROL if self.control.is_none() => {
+                let address = value.parse();
+                self.control =
+                    Some(address.map_err(|cause| JoinBundleError::Control { line, cause })?);
+            }
+            TRUST_DOMAIN if self.trust_domain.is_none() => {
+                let name = TrustDomain::new(value);
+                self.trust_domain =
+                    Some(name.map_err(|cause| JoinBundleError::TrustDomain { line, cause })?);
+            }
+            _ => return Err(refused),
+        }
+        Ok(())
+    }
+}
+
+const MAGIC: &str = "leno join token v1";
+const TOKEN: &str = "token";
+const CONTROL: &str = "control";
+const TRUST_DOMAIN: &str = "trust-domain";
+
+/// Room for sixteen roots and a few lines.
+const BUNDLE_BYTES_MAX: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::World;
+
+    fn bundle(control: Option<&str>) -> JoinBundle {
+        JoinBundle {
+            token: "leno-join-00".to_owned(),
+            control: control.map(|text| text.parse().unwrap()),
+            trust_domain: TrustDomain::new("cluster.local").unwrap(),
+            roots: World::new("cluster.local").authority.roots(),
+        }
+    }
+
+    #[test]
+    fn reads_back_what_it_renders() {
+        for control in [None, Some("127.0.0.1:15012"), Some("[::1]:15012")] {
+            let bundle = bundle(control);
+            assert_eq!(JoinBundle::parse(&bundle.render()).unwrap(), bundle);
+            let windows = bundle.render().replace('\n', "\r\n");
+            assert_eq!(JoinBundle::parse(&windows).unwrap(), bundle);
+        }
+    }
+
+    #[test]
+    fn is_saved_for_its_owner_and_never_prints_its_token() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let bundle = bundle(None);
+        bundle.save(&path).unwrap();
+        assert_eq!(JoinBundle::load(&path).unwrap(), bundle);
+        assert!(disk::read(&path, Readers::Owner).is_ok());
+        assert!(!format!("{bundle:?}").contains("leno-join-00"));
+        let missing = JoinBundle::load(&dir.path().join("none")).unwrap_err();
+        assert!(missing.to_string().contains("none"), "{missing}");
+    }
+
+    #[test]
+    fn names_what_is_wrong() {
+        let good = bundle(Some("127.0.0.1:15012")).render();
+        for (from, to, expected) in [
+            (MAGIC, "something else", "first line"),
+            ("token: leno", "tokn: leno", "line 3"),
+            ("token: leno-join-00", "token:", "line 3"),
+            ("token: leno-join-00", "", "no `token`"),
+            ("control: 127.0.0.1:15012", "control: here", "line 4"),
+            ("control: 127.0.0.1:15012", "token: again", "line 4"),
+            ("trust-domain: cluster.local", "trust-domain: A_B", "line 5"),
+            ("trust-domain: cluster.local", "", "no `trust-domain`"),
+            ("-----BEGIN", "-----BEGONE", "line 6"),
+            ("BEGIN CERTIFICATE", "BEGIN OTHER", "roots"),
+            ("-----BEGIN CERTIFICATE-----\nMII", "-----BEGIN CERTIFICATE-----\n***", "roots"),
+        ] {
+            let bad = good.replacen(from, to, 1);
+            assert_ne!(bad, good, "{from}");
+            let error = JoinBundle::parse(&bad).unwrap_err().to_string();
+            assert!(error.contains(expected), "{from} -> {to}: {error}");
+        }
+        let large = "a".repeat(BUNDLE_BYTES_MAX + 1);
+        assert!(matches!(JoinBundle::parse(&large), Err(JoinBundleError::TooLarge)));
+    }
+}

@@ -1,0 +1,40 @@
+//! Who are you, and prove it: certificates, authority, verification, rotation, TLS.
+//!
+//! The road of an identity: a proxy makes a [`PrivateKey`], reads its [`JoinBundle`], proves itself
+//! to the control plane with the one-time token in it ([`Tokens`]), has its public key signed
+//! ([`CertificateRequest`], [`Authority::sign`]) and keeps the result as its [`Credential`], from
+//! which [`server_config`] and [`client_config`] are built. The peer of a session is read by
+//! [`peer`], from the verified certificate and from nothing else.
+//!
+//! Time is an argument everywhere but inside a handshake, where rustls asks the system's clock.
+
+mod authority;
+mod credential;
+mod disk;
+mod join;
+mod key;
+mod pem;
+mod provider;
+mod refusal;
+mod request;
+mod roots;
+#[cfg(test)]
+mod testing;
+mod tls;
+mod token;
+mod verifier;
+mod verify;
+
+pub use authority::{Authority, AuthorityError, LEAF_LIFETIME, LEAF_LIFETIME_MAX, Subject};
+pub use credential::{Credential, CredentialError, Issued};
+pub use join::{JoinBundle, JoinBundleError};
+pub use key::PrivateKey;
+pub use refusal::{reason_of, reason_of_tls};
+pub use request::{CertificateRequest, RequestError};
+pub use roots::{Roots, RootsError};
+pub use tls::{
+    TlsError, client_config, control_id, join_client_config, join_server_config, server_config,
+    server_name,
+};
+pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens};
+pub use verify::{Peer, VerifyError, peer};

@@ -1,0 +1,81 @@
+//! Why a handshake failed, in the words of the one closed list.
+
+use std::io;
+
+use leno_model::{Reason, Side};
+use rustls::{CertificateError, Error, InvalidMessage};
+
+use crate::verify::VerifyError;
+
+/// The reason of a handshake that failed, as an asynchronous TLS stream reports it. `side` is
+/// where the peer stands: [`Side::Downstream`] for the clients of a server configuration.
+#[must_use]
+pub fn reason_of(error: &io::Error, side: Side) -> Reason {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match (tls, side) {
+        (Some(tls), side) => reason_of_tls(tls, side),
+        (None, Side::Upstream) => Reason::UpstreamHandshakeFailed,
+        (None, Side::Downstream | Side::Ours) => Reason::HandshakeFailed,
+    }
+}
+
+/// The reason of a handshake that failed, as rustls reports it.
+#[must_use]
+pub fn reason_of_tls(error: &Error, side: Side) -> Reason {
+    match side {
+        Side::Upstream => upstream(error),
+        Side::Downstream | Side::Ours => downstream(error),
+    }
+}
+
+/// An endpoint that is not who it should be is not asked again; any other failure may pass.
+fn upstream(error: &Error) -> Reason {
+    match error {
+        Error::InvalidCertificate(_) => Reason::WrongIdentity,
+        _ => Reason::UpstreamHandshakeFailed,
+    }
+}
+
+fn downstream(error: &Error) -> Reason {
+    match error {
+        Error::InvalidCertificate(refusal) => of_certificate(refusal),
+        // The first byte of a TLS record is its type; of plaintext it is a letter.
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => Reason::PlaintextRefused,
+        _ => Reason::HandshakeFailed,
+    }
+}
+
+fn of_certificate(refusal: &CertificateError) -> Reason {
+    match refusal {
+        CertificateError::Expired
+        | CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYet
+        | CertificateError::NotValidYetContext { .. } => Reason::ExpiredPeer,
+        CertificateError::Other(ours) => match ours.0.downcast_ref() {
+            Some(VerifyError::ForeignTrustDomain { .. }) => Reason::ForeignTrustDomain,
+            Some(VerifyError::Expired) => Reason::ExpiredPeer,
+            _ => Reason::UntrustedPeer,
+        },
+        _ => Reason::UntrustedPeer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_below_tls_are_failed_handshakes() {
+        let eof = io::Error::from(io::ErrorKind::UnexpectedEof);
+        assert_eq!(reason_of(&eof, Side::Downstream), Reason::HandshakeFailed);
+        assert_eq!(reason_of(&eof, Side::Upstream), Reason::UpstreamHandshakeFailed);
+    }
+
+    #[test]
+    fn finds_the_tls_error_inside_an_io_error() {
+        let inner = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let outer = io::Error::new(io::ErrorKind::InvalidData, inner);
+        assert_eq!(reason_of(&outer, Side::Downstream), Reason::UntrustedPeer);
+        assert_eq!(reason_of(&outer, Side::Upstream), Reason::WrongIdentity);
+    }
+}

@@ -1,0 +1,183 @@
+//! The trust bundle: the roots that vouch for this mesh, several while one replaces another.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::{self, PemObject};
+use x509_parser::certificate::X509Certificate;
+
+use crate::pem::{CERTIFICATE, write};
+
+/// At least one root certificate that is trusted to vouch for identities. Cheap to clone.
+#[derive(Clone)]
+pub struct Roots {
+    certificates: Arc<[CertificateDer<'static>]>,
+    store: Arc<RootCertStore>,
+}
+
+impl Roots {
+    /// Checks and keeps root certificates; repeated ones are kept once.
+    ///
+    /// # Errors
+    /// [`RootsError`] when there are none or too many, or when one may not sign certificates.
+    pub fn new(certificates: Vec<CertificateDer<'static>>) -> Result<Self, RootsError> {
+        let mut unique: Vec<CertificateDer<'static>> = Vec::new();
+        let mut store = RootCertStore::empty();
+        for (index, certificate) in certificates.into_iter().enumerate() {
+            if unique.contains(&certificate) {
+                continue;
+            }
+            if unique.len() == ROOTS_MAX {
+                return Err(RootsError::TooMany);
+            }
+            let number = index + 1;
+            if !may_sign_certificates(&certificate) {
+                return Err(RootsError::NotRoot { number });
+            }
+            store.add(certificate.clone()).map_err(|_| RootsError::NotRoot { number })?;
+            unique.push(certificate);
+        }
+        if unique.is_empty() {
+            return Err(RootsError::Empty);
+        }
+        Ok(Self { certificates: unique.into(), store: Arc::new(store) })
+    }
+
+    /// Reads all certificates of a PEM text.
+    ///
+    /// # Errors
+    /// [`RootsError`] when the text is not PEM, or as [`Roots::new`].
+    pub fn from_pem(text: &str) -> Result<Self, RootsError> {
+        let certificates: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
+            .take(CERTIFICATES_READ_MAX)
+            .collect::<Result<_, _>>()?;
+        Self::new(certificates)
+    }
+
+    /// The certificates as PEM text.
+    #[must_use]
+    pub fn to_pem(&self) -> String {
+        let mut text = String::new();
+        for certificate in self.certificates.iter() {
+            write(&mut text, CERTIFICATE, certificate);
+        }
+        text
+    }
+
+    /// The certificates, in the order they were given.
+    #[must_use]
+    pub fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.certificates
+    }
+
+    /// These roots and `others`: the bundle while one root replaces another.
+    ///
+    /// # Errors
+    /// [`RootsError::TooMany`].
+    pub fn with(&self, others: &Self) -> Result<Self, RootsError> {
+        let both = self.certificates.iter().chain(others.certificates.iter());
+        Self::new(both.cloned().collect())
+    }
+
+    pub(crate) fn store(&self) -> &Arc<RootCertStore> {
+        &self.store
+    }
+}
+
+impl PartialEq for Roots {
+    fn eq(&self, other: &Self) -> bool {
+        self.certificates == other.certificates
+    }
+}
+
+impl Eq for Roots {}
+
+impl fmt::Debug for Roots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Roots({} certificates)", self.certificates.len())
+    }
+}
+
+/// Why certificates cannot be a trust bundle.
+#[derive(Debug, thiserror::Error)]
+pub enum RootsError {
+    /// Nothing to trust.
+    #[error("the trust bundle has no certificate: it needs at least one `BEGIN CERTIFICATE`")]
+    Empty,
+    /// More than an overlap needs.
+    #[error("the trust bundle has more than {ROOTS_MAX} certificates: remove retired roots")]
+    TooMany,
+    /// A certificate that vouches for nobody.
+    #[error("certificate {number} of the trust bundle is not a root that may sign certificates")]
+    NotRoot {
+        /// Which one, counted from 1.
+        number: usize,
+    },
+    /// Not PEM.
+    #[error("the trust bundle is not valid PEM")]
+    Pem(#[from] pem::Error),
+}
+
+/// RFC 5280 §4.2.1.9 and §4.2.1.3: an authority, and for this purpose.
+fn may_sign_certificates(der: &CertificateDer<'_>) -> bool {
+    let Ok((rest, certificate)) = x509_parser::parse_x509_certificate(der) else {
+        return false;
+    };
+    rest.is_empty() && is_authority(&certificate)
+}
+
+fn is_authority(certificate: &X509Certificate<'_>) -> bool {
+    let constraints = certificate.basic_constraints().ok().flatten();
+    let usage = certificate.key_usage().ok().flatten();
+    constraints.is_some_and(|constraints| constraints.value.ca)
+        && usage.is_some_and(|usage| usage.value.key_cert_sign())
+}
+
+/// An overlap needs two; federation with a few meshes some more.
+const ROOTS_MAX: usize = 16;
+
+/// Reading stops here; more are [`RootsError::TooMany`] unless they repeat one another.
+const CERTIFICATES_READ_MAX: usize = 4 * ROOTS_MAX;
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, IsCa};
+
+    use super::*;
+    use crate::testing::{World, workload_id};
+
+    #[test]
+    fn reads_back_what_it_prints_and_keeps_repeated_roots_once() {
+        let one = World::new("cluster.local");
+        let two = World::new("cluster.local");
+        let both = one.authority.roots().with(&two.authority.roots()).unwrap();
+        assert_eq!(both.certificates().len(), 2);
+        assert_eq!(Roots::from_pem(&both.to_pem()).unwrap(), both);
+        assert_eq!(both.with(&one.authority.roots()).unwrap(), both);
+    }
+
+    #[test]
+    fn refuses_what_cannot_vouch() {
+        let world = World::new("cluster.local");
+        let leaf = world.credential(&workload_id("ratings"));
+        let leaf = leaf.chain()[0].clone();
+        assert!(matches!(Roots::new(vec![leaf]), Err(RootsError::NotRoot { number: 1 })));
+        assert!(matches!(Roots::new(Vec::new()), Err(RootsError::Empty)));
+        assert!(matches!(Roots::from_pem("hello"), Err(RootsError::Empty)));
+        assert!(matches!(
+            Roots::from_pem("-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n"),
+            Err(RootsError::Pem(_))
+        ));
+        let (signs_no_certificates, _) = world.forge(|parameters| {
+            parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        });
+        assert!(matches!(
+            Roots::new(signs_no_certificates),
+            Err(RootsError::NotRoot { number: 1 })
+        ));
+        let noise = CertificateDer::from(vec![1, 2, 3]);
+        assert!(Roots::new(vec![noise]).is_err());
+    }
+}

@@ -1,0 +1,130 @@
+//! For tests: an authority in a temporary directory, forged certificates, handshakes in memory.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leno_model::{SpiffeId, TrustDomain, WorkloadName};
+use rcgen::{
+    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType,
+};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, Error, ServerConfig, ServerConnection};
+use tempfile::TempDir;
+
+use crate::authority::{Authority, LEAF_LIFETIME, Subject};
+use crate::credential::Credential;
+use crate::key::PrivateKey;
+use crate::request::CertificateRequest;
+
+/// One mesh with its authority.
+pub(crate) struct World {
+    pub(crate) dir: TempDir,
+    pub(crate) authority: Authority,
+}
+
+impl World {
+    pub(crate) fn new(trust_domain: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let trust_domain = TrustDomain::new(trust_domain).unwrap();
+        let authority = Authority::open_or_create(dir.path(), &trust_domain, now()).unwrap();
+        Self { dir, authority }
+    }
+
+    /// For workload `<account>-1`, for a day from now.
+    pub(crate) fn credential(&self, id: &SpiffeId) -> Credential {
+        self.credential_at(id, LEAF_LIFETIME, now())
+    }
+
+    pub(crate) fn credential_at(
+        &self,
+        id: &SpiffeId,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Credential {
+        let key = PrivateKey::generate();
+        let request = CertificateRequest::from_der(&key.request()).unwrap();
+        let workload = workload_name(&format!("{}-1", id.account.name));
+        let subject = Subject { id, workload: Some(&workload) };
+        let issued = self.authority.sign(&request, subject, lifetime, now);
+        Credential::new(key, issued.unwrap()).unwrap()
+    }
+
+    /// A certificate for ratings that the real authority signs, although it would not make it.
+    pub(crate) fn forge(
+        &self,
+        edit: impl FnOnce(&mut CertificateParams),
+    ) -> (Vec<CertificateDer<'static>>, PrivateKey) {
+        let key = PrivateKey::generate();
+        let mut parameters = CertificateParams::default();
+        let id = workload_id("ratings").to_string();
+        parameters.not_before = (now() - Duration::from_secs(60)).into();
+        parameters.not_after = (now() + Duration::from_secs(3600)).into();
+        parameters.distinguished_name = DistinguishedName::new();
+        parameters.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        parameters.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        edit(&mut parameters);
+        let certificate = self.authority.certify(&parameters, key.pair()).unwrap();
+        (vec![certificate], key)
+    }
+}
+
+pub(crate) fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+/// An account of bookinfo in cluster.local.
+pub(crate) fn workload_id(account: &str) -> SpiffeId {
+    format!("spiffe://cluster.local/ns/bookinfo/sa/{account}").parse().unwrap()
+}
+
+pub(crate) fn workload_name(name: &str) -> WorkloadName {
+    WorkloadName::new("bookinfo", name).unwrap()
+}
+
+/// How a handshake ended at each end.
+pub(crate) struct Outcome {
+    pub(crate) client: Result<ClientConnection, Error>,
+    pub(crate) server: Result<ServerConnection, Error>,
+}
+
+/// Runs a handshake until both ends have nothing more to say, tickets included.
+pub(crate) fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Outcome {
+    let name = ServerName::try_from("ratings.bookinfo.svc.cluster.local").unwrap();
+    let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
+    let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
+    let (mut client_error, mut server_error) = (None, None);
+    for _ in 0..ROUNDS_MAX {
+        let sent = exchange(&mut client, &mut server, &mut server_error);
+        let answered = exchange(&mut server, &mut client, &mut client_error);
+        if !sent && !answered {
+            let done = |error: Option<Error>| error.map_or(Ok(()), Err);
+            return Outcome {
+                client: done(client_error).map(|()| client),
+                server: done(server_error).map(|()| server),
+            };
+        }
+    }
+    panic!("the handshake does not end");
+}
+
+/// Moves what one end has to say to the other; false when it had nothing.
+fn exchange<A, B>(
+    from: &mut rustls::ConnectionCommon<A>,
+    to: &mut rustls::ConnectionCommon<B>,
+    error: &mut Option<Error>,
+) -> bool {
+    let mut bytes = Vec::new();
+    while from.wants_write() {
+        from.write_tls(&mut bytes).unwrap();
+    }
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() && error.is_none() {
+        to.read_tls(&mut rest).unwrap();
+        *error = to.process_new_packets().err();
+    }
+    !bytes.is_empty()
+}
+
+const ROUNDS_MAX: usize = 10;

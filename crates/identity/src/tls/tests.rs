@@ -1,0 +1,450 @@
+//! Handshakes in memory: who is let in, who is refused, and why.
+
+use std::io::Cursor;
+use std::time::Duration;
+
+use leno_model::{Reason, Side};
+use rcgen::{BasicConstraints, ExtendedKeyUsagePurpose, IsCa, SanType};
+use rustls::HandshakeKind;
+use rustls::pki_types::CertificateDer;
+use rustls::server::ServerConnection;
+
+use super::*;
+use crate::authority::Subject;
+use crate::key::PrivateKey;
+use crate::refusal::reason_of_tls;
+use crate::testing::{Outcome, World, handshake, now, workload_id, workload_name};
+use crate::verify::peer;
+
+const ALPN: &[&[u8]] = &[b"leno-link/1", b"http/1.1"];
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// A server for ratings and a client that is productpage and expects ratings.
+fn good_pair(world: &World) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+    (
+        server_of(&world.credential(&workload_id("ratings"))),
+        client_of(&world.credential(&workload_id("productpage"))),
+    )
+}
+
+fn server_of(credential: &Credential) -> Arc<ServerConfig> {
+    server_config(credential, ALPN).unwrap()
+}
+
+fn client_of(credential: &Credential) -> Arc<ClientConfig> {
+    client_config(credential, &workload_id("ratings"), ALPN).unwrap()
+}
+
+/// No instance in particular.
+fn account_of(id: &SpiffeId) -> Subject<'_> {
+    Subject { id, workload: None }
+}
+
+/// A client that shows whatever chain it likes.
+fn client_showing(
+    world: &World,
+    (chain, key): (Vec<CertificateDer<'static>>, PrivateKey),
+) -> Arc<ClientConfig> {
+    let verifier = IdentityVerifier::new(&world.authority.roots(), workload_id("ratings"));
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_auth_cert(chain, key.to_der())
+        .unwrap();
+    Arc::new(config)
+}
+
+/// A server that shows whatever chain it likes.
+fn server_showing((chain, key): (Vec<CertificateDer<'static>>, PrivateKey)) -> Arc<ServerConfig> {
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key.to_der())
+        .unwrap();
+    Arc::new(config)
+}
+
+fn refused_by_server(outcome: &Outcome, expected: Reason) {
+    let error = outcome.server.as_ref().expect_err("the server refuses");
+    assert_eq!(reason_of_tls(error, Side::Downstream), expected, "{error}");
+    // The client hears of it, and does not take it for an identity problem of the server.
+    let alert = outcome.client.as_ref().expect_err("the client is told");
+    assert_eq!(reason_of_tls(alert, Side::Upstream), Reason::UpstreamHandshakeFailed);
+}
+
+fn refused_by_client(outcome: &Outcome, expected: Reason) {
+    let error = outcome.client.as_ref().expect_err("the client refuses");
+    assert_eq!(reason_of_tls(error, Side::Upstream), expected, "{error}");
+    let alert = outcome.server.as_ref().expect_err("the server is told");
+    assert_eq!(reason_of_tls(alert, Side::Downstream), Reason::HandshakeFailed);
+}
+
+#[test]
+fn members_see_each_other() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    let outcome = handshake(&client, &server);
+    let (client, server) = (outcome.client.unwrap(), outcome.server.unwrap());
+    let seen = peer(server.peer_certificates(), now()).unwrap().unwrap();
+    assert_eq!(seen.id, workload_id("productpage"));
+    assert_eq!(seen.workload, Some(workload_name("productpage-1")));
+    let seen = peer(client.peer_certificates(), now()).unwrap().unwrap();
+    assert_eq!(seen.id, workload_id("ratings"));
+    assert_eq!(server.alpn_protocol(), Some(&b"leno-link/1"[..]));
+    assert_eq!(server.protocol_version(), Some(rustls::ProtocolVersion::TLSv1_3));
+    assert_eq!(
+        server.negotiated_cipher_suite().unwrap().suite(),
+        rustls::CipherSuite::TLS13_AES_128_GCM_SHA256
+    );
+    assert_eq!(server.server_name(), Some("ratings.bookinfo.svc.cluster.local"));
+}
+
+#[test]
+fn refuses_clients_outside_their_time() {
+    let world = World::new("cluster.local");
+    let (server, _) = good_pair(&world);
+    for at in [now() - 2 * DAY, now() + DAY] {
+        let credential = world.credential_at(&workload_id("productpage"), DAY, at);
+        refused_by_server(&handshake(&client_of(&credential), &server), Reason::ExpiredPeer);
+    }
+}
+
+#[test]
+fn refuses_servers_outside_their_time() {
+    let world = World::new("cluster.local");
+    let (_, client) = good_pair(&world);
+    for at in [now() - 2 * DAY, now() + DAY] {
+        let credential = world.credential_at(&workload_id("ratings"), DAY, at);
+        refused_by_client(&handshake(&client, &server_of(&credential)), Reason::WrongIdentity);
+    }
+}
+
+#[test]
+fn a_clock_that_is_a_little_behind_is_forgiven() {
+    let world = World::new("cluster.local");
+    let (server, _) = good_pair(&world);
+    let ahead = now() + Duration::from_secs(50);
+    let credential = world.credential_at(&workload_id("productpage"), DAY, ahead);
+    assert!(handshake(&client_of(&credential), &server).server.is_ok());
+}
+
+#[test]
+fn refuses_members_of_a_mesh_with_another_root() {
+    let (ours, theirs) = (World::new("cluster.local"), World::new("cluster.local"));
+    let (our_server, our_client) = good_pair(&ours);
+    let (their_server, _) = good_pair(&theirs);
+    // The attacker trusts our roots, so that only the server can refuse.
+    let key = PrivateKey::generate();
+    let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
+    let id = workload_id("productpage");
+    let issued = theirs.authority.sign(&request, account_of(&id), DAY, now());
+    let chain = issued.unwrap().chain;
+    refused_by_server(
+        &handshake(&client_showing(&ours, (chain, key)), &our_server),
+        Reason::UntrustedPeer,
+    );
+    refused_by_client(&handshake(&our_client, &their_server), Reason::WrongIdentity);
+}
+
+#[test]
+fn refuses_a_foreign_trust_domain_even_under_a_shared_root() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    let foreign = || {
+        world.forge(|parameters| {
+            let id = "spiffe://other.local/ns/bookinfo/sa/ratings";
+            parameters.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
+        })
+    };
+    refused_by_server(
+        &handshake(&client_showing(&world, foreign()), &server),
+        Reason::ForeignTrustDomain,
+    );
+    refused_by_client(&handshake(&client, &server_showing(foreign())), Reason::WrongIdentity);
+}
+
+#[test]
+fn refuses_the_right_certificate_of_the_wrong_service() {
+    let world = World::new("cluster.local");
+    let (_, client) = good_pair(&world);
+    for account in ["reviews", "productpage", "ratings-1", "rating"] {
+        let server = server_of(&world.credential(&workload_id(account)));
+        refused_by_client(&handshake(&client, &server), Reason::WrongIdentity);
+    }
+}
+
+#[test]
+fn refuses_clients_without_certificate() {
+    let world = World::new("cluster.local");
+    let (server, _) = good_pair(&world);
+    let roots = world.authority.roots();
+    let anonymous = join_client_config(&roots, &workload_id("ratings"), ALPN).unwrap();
+    refused_by_server(&handshake(&anonymous, &server), Reason::HandshakeFailed);
+}
+
+#[test]
+fn refuses_certificates_that_no_member_has() {
+    type Edit = fn(&mut rcgen::CertificateParams);
+    let uri = |text: &str| SanType::URI(text.try_into().unwrap());
+    let other = move || uri("spiffe://cluster.local/ns/bookinfo/sa/reviews");
+    let edits: [(&str, Edit); 4] = [
+        ("no URI", |parameters| parameters.subject_alt_names.clear()),
+        ("a URI of another form", |parameters| {
+            let name = SanType::URI("https://cluster.local/".try_into().unwrap());
+            parameters.subject_alt_names = vec![name];
+        }),
+        ("an authority as leaf", |parameters| {
+            parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }),
+        ("another purpose", |parameters| {
+            parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::CodeSigning];
+        }),
+    ];
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    for (name, edit) in edits {
+        let outcome = handshake(&client_showing(&world, world.forge(edit)), &server);
+        let error = outcome.server.as_ref().expect_err(name);
+        assert_eq!(
+            reason_of_tls(error, Side::Downstream),
+            Reason::UntrustedPeer,
+            "{name}: {error}"
+        );
+        let outcome = handshake(&client, &server_showing(world.forge(edit)));
+        assert!(outcome.client.is_err(), "{name}");
+    }
+    let two = || world.forge(|parameters| parameters.subject_alt_names.push(other()));
+    refused_by_server(&handshake(&client_showing(&world, two()), &server), Reason::UntrustedPeer);
+    refused_by_client(&handshake(&client, &server_showing(two())), Reason::WrongIdentity);
+    // The same way in is open to what is not forged.
+    let honest = world.forge(|_| {});
+    assert!(handshake(&client_showing(&world, honest), &server).server.is_ok());
+    assert!(handshake(&client, &server_showing(world.forge(|_| {}))).client.is_ok());
+}
+
+#[test]
+fn a_certificate_for_one_direction_is_refused_in_the_other() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    let only = |purpose| world.forge(|parameters| parameters.extended_key_usages = vec![purpose]);
+    refused_by_server(
+        &handshake(&client_showing(&world, only(ExtendedKeyUsagePurpose::ServerAuth)), &server),
+        Reason::UntrustedPeer,
+    );
+    refused_by_client(
+        &handshake(&client, &server_showing(only(ExtendedKeyUsagePurpose::ClientAuth))),
+        Reason::WrongIdentity,
+    );
+}
+
+#[test]
+fn a_stolen_certificate_is_nothing_without_its_key() {
+    let world = World::new("cluster.local");
+    let (server, _) = good_pair(&world);
+    let (stolen, _) = world.forge(|_| {});
+    // rustls checks its own user, but not through `CertifiedKey::new`.
+    let key = PrivateKey::generate();
+    let signer = provider().key_provider.load_private_key(key.to_der()).unwrap();
+    let shown = rustls::sign::CertifiedKey::new(stolen, signer);
+    let verifier = IdentityVerifier::new(&world.authority.roots(), workload_id("ratings"));
+    let thief = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(shown)));
+    refused_by_server(&handshake(&Arc::new(thief), &server), Reason::UntrustedPeer);
+}
+
+#[test]
+fn refuses_tls12_in_both_directions() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    let mut old = rustls::crypto::aws_lc_rs::default_provider();
+    old.kx_groups = provider().kx_groups.clone();
+    let old = Arc::new(old);
+    let verifier = IdentityVerifier::new(&world.authority.roots(), workload_id("ratings"));
+    let old_client = ClientConfig::builder_with_provider(Arc::clone(&old))
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
+    refused_by_server(&handshake(&Arc::new(old_client), &server), Reason::HandshakeFailed);
+    let (chain, key) = world.forge(|_| {});
+    let old_server = ServerConfig::builder_with_provider(old)
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key.to_der())
+        .unwrap();
+    let outcome = handshake(&client, &Arc::new(old_server));
+    assert!(outcome.client.is_err() && outcome.server.is_err());
+}
+
+#[test]
+fn refuses_a_peer_that_speaks_no_common_protocol() {
+    let world = World::new("cluster.local");
+    let (server, _) = good_pair(&world);
+    let credential = world.credential(&workload_id("productpage"));
+    let other = client_config(&credential, &workload_id("ratings"), &[b"h2"]).unwrap();
+    refused_by_server(&handshake(&other, &server), Reason::HandshakeFailed);
+    let fallback = client_config(&credential, &workload_id("ratings"), &[b"http/1.1"]).unwrap();
+    let outcome = handshake(&fallback, &server);
+    let client = outcome.client.unwrap();
+    assert_eq!(client.alpn_protocol(), Some(&b"http/1.1"[..]));
+}
+
+#[test]
+fn plaintext_is_told_from_broken_tls() {
+    let world = World::new("cluster.local");
+    let (server, _) = good_pair(&world);
+    for (first, expected) in [
+        (&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], Reason::PlaintextRefused),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Reason::PlaintextRefused),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", Reason::PlaintextRefused),
+        (b"\x00\x00\x00\x00\x00\x00\x00\x00", Reason::PlaintextRefused),
+        (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\xff", Reason::HandshakeFailed),
+        (b"\x15\x03\x03\x00\x02\x02\x28", Reason::HandshakeFailed),
+    ] {
+        let mut connection = ServerConnection::new(Arc::clone(&server)).unwrap();
+        connection.read_tls(&mut Cursor::new(first)).unwrap();
+        let error = connection.process_new_packets().unwrap_err();
+        assert_eq!(reason_of_tls(&error, Side::Downstream), expected, "{error}");
+    }
+}
+
+#[test]
+fn a_resumed_session_keeps_the_identity_and_skips_nothing_else() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    assert!(handshake(&client, &server).client.is_ok());
+    for _ in 0..3 {
+        let outcome = handshake(&client, &server);
+        let (client, server) = (outcome.client.unwrap(), outcome.server.unwrap());
+        assert_eq!(client.handshake_kind(), Some(HandshakeKind::Resumed));
+        let seen = peer(server.peer_certificates(), now()).unwrap().unwrap();
+        assert_eq!(seen.id, workload_id("productpage"));
+        assert_eq!(seen.workload, Some(workload_name("productpage-1")));
+        let seen = peer(client.peer_certificates(), now()).unwrap().unwrap();
+        assert_eq!(seen.id, workload_id("ratings"));
+        assert!(!client.is_early_data_accepted());
+    }
+}
+
+#[test]
+fn nothing_is_resumed_across_a_rotation_at_either_end() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    assert!(handshake(&client, &server).client.is_ok());
+    let (renewed_server, renewed_client) = good_pair(&world);
+    for (client, server) in [(&client, &renewed_server), (&renewed_client, &server)] {
+        let connection = handshake(client, server).client.unwrap();
+        assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
+    }
+}
+
+#[test]
+fn a_resumed_session_does_not_outlive_its_certificate() {
+    let world = World::new("cluster.local");
+    let (server, client) = good_pair(&world);
+    assert!(handshake(&client, &server).client.is_ok());
+    let resumed = handshake(&client, &server).server.unwrap();
+    let certificates = resumed.peer_certificates();
+    let end = peer(certificates, now()).unwrap().unwrap().not_after;
+    assert!(peer(certificates, end).is_err());
+}
+
+#[test]
+fn one_port_serves_joining_and_members() {
+    let world = World::new("cluster.local");
+    let trust_domain = world.authority.trust_domain();
+    let control = control_id(trust_domain);
+    assert_eq!(control.to_string(), "spiffe://cluster.local/ns/leno-system/sa/leno-control");
+    let key = PrivateKey::generate();
+    let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
+    let issued = world.authority.sign(&request, account_of(&control), DAY, now());
+    let own = Credential::new(key, issued.unwrap()).unwrap();
+    assert_eq!(own.workload(), None);
+    let both: &[&[u8]] = &[b"leno-join/1", b"leno-discovery/1"];
+    let server = join_server_config(&own, both).unwrap();
+
+    let roots = world.authority.roots();
+    let newcomer = join_client_config(&roots, &control, &both[..1]).unwrap();
+    for _ in 0..2 {
+        let connection = handshake(&newcomer, &server).server.unwrap();
+        assert_eq!(peer(connection.peer_certificates(), now()), Ok(None));
+        assert_eq!(connection.alpn_protocol(), Some(both[0]));
+        assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
+    }
+    let member = world.credential(&workload_id("ratings"));
+    let member = client_config(&member, &control, &both[1..]).unwrap();
+    for _ in 0..2 {
+        let connection = handshake(&member, &server).server.unwrap();
+        let seen = peer(connection.peer_certificates(), now()).unwrap().unwrap();
+        assert_eq!(seen.id, workload_id("ratings"));
+        assert_eq!(connection.alpn_protocol(), Some(both[1]));
+    }
+    // Optional does not mean unchecked.
+    let expired = world.credential_at(&workload_id("ratings"), DAY, now() - 2 * DAY);
+    let expired = client_config(&expired, &control, &both[1..]).unwrap();
+    refused_by_server(&handshake(&expired, &server), Reason::ExpiredPeer);
+}
+
+#[test]
+fn a_newcomer_shows_nothing_to_a_false_control_plane() {
+    let (ours, theirs) = (World::new("cluster.local"), World::new("cluster.local"));
+    let control = control_id(ours.authority.trust_domain());
+    let newcomer = join_client_config(&ours.authority.roots(), &control, ALPN).unwrap();
+    let member = ours.credential(&workload_id("ratings"));
+    let foreign = theirs.credential(&control_workload(&control));
+    for server in [member, foreign] {
+        let server = join_server_config(&server, ALPN).unwrap();
+        refused_by_client(&handshake(&newcomer, &server), Reason::WrongIdentity);
+    }
+}
+
+/// Any identity will do for a mesh whose root is not ours.
+fn control_workload(control: &SpiffeId) -> SpiffeId {
+    let mut id = workload_id("leno-control");
+    id.trust_domain = control.trust_domain.clone();
+    id
+}
+
+#[test]
+fn old_and_new_root_are_both_trusted_while_they_overlap() {
+    let (old, new) = (World::new("cluster.local"), World::new("cluster.local"));
+    let both = old.authority.roots().with(&new.authority.roots()).unwrap();
+    let overlapping = |world: &World, account: &str| {
+        let key = PrivateKey::generate();
+        let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
+        let id = workload_id(account);
+        let issued = world.authority.sign(&request, account_of(&id), DAY, now());
+        let mut issued = issued.unwrap();
+        issued.roots = both.clone();
+        Credential::new(key, issued).unwrap()
+    };
+    for (left, right) in [(&old, &new), (&new, &old), (&old, &old), (&new, &new)] {
+        let server = server_of(&overlapping(left, "ratings"));
+        let client = client_of(&overlapping(right, "productpage"));
+        let outcome = handshake(&client, &server);
+        assert!(outcome.client.is_ok() && outcome.server.is_ok());
+    }
+    // Once the old root is retired, its certificates are refused.
+    let retired = client_of(&overlapping(&old, "productpage"));
+    let server = server_of(&new.credential(&workload_id("ratings")));
+    refused_by_server(&handshake(&retired, &server), Reason::UntrustedPeer);
+}
+
+#[test]
+fn names_services_as_dns_does() {
+    let name =
+        |namespace: &str, name: &str| server_name(&ServiceName::new(namespace, name).unwrap());
+    assert_eq!(name("bookinfo", "ratings").unwrap().to_str(), "ratings.bookinfo.svc.cluster.local");
+    let long = vec!["a".repeat(60); 4].join(".");
+    let error = name("bookinfo", &long).unwrap_err();
+    assert!(matches!(error, TlsError::LongName { .. }), "{error}");
+}

@@ -1,0 +1,222 @@
+//! Reading an identity out of a certificate: exactly one SPIFFE id, and the workload behind it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leno_model::{InvalidName, SpiffeId, TrustDomain, WorkloadName};
+use rustls::pki_types::CertificateDer;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::time::ASN1Time;
+
+/// The verified other end of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Peer {
+    /// Who it is.
+    pub id: SpiffeId,
+    /// Which instance it is, when its certificate says so.
+    pub workload: Option<WorkloadName>,
+    /// When its certificate expires.
+    pub not_after: SystemTime,
+}
+
+/// The peer of a session that is already established, from the certificates that the session
+/// reports; `None` when the peer showed none, which only a joining server allows.
+///
+/// A resumed session is not verified again: it keeps the certificate of the session before it.
+/// That is why the expiry is asked here once more, and why `now` is an argument.
+///
+/// # Errors
+/// [`VerifyError`] when the certificate has expired since, or is not that of a mesh member.
+pub fn peer(
+    certificates: Option<&[CertificateDer<'_>]>,
+    now: SystemTime,
+) -> Result<Option<Peer>, VerifyError> {
+    let Some(certificate) = certificates.and_then(<[_]>::first) else {
+        return Ok(None);
+    };
+    let leaf = Leaf::read(certificate)?;
+    if now >= leaf.peer.not_after {
+        return Err(VerifyError::Expired);
+    }
+    Ok(Some(leaf.peer))
+}
+
+/// Why a certificate is not that of the peer it should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VerifyError {
+    /// Not a certificate that can be read.
+    #[error("the certificate is malformed")]
+    Malformed,
+    /// SPIFFE wants exactly one name that is a URI.
+    #[error("the certificate has {count} URI names; a SPIFFE certificate has exactly one")]
+    UriCount {
+        /// How many it has.
+        count: usize,
+    },
+    /// The one URI is not an identity of this mesh's form.
+    #[error("the certificate's URI is not `spiffe://<trust domain>/ns/<namespace>/sa/<account>`")]
+    Uri(#[source] InvalidName),
+    /// Vouched for, but by and for somebody else.
+    #[error("the peer is `{found}`, of another trust domain than `{expected}`")]
+    ForeignTrustDomain {
+        /// Who the peer is.
+        found: SpiffeId,
+        /// Whose members are accepted.
+        expected: TrustDomain,
+    },
+    /// A member of the mesh, but another one than expected.
+    #[error("the peer is `{found}` and not `{expected}`")]
+    WrongIdentity {
+        /// Who the peer is.
+        found: SpiffeId,
+        /// Who was expected.
+        expected: SpiffeId,
+    },
+    /// A resumed session outlived the certificate it began with.
+    #[error("the peer's certificate has expired since its session began")]
+    Expired,
+}
+
+/// What an end-entity certificate says of its holder. It proves nothing by itself: the chain
+/// is verified by webpki, before or beside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Leaf {
+    pub(crate) peer: Peer,
+    pub(crate) not_before: SystemTime,
+}
+
+impl Leaf {
+    pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
+        let (rest, certificate) =
+            x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
+        if !rest.is_empty() {
+            return Err(VerifyError::Malformed);
+        }
+        let validity = certificate.validity();
+        let peer = Peer {
+            id: sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?,
+            workload: sole_workload(&certificate),
+            not_after: instant(validity.not_after)?,
+        };
+        Ok(Self { peer, not_before: instant(validity.not_before)? })
+    }
+}
+
+/// The one URI among the certificate's alternative names; names of other kinds do not matter.
+pub(crate) fn sole_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, VerifyError> {
+    let names = certificate.subject_alternative_name().map_err(|_| VerifyError::Malformed)?;
+    let uris: Vec<&str> = names
+        .iter()
+        .flat_map(|extension| &extension.value.general_names)
+        .filter_map(|name| match name {
+            GeneralName::URI(uri) => Some(*uri),
+            _ => None,
+        })
+        .collect();
+    match uris.as_slice() {
+        [uri] => Ok(uri),
+        uris => Err(VerifyError::UriCount { count: uris.len() }),
+    }
+}
+
+pub(crate) fn instant(time: ASN1Time) -> Result<SystemTime, VerifyError> {
+    let seconds = u64::try_from(time.timestamp()).map_err(|_| VerifyError::Malformed)?;
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(VerifyError::Malformed)
+}
+
+/// Our authority writes `namespace/name` as the one common name; others write what they like.
+fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
+    let mut names = certificate.subject().iter_common_name();
+    let name = names.next()?;
+    match names.next() {
+        None => name.as_str().ok()?.parse().ok(),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{DnType, SanType};
+
+    use super::*;
+    use crate::testing::{World, now, workload_id, workload_name};
+
+    #[test]
+    fn reads_who_the_authority_says_it_is() {
+        let world = World::new("cluster.local");
+        let credential = world.credential(&workload_id("ratings"));
+        let read = peer(Some(credential.chain()), now()).unwrap().unwrap();
+        assert_eq!(read.id, workload_id("ratings"));
+        assert_eq!(read.workload, Some(workload_name("ratings-1")));
+        assert_eq!(read.not_after, credential.not_after());
+    }
+
+    #[test]
+    fn nobody_without_certificates() {
+        assert_eq!(peer(None, now()), Ok(None));
+        assert_eq!(peer(Some(&[]), now()), Ok(None));
+    }
+
+    #[test]
+    fn an_established_session_ends_with_its_certificate() {
+        let world = World::new("cluster.local");
+        let credential = world.credential(&workload_id("ratings"));
+        let end = credential.not_after();
+        let before = end - Duration::from_secs(1);
+        assert!(peer(Some(credential.chain()), before).is_ok());
+        assert_eq!(peer(Some(credential.chain()), end), Err(VerifyError::Expired));
+    }
+
+    #[test]
+    fn wants_exactly_one_uri_of_the_right_form() {
+        let uri = |text: &str| SanType::URI(text.try_into().unwrap());
+        let good = || uri("spiffe://cluster.local/ns/bookinfo/sa/ratings");
+        let dns = SanType::DnsName("ratings.bookinfo".try_into().unwrap());
+        let world = World::new("cluster.local");
+        let read = |names: Vec<SanType>| {
+            let (chain, _) = world.forge(|parameters| parameters.subject_alt_names = names);
+            Leaf::read(&chain[0]).map(|leaf| leaf.peer.id)
+        };
+        assert_eq!(read(vec![good()]), Ok(workload_id("ratings")));
+        assert_eq!(read(vec![dns.clone(), good()]), Ok(workload_id("ratings")));
+        for (names, count) in [(vec![], 0), (vec![dns], 0), (vec![good(), good()], 2)] {
+            assert_eq!(read(names), Err(VerifyError::UriCount { count }));
+        }
+        for bad in [
+            "https://cluster.local/ns/bookinfo/sa/ratings",
+            "spiffe://cluster.local/ns/bookinfo/sa/ratings/",
+            "spiffe://cluster.local/ns/bookinfo/sa/ratings?x",
+            "spiffe://cluster.local:1/ns/bookinfo/sa/ratings",
+            "SPIFFE://cluster.local/ns/bookinfo/sa/ratings",
+        ] {
+            assert!(matches!(read(vec![uri(bad)]), Err(VerifyError::Uri(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_common_name_that_is_no_workload_is_none() {
+        let world = World::new("cluster.local");
+        for name in ["Example Ltd", "a/b/c", ""] {
+            let (chain, _) = world.forge(|parameters| {
+                parameters.distinguished_name.push(DnType::CommonName, name);
+            });
+            assert_eq!(Leaf::read(&chain[0]).unwrap().peer.workload, None, "{name}");
+        }
+    }
+
+    #[test]
+    fn never_panics_on_damaged_certificates() {
+        let world = World::new("cluster.local");
+        let credential = world.credential(&workload_id("ratings"));
+        let honest = credential.chain()[0].to_vec();
+        for at in 0..honest.len() {
+            let cut = CertificateDer::from(honest[..at].to_vec());
+            assert_eq!(Leaf::read(&cut), Err(VerifyError::Malformed));
+            for bit in 0..8 {
+                let mut changed = honest.clone();
+                changed[at] ^= 1 << bit;
+                drop(Leaf::read(&CertificateDer::from(changed)));
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Requests as they are sent: written once, checked once, sent many times.
+
+use leno_wire::http1::{Answers, Malformed, Parsed, RequestHead};
+
+use crate::plan::{Form, InvalidPlan, Target};
+
+/// A request as it is sent.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// Head and body.
+    pub(crate) bytes: Vec<u8>,
+    /// What its method means for the response.
+    pub(crate) answers: Answers,
+}
+
+impl Request {
+    /// Writes the request and reads it back as a strict server would.
+    pub(crate) fn new(target: &Target) -> Result<Self, InvalidPlan> {
+        let mut bytes = head(target).into_bytes();
+        let head_bytes = bytes.len();
+        let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
+        let mut read = RequestHead::default();
+        match read.parse(&bytes).map_err(malformed)? {
+            Parsed::Complete(length) if length == head_bytes => {}
+            // A line end within a name or value would make two messages of one.
+            Parsed::Complete(_) | Parsed::Partial => return Err(malformed(Malformed::LineEnd)),
+        }
+        if target.method == "CONNECT" || read.upgrade {
+            return Err(InvalidPlan::Tunnel { name: target.name.clone() });
+        }
+        bytes.extend_from_slice(&target.body);
+        Ok(Self { bytes, answers: Answers::to(target.method.as_bytes()) })
+    }
+}
+
+fn head(target: &Target) -> String {
+    let Target { form, method, path, host, headers, body, .. } = target;
+    let scheme_and_authority = match form {
+        Form::Origin => String::new(),
+        Form::Absolute => format!("http://{host}"),
+    };
+    let mut head = format!("{method} {scheme_and_authority}{path} HTTP/1.1\r\nhost: {host}\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    // RFC 9110 section 8.6: a method that gives content a meaning says so even without any.
+    if !body.is_empty() || matches!(method.as_str(), "POST" | "PUT" | "PATCH") {
+        head.push_str(&format!("content-length: {}\r\n", body.len()));
+    }
+    head.push_str("\r\n");
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target() -> Target {
+        Target::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
+    }
+
+    #[test]
+    fn requests_are_written_as_planned() {
+        let post = Target {
+            method: "POST".to_owned(),
+            headers: vec![("X-A".to_owned(), "b".to_owned())],
+            body: b"{}".to_vec(),
+            ..target()
+        };
+        let absolute = Target { form: Form::Absolute, ..target() };
+        for (target, expected) in [
+            (target(), "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n"),
+            (
+                absolute,
+                "GET http://ratings:9080/ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n",
+            ),
+            (
+                post,
+                "POST /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\nX-A: b\r\n\
+                 content-length: 2\r\n\r\n{}",
+            ),
+        ] {
+            let request = Request::new(&target).unwrap();
+            assert_eq!(String::from_utf8(request.bytes).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn requests_that_a_strict_server_refuses_are_not_sent() {
+        let with_header = |name: &str, value: &str| Target {
+            headers: vec![(name.to_owned(), value.to_owned())],
+            ..target()
+        };
+        for bad in [
+            Target { method: "GE T".to_owned(), ..target() },
+            Target { path: "ratings".to_owned(), ..target() },
+            Target { path: "/a b".to_owned(), ..target() },
+            Target { host: "a\r\nx: y\r\n\r\nGET / HTTP/1.1".to_owned(), ..target() },
+            with_header("host", "other"),
+            with_header("x y", "1"),
+            with_header("x", "1\r\n\r\nGET / HTTP/1.1"),
+            Target { body: b"1".to_vec(), ..with_header("content-length", "1") },
+            Target { body: b"1".to_vec(), ..with_header("transfer-encoding", "chunked") },
+            Target { method: "CONNECT".to_owned(), ..target() },
+            Target {
+                headers: vec![
+                    ("connection".to_owned(), "upgrade".to_owned()),
+                    ("upgrade".to_owned(), "websocket".to_owned()),
+                ],
+                ..target()
+            },
+        ] {
+            assert!(Request::new(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

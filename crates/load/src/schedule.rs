@@ -1,0 +1,189 @@
+//! When requests are due and which of them count: arithmetic on time since the start.
+
+use std::time::Duration;
+
+use crate::plan::{Pace, Plan};
+
+/// When requests are due and which of them count. All times are since the start of the run.
+#[derive(Debug, Clone)]
+pub(crate) struct Schedule {
+    warm_up: Duration,
+    end: Duration,
+    rhythm: Rhythm,
+}
+
+#[derive(Debug, Clone)]
+enum Rhythm {
+    /// Due whenever somebody asks.
+    Closed,
+    /// Due one after the other.
+    Open { rate: u32, next: u64 },
+}
+
+/// What somebody who is free to send is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Send the request that is or was due then.
+    Due(Duration),
+    /// Wait until then and ask again: nothing is due earlier.
+    Wait(Duration),
+    /// No more requests.
+    Over,
+}
+
+impl Schedule {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let rhythm = match plan.pace {
+            Pace::Closed { .. } => Rhythm::Closed,
+            Pace::Open { rate, .. } => Rhythm::Open { rate, next: 0 },
+        };
+        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, rhythm }
+    }
+
+    /// What somebody who is free to send at `now` is to do; a request that is due is theirs.
+    pub(crate) fn turn(&mut self, now: Duration) -> Turn {
+        if now >= self.end {
+            return Turn::Over;
+        }
+        match &mut self.rhythm {
+            Rhythm::Closed => Turn::Due(now),
+            Rhythm::Open { rate, next } => {
+                let due = due(*rate, *next);
+                if due >= self.end {
+                    Turn::Over
+                } else if due > now {
+                    Turn::Wait(due)
+                } else {
+                    *next += 1;
+                    Turn::Due(due)
+                }
+            }
+        }
+    }
+
+    /// The next request that was due before the end but that nobody was free to send.
+    /// To be asked when the run is over, until there is none.
+    pub(crate) fn left_over(&mut self) -> Option<Duration> {
+        let Rhythm::Open { rate, next } = &mut self.rhythm else {
+            return None;
+        };
+        let due = due(*rate, *next);
+        *next += 1;
+        (due < self.end).then_some(due)
+    }
+
+    /// Whether a request that was due then counts.
+    pub(crate) fn measures(&self, due: Duration) -> bool {
+        due >= self.warm_up
+    }
+}
+
+/// Computed from the start each time, so that rounding never adds up.
+fn due(rate: u32, index: u64) -> Duration {
+    let rate = u64::from(rate);
+    let part = (index % rate) * NANOSECONDS_PER_SECOND / rate;
+    Duration::from_secs(index / rate) + Duration::from_nanos(part)
+}
+
+const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn schedule(pace: Pace, warm_up: Duration, duration: Duration) -> Schedule {
+        let plan = Plan { targets: Vec::new(), pace, duration, warm_up, timeout: ms(1), seed: 0 };
+        Schedule::new(&plan)
+    }
+
+    fn open(rate: u32, warm_up: Duration, duration: Duration) -> Schedule {
+        schedule(Pace::Open { rate, connections: 1 }, warm_up, duration)
+    }
+
+    #[test]
+    fn requests_fall_due_at_a_constant_rate_that_never_drifts() {
+        for rate in [1, 3, 7, 1000, 999_983, 1_000_000] {
+            for second in [0, 1, 86_399] {
+                let index = u64::from(rate) * second;
+                assert_eq!(due(rate, index), Duration::from_secs(second));
+            }
+            let gap = due(rate, 1);
+            for index in 0..1000 {
+                let drift = due(rate, index + 1) - due(rate, index);
+                assert!(drift.abs_diff(gap) <= Duration::from_nanos(1));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_early_or_after_the_end() {
+        let mut schedule = open(100, ms(0), ms(25));
+        assert_eq!(schedule.turn(ms(0)), Turn::Due(ms(0)));
+        assert_eq!(schedule.turn(ms(0)), Turn::Wait(ms(10)));
+        assert_eq!(schedule.turn(ms(9)), Turn::Wait(ms(10)));
+        assert_eq!(schedule.turn(ms(10)), Turn::Due(ms(10)));
+        assert_eq!(schedule.turn(ms(24)), Turn::Due(ms(20)));
+        assert_eq!(schedule.turn(ms(24)), Turn::Over);
+        assert_eq!(schedule.left_over(), None);
+
+        let mut closed = schedule_closed();
+        assert_eq!(closed.turn(ms(3)), Turn::Due(ms(3)));
+        assert_eq!(closed.turn(ms(3)), Turn::Due(ms(3)));
+        assert_eq!(closed.turn(ms(20)), Turn::Over);
+        assert_eq!(closed.left_over(), None);
+    }
+
+    fn schedule_closed() -> Schedule {
+        schedule(Pace::Closed { connections: 1 }, ms(10), ms(10))
+    }
+
+    #[test]
+    fn the_warm_up_does_not_count() {
+        let closed = schedule_closed();
+        assert!(!closed.measures(ms(9)) && closed.measures(ms(10)));
+    }
+
+    #[test]
+    fn what_nobody_was_free_to_send_is_left_over_one_by_one() {
+        let mut schedule = open(1000, ms(0), ms(100));
+        assert_eq!(schedule.turn(ms(0)), Turn::Due(ms(0)));
+        // The only connection was busy until after the end.
+        assert_eq!(schedule.turn(ms(150)), Turn::Over);
+        let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
+        assert_eq!(left, (1..100).map(ms).collect::<Vec<_>>());
+    }
+
+    /// One connection against a server that takes 1 ms but once stands still for a second.
+    fn latencies(mut schedule: Schedule) -> Vec<Duration> {
+        let (mut now, mut latencies) = (ms(0), Vec::new());
+        loop {
+            match schedule.turn(now) {
+                Turn::Over => return latencies,
+                Turn::Wait(until) => now = until,
+                Turn::Due(due) => {
+                    now += if latencies.len() == 50 { ms(1000) } else { ms(1) };
+                    latencies.push(now - due);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_stall_is_charged_to_every_request_that_was_due_meanwhile() {
+        let slow = |latencies: &[Duration]| latencies.iter().filter(|l| **l >= ms(500)).count();
+        // At 100 per second a stall of a second delays the fifty requests due in its first half
+        // by at least half a second, and then the connection has to catch up.
+        let open = latencies(open(100, ms(0), ms(3000)));
+        assert_eq!(open.len(), 300);
+        assert_eq!(open[50], ms(1000));
+        assert_eq!(open[51], ms(991));
+        assert!((50..60).contains(&slow(&open)), "{}", slow(&open));
+        // The closed loop never asks meanwhile: this is what is forgiven there.
+        let closed = latencies(schedule(Pace::Closed { connections: 1 }, ms(0), ms(3000)));
+        assert_eq!(slow(&closed), 1);
+    }
+}

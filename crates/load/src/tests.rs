@@ -1,0 +1,439 @@
+//! Whole runs against a server that does exactly as it is told.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{LocalSet, spawn_local};
+
+use super::*;
+
+#[test]
+fn kept_connections_carry_all_requests_of_a_closed_run() {
+    run(async {
+        let server = Server::start(|_| OK).await;
+        let plan = Plan { pace: Pace::Closed { connections: 3 }, ..plan(&[target(&server)]) };
+        let report = report(plan).await;
+        let target = report.target("t").unwrap();
+        assert!(target.requests() > 3);
+        assert_eq!(target.successes(), target.requests(), "{target:?}");
+        assert_eq!(server.seen.borrow().len() as u64, target.requests());
+        assert_eq!(server.connections.get(), 3);
+        assert_eq!(target.bytes_received, target.requests() * OK.bytes().len() as u64);
+        assert_eq!(target.bytes_sent, target.requests() * server.seen.borrow()[0].len() as u64);
+    });
+}
+
+#[test]
+fn every_form_of_response_is_read_to_its_end() {
+    const HEAD: &str = "HTTP/1.1 200 OK\r\n";
+    for (method, rest) in [
+        ("GET", "content-length: 0\r\n\r\n"),
+        (
+            "GET",
+            "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n",
+        ),
+        ("HEAD", "content-length: 1000\r\n\r\n"),
+        ("GET", "connection: close\r\n\r\nuntil the end"),
+        ("GET", "content-length: 2\r\nconnection: close\r\n\r\nok"),
+    ] {
+        let response = format!("{HEAD}{rest}");
+        // With and without interim responses, in one piece and byte by byte.
+        for text in [response.clone(), format!("HTTP/1.1 100 Continue\r\n\r\n{response}")] {
+            for piece in [usize::MAX, 1] {
+                run(async {
+                    let closes = text.contains("close");
+                    let answer = Answer { piece, closes, ..Answer::of(text.clone()) };
+                    let server = Server::start(move |_| answer.clone()).await;
+                    let target = Target { method: method.to_owned(), ..target(&server) };
+                    let report = report(plan(&[target])).await;
+                    let target = report.target("t").unwrap();
+                    assert!(target.successes() > 0, "{method} {text:?}");
+                    assert_eq!(target.requests(), target.successes(), "{text:?} {target:?}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
+    run(async {
+        let answers = [OK_TEXT, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"];
+        let server = Server::start(move |index| Answer::of(answers[index % 2])).await;
+        let report = report(plan(&[target(&server)])).await;
+        let target = report.target("t").unwrap();
+        assert!(target.status(200).abs_diff(target.status(403)) <= 1);
+        assert_eq!(target.successes(), target.status(200));
+        assert_eq!(target.requests(), target.status(200) + target.status(403));
+        assert_eq!(target.latency.count(), target.successes());
+    });
+}
+
+#[test]
+fn every_kind_of_error_is_counted_as_what_it_is() {
+    let text = Answer::of;
+    let broken = |text: &'static str| Answer { closes: true, ..Answer::of(text) };
+    for (answer, kind) in [
+        (Answer { resets: true, ..text("") }, ErrorKind::Reset),
+        (broken(""), ErrorKind::Closed),
+        (broken("HTTP/1.1 200 OK\r\ncontent-le"), ErrorKind::Closed),
+        (broken("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc"), ErrorKind::Closed),
+        (text("HTTP/2 200 OK\r\n\r\n"), ErrorKind::Malformed),
+        (text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx\r\n"), ErrorKind::Malformed),
+        (text("HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nab"), ErrorKind::Malformed),
+        (text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc"), ErrorKind::Timeout),
+        (text(""), ErrorKind::Timeout),
+    ] {
+        run(async move {
+            let server = Server::start(move |_| answer.clone()).await;
+            let plan = Plan { timeout: ms(30), ..plan(&[target(&server)]) };
+            let report = report(plan).await;
+            let target = report.target("t").unwrap();
+            assert!(target.error(kind) > 0, "{kind:?} {target:?}");
+            assert_eq!(target.error(kind), target.requests(), "{kind:?} {target:?}");
+            assert_eq!(target.latency.count(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_port_that_nobody_listens_on_is_a_connect_error_and_no_busy_loop() {
+    run(async {
+        // Bound, so that nobody else gets the port, but not listening.
+        let vacant = TcpSocket::new_v4().unwrap();
+        vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = vacant.local_addr().unwrap();
+        let report = report(plan(&[Target::get("t", address, "x", "/")])).await;
+        let target = report.target("t").unwrap();
+        assert_eq!(target.error(ErrorKind::Connect), target.requests());
+        assert!((1..=11).contains(&target.requests()), "{}", target.requests());
+    });
+}
+
+#[test]
+fn an_answer_before_the_end_of_the_request_is_an_answer() {
+    run(async {
+        let answer = Answer {
+            closes: true,
+            ..Answer::of(
+                "HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+            )
+        };
+        let server = Server::start(move |_| answer.clone()).await;
+        let body = vec![b'x'; 8 << 20];
+        let target = Target { method: "POST".to_owned(), body, ..target(&server) };
+        let report = report(plan(&[target])).await;
+        let target = report.target("t").unwrap();
+        // What is left of the request may reset the connection before the answer is read.
+        assert_eq!(target.status(413) + target.error(ErrorKind::Reset), target.requests());
+        assert!(target.status(413) > 0, "{target:?}");
+    });
+}
+
+#[test]
+fn an_open_run_sends_exactly_what_is_due() {
+    run(async {
+        let server = Server::start(|_| OK).await;
+        let pace = Pace::Open { rate: 500, connections: 4 };
+        let plan = Plan { pace, duration: ms(200), ..plan(&[target(&server)]) };
+        let report = report(plan).await;
+        let target = report.target("t").unwrap();
+        assert_eq!(target.requests(), 100);
+        assert_eq!(target.successes() + target.error(ErrorKind::Unsent), 100, "{target:?}");
+    });
+}
+
+#[test]
+fn requests_that_found_no_free_connection_are_not_forgotten() {
+    run(async {
+        let server = Server::start(|_| Answer::of("")).await;
+        let pace = Pace::Open { rate: 1000, connections: 2 };
+        let plan = Plan { pace, timeout: ms(150), ..plan(&[target(&server)]) };
+        let report = report(plan).await;
+        let target = report.target("t").unwrap();
+        assert_eq!(target.requests(), 100);
+        assert!(target.error(ErrorKind::Unsent) >= 98, "{target:?}");
+    });
+}
+
+#[test]
+fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
+    let slow_requests = |pace| {
+        let slow = Rc::new(Cell::new(0));
+        let seen = Rc::clone(&slow);
+        run(async move {
+            let server = Server::start(|index| Answer { stalls: index == 20, ..OK }).await;
+            let plan = Plan { pace, duration: ms(600), ..plan(&[target(&server)]) };
+            let report = report(plan).await;
+            let target = report.target("t").unwrap();
+            seen.set(target.latency.count_from(STALL / 2) + target.error(ErrorKind::Unsent));
+        });
+        slow.get()
+    };
+    // 1000 requests per second were due in the first half of the stall; on a busy machine more
+    // are slow, never fewer.
+    let open = slow_requests(Pace::Open { rate: 1000, connections: 1 });
+    assert!(open >= 95, "{open}");
+    let closed = slow_requests(Pace::Closed { connections: 1 });
+    assert!((1..20).contains(&closed), "{closed}");
+}
+
+#[test]
+fn targets_share_a_run_by_weight_and_seed() {
+    run(async {
+        let first = Server::start(|_| OK).await;
+        let second = Server::start(|_| OK).await;
+        let order = async |seed| {
+            for server in [&first, &second] {
+                server.seen.borrow_mut().clear();
+            }
+            let light = Target { name: "light".to_owned(), weight: 1, ..target(&first) };
+            let heavy = Target {
+                name: "heavy".to_owned(),
+                path: "/heavy".to_owned(),
+                weight: 3,
+                ..target(&second)
+            };
+            let pace = Pace::Open { rate: 2000, connections: 8 };
+            let plan = Plan { pace, seed, duration: ms(400), ..plan(&[light, heavy]) };
+            let report = report(plan).await;
+            assert_eq!(report.total().requests(), 800);
+            ["light", "heavy"].map(|name| report.target(name).unwrap().requests())
+        };
+        let [light, heavy] = order(1).await;
+        assert!(light.abs_diff(200) < 50 && heavy.abs_diff(600) < 50, "{light} {heavy}");
+        assert!(first.seen.borrow().iter().all(|request| request.starts_with("GET / ")));
+        assert!(second.seen.borrow().iter().all(|request| request.starts_with("GET /heavy ")));
+        assert_eq!(order(1).await, [light, heavy]);
+    });
+}
+
+#[test]
+fn a_proxy_is_asked_in_absolute_form() {
+    run(async {
+        let proxy = Server::start(|_| OK).await;
+        let target = Target {
+            form: Form::Absolute,
+            host: "ratings.bookinfo:9080".to_owned(),
+            path: "/ratings/1".to_owned(),
+            ..target(&proxy)
+        };
+        let report = report(plan(&[target])).await;
+        assert!(report.total().successes() > 0);
+        let expected = "GET http://ratings.bookinfo:9080/ratings/1 HTTP/1.1\r\n\
+                        host: ratings.bookinfo:9080\r\n\r\n";
+        assert!(proxy.seen.borrow().iter().all(|request| request == expected));
+    });
+}
+
+#[test]
+fn the_warm_up_is_sent_but_not_reported() {
+    run(async {
+        let server = Server::start(|_| OK).await;
+        let plan = Plan { warm_up: ms(50), duration: ms(50), ..plan(&[target(&server)]) };
+        let (progress, counters) = watch::channel(Counters::default());
+        let report = drive(plan, progress).await.unwrap();
+        let requests = report.total().requests();
+        assert!(requests > 0 && requests < server.seen.borrow().len() as u64);
+        assert!(report.elapsed >= ms(50));
+        let last = *counters.borrow();
+        assert!(last.measuring && last.elapsed >= ms(100));
+        assert_eq!((last.requests, last.successes, last.failures), (requests, requests, 0));
+    });
+}
+
+#[test]
+fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
+    run(async {
+        // Announces that it stays and then goes: it is gone before the next request is due.
+        let answer = Answer { closes: true, ..OK };
+        let server = Server::start(move |_| answer.clone()).await;
+        let report = report(plan(&[target(&server)])).await;
+        let target = report.target("t").unwrap();
+        assert_eq!(target.successes(), target.requests(), "{target:?}");
+        assert_eq!(server.connections.get() as u64, target.requests());
+    });
+}
+
+#[test]
+fn plans_that_cannot_be_driven_are_refused() {
+    type Spoil = fn(&mut Plan);
+    let refusal = |spoil: Spoil| {
+        let refusal = Rc::new(RefCell::new(None));
+        let seen = Rc::clone(&refusal);
+        run(async move {
+            let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
+            let mut plan = plan(&[Target::get("t", address, "x", "/")]);
+            spoil(&mut plan);
+            let (progress, _) = watch::channel(Counters::default());
+            match drive(plan, progress).await {
+                Err(DriveError::Plan(error)) => *seen.borrow_mut() = Some(error),
+                other => panic!("{other:?}"),
+            }
+        });
+        refusal.take().unwrap()
+    };
+    let cases: [(Spoil, InvalidPlan); 8] = [
+        (|plan| plan.pace = Pace::Closed { connections: 0 }, InvalidPlan::Connections),
+        (|plan| plan.pace = Pace::Closed { connections: 1 << 20 }, InvalidPlan::Connections),
+        (|plan| plan.pace = Pace::Open { rate: 0, connections: 1 }, InvalidPlan::Rate),
+        (|plan| plan.duration = ms(0), InvalidPlan::Duration),
+        (|plan| plan.timeout = ms(0), InvalidPlan::Timeout),
+        (|plan| plan.targets.clear(), InvalidPlan::NoTarget),
+        (|plan| plan.targets[0].weight = 0, InvalidPlan::NoTarget),
+        (
+            |plan| plan.targets.push(plan.targets[0].clone()),
+            InvalidPlan::NameRepeated { name: "t".to_owned() },
+        ),
+    ];
+    for (spoil, expected) in cases {
+        assert_eq!(refusal(spoil), expected);
+    }
+    let refused = refusal(|plan| plan.targets[0].path = "no slash".to_owned());
+    assert!(matches!(refused, InvalidPlan::Request { .. }), "{refused:?}");
+}
+
+async fn report(plan: Plan) -> Report {
+    let (progress, _) = watch::channel(Counters::default());
+    drive(plan, progress).await.unwrap()
+}
+
+fn plan(targets: &[Target]) -> Plan {
+    Plan {
+        targets: targets.to_vec(),
+        pace: Pace::Closed { connections: 1 },
+        duration: ms(100),
+        warm_up: ms(0),
+        timeout: Duration::from_secs(10),
+        seed: 1,
+    }
+}
+
+fn target(server: &Server) -> Target {
+    Target::get("t", server.address, "test", "/")
+}
+
+/// What the test server does with a request.
+#[derive(Clone)]
+struct Answer {
+    text: std::borrow::Cow<'static, str>,
+    /// How many bytes are written at once.
+    piece: usize,
+    /// Closes the connection afterwards.
+    closes: bool,
+    /// Closes the connection with the request unread, which resets it.
+    resets: bool,
+    /// Stands still for [`STALL`] first.
+    stalls: bool,
+}
+
+impl Answer {
+    fn of(text: impl Into<std::borrow::Cow<'static, str>>) -> Self {
+        Self { text: text.into(), ..OK }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+/// A server that answers its n-th request as it is told.
+struct Server {
+    address: SocketAddr,
+    /// The heads of all requests so far.
+    seen: Rc<RefCell<Vec<String>>>,
+    connections: Rc<Cell<usize>>,
+}
+
+impl Server {
+    async fn start(answer: impl Fn(usize) -> Answer + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Self { address, seen: Rc::default(), connections: Rc::default() };
+        let (seen, connections) = (Rc::clone(&server.seen), Rc::clone(&server.connections));
+        let answer = Rc::new(answer);
+        spawn_local(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                connections.set(connections.get() + 1);
+                spawn_local(converse(stream, Rc::clone(&seen), Rc::clone(&answer)));
+            }
+        });
+        server
+    }
+}
+
+async fn converse(
+    mut stream: TcpStream,
+    seen: Rc<RefCell<Vec<String>>>,
+    answer: Rc<impl Fn(usize) -> Answer>,
+) {
+    stream.set_nodelay(true).unwrap();
+    let mut received = Vec::new();
+    loop {
+        let index = seen.borrow().len();
+        if answer(index).resets {
+            stream.readable().await.unwrap();
+            seen.borrow_mut().push(String::new());
+            return;
+        }
+        let head = loop {
+            if let Some(at) = received.windows(4).position(|end| end == b"\r\n\r\n") {
+                break String::from_utf8_lossy(&received[..at + 4]).into_owned();
+            }
+            match stream.read_buf(&mut received).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        };
+        received.clear();
+        let index = seen.borrow().len();
+        seen.borrow_mut().push(head);
+        let answer = answer(index);
+        if answer.stalls {
+            tokio::time::sleep(STALL).await;
+        }
+        for piece in answer.bytes().chunks(answer.piece) {
+            if stream.write_all(piece).await.is_err() {
+                return;
+            }
+        }
+        if answer.closes {
+            stream.shutdown().await.ok();
+            // Read what is still coming, or closing would reset what was just written.
+            while stream.read(&mut [0; 65_536]).await.is_ok_and(|read| read > 0) {}
+            return;
+        }
+    }
+}
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// Runs a test on one thread, and ends it if it hangs.
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        let bounded = tokio::time::timeout(Duration::from_secs(30), test);
+        bounded.await.expect("the test hangs");
+    });
+}
+
+const STALL: Duration = ms(200);
+
+const OK_TEXT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+const OK: Answer = Answer {
+    text: std::borrow::Cow::Borrowed(OK_TEXT),
+    piece: usize::MAX,
+    closes: false,
+    resets: false,
+    stalls: false,
+};

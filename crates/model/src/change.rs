@@ -1,0 +1,88 @@
+//! A change: one fact that a registry added, replaced or removed.
+
+use std::fmt;
+
+use crate::mesh::MeshConfig;
+use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName, WorkloadName};
+use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
+use crate::route::HttpRoute;
+use crate::service::Service;
+use crate::workload::Workload;
+
+/// One fact that a registry added, replaced or removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The object is now so.
+    Upsert(Object),
+    /// The object is gone.
+    Remove(ObjectKey),
+}
+
+/// A fact about the mesh, in its author's terms.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Object {
+    /// An instance of an application.
+    Workload(Workload),
+    /// What clients call.
+    Service(Service),
+    /// Settings of the whole mesh.
+    MeshConfig(MeshConfig),
+    /// A Gateway API route.
+    HttpRoute(HttpRoute),
+    /// An SMI access policy.
+    TrafficTarget(TrafficTarget),
+    /// SMI request matches.
+    HttpRouteGroup(HttpRouteGroup),
+    /// SMI ports.
+    TcpRoute(TcpRoute),
+}
+
+impl Object {
+    /// What identifies the object across changes.
+    #[must_use]
+    pub fn key(&self) -> ObjectKey {
+        match self {
+            Self::Workload(o) => ObjectKey::Workload(o.name.clone()),
+            Self::Service(o) => ObjectKey::Service(o.name.clone()),
+            Self::MeshConfig(_) => ObjectKey::MeshConfig,
+            Self::HttpRoute(o) => ObjectKey::HttpRoute(o.name.clone()),
+            Self::TrafficTarget(o) => ObjectKey::TrafficTarget(o.name.clone()),
+            Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
+            Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
+        }
+    }
+}
+
+/// What identifies an object: its kind and its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectKey {
+    /// A workload.
+    Workload(WorkloadName),
+    /// A service.
+    Service(ServiceName),
+    /// The settings of the mesh; there is one.
+    MeshConfig,
+    /// A Gateway API route.
+    HttpRoute(RouteName),
+    /// An SMI access policy.
+    TrafficTarget(PolicyName),
+    /// SMI request matches.
+    HttpRouteGroup(RouteGroupName),
+    /// SMI ports.
+    TcpRoute(TcpRouteName),
+}
+
+/// `Kind namespace/name`, as operators write it.
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Workload(name) => write!(f, "Workload {name}"),
+            Self::Service(name) => write!(f, "Service {name}"),
+            Self::MeshConfig => f.write_str("MeshConfig"),
+            Self::HttpRoute(name) => write!(f, "HTTPRoute {name}"),
+            Self::TrafficTarget(name) => write!(f, "TrafficTarget {name}"),
+            Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
+            Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
+        }
+    }
+}

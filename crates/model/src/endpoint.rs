@@ -1,0 +1,28 @@
+//! An endpoint: one place where one port of a service can be reached.
+
+use std::net::SocketAddr;
+
+use crate::identity::ServiceAccount;
+use crate::name::{ServiceName, WorkloadName};
+
+/// Which endpoint: the workload that serves a service port. Load and failure state follow it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointId {
+    /// The service it serves.
+    pub service: ServiceName,
+    /// The service's port.
+    pub port: u16,
+    /// The workload behind it.
+    pub workload: WorkloadName,
+}
+
+/// One place where one port of a service can be reached: the inbound door of a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Its identity across changes of address.
+    pub id: EndpointId,
+    /// Where its sidecar accepts mutual TLS.
+    pub address: SocketAddr,
+    /// The only account whose certificate is accepted there.
+    pub account: ServiceAccount,
+}

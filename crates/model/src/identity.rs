@@ -1,0 +1,115 @@
+//! Who a workload is: a service account in a trust domain, written as a SPIFFE id.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::name::{InvalidName, Name};
+
+/// The root of trust that issued an identity, a DNS-like name such as `cluster.local`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TrustDomain(pub Name);
+
+impl TrustDomain {
+    /// Checks and keeps a trust domain.
+    ///
+    /// # Errors
+    /// [`InvalidName`] when it is not a DNS-1123 subdomain.
+    pub fn new(text: &str) -> Result<Self, InvalidName> {
+        Name::new(text).map(Self)
+    }
+}
+
+impl fmt::Display for TrustDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An account that workloads run under; several workloads may share one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceAccount {
+    /// The namespace of the account.
+    pub namespace: Name,
+    /// The name of the account.
+    pub name: Name,
+}
+
+impl ServiceAccount {
+    /// Checks both parts.
+    ///
+    /// # Errors
+    /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
+    pub fn new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
+        Ok(Self { namespace: Name::new(namespace)?, name: Name::new(name)? })
+    }
+}
+
+impl fmt::Display for ServiceAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl fmt::Debug for ServiceAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A verified or expected identity: `spiffe://<trust-domain>/ns/<namespace>/sa/<account>`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpiffeId {
+    /// Who vouches for it.
+    pub trust_domain: TrustDomain,
+    /// Whom it names.
+    pub account: ServiceAccount,
+}
+
+impl fmt::Display for SpiffeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ServiceAccount { namespace, name } = &self.account;
+        write!(f, "spiffe://{}/ns/{namespace}/sa/{name}", self.trust_domain)
+    }
+}
+
+impl FromStr for SpiffeId {
+    type Err = InvalidName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        let invalid = || InvalidName { text: text.chars().take(253).collect() };
+        let rest = text.strip_prefix("spiffe://").ok_or_else(invalid)?;
+        let parts: Vec<&str> = rest.split('/').collect();
+        match parts.as_slice() {
+            [domain, "ns", namespace, "sa", name] => Ok(Self {
+                trust_domain: TrustDomain::new(domain)?,
+                account: ServiceAccount::new(namespace, name)?,
+            }),
+            _ => Err(invalid()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spiffe_ids_read_back_as_printed() {
+        let text = "spiffe://cluster.local/ns/bookinfo/sa/ratings";
+        let id: SpiffeId = text.parse().unwrap();
+        assert_eq!(id.to_string(), text);
+    }
+
+    #[test]
+    fn refuses_other_uri_forms() {
+        for bad in [
+            "https://cluster.local/ns/a/sa/b",
+            "spiffe://cluster.local/sa/b/ns/a",
+            "spiffe://cluster.local/ns/a/sa/b/c",
+            "spiffe:///ns/a/sa/b",
+            "spiffe://cluster.local/ns/a/sa/",
+        ] {
+            assert!(bad.parse::<SpiffeId>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Names of objects: a namespace and a name, with a type for each role.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// One DNS-1123 subdomain: lower-case letters, digits, `-` and `.`, 1 to 253 bytes, each label
+/// starting and ending with a letter or digit. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+impl Name {
+    /// Checks and keeps a name.
+    ///
+    /// # Errors
+    /// [`InvalidName`] when the text is not a DNS-1123 subdomain.
+    pub fn new(text: &str) -> Result<Self, InvalidName> {
+        if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.split('.').all(is_label) {
+            return Err(InvalidName { text: text.chars().take(NAME_BYTES_MAX).collect() });
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Name {
+    type Err = InvalidName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        Self::new(text)
+    }
+}
+
+/// A text that cannot be a name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is not a valid name: use 1 to 253 lower-case letters, digits, `-` or `.`, \
+     starting and ending with a letter or digit"
+)]
+pub struct InvalidName {
+    /// What was given, cut to 253 characters.
+    pub text: String,
+}
+
+macro_rules! object_name {
+    ($(#[$caption:meta])* $type:ident) => {
+        $(#[$caption])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $type {
+            /// The namespace that holds the object.
+            pub namespace: Name,
+            /// The object's own name, unique for its kind in the namespace.
+            pub name: Name,
+        }
+
+        impl $type {
+            /// Checks both parts.
+            ///
+            /// # Errors
+            /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
+            pub fn new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
+                Ok(Self { namespace: Name::new(namespace)?, name: Name::new(name)? })
+            }
+        }
+
+        /// `namespace/name`.
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}/{}", self.namespace, self.name)
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}/{}", self.namespace, self.name)
+            }
+        }
+
+        /// Reads `namespace/name`.
+        impl FromStr for $type {
+            type Err = InvalidName;
+
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                match text.split_once('/') {
+                    Some((namespace, name)) => Self::new(namespace, name),
+                    None => Err(InvalidName { text: text.to_owned() }),
+                }
+            }
+        }
+    };
+}
+
+object_name! {
+    /// The name of a workload: one running instance of an application.
+    WorkloadName
+}
+object_name! {
+    /// The name of a service: what clients call.
+    ServiceName
+}
+object_name! {
+    /// The name of an `HTTPRoute`.
+    RouteName
+}
+object_name! {
+    /// The name of a policy (an SMI `TrafficTarget`).
+    PolicyName
+}
+object_name! {
+    /// The name of an SMI `HTTPRouteGroup`.
+    RouteGroupName
+}
+object_name! {
+    /// The name of an SMI `TCPRoute`.
+    TcpRouteName
+}
+
+/// RFC 1123: a label is 1 to 63 bytes, alphanumeric at both ends.
+fn is_label(label: &str) -> bool {
+    let bytes = label.as_bytes();
+    let alphanumeric = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    bytes.len() <= 63
+        && bytes.first().is_some_and(alphanumeric)
+        && bytes.last().is_some_and(alphanumeric)
+        && bytes.iter().all(|b| alphanumeric(b) || *b == b'-')
+}
+
+/// RFC 1123 and Kubernetes: the longest subdomain.
+const NAME_BYTES_MAX: usize = 253;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_dns_subdomains_and_nothing_else() {
+        for good in ["a", "ratings-1", "v1.2.ratings", &"a".repeat(63)] {
+            assert!(Name::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "A", "-a", "a-", "a..b", "a_b", "a/b", &"a".repeat(64), "é"] {
+            assert!(Name::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_back_what_it_prints() {
+        let name: ServiceName = "bookinfo/ratings".parse().unwrap();
+        assert_eq!(name.to_string().parse(), Ok(name));
+        assert!("ratings".parse::<ServiceName>().is_err());
+    }
+}

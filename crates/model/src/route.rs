@@ -1,0 +1,94 @@
+//! Routes: which requests to a service go to which backends.
+
+use std::time::Duration;
+
+use crate::name::{RouteName, ServiceName};
+
+/// A Gateway API `HTTPRoute` attached to services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpRoute {
+    /// Its name; also the last tie-breaker between equally specific matches.
+    pub name: RouteName,
+    /// The services whose traffic it decides, at least one.
+    pub parents: Vec<RouteParent>,
+    /// Its rules in the order of the document.
+    pub rules: Vec<RouteRule>,
+}
+
+/// A service, or one port of it, that a route is attached to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteParent {
+    /// The service.
+    pub service: ServiceName,
+    /// One of its ports; all of them when absent.
+    pub port: Option<u16>,
+}
+
+/// One rule of a route.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RouteRule {
+    /// The route that the rule came from.
+    pub route: RouteName,
+    /// Any of these must match; never empty (the reader fills in "everything").
+    pub matches: Vec<RequestMatch>,
+    /// Where matching requests go, by weight. Empty, or all weights 0: they are answered 500.
+    pub backends: Vec<WeightedBackend>,
+    /// How long the whole exchange may take; no limit when absent.
+    pub request_timeout: Option<Duration>,
+}
+
+/// What a request must look like; all parts must hold. The default matches everything.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct RequestMatch {
+    /// The path, without the query.
+    pub path: PathMatch,
+    /// One of these methods; any when empty.
+    pub methods: Vec<String>,
+    /// All of these headers. Names are lower case; `:authority` stands for the host.
+    pub headers: Vec<FieldMatch>,
+    /// All of these query parameters. Names are case-sensitive.
+    pub query: Vec<FieldMatch>,
+}
+
+/// How a path is compared.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub enum PathMatch {
+    /// Any path.
+    #[default]
+    Any,
+    /// Exactly this path.
+    Exact(String),
+    /// This path or one below it, element by element (`/a` matches `/a` and `/a/b`, not `/ab`).
+    Prefix(String),
+    /// A regular expression that the whole path must match.
+    Regex(String),
+}
+
+/// A named value, a header or query parameter, and what it must be.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FieldMatch {
+    /// The header or parameter.
+    pub name: String,
+    /// What it must be.
+    pub value: ValueMatch,
+}
+
+/// How a value is compared.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ValueMatch {
+    /// Exactly this value.
+    Exact(String),
+    /// A regular expression that the whole value must match.
+    Regex(String),
+}
+
+/// A service port that takes a share of a rule's requests.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WeightedBackend {
+    /// The service.
+    pub service: ServiceName,
+    /// Its port.
+    pub port: u16,
+    /// Its share, relative to the sum over the rule's backends; 0 takes nothing.
+    pub weight: u32,
+}

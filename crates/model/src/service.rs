@@ -1,0 +1,75 @@
+//! A service: a name and ports that clients call, and the labels that choose its workloads.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::name::{Name, ServiceName};
+
+/// What clients call: ports, and a selector that chooses the workloads behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: ServiceName,
+    /// Labels that a workload of the same namespace must carry; empty selects nothing.
+    pub selector: BTreeMap<String, String>,
+    /// Its ports, at least one, numbers unique.
+    pub ports: Vec<ServicePort>,
+}
+
+/// One port of a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Its name, if it has one.
+    pub name: Option<Name>,
+    /// The number that clients use.
+    pub port: u16,
+    /// Where it leads in the workload.
+    pub target: TargetPort,
+    /// What is spoken there, if the service says so; otherwise the workload's port decides.
+    pub protocol: Option<Protocol>,
+}
+
+/// Where a service port leads in the workload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetPort {
+    /// A port number.
+    Number(u16),
+    /// The name of a workload port.
+    Name(Name),
+}
+
+/// What is spoken on a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    Http,
+    /// HTTP/2 with prior knowledge.
+    Http2,
+    /// gRPC, hence HTTP/2.
+    Grpc,
+    /// Opaque bytes.
+    Tcp,
+    /// Decided by the first bytes of each connection.
+    #[default]
+    Detect,
+}
+
+impl Protocol {
+    /// The word used in manifests and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "HTTP",
+            Self::Http2 => "HTTP2",
+            Self::Grpc => "GRPC",
+            Self::Tcp => "TCP",
+            Self::Detect => "detect",
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,78 @@
+//! The snapshot: all that one workload's sidecar knows, one version of the world.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::endpoint::Endpoint;
+use crate::identity::{ServiceAccount, TrustDomain};
+use crate::name::{Name, ServiceName, WorkloadName};
+use crate::policy::Access;
+use crate::route::RouteRule;
+use crate::service::Protocol;
+use crate::workload::{Door, WorkloadPort};
+
+/// All that one workload's sidecar knows. Built whole, never changed; requests hold one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// What the sidecar is for.
+    pub plan: Arc<WorkloadPlan>,
+    /// The services it uses, and the backends that their routes name.
+    pub services: BTreeMap<ServiceName, Arc<ServiceView>>,
+}
+
+/// What a sidecar is for: the workload behind it and the rules at its door.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WorkloadPlan {
+    /// The workload.
+    pub workload: WorkloadName,
+    /// The account it runs under.
+    pub account: ServiceAccount,
+    /// The trust domain of the mesh.
+    pub trust_domain: TrustDomain,
+    /// Where the application listens, as seen from the sidecar.
+    pub address: IpAddr,
+    /// The application's ports.
+    pub ports: Vec<WorkloadPort>,
+    /// The service that each port is counted under in metrics, by port number.
+    pub served: BTreeMap<u16, ServiceName>,
+    /// Fixed local doors to other services.
+    pub doors: Vec<Door>,
+    /// Who may come in.
+    pub access: Access,
+}
+
+/// A service as one client sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ServiceView {
+    /// Its name.
+    pub name: ServiceName,
+    /// Whether this client may call it at all.
+    pub reach: Reach,
+    /// Its ports, by number; empty when it may not be called.
+    pub ports: BTreeMap<u16, PortView>,
+}
+
+/// Whether a client may call a service at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// It may; the destination still decides on each request.
+    Allowed,
+    /// No policy names this client as a source: nothing is sent, and the client is told 403.
+    Denied,
+}
+
+/// One port of a service as one client sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PortView {
+    /// Its name in the service, if any.
+    pub name: Option<Name>,
+    /// What is spoken there.
+    pub protocol: Protocol,
+    /// Whether an `HTTPRoute` is attached: then a request that no rule matches is answered 404.
+    pub routed: bool,
+    /// The rules of all attached routes, in order of route name and then of the document.
+    pub rules: Vec<RouteRule>,
+    /// Where it can be reached, ordered by id.
+    pub endpoints: Vec<Arc<Endpoint>>,
+}

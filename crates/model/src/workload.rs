@@ -1,0 +1,51 @@
+//! A workload: one running instance of an application, and the doors it is given.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::identity::ServiceAccount;
+use crate::name::{Name, ServiceName, WorkloadName};
+use crate::service::Protocol;
+
+/// One running instance of an application, with a sidecar of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// Its name.
+    pub name: WorkloadName,
+    /// What services select it by.
+    pub labels: BTreeMap<String, String>,
+    /// The account it runs under, in its own namespace.
+    pub account: ServiceAccount,
+    /// Where the application listens; empty for a pure client.
+    pub ports: Vec<WorkloadPort>,
+    /// The address that the application listens on, as seen from its sidecar.
+    pub address: IpAddr,
+    /// The command that starts the application; empty when somebody else starts it.
+    pub run: Vec<String>,
+    /// Environment of `run`, on top of the supervisor's own.
+    pub env: BTreeMap<String, String>,
+    /// Fixed local doors to other services.
+    pub doors: Vec<Door>,
+}
+
+/// One port of a workload's application.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WorkloadPort {
+    /// Its name, unique in the workload; services may refer to it by name.
+    pub name: Option<Name>,
+    /// The port number, 1 to 65535.
+    pub port: u16,
+    /// What is spoken there.
+    pub protocol: Protocol,
+}
+
+/// A fixed local listener whose traffic goes to one service.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Door {
+    /// The service behind the door.
+    pub service: ServiceName,
+    /// The service's port.
+    pub port: u16,
+    /// Where the sidecar listens for the application.
+    pub listen: SocketAddr,
+}

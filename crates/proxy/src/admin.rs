@@ -1,0 +1,100 @@
+//! The admin page: read-only, on loopback, on the control thread.
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use leno_telemetry::Telemetry;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::connections::Connections;
+use crate::opened::Doors;
+use crate::world::World;
+
+mod page;
+
+/// What the admin page shows.
+pub(crate) struct Admin {
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) world: Arc<World>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) doors: Doors,
+}
+
+/// Answers until the listener is dropped with the control thread.
+pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else {
+            return;
+        };
+        let Ok((tcp, _)) = listener.accept().await else {
+            continue;
+        };
+        let admin = admin.clone();
+        tokio::task::spawn_local(async move {
+            let answer = service_fn(|request| {
+                let admin = admin.clone();
+                async move { Ok::<_, Infallible>(answer(&admin, &request)) }
+            });
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(hyper_util::rt::TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .serve_connection(TokioIo::new(tcp), answer);
+            if let Err(error) = served.await {
+                tracing::debug!(%error, "an admin connection ended badly");
+            }
+            drop(slot);
+        });
+    }
+}
+
+fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
+    }
+    match request.uri().path() {
+        "/metrics" => {
+            let mut out = String::new();
+            admin.telemetry.expose(&mut out);
+            typed(StatusCode::OK, "text/plain; version=0.0.4", out)
+        }
+        "/ready" => match page::unready(admin) {
+            None => text(StatusCode::OK, "ready\n".into()),
+            Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+        },
+        "/world" => json(&page::world(admin)),
+        "/connections" => json(&page::connections(admin)),
+        "/requests" => json(&page::requests(admin)),
+        "/" => text(StatusCode::OK, INDEX.into()),
+        _ => text(StatusCode::NOT_FOUND, INDEX.into()),
+    }
+}
+
+fn json(value: &serde_json::Value) -> Response<Full<Bytes>> {
+    typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
+}
+
+fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    typed(status, "text/plain; charset=utf-8", body)
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let kind = hyper::header::HeaderValue::from_static(kind);
+    response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
+    response
+}
+
+const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests\n";
+/// Admin connections at once; more wait.
+const CONNECTIONS_MAX: usize = 16;
+/// From the first byte of an admin request's head to its last.
+const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

@@ -1,0 +1,160 @@
+//! What the admin page tells, as JSON.
+
+use std::time::SystemTime;
+
+use leno_model::{Access, PortSet, ServiceView};
+use serde_json::{Value, json};
+
+use super::Admin;
+
+/// Why the proxy cannot serve yet; `None` when it can.
+pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
+    let Some(credential) = admin.world.credential() else {
+        return Some("waiting for a certificate");
+    };
+    if credential.is_expired(SystemTime::now()) {
+        return Some("the certificate has expired");
+    }
+    if admin.world.scene().is_none() {
+        return Some("waiting for the first snapshot");
+    }
+    admin.doors.now().is_none().then_some("opening the doors")
+}
+
+/// All that the proxy knows: its plan, its services, its certificate. No secrets.
+pub(super) fn world(admin: &Admin) -> Value {
+    let Some(scene) = admin.world.scene() else {
+        return json!({ "version": 0 });
+    };
+    let snapshot = &scene.plans.snapshot;
+    let plan = &snapshot.plan;
+    let ports: Vec<_> = plan
+        .ports
+        .iter()
+        .map(|port| json!({ "port": port.port, "protocol": port.protocol.as_str() }))
+        .collect();
+    json!({
+        "version": scene.version,
+        "workload": plan.workload.to_string(),
+        "ports": ports,
+        "access": access(&plan.access),
+        "doors": admin.doors.now(),
+        "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
+        "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
+        "certificate": certificate(admin),
+    })
+}
+
+/// The connections that are open now, the first of them in full.
+pub(super) fn connections(admin: &Admin) -> Value {
+    let (open, shown) = admin.connections.snapshot(SHOWN_MAX);
+    let shown: Vec<_> = shown
+        .iter()
+        .map(|connection| {
+            json!({
+                "direction": connection.direction,
+                "protocol": connection.protocol,
+                "peer": connection.peer,
+                "identity": connection.identity,
+                "target": connection.target,
+                "age_s": connection.since.elapsed().as_secs(),
+            })
+        })
+        .collect();
+    json!({ "open": open, "connections": shown })
+}
+
+/// What every series of requests has counted, for tables.
+pub(super) fn requests(admin: &Admin) -> Value {
+    let milliseconds = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+    let series: Vec<_> = admin
+        .telemetry
+        .summary()
+        .into_iter()
+        .map(|series| {
+            json!({
+                "direction": series.labels.direction,
+                "service": series.labels.service,
+                "port": series.labels.port,
+                "route": series.labels.route,
+                "peer": series.labels.peer,
+                "protocol": series.labels.protocol,
+                "requests": series.requests,
+                "success": series.success,
+                "failures": series.failures.iter().map(|failure| json!({
+                    "code": failure.code, "reason": failure.reason, "requests": failure.requests,
+                })).collect::<Vec<_>>(),
+                "p50_ms": milliseconds(series.p50),
+                "p90_ms": milliseconds(series.p90),
+                "p99_ms": milliseconds(series.p99),
+                "bytes_in": series.bytes_in,
+                "bytes_out": series.bytes_out,
+            })
+        })
+        .collect();
+    json!({ "series": series })
+}
+
+fn access(access: &Access) -> Value {
+    match access {
+        Access::Permissive => json!("permissive"),
+        Access::Strict(rules) => rules
+            .iter()
+            .map(|rule| {
+                json!({
+                    "policy": rule.policy.to_string(),
+                    "sources": rule.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    "http_matches": rule.http.len(),
+                    "tcp_ports": match &rule.tcp {
+                        PortSet::All => json!("all"),
+                        PortSet::Only(ports) => json!(ports),
+                    },
+                })
+            })
+            .collect(),
+    }
+}
+
+fn service(view: &ServiceView) -> Value {
+    let ports: Vec<_> = view
+        .ports
+        .iter()
+        .map(|(number, port)| {
+            let endpoints: Vec<_> = port
+                .endpoints
+                .iter()
+                .map(|endpoint| {
+                    json!({
+                        "workload": endpoint.id.workload.to_string(),
+                        "address": endpoint.address,
+                        "account": endpoint.account.to_string(),
+                    })
+                })
+                .collect();
+            json!({
+                "port": number,
+                "protocol": port.protocol.as_str(),
+                "rules": port.rules.len(),
+                "endpoints": endpoints,
+            })
+        })
+        .collect();
+    json!({ "name": view.name.to_string(), "reach": format!("{:?}", view.reach), "ports": ports })
+}
+
+fn certificate(admin: &Admin) -> Value {
+    let Some(credential) = admin.world.credential() else {
+        return Value::Null;
+    };
+    let seconds = |at: SystemTime| {
+        at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    };
+    json!({
+        "id": credential.id().to_string(),
+        "not_before": seconds(credential.not_before()),
+        "not_after": seconds(credential.not_after()),
+    })
+}
+
+/// Connections shown in full; the count is always exact.
+const SHOWN_MAX: usize = 1000;

@@ -1,0 +1,155 @@
+//! What a proxy is told at its start: addresses, limits and times, parsed once by the caller.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use leno_model::{TrustDomain, WorkloadName};
+
+/// What a proxy is told at its start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The workload it serves.
+    pub workload: WorkloadName,
+    /// The mesh's trust domain; needed before the first certificate is there.
+    pub trust_domain: TrustDomain,
+    /// Control planes, tried in turn.
+    pub control: Vec<SocketAddr>,
+    /// Where key, certificate and last good snapshot are kept (mode 0700).
+    pub state: PathBuf,
+    /// The one-time join bundle; read when there is no valid certificate, then removed.
+    pub token_file: Option<PathBuf>,
+    /// How the application's traffic reaches the proxy.
+    pub interception: Interception,
+    /// The loopback address of the admin page; port 0 lets the kernel choose.
+    pub admin: SocketAddr,
+    /// Data threads, each a single-threaded runtime of its own.
+    pub cores: usize,
+    /// One JSON line per request on standard output.
+    pub access_log: AccessLog,
+    /// Limits and times.
+    pub limits: Limits,
+}
+
+/// How the application's traffic reaches the proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Interception {
+    /// Through doors: fixed ones, and an HTTP proxy door at this address.
+    Doors {
+        /// Where the sidecar accepts mutual TLS, one listener per application port.
+        inbound: IpAddr,
+        /// The HTTP proxy door (absolute-form and `CONNECT`); none when absent.
+        http_proxy: Option<SocketAddr>,
+    },
+    /// By redirection in the workload's own network namespace.
+    Redirect {
+        /// The address that other workloads reach this namespace by.
+        address: IpAddr,
+        /// Where redirected outbound connections arrive.
+        outbound: SocketAddr,
+        /// Where redirected inbound connections arrive.
+        inbound: SocketAddr,
+        /// Where the application's name look-ups arrive.
+        dns: SocketAddr,
+        /// The firewall mark on the proxy's own connections, which are not redirected again.
+        mark: u32,
+    },
+}
+
+impl Interception {
+    /// Redirection in a namespace reached at `address`, at the ports that OSM's users look for.
+    #[must_use]
+    pub const fn redirected(address: IpAddr) -> Self {
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Self::Redirect {
+            address,
+            outbound: SocketAddr::new(loopback, OUTBOUND_PORT),
+            inbound: SocketAddr::new(address, INBOUND_PORT),
+            dns: SocketAddr::new(loopback, DNS_PORT),
+            mark: MARK,
+        }
+    }
+}
+
+/// Where redirected outbound connections arrive.
+pub const OUTBOUND_PORT: u16 = 15_001;
+/// Where redirected inbound connections arrive.
+pub const INBOUND_PORT: u16 = 15_003;
+/// The firewall mark of a proxy's own connections, which redirection leaves alone.
+pub const MARK: u32 = 0x1e90;
+/// Where resolvers ask (RFC 1035 §4.2).
+const DNS_PORT: u16 = 53;
+
+/// Whether requests are logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessLog {
+    /// No.
+    Off,
+    /// One JSON line each, on standard output.
+    Json,
+}
+
+/// Bounds on what strangers can make a proxy hold or wait for.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections per data thread; further ones are closed at once.
+    pub connections_max: usize,
+    /// TLS handshakes under way per data thread.
+    pub handshakes_max: usize,
+    /// From the first byte of a head to its last.
+    pub head_timeout: Duration,
+    /// A TLS handshake, or the first bytes of a connection whose protocol is to be detected.
+    pub handshake_timeout: Duration,
+    /// How long the first bytes of a connection are waited for before it is taken as opaque.
+    pub detect_timeout: Duration,
+    /// A connection attempt to an endpoint, TLS included.
+    pub connect_timeout: Duration,
+    /// How long the first request to a service waits for the control plane.
+    pub discovery_timeout: Duration,
+    /// After this time without use a service is unsubscribed.
+    pub idle_subscription: Duration,
+    /// A kept-alive connection without a request is closed after this time.
+    pub idle_connection: Duration,
+    /// How long requests under way may take to finish after SIGTERM.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 20_000,
+            handshakes_max: 256,
+            head_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(10),
+            detect_timeout: Duration::from_millis(500),
+            connect_timeout: Duration::from_secs(3),
+            discovery_timeout: Duration::from_secs(5),
+            idle_subscription: Duration::from_secs(600),
+            idle_connection: Duration::from_secs(3600),
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Config {
+    /// A sidecar with doors on loopback and every default, for `workload`.
+    #[must_use]
+    pub fn sidecar(workload: WorkloadName, trust_domain: TrustDomain, state: PathBuf) -> Self {
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Self {
+            workload,
+            trust_domain,
+            control: Vec::new(),
+            state,
+            token_file: None,
+            interception: Interception::Doors {
+                inbound: loopback,
+                http_proxy: Some(SocketAddr::new(loopback, 0)),
+            },
+            admin: SocketAddr::new(loopback, 0),
+            cores: 1,
+            access_log: AccessLog::Off,
+            limits: Limits::default(),
+        }
+    }
+}

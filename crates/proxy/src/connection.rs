@@ -1,0 +1,207 @@
+//! One accepted connection: who is there, what is spoken, and the corridor it belongs in.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use leno_model::{Protocol, Reason, ServiceName};
+use leno_telemetry::{ConnectionSide, Count};
+use leno_wire::link::{Role, StreamKind};
+use leno_wire::sniff::{Sniffed, sniff};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::connections::{Connection, Counted, Listed};
+use crate::drain::Phase;
+use crate::http::message::Writer;
+use crate::http::route;
+use crate::http::server::{Served, refuse, serve, serve_stream};
+use crate::io::{Io, Stream};
+use crate::link::{LinkHandle, Opened};
+use crate::session::{Entrance, Session};
+use crate::tcp;
+use crate::tls::{self, ALPN_LINK};
+use crate::worker::Worker;
+
+/// Carries a connection from its first byte to its last.
+pub(crate) async fn carry(
+    worker: Rc<Worker>,
+    entrance: Entrance,
+    tcp: TcpStream,
+    peer: SocketAddr,
+) {
+    let _counted = Counted::connection(&worker.shard, ConnectionSide::Downstream);
+    // Failing means that the connection is gone already, which the first read will tell.
+    drop(tcp.set_nodelay(true));
+    // Boxed here and below, so that each kind of connection holds the room that it needs and not
+    // that of the largest: most connections are idle most of the time.
+    match entrance {
+        Entrance::Inbound { port } => Box::pin(inbound(&worker, port, tcp, peer)).await,
+        Entrance::HttpProxy => {
+            let session = Session::new(worker, Entrance::HttpProxy, None, peer);
+            let _listed = list(&session, "http", "HTTP proxy".to_owned());
+            Box::pin(from_proxy_client(&session, Io::new(Stream::Plain(tcp)))).await;
+        }
+        Entrance::Door { service, port } => {
+            let io = Io::new(Stream::Plain(tcp));
+            Box::pin(to_service(&worker, (service, port), io, BytesMut::new(), peer)).await;
+        }
+    }
+}
+
+/// From another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
+async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
+    let patience = worker.config.limits.handshake_timeout;
+    let Some(credential) = worker.world.credential() else {
+        return;
+    };
+    let accepted = timeout(patience, async {
+        tls::expect(&tcp).await?;
+        // Closed never: the semaphore lives as long as the worker. Who is silent takes no room,
+        // and who stops half-way not for long.
+        let _room = worker.handshakes.acquire().await;
+        timeout(ROOM_TIMEOUT, tls::accept(&worker.tls, &credential, tcp))
+            .await
+            .unwrap_or(Err(Reason::HandshakeFailed))
+    });
+    let accepted = match accepted.await.unwrap_or(Err(Reason::HandshakeFailed)) {
+        Ok(accepted) => accepted,
+        Err(reason) => {
+            tracing::debug!(%peer, reason = reason.label(), "an inbound connection was refused");
+            worker.shard.add(Count::DownstreamHandshakeFailed, 1);
+            return worker.shard.refuse(reason.label());
+        }
+    };
+    worker.shard.add(Count::DownstreamHandshake, 1);
+    let identity = Some(Rc::new(accepted.peer.id));
+    let speaks_link = accepted.tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK);
+    let io = Io::new(Stream::Server(Box::new(accepted.tls)));
+    let session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
+    let protocol = if speaks_link { "link" } else { "http" };
+    let _listed = list(&session, protocol, format!("application port {port}"));
+    if speaks_link {
+        Box::pin(inbound_link(Rc::new(session), port, io)).await;
+    } else {
+        serve(&session, &io, BytesMut::new()).await;
+    }
+}
+
+/// Drives a link that another sidecar opened; each stream is a task of its own.
+async fn inbound_link(session: Rc<Session>, port: u16, io: Io) {
+    let worker = session.worker.clone();
+    let _counted = Counted::link(&worker.shard, ConnectionSide::Downstream);
+    let link = LinkHandle::new(Role::Acceptor);
+    let mut phase = worker.phase.clone();
+    let on_open = move |opened: Opened| {
+        let session = session.clone();
+        tokio::task::spawn_local(async move {
+            match opened.kind {
+                StreamKind::Http => serve_stream(&session, &opened).await,
+                StreamKind::Tcp => tcp::to_application(&session, port, opened).await,
+            }
+        });
+    };
+    let mut driven = std::pin::pin!(link.clone().drive(io, on_open));
+    tokio::select! {
+        () = &mut driven => {}
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
+            link.retire();
+            driven.await;
+        }
+    }
+}
+
+/// From the application as its HTTP proxy; a tunnel becomes a door to the service it names.
+async fn from_proxy_client(session: &Session, io: Io) {
+    let Served::Tunnel { authority, early } = serve(session, &io, BytesMut::new()).await else {
+        return;
+    };
+    let target = match route::tunnel(session, &authority).await {
+        Ok(target) => target,
+        Err(reason) => {
+            refuse(session, &io, reason).await;
+            return;
+        }
+    };
+    let mut writer = Writer::new(io.clone());
+    writer.buffer.extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
+    if writer.flush().await.is_ok() {
+        Box::pin(to_service(&session.worker, target, io, early, session.peer)).await;
+    }
+}
+
+/// From the application to one service, in whatever protocol the service speaks.
+async fn to_service(
+    worker: &Rc<Worker>,
+    (service, port): (ServiceName, u16),
+    io: Io,
+    mut early: BytesMut,
+    peer: SocketAddr,
+) {
+    let declared = protocol(worker, &service, port).await;
+    let is_http = match declared {
+        Protocol::Http => true,
+        // HTTP/2 travels as the opaque bytes that it is to us.
+        Protocol::Tcp | Protocol::Http2 | Protocol::Grpc => false,
+        Protocol::Detect => {
+            let patience = worker.config.limits.detect_timeout;
+            // Silence means a protocol in which the server speaks first.
+            timeout(patience, detect(&io, &mut early)).await.unwrap_or(false)
+        }
+    };
+    let entrance = Entrance::Door { service: service.clone(), port };
+    let session = Session::new(worker.clone(), entrance, None, peer);
+    let listed = if is_http { "http" } else { "tcp" };
+    let _listed = list(&session, listed, format!("{service}:{port}"));
+    if is_http {
+        serve(&session, &io, early).await;
+    } else {
+        Box::pin(tcp::to_service(&session, (&service, port), io, early)).await;
+    }
+}
+
+/// What the service says it speaks; to be detected when it is not known.
+async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
+    let patience = worker.config.limits.discovery_timeout;
+    let Ok(scene) = worker.world.with_service(service, patience).await else {
+        return Protocol::Detect;
+    };
+    let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(&port));
+    plan.map_or(Protocol::Detect, |port| port.protocol)
+}
+
+/// Reads until the first bytes tell. True: HTTP/1.1.
+async fn detect(io: &Io, early: &mut BytesMut) -> bool {
+    poll_fn(|cx| {
+        loop {
+            match sniff(early) {
+                Sniffed::Http1 => return Poll::Ready(true),
+                Sniffed::Http2 | Sniffed::Tls | Sniffed::Opaque => return Poll::Ready(false),
+                Sniffed::More => {}
+            }
+            match io.poll_read(cx, early) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(false),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    })
+    .await
+}
+
+fn list(session: &Session, protocol: &'static str, target: String) -> Listed {
+    session.worker.connections.list(Connection {
+        direction: if session.is_inbound() { "inbound" } else { "outbound" },
+        protocol,
+        peer: session.peer,
+        identity: session.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+        target,
+        since: Instant::now(),
+    })
+}
+
+/// How long one handshake may hold its room among those under way: far beyond what it needs.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(2);

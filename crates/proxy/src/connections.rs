@@ -1,0 +1,94 @@
+//! The connections that are open now, for the admin page and the limit.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use leno_telemetry::{ConnectionSide, Gauge, Shard};
+use slab::Slab;
+
+/// The connections that are open now, over all threads.
+#[derive(Default)]
+pub(crate) struct Connections(Mutex<Slab<Connection>>);
+
+/// One open connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection {
+    pub(crate) direction: &'static str,
+    pub(crate) protocol: &'static str,
+    pub(crate) peer: SocketAddr,
+    /// The peer's verified identity; empty on plain connections.
+    pub(crate) identity: String,
+    /// What it leads to.
+    pub(crate) target: String,
+    pub(crate) since: Instant,
+}
+
+impl Connections {
+    /// Lists a connection until the guard is dropped.
+    pub(crate) fn list(self: &std::sync::Arc<Self>, connection: Connection) -> Listed {
+        let key = self.lock().insert(connection);
+        Listed { connections: self.clone(), key }
+    }
+
+    /// At most `limit` of the connections that are open now, and how many there are.
+    pub(crate) fn snapshot(&self, limit: usize) -> (usize, Vec<Connection>) {
+        let all = self.lock();
+        (all.len(), all.iter().take(limit).map(|(_, connection)| connection.clone()).collect())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Slab<Connection>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Keeps a connection on the list.
+pub(crate) struct Listed {
+    connections: std::sync::Arc<Connections>,
+    key: usize,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.connections.lock().try_remove(self.key);
+    }
+}
+
+/// Counts a connection or link as open until it is dropped.
+pub(crate) struct Counted {
+    shard: Rc<Shard>,
+    what: What,
+}
+
+enum What {
+    Connection(ConnectionSide),
+    Link(Gauge),
+}
+
+impl Counted {
+    /// A connection that was opened on this side.
+    pub(crate) fn connection(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
+        shard.connection_opened(side);
+        Self { shard: shard.clone(), what: What::Connection(side) }
+    }
+
+    /// A link that was opened on this side.
+    pub(crate) fn link(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
+        let gauge = match side {
+            ConnectionSide::Downstream => Gauge::LinksDownstream,
+            ConnectionSide::Upstream => Gauge::LinksUpstream,
+        };
+        shard.raise(gauge, 1);
+        Self { shard: shard.clone(), what: What::Link(gauge) }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        match self.what {
+            What::Connection(side) => self.shard.connection_closed(side),
+            What::Link(gauge) => self.shard.lower(gauge, 1),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The control thread's desk: what requests ask for, what has gone idle, which doors to open.
+
+use std::rc::Rc;
+
+use leno_discovery::Request;
+use leno_model::ServiceName;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+use crate::follow::Follower;
+use crate::listeners::Listeners;
+use crate::opened::Doors;
+
+/// Subscribes on first use and unsubscribes what nobody uses any more.
+pub(crate) async fn keep_subscriptions(
+    follower: Rc<Follower>,
+    mut wanted: mpsc::Receiver<ServiceName>,
+    requests: mpsc::Sender<Request>,
+) {
+    let idle = follower.config.limits.idle_subscription;
+    let mut sweep = tokio::time::interval(idle / 4);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut batch = Vec::new();
+    loop {
+        let request = tokio::select! {
+            count = wanted.recv_many(&mut batch, BATCH_MAX) => {
+                if count == 0 {
+                    return;
+                }
+                subscribe(&follower, &mut batch)
+            }
+            _ = sweep.tick() => unsubscribe(&follower),
+        };
+        if let Some(request) = request
+            && let Err(unsent) = requests.try_send(request)
+        {
+            take_back(&follower, unsent.into_inner());
+        }
+    }
+}
+
+fn subscribe(follower: &Follower, batch: &mut Vec<ServiceName>) -> Option<Request> {
+    let mut subscribed = follower.subscribed.borrow_mut();
+    let mut new = Vec::new();
+    for service in batch.drain(..) {
+        if subscribed.len() < SUBSCRIPTIONS_MAX && subscribed.insert(service.clone()) {
+            new.push(service);
+        }
+    }
+    (!new.is_empty()).then_some(Request::Subscribe(new))
+}
+
+/// The queue is full: what could not be said is not so, and whoever needs it asks again.
+fn take_back(follower: &Follower, unsent: Request) {
+    let mut subscribed = follower.subscribed.borrow_mut();
+    match unsent {
+        Request::Subscribe(services) => subscribed.retain(|service| !services.contains(service)),
+        Request::Unsubscribe(services) => subscribed.extend(services),
+        Request::Listeners(_) | Request::Renew { .. } => {}
+    }
+}
+
+fn unsubscribe(follower: &Follower) -> Option<Request> {
+    let mut subscribed = follower.subscribed.borrow_mut();
+    let mut idle = follower.world.idle_services(follower.config.limits.idle_subscription);
+    idle.retain(|service| subscribed.remove(service));
+    (!idle.is_empty()).then_some(Request::Unsubscribe(idle))
+}
+
+/// Keeps the doors in step with the plan, and tells the control plane where they are.
+pub(crate) async fn keep_listeners(
+    follower: Rc<Follower>,
+    mut listeners: Listeners,
+    requests: mpsc::Sender<Request>,
+    doors: Doors,
+) {
+    let mut changes = follower.world.changes();
+    loop {
+        if let Some(scene) = follower.world.scene()
+            && follower.world.credential().is_some()
+        {
+            let plan = &scene.plans.snapshot.plan;
+            for problem in listeners.reconcile(&follower.config, plan).await {
+                tracing::error!(%problem, "a door stays closed until the plan changes");
+            }
+            let inbound = listeners.inbound(&follower.config, plan);
+            let changed = *follower.listening.borrow() != inbound;
+            if changed {
+                follower.listening.replace(inbound.clone());
+                // Without a stream this waits, as there is no new plan to reconcile with either.
+                if requests.send(Request::Listeners(inbound)).await.is_err() {
+                    return;
+                }
+            }
+            doors.publish(listeners.addresses());
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Services taken up at once.
+const BATCH_MAX: usize = 64;
+/// Services that one proxy may be subscribed to; an application that invents names stops here.
+const SUBSCRIPTIONS_MAX: usize = 4096;

@@ -1,0 +1,106 @@
+//! Answering names in a workload's own network namespace: services get addresses, others none.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
+use leno_traffic::host;
+use tokio::net::UdpSocket;
+use tokio::sync::Semaphore;
+
+use crate::follow::Follower;
+use crate::names::IsNew;
+
+/// Answers look-ups over UDP for as long as the proxy lives.
+pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
+    let socket = match UdpSocket::bind(address).await {
+        Ok(socket) => Rc::new(socket),
+        Err(error) => return tracing::error!(%address, %error, "names cannot be answered there"),
+    };
+    let slots = std::sync::Arc::new(Semaphore::new(LOOK_UPS_MAX));
+    let mut packet = [0_u8; PACKET_BYTES_MAX];
+    loop {
+        let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
+        let Ok(query) = Message::from_vec(&packet[..length]) else { continue };
+        // An application that asks faster than the control plane answers loses look-ups; it
+        // asks again.
+        let Ok(slot) = slots.clone().try_acquire_owned() else { continue };
+        let (follower, socket) = (follower.clone(), socket.clone());
+        tokio::task::spawn_local(async move {
+            if let Err(error) = answer(&follower, &socket, &query, client).await {
+                tracing::debug!(%error, "a look-up could not be answered");
+            }
+            drop(slot);
+        });
+    }
+}
+
+async fn answer(
+    follower: &Follower,
+    socket: &UdpSocket,
+    query: &Message,
+    client: SocketAddr,
+) -> io::Result<()> {
+    let mut reply = Message::new();
+    reply.set_id(query.id()).set_message_type(MessageType::Response);
+    reply.set_op_code(query.op_code()).set_authoritative(true);
+    reply.set_recursion_desired(query.recursion_desired()).set_recursion_available(true);
+    match query.queries() {
+        [question] if query.op_code() == OpCode::Query => {
+            reply.add_query(question.clone());
+            match look_up(follower, question).await {
+                Ok(Some(address)) => {
+                    let data = RData::A(A(address));
+                    let name = question.name().clone();
+                    reply.add_answer(Record::from_rdata(name, TTL_SECONDS, data));
+                }
+                Ok(None) => {}
+                Err(code) => {
+                    reply.set_response_code(code);
+                }
+            }
+        }
+        _ => {
+            reply.set_response_code(ResponseCode::NotImp);
+        }
+    }
+    let bytes = reply.to_vec().map_err(io::Error::other)?;
+    socket.send_to(&bytes, client).await?;
+    Ok(())
+}
+
+/// The address of the service that a question names; `Ok(None)`: it has none of this type.
+async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Addr>, ResponseCode> {
+    if question.query_class() != DNSClass::IN {
+        return Err(ResponseCode::NotImp);
+    }
+    let namespace = &follower.config.workload.namespace;
+    let name = question.name().to_utf8();
+    let service = host::service_of(&name, namespace).ok_or(ResponseCode::NXDomain)?;
+    let patience = follower.config.limits.discovery_timeout;
+    match follower.world.with_service(&service, patience).await {
+        Ok(_) => {}
+        Err(leno_model::Reason::UnknownService) => return Err(ResponseCode::NXDomain),
+        // No answer from the control plane is no answer, not an answer of "no".
+        Err(_) => return Err(ResponseCode::ServFail),
+    }
+    if question.query_type() != RecordType::A {
+        return Ok(None);
+    }
+    let names = follower.world.names();
+    let (address, is_new) = names.address(&service).ok_or(ResponseCode::ServFail)?;
+    if is_new == IsNew::Yes {
+        follower.state.keep_names(&names.to_text());
+    }
+    Ok(Some(address))
+}
+
+/// How long an application may remember an address; it stays valid much longer.
+const TTL_SECONDS: u32 = 30;
+/// RFC 1035 §2.3.4 allows 512 bytes over UDP; EDNS clients send a little more.
+const PACKET_BYTES_MAX: usize = 1232;
+/// Look-ups under way at once.
+const LOOK_UPS_MAX: usize = 256;

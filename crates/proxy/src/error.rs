@@ -1,0 +1,49 @@
+//! A failure on the data path: its reason, and the policy that decided if one did.
+
+use leno_model::{PolicyName, Reason};
+use leno_traffic::Denial;
+use leno_wire::http1::Malformed;
+
+use crate::http::message::ReadError;
+
+/// Why a request or connection goes no further.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) reason: Reason,
+    pub(crate) policy: Option<PolicyName>,
+}
+
+impl From<Reason> for Failure {
+    fn from(reason: Reason) -> Self {
+        Self { reason, policy: None }
+    }
+}
+
+impl From<Denial> for Failure {
+    fn from(denial: Denial) -> Self {
+        Self { reason: denial.reason, policy: denial.policy }
+    }
+}
+
+/// What a broken read means when it was the client's request.
+pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
+    match error {
+        ReadError::Io(_) | ReadError::Ended | ReadError::Malformed(Malformed::BodyTruncated) => {
+            Reason::DownstreamClosed
+        }
+        ReadError::Malformed(Malformed::HeadTooLarge | Malformed::TooManyFields) => {
+            Reason::HeadTooLarge
+        }
+        ReadError::Malformed(_) | ReadError::LengthMismatch => Reason::BadRequest,
+    }
+}
+
+/// What a broken read means when it was the upstream's response.
+pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
+    match error {
+        ReadError::Io(_) | ReadError::Ended | ReadError::Malformed(Malformed::BodyTruncated) => {
+            Reason::UpstreamReset
+        }
+        ReadError::Malformed(_) | ReadError::LengthMismatch => Reason::UpstreamMalformed,
+    }
+}

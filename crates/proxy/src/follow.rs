@@ -1,0 +1,215 @@
+//! Hearing of new worlds: join once, follow the control plane, apply, keep what was applied.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use leno_discovery::{
+    FollowError, Hello, InboundListener, JoinError, Refusal, Request, ResourceKey, Subscriber,
+    Update,
+};
+use leno_identity::{
+    Credential, JoinBundle, JoinBundleError, PrivateKey, TlsError, client_config, control_id,
+    join_client_config,
+};
+use leno_model::{ObjectKey, ServiceName};
+use leno_telemetry::{Count, Level, Shard, Telemetry};
+use leno_traffic::{BadPattern, backoff};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::config::Config;
+use crate::dial::dial;
+use crate::renew;
+use crate::state::StateDir;
+use crate::world::World;
+
+/// What the tasks of the control thread share.
+pub(crate) struct Follower {
+    pub(crate) config: Arc<Config>,
+    pub(crate) world: Arc<World>,
+    pub(crate) state: StateDir,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) shard: Shard,
+    /// The services that requests have asked for and not yet forgotten.
+    pub(crate) subscribed: RefCell<BTreeSet<ServiceName>>,
+    /// What is listening now, for each hello.
+    pub(crate) listening: RefCell<Vec<InboundListener>>,
+    pub(crate) admin: SocketAddr,
+    pub(crate) seed: u64,
+}
+
+/// Follows one control plane after another for as long as the proxy lives.
+pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<Request>) {
+    let mut subscriber = stored_world(&follower);
+    let mut failures = 0_u32;
+    loop {
+        for control in &follower.config.control {
+            let began = Instant::now();
+            let ended = follow_one(&follower, *control, &mut subscriber, &mut requests).await;
+            follower.telemetry.set(Level::ControlConnected, 0);
+            tracing::warn!(%control, reason = %ended, "the control plane is out of reach; serving on");
+            failures = if began.elapsed() > STABLE { 1 } else { failures.saturating_add(1) };
+            let draw = follower.seed.rotate_left(failures);
+            tokio::time::sleep(backoff::delay(failures, draw).min(RECONNECT_MAX)).await;
+        }
+        if follower.config.control.is_empty() {
+            return tracing::warn!("no control plane is configured; serving the stored world");
+        }
+    }
+}
+
+/// What the last run knew, made the current world until a newer one comes.
+fn stored_world(follower: &Follower) -> Subscriber {
+    let subscriber = follower.state.subscriber();
+    let Some(update) = subscriber.update() else { return subscriber };
+    if update.snapshot.plan.workload != follower.config.workload {
+        tracing::warn!("the stored world is another workload's; waiting for a new one");
+        return Subscriber::new();
+    }
+    if let Err(error) = follower.world.swap(update) {
+        tracing::warn!(%error, "the stored world cannot be used; waiting for a new one");
+        return Subscriber::new();
+    }
+    // What was used before is likely to be used again; what is not goes idle and is dropped.
+    let known = update.snapshot.services.keys().chain(&update.absent);
+    follower.subscribed.borrow_mut().extend(known.cloned());
+    subscriber
+}
+
+/// One stream, from connecting to its end.
+async fn follow_one(
+    follower: &Rc<Follower>,
+    control: SocketAddr,
+    subscriber: &mut Subscriber,
+    requests: &mut mpsc::Receiver<Request>,
+) -> Ended {
+    let credential = match credential(follower, control).await {
+        Ok(credential) => credential,
+        Err(ended) => return ended,
+    };
+    let stream = match connect(follower, control, &credential).await {
+        Ok(stream) => stream,
+        Err(ended) => return ended,
+    };
+    follower.telemetry.set(Level::ControlConnected, 1);
+    follower.shard.add(Count::ControlConnects, 1);
+    let hello = Hello {
+        workload: follower.config.workload.clone(),
+        listeners: follower.listening.borrow().clone(),
+        admin: Some(follower.admin),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        services: follower.subscribed.borrow().iter().cloned().collect(),
+    };
+    let mut apply = |update: Update| apply(follower, &update);
+    Ended::Stream(leno_discovery::follow(stream, hello, subscriber, requests, &mut apply).await)
+}
+
+async fn connect(
+    follower: &Follower,
+    control: SocketAddr,
+    credential: &Credential,
+) -> Result<TlsStream<TcpStream>, Ended> {
+    let expected = control_id(&follower.config.trust_domain);
+    let config = client_config(credential, &expected, &[leno_discovery::ALPN])?;
+    tls(follower, control, config).await
+}
+
+async fn tls(
+    follower: &Follower,
+    control: SocketAddr,
+    config: Arc<ClientConfig>,
+) -> Result<TlsStream<TcpStream>, Ended> {
+    let connected = async {
+        let tcp = dial(control, &follower.config.interception).await?;
+        TlsConnector::from(config).connect(ServerName::IpAddress(control.ip().into()), tcp).await
+    };
+    let patience = follower.config.limits.handshake_timeout;
+    Ok(tokio::time::timeout(patience, connected).await.map_err(|_| Ended::Late)??)
+}
+
+/// The current certificate, or a first one in exchange for the one-time token.
+async fn credential(follower: &Follower, control: SocketAddr) -> Result<Arc<Credential>, Ended> {
+    let now = SystemTime::now();
+    if let Some(credential) = follower.world.credential().filter(|held| !held.is_expired(now)) {
+        return Ok(credential);
+    }
+    let file = follower.config.token_file.as_ref().ok_or(Ended::NoToken)?;
+    let bundle = JoinBundle::load(file)?;
+    let config = join_client_config(
+        &bundle.roots,
+        &control_id(&bundle.trust_domain),
+        &[leno_discovery::JOIN_ALPN],
+    )?;
+    let key = PrivateKey::generate();
+    let stream = tls(follower, control, config).await?;
+    let workload = &follower.config.workload;
+    let issued = leno_discovery::join(stream, &bundle.token, workload, &key.request()).await?;
+    let credential = renew::accept(follower, key, issued)?;
+    // The token is spent; leaving it would only invite questions.
+    drop(std::fs::remove_file(file));
+    tracing::info!(id = %credential.id(), "joined the mesh");
+    Ok(credential)
+}
+
+/// Makes an update the current world, or says which of its resources cannot be.
+fn apply(follower: &Follower, update: &Update) -> Result<(), Vec<Refusal>> {
+    if let Err(error) = follower.world.swap(update) {
+        follower.shard.add(Count::SnapshotRefused, 1);
+        return Err(refusals(update, &error));
+    }
+    follower.shard.add(Count::SnapshotApplied, 1);
+    follower.telemetry.set(Level::SnapshotServices, update.snapshot.services.len() as u64);
+    follower.state.keep_world(&update.to_bytes());
+    Ok(())
+}
+
+/// The resources that a pattern which cannot be compiled stands in.
+fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
+    let Some(ObjectKey::HttpRoute(route)) = error.object.as_deref() else {
+        return vec![Refusal::new(ResourceKey::Plan, error.to_string())];
+    };
+    let services = update.snapshot.services.values();
+    let has_route = |view: &&Arc<leno_model::ServiceView>| {
+        view.ports.values().any(|port| port.rules.iter().any(|rule| rule.route == *route))
+    };
+    services
+        .filter(has_route)
+        .map(|view| Refusal::new(ResourceKey::Service(view.name.clone()), error.to_string()))
+        .collect()
+}
+
+/// Why a stream is over, or never began.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error("it cannot be reached: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("it did not answer in time")]
+    Late,
+    #[error("TLS cannot be configured: {0}")]
+    Tls(#[from] TlsError),
+    #[error("there is no valid certificate and no token; pass --token-file with a new one")]
+    NoToken,
+    #[error("the token file cannot be used: {0}")]
+    Bundle(#[from] JoinBundleError),
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    #[error("the certificate it issued cannot be used: {0}")]
+    Certificate(#[from] renew::Unusable),
+    #[error(transparent)]
+    Stream(FollowError),
+}
+
+/// A stream that lived this long was a good one: the next failure is the first.
+const STABLE: Duration = Duration::from_secs(30);
+/// The longest wait before the control plane is tried again: outages end within seconds of its
+/// return.
+const RECONNECT_MAX: Duration = Duration::from_secs(5);

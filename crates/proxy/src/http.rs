@@ -1,0 +1,12 @@
+//! HTTP/1.1 on sockets and on links: one road for both.
+
+pub(crate) mod body;
+pub(crate) mod exchange;
+pub(crate) mod forward;
+pub(crate) mod message;
+pub(crate) mod request;
+pub(crate) mod rescue;
+pub(crate) mod respond;
+pub(crate) mod route;
+pub(crate) mod server;
+pub(crate) mod spare;

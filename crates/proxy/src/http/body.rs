@@ -1,0 +1,282 @@
+//! Bodies in motion: where they come from, where they go, and the pump between the two.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use leno_wire::http1::{
+    BodyDecoder, BodyLength, CHUNK_END, LAST_CHUNK, TRAILERS_FOLLOW, write_chunk_size,
+};
+
+use super::message::{ReadError, Reader, Writer};
+use crate::link::{Incoming, LinkStream, Lost};
+
+/// Where a body comes from.
+pub(crate) enum Source<'a> {
+    /// There is none.
+    Empty,
+    /// An HTTP/1.1 connection. `trailers`: they arrived together with the last of the data.
+    Http1 { reader: &'a mut Reader, decoder: BodyDecoder, trailers: Option<Bytes> },
+    /// A stream of a link. `owed`: what the head declared and has not arrived yet.
+    Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
+}
+
+/// Where a body goes.
+pub(crate) enum Sink<'a> {
+    /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
+    Http1 { writer: &'a mut Writer, chunked: bool },
+    /// A stream of a link.
+    Link { stream: &'a LinkStream },
+}
+
+/// A piece of a body.
+pub(crate) enum Piece {
+    Data(Bytes),
+    /// A raw trailer section; nothing follows.
+    Trailers(Bytes),
+}
+
+/// Which side ended a pump before its time.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The source: its connection broke or what it sent is malformed.
+    Source(ReadError),
+    /// The sink takes no more.
+    Sink,
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn http1(reader: &'a mut Reader, length: BodyLength) -> Self {
+        match length {
+            BodyLength::Empty | BodyLength::Known(0) => Self::Empty,
+            BodyLength::Known(_) | BodyLength::Chunked | BodyLength::UntilClose => {
+                Self::Http1 { reader, decoder: BodyDecoder::new(length), trailers: None }
+            }
+        }
+    }
+
+    /// A body that follows a head on a link; the head says how long it is, or does not.
+    pub(crate) fn link(stream: &'a LinkStream, length: BodyLength) -> Self {
+        let owed = match length {
+            BodyLength::Empty => return Self::Empty,
+            BodyLength::Known(bytes) => Some(bytes),
+            BodyLength::Chunked | BodyLength::UntilClose => None,
+        };
+        Self::Link { stream, ended: false, owed }
+    }
+
+    /// Whether all of it has been taken.
+    pub(crate) fn is_complete(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::Http1 { decoder, trailers, .. } => decoder.is_complete() && trailers.is_none(),
+            Self::Link { ended, .. } => *ended,
+        }
+    }
+
+    /// Whether there never was any.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self, Self::Empty)
+    }
+
+    /// The next piece; `None` at the end.
+    pub(crate) fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Piece>, ReadError>> {
+        match self {
+            Self::Empty => Poll::Ready(Ok(None)),
+            Self::Http1 { trailers, .. } if trailers.is_some() => {
+                Poll::Ready(Ok(trailers.take().map(Piece::Trailers)))
+            }
+            Self::Http1 { reader, decoder, trailers } => poll_http1(reader, decoder, trailers, cx),
+            Self::Link { stream, ended, owed } => {
+                let next = ready!(poll_link(stream, ended, cx))?;
+                Poll::Ready(settle(owed, next))
+            }
+        }
+    }
+}
+
+fn poll_http1(
+    reader: &mut Reader,
+    decoder: &mut BodyDecoder,
+    later: &mut Option<Bytes>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Option<Piece>, ReadError>> {
+    loop {
+        if decoder.is_complete() {
+            return Poll::Ready(Ok(None));
+        }
+        if !reader.buffer.is_empty() {
+            let piece = decoder.decode(&reader.buffer)?;
+            if piece.consumed > 0 {
+                let taken = reader.buffer.split_to(piece.consumed).freeze();
+                let data = Some(piece.data).filter(|data| !data.is_empty());
+                let data = data.map(|data| Piece::Data(taken.slice(data)));
+                let trailers = piece.trailers.map(|trailers| taken.slice(trailers));
+                match (data, trailers) {
+                    (Some(data), trailers) => {
+                        *later = trailers;
+                        return Poll::Ready(Ok(Some(data)));
+                    }
+                    (None, Some(trailers)) => {
+                        return Poll::Ready(Ok(Some(Piece::Trailers(trailers))));
+                    }
+                    (None, None) => continue,
+                }
+            }
+        }
+        if ready!(reader.poll_more(cx))? == 0 {
+            decoder.end_of_input()?;
+            return Poll::Ready(Ok(None));
+        }
+    }
+}
+
+fn poll_link(
+    stream: &LinkStream,
+    ended: &mut bool,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Option<Piece>, ReadError>> {
+    while !*ended {
+        match ready!(stream.poll_next(cx)) {
+            Ok(Incoming::Data { data, end }) => {
+                *ended = end;
+                if !data.is_empty() {
+                    return Poll::Ready(Ok(Some(Piece::Data(data))));
+                }
+            }
+            Ok(Incoming::Trailers(trailers)) => {
+                *ended = true;
+                check_trailers(&trailers)?;
+                return Poll::Ready(Ok(Some(Piece::Trailers(trailers))));
+            }
+            // What the peer says about a TCP connection. After a final head of HTTP the state
+            // machine of the link lets no other pass.
+            Ok(Incoming::Head { end, .. }) => *ended = end,
+            Err(Lost::Broken | Lost::Refused | Lost::Unreachable) => {
+                return Poll::Ready(Err(ReadError::Ended));
+            }
+        }
+    }
+    Poll::Ready(Ok(None))
+}
+
+/// A link carries trailers as they are, and behind us they stand between two messages: what is
+/// not one section to the reader of chunks goes no further.
+fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
+    let chunks = [TRAILERS_FOLLOW, trailers].concat();
+    let piece = BodyDecoder::new(BodyLength::Chunked).decode(&chunks)?;
+    match piece.complete && piece.consumed == chunks.len() && piece.trailers.is_some() {
+        true => Ok(()),
+        false => Err(ReadError::LengthMismatch),
+    }
+}
+
+/// Holds a peer to the length it declared: behind us it would be taken for another message.
+fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, ReadError> {
+    if let Some(owed) = owed {
+        let arrived = match &next {
+            Some(Piece::Data(data)) => data.len() as u64,
+            Some(Piece::Trailers(_)) => return Err(ReadError::LengthMismatch),
+            None if *owed > 0 => return Err(ReadError::LengthMismatch),
+            None => 0,
+        };
+        *owed = owed.checked_sub(arrived).ok_or(ReadError::LengthMismatch)?;
+    }
+    Ok(next)
+}
+
+impl Sink<'_> {
+    /// Takes a piece; waits while the sink is full.
+    async fn push(&mut self, piece: Piece) -> Result<(), Broken> {
+        match (self, piece) {
+            (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
+                if *chunked {
+                    write_chunk_size(data.len(), &mut writer.buffer);
+                }
+                writer.buffer.extend_from_slice(&data);
+                if *chunked {
+                    writer.buffer.extend_from_slice(CHUNK_END);
+                }
+                if writer.is_full() {
+                    writer.flush().await.map_err(|_| Broken::Sink)
+                } else {
+                    Ok(())
+                }
+            }
+            (Self::Http1 { writer, chunked }, Piece::Trailers(trailers)) => {
+                if *chunked {
+                    writer.buffer.extend_from_slice(TRAILERS_FOLLOW);
+                    writer.buffer.extend_from_slice(&trailers);
+                    *chunked = false;
+                }
+                Ok(())
+            }
+            (Self::Link { stream }, Piece::Data(mut data)) => {
+                poll_fn(|cx| stream.poll_send(cx, &mut data, false)).await.map_err(|_| Broken::Sink)
+            }
+            (Self::Link { stream }, Piece::Trailers(trailers)) => {
+                stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
+            }
+        }
+    }
+
+    /// Hands on what is buffered.
+    async fn flush(&mut self) -> Result<(), Broken> {
+        match self {
+            Self::Http1 { writer, .. } => writer.flush().await.map_err(|_| Broken::Sink),
+            Self::Link { .. } => Ok(()),
+        }
+    }
+
+    /// Says that the body is complete.
+    async fn finish(&mut self, trailed: bool) -> Result<(), Broken> {
+        match self {
+            Self::Http1 { writer, chunked } => {
+                if *chunked {
+                    writer.buffer.extend_from_slice(LAST_CHUNK);
+                }
+                writer.flush().await.map_err(|_| Broken::Sink)
+            }
+            Self::Link { .. } if trailed => Ok(()),
+            Self::Link { stream } => {
+                let mut nothing = Bytes::new();
+                poll_fn(|cx| stream.poll_send(cx, &mut nothing, true))
+                    .await
+                    .map_err(|_| Broken::Sink)
+            }
+        }
+    }
+}
+
+/// Moves a body from source to sink, whole, counting into `bytes`. What is there is gathered and
+/// written together; a pause of the source flushes.
+pub(crate) async fn pump(
+    source: &mut Source<'_>,
+    sink: &mut Sink<'_>,
+    bytes: &mut u64,
+) -> Result<(), Broken> {
+    let mut trailed = false;
+    loop {
+        let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+        let next = match at_once {
+            Poll::Ready(next) => next,
+            Poll::Pending => {
+                sink.flush().await?;
+                poll_fn(|cx| source.poll_next(cx)).await
+            }
+        };
+        match next.map_err(Broken::Source)? {
+            Some(piece) => {
+                match &piece {
+                    Piece::Data(data) => *bytes += data.len() as u64,
+                    Piece::Trailers(_) => trailed = true,
+                }
+                sink.push(piece).await?;
+            }
+            None => return sink.finish(trailed).await,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The corridor: one request, station by station, in one version of the world.
+
+use std::sync::Arc;
+
+use leno_model::{Endpoint, EndpointId, Reason};
+use leno_telemetry::Count;
+use leno_traffic::retry::{self, Attempt, Sent};
+
+use super::body::Source;
+use super::forward::{Progress, forward};
+use super::request::{Aim, Request};
+use super::rescue;
+use super::respond::Responder;
+use super::route::{Bound, Destination, route};
+use crate::error::Failure;
+use crate::record::Record;
+use crate::session::Session;
+use crate::upstream::{Destined, pick::pick};
+
+/// One request on its way through the corridor, and what became of it so far.
+pub(crate) struct Exchange<'a, 'io> {
+    pub(crate) session: &'a Session,
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) body: &'a mut Source<'io>,
+    pub(crate) responder: &'a mut Responder<'io>,
+    pub(crate) record: Record<'a>,
+    pub(crate) progress: Progress,
+}
+
+impl<'a, 'io> Exchange<'a, 'io> {
+    pub(crate) fn new(
+        session: &'a Session,
+        request: &'a Request<'a>,
+        body: &'a mut Source<'io>,
+        responder: &'a mut Responder<'io>,
+    ) -> Self {
+        let mut record = Record::open(session, "http");
+        if let Some(line) = &mut record.line {
+            line.request(request);
+        }
+        Self { session, request, body, responder, record, progress: Progress::default() }
+    }
+
+    /// Carries the request to where it belongs and its answer back. False: the connection that
+    /// it came on cannot go on.
+    pub(crate) async fn run(mut self) -> bool {
+        let Err(failure) = self.walk().await else {
+            self.record.succeed();
+            return true;
+        };
+        self.record.reason = Some(failure.reason);
+        if self.progress.response_started {
+            // Half an answer is out: only a broken connection says that it is not whole.
+            return false;
+        }
+        self.record.status = failure.reason.status();
+        if let Some(line) = &mut self.record.line {
+            line.policy.clone_from(&failure.policy);
+        }
+        if !self.body.is_complete() || self.session.worker.is_draining() {
+            self.responder.close_after();
+        }
+        let bodiless = self.request.method() == "HEAD";
+        let workload = &self.session.worker.config.workload;
+        rescue::answer(&failure, workload, self.responder, bodiless).await
+    }
+
+    /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
+    async fn walk(&mut self) -> Result<(), Failure> {
+        let aim = self.request.aim()?;
+        let bound = route(self.session, self.request, &aim, &mut self.record).await?;
+        self.authorize(&aim, &bound)?;
+        match bound.timeout {
+            None => self.attempts(&aim, &bound).await,
+            Some(limit) => tokio::time::timeout(limit, self.attempts(&aim, &bound))
+                .await
+                .unwrap_or_else(|_| Err(Reason::RequestTimeout.into())),
+        }
+    }
+
+    /// What comes from another sidecar needs a policy's permit; the application may ask.
+    fn authorize(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+        if self.session.is_inbound() {
+            let access = &bound.scene.plans.access;
+            let permit = self.session.permit(&bound.scene)?;
+            let permit = access.request(&permit, &self.request.view(aim))?;
+            if let Some(line) = &mut self.record.line {
+                line.policy = access.policy(permit).cloned();
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the request, to another endpoint if the first fails in a way that permits it.
+    async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+        let mut tried = None;
+        loop {
+            let reason = match self.attempt(aim, bound, &mut tried).await {
+                Ok(()) => return Ok(()),
+                Err(reason) => reason,
+            };
+            if !self.may_repeat(bound) || !retry::retry(reason, &self.attempt_so_far(aim)) {
+                return Err(reason.into());
+            }
+            self.record.retries += 1;
+            self.progress = Progress::default();
+            self.session.worker.shard.add(Count::Retries, 1);
+        }
+    }
+
+    /// There is one application. Whether another is asked is for the client's sidecar to say; a
+    /// kept connection that was just closing proves nothing, and is ours alone.
+    fn may_repeat(&self, bound: &Bound) -> bool {
+        match bound.destination {
+            Destination::Application(_) => self.progress.on_reused,
+            Destination::Endpoints(_) => true,
+        }
+    }
+
+    async fn attempt(
+        &mut self,
+        aim: &Aim<'_>,
+        bound: &Bound,
+        tried: &mut Option<EndpointId>,
+    ) -> Result<(), Reason> {
+        let destined = self.pick(&bound.destination, tried.as_ref())?;
+        *tried = destined.endpoint();
+        let _in_flight = destined.enter();
+        if let Some(line) = &mut self.record.line {
+            line.upstream = Some(destined.address());
+        }
+        let lease = destined.lease(&self.session.worker).await?;
+        let outcome = forward(self, aim, (&destined, lease)).await;
+        destined.learn(&self.session.worker, outcome);
+        outcome
+    }
+
+    fn pick(
+        &self,
+        destination: &Destination,
+        avoid: Option<&EndpointId>,
+    ) -> Result<Destined, Reason> {
+        match destination {
+            Destination::Application(application) => Ok(Destined::Application(application.clone())),
+            Destination::Endpoints(endpoints) => {
+                let endpoints: &[Arc<Endpoint>] = endpoints;
+                pick(&self.session.worker, endpoints, avoid).map(Destined::Upstream)
+            }
+        }
+    }
+
+    fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
+        Attempt {
+            sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
+            idempotent: retry::is_idempotent(aim.method),
+            body_replayable: !self.progress.body_taken,
+            response_started: self.progress.response_started,
+            number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
+        }
+    }
+}

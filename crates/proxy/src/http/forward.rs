@@ -1,0 +1,299 @@
+//! One attempt: the request out, the response back, both bodies streaming at once.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+use leno_model::Reason;
+use leno_wire::http1::{
+    Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
+};
+use leno_wire::link::{OpenError, StreamKind};
+
+use super::body::{Broken, Sink, Source, pump};
+use super::exchange::Exchange;
+use super::message::Reader;
+use super::request::Aim;
+use super::respond::Responder;
+use crate::error::{downstream_reason, upstream_reason};
+use crate::link::{Incoming, LinkHandle, LinkStream, Lost};
+use crate::upstream::{Destined, Http1Upstream, Lease};
+use crate::worker::Worker;
+
+/// How far an exchange has come: what decides whether it may be tried again.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Progress {
+    /// Something of the request may have reached an upstream.
+    pub(crate) request_sent: bool,
+    /// Part of the request's body is gone from our hands.
+    pub(crate) body_taken: bool,
+    /// Part of the response may have reached the client.
+    pub(crate) response_started: bool,
+    /// The connection had served before, and may have been closing when the request was sent.
+    pub(crate) on_reused: bool,
+}
+
+/// Sends the request on a lease and its response back.
+pub(crate) async fn forward(
+    exchange: &mut Exchange<'_, '_>,
+    aim: &Aim<'_>,
+    (destined, lease): (&Destined, Lease),
+) -> Result<(), Reason> {
+    match lease {
+        Lease::Link(link) => over_link(exchange, aim, &link).await,
+        Lease::Http1(mut connection) => {
+            exchange.progress.on_reused = connection.reused;
+            let clean = over_http1(exchange, aim, &mut connection).await?;
+            if clean {
+                destined.give_back(*connection);
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn over_link(
+    exchange: &mut Exchange<'_, '_>,
+    aim: &Aim<'_>,
+    link: &LinkHandle,
+) -> Result<(), Reason> {
+    link.uncongested().await.map_err(reason_of)?;
+    let bodiless = exchange.body.is_empty();
+    let edits = edits(exchange, aim, Framing::Outside);
+    let request = exchange.request;
+    let stream = link
+        .open(StreamKind::Http, bodiless, |out| {
+            write_request(&request.bytes, request.head, &edits, out);
+        })
+        .map_err(|error| match error {
+            OpenError::TooLarge => Reason::HeadTooLarge,
+            _ => Reason::UpstreamRefused,
+        })?;
+    exchange.progress.request_sent = true;
+    let sink = Sink::Link { stream: &stream };
+    converse(exchange, sink, Upstreamed::Link(&stream)).await.map(|_| ())
+}
+
+/// True: the connection may serve another request.
+async fn over_http1(
+    exchange: &mut Exchange<'_, '_>,
+    aim: &Aim<'_>,
+    connection: &mut Http1Upstream,
+) -> Result<bool, Reason> {
+    let framing = match exchange.request.head.body {
+        BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
+        BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
+    };
+    let edits = edits(exchange, aim, framing);
+    let Http1Upstream { reader, writer, .. } = connection;
+    let request = exchange.request;
+    write_request(&request.bytes, request.head, &edits, &mut writer.buffer);
+    exchange.progress.request_sent = true;
+    if exchange.body.is_empty() {
+        writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
+    }
+    let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
+    converse(exchange, sink, Upstreamed::Http1(reader)).await
+}
+
+fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) -> RequestEdits<'a> {
+    RequestEdits {
+        target: aim.origin.as_deref().map(str::as_bytes),
+        // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
+        host: match (&exchange.session.host, &aim.origin) {
+            (Some(host), _) => Some(host.as_bytes()),
+            (None, Some(_)) => Some(aim.authority.as_bytes()),
+            (None, None) => None,
+        },
+        framing,
+        add: &[],
+        remove: &[],
+        connection: Connection::KeepAlive,
+    }
+}
+
+/// Where a response comes from.
+enum Upstreamed<'a> {
+    Link(&'a LinkStream),
+    Http1(&'a mut Reader),
+}
+
+/// How far the request's body has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    UnderWay,
+    Whole,
+    /// The upstream closed its ear: it may have answered early.
+    Unwanted,
+}
+
+/// Both directions at once. The response decides: when it is whole, the exchange is over, even
+/// if the request's body was not wanted to its end. True: the upstream connection is clean.
+async fn converse(
+    exchange: &mut Exchange<'_, '_>,
+    mut sink: Sink<'_>,
+    upstream: Upstreamed<'_>,
+) -> Result<bool, Reason> {
+    let Exchange { session, request, body, responder, record, progress } = exchange;
+    let Progress { body_taken, response_started, .. } = progress;
+    let has_body = !body.is_empty();
+    let bytes_in = &mut record.bytes_in;
+    let sending = Cell::new(if has_body { Sending::UnderWay } else { Sending::Whole });
+    let client = responder.connection();
+    let mut send = pin!(async {
+        *body_taken = has_body;
+        pump(body, &mut sink, bytes_in).await
+    });
+    let reply = Reply {
+        worker: &session.worker,
+        answers: request.answers(),
+        sending: &sending,
+        responder,
+        bytes: &mut record.bytes_out,
+        status: &mut record.status,
+        started: response_started,
+    };
+    let mut receive = pin!(receive(upstream, reply));
+    let reusable = poll_fn(|cx| {
+        if sending.get() == Sending::UnderWay {
+            match send.as_mut().poll(cx) {
+                Poll::Ready(Ok(())) => sending.set(Sending::Whole),
+                Poll::Ready(Err(Broken::Source(error))) => {
+                    return Poll::Ready(Err(downstream_reason(&error)));
+                }
+                Poll::Ready(Err(Broken::Sink)) => sending.set(Sending::Unwanted),
+                Poll::Pending => {}
+            }
+        }
+        if let Poll::Ready(received) = receive.as_mut().poll(cx) {
+            return Poll::Ready(received);
+        }
+        // While the body is under way, reading it tells.
+        match &client {
+            Some(io) if sending.get() == Sending::Whole && io.poll_gone(cx).is_ready() => {
+                Poll::Ready(Err(Reason::DownstreamClosed))
+            }
+            _ => Poll::Pending,
+        }
+    })
+    .await?;
+    Ok(reusable && sending.get() == Sending::Whole)
+}
+
+/// Where a response goes, and what is noted about it.
+struct Reply<'a, 'io> {
+    worker: &'a Worker,
+    answers: Answers,
+    sending: &'a Cell<Sending>,
+    responder: &'a mut Responder<'io>,
+    bytes: &'a mut u64,
+    status: &'a mut u16,
+    started: &'a mut bool,
+}
+
+/// Carries the response back. True: the upstream connection is clean.
+async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<bool, Reason> {
+    match upstream {
+        Upstreamed::Link(stream) => loop {
+            let arrived = stream.next().await.map_err(reason_of)?;
+            // The state machine of the link lets nothing precede a head.
+            let Incoming::Head { head: bytes, interim, end } = arrived else {
+                return Err(Reason::UpstreamMalformed);
+            };
+            let mut head = reply.worker.response_heads.lend();
+            parse(&mut head, &bytes, reply.answers, interim)?;
+            if interim {
+                reply.interim(&bytes, &head).await?;
+                continue;
+            }
+            let source = if end { ended(&head)? } else { Source::link(stream, head.body) };
+            reply.finish(&bytes, &head, source).await?;
+            return Ok(true);
+        },
+        Upstreamed::Http1(reader) => loop {
+            let mut head = reply.worker.response_heads.lend();
+            let bytes =
+                reader.response(&mut head, reply.answers).await.map_err(|e| upstream_reason(&e))?;
+            if head.is_interim() {
+                reply.interim(&bytes, &head).await?;
+                continue;
+            }
+            if head.tunnel {
+                // Nobody was asked to change the protocol.
+                return Err(Reason::UpstreamMalformed);
+            }
+            let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
+            let source = Source::http1(reader, head.body);
+            reply.finish(&bytes, &head, source).await?;
+            return Ok(reusable);
+        },
+    }
+}
+
+/// A head that nothing follows must not promise a body.
+fn ended<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
+    match head.body {
+        BodyLength::Known(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
+        _ => Ok(Source::Empty),
+    }
+}
+
+/// Reads a head that came over a link. Its client would take a final head for an interim one by
+/// its status, whatever the frame says: then the next answer would be taken for this one's.
+fn parse(
+    head: &mut ResponseHead,
+    bytes: &[u8],
+    answers: Answers,
+    interim: bool,
+) -> Result<(), Reason> {
+    match head.parse(bytes, answers) {
+        Ok(Parsed::Complete(length))
+            if length == bytes.len() && head.is_interim() == interim && !head.tunnel =>
+        {
+            Ok(())
+        }
+        Ok(_) | Err(_) => Err(Reason::UpstreamMalformed),
+    }
+}
+
+fn reason_of(lost: Lost) -> Reason {
+    match lost {
+        Lost::Refused => Reason::UpstreamRefused,
+        Lost::Unreachable => Reason::ConnectFailed,
+        Lost::Broken => Reason::UpstreamReset,
+    }
+}
+
+impl Reply<'_, '_> {
+    async fn interim(&mut self, bytes: &[u8], head: &ResponseHead) -> Result<(), Reason> {
+        self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        self.responder.interim(bytes, head).await.map_err(|_| Reason::DownstreamClosed)
+    }
+
+    /// The final head and its body.
+    async fn finish(
+        &mut self,
+        bytes: &[u8],
+        head: &ResponseHead,
+        mut source: Source<'_>,
+    ) -> Result<(), Reason> {
+        self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        if self.sending.get() != Sending::Whole || self.worker.is_draining() {
+            // The rest of a request that is answered already is not waited for.
+            self.responder.close_after();
+        }
+        *self.status = head.status;
+        *self.started = true;
+        let bodiless = source.is_empty();
+        let mut sink =
+            self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
+        if bodiless && matches!(sink, Sink::Link { .. }) {
+            return Ok(());
+        }
+        pump(&mut source, &mut sink, self.bytes).await.map_err(|broken| match broken {
+            Broken::Source(error) => upstream_reason(&error),
+            Broken::Sink => Reason::DownstreamClosed,
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! An HTTP/1.1 connection's two halves: what has been read and what is to be written.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use leno_wire::http1::{Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead};
+
+use crate::io::Io;
+
+/// The reading half, with what arrived beyond the last message.
+pub(crate) struct Reader {
+    pub(crate) io: Io,
+    pub(crate) buffer: BytesMut,
+}
+
+/// The writing half, with what was produced and not yet written.
+pub(crate) struct Writer {
+    pub(crate) io: Io,
+    pub(crate) buffer: BytesMut,
+}
+
+/// Why a head could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error("the connection broke")]
+    Io(#[from] io::Error),
+    #[error("the peer ended the connection inside a message")]
+    Ended,
+    #[error("a body is not as long as its head declared")]
+    LengthMismatch,
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+impl Reader {
+    pub(crate) fn new(io: Io) -> Self {
+        Self { io, buffer: BytesMut::new() }
+    }
+
+    /// Waits for the first byte of the next message. False: an orderly end instead.
+    pub(crate) async fn wait(&mut self) -> Result<bool, ReadError> {
+        while self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
+            poll_fn(|cx| self.io.poll_readable(cx)).await?;
+            if poll_fn(|cx| self.poll_first(cx)).await? == 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// As [`Self::poll_more`] into an empty buffer: an idle connection holds none.
+    fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let polled = self.poll_more(cx);
+        if polled.is_pending() {
+            self.buffer = BytesMut::new();
+        }
+        polled
+    }
+
+    /// Reads more. 0 is the end.
+    pub(crate) async fn more(&mut self) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_more(cx)).await
+    }
+
+    pub(crate) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.io.poll_read(cx, &mut self.buffer)
+    }
+
+    /// Reads one request head, whole. The head's spans refer to the returned bytes.
+    pub(crate) async fn request(&mut self, head: &mut RequestHead) -> Result<Bytes, ReadError> {
+        loop {
+            match head.parse(&self.buffer)? {
+                Parsed::Complete(length) => return Ok(self.buffer.split_to(length).freeze()),
+                Parsed::Partial => self.more_of_head().await?,
+            }
+        }
+    }
+
+    /// Reads one response head, whole. The head's spans refer to the returned bytes.
+    pub(crate) async fn response(
+        &mut self,
+        head: &mut ResponseHead,
+        answers: Answers,
+    ) -> Result<Bytes, ReadError> {
+        loop {
+            match head.parse(&self.buffer, answers)? {
+                Parsed::Complete(length) => return Ok(self.buffer.split_to(length).freeze()),
+                Parsed::Partial => self.more_of_head().await?,
+            }
+        }
+    }
+
+    async fn more_of_head(&mut self) -> Result<(), ReadError> {
+        // The parser refuses a head that is too large; this guards our own loop.
+        if self.buffer.len() > HEAD_BYTES_MAX + HEAD_SLACK {
+            return Err(Malformed::HeadTooLarge.into());
+        }
+        if self.more().await? == 0 { Err(ReadError::Ended) } else { Ok(()) }
+    }
+}
+
+impl Writer {
+    pub(crate) fn new(io: Io) -> Self {
+        Self { io, buffer: BytesMut::new() }
+    }
+
+    /// Whether so much waits that the producer must wait too.
+    pub(crate) fn is_full(&self) -> bool {
+        self.buffer.len() >= WRITE_BYTES_MAX
+    }
+
+    /// Writes all that waits.
+    pub(crate) async fn flush(&mut self) -> io::Result<()> {
+        poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.buffer.is_empty() || self.io.is_unflushed() {
+            ready!(self.io.poll_write_all(cx, &mut self.buffer))?;
+            // An idle connection holds no buffer.
+            self.buffer = BytesMut::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Room beyond the largest head for what the same read brought along.
+const HEAD_SLACK: usize = 32 * 1024;
+/// What may wait in a writer before its producer is made to wait.
+const WRITE_BYTES_MAX: usize = 64 * 1024;

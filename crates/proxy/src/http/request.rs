@@ -1,0 +1,112 @@
+//! A request's head: what it asks for, where it wants to go, and how rules see it.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use leno_model::Reason;
+use leno_traffic::{Fields, RequestView};
+use leno_wire::http1::{Answers, RequestHead, Target, target};
+
+/// A request's head, as received.
+pub(crate) struct Request<'a> {
+    /// The bytes that the head's spans refer to.
+    pub(crate) bytes: Bytes,
+    pub(crate) head: &'a RequestHead,
+}
+
+/// Where a request says it wants to go, read once.
+pub(crate) struct Aim<'a> {
+    pub(crate) method: &'a str,
+    /// The authority of an absolute target, else the `Host` field.
+    pub(crate) authority: &'a str,
+    pub(crate) path: &'a str,
+    pub(crate) query: Option<&'a str>,
+    /// The target in origin form, when it came in another.
+    pub(crate) origin: Option<Cow<'a, str>>,
+}
+
+impl Request<'_> {
+    pub(crate) fn method(&self) -> &str {
+        text(self.head.method.of(&self.bytes))
+    }
+
+    /// Which rules say how its response's body is delimited.
+    pub(crate) fn answers(&self) -> Answers {
+        answers(self.method())
+    }
+
+    /// Reads the target.
+    ///
+    /// # Errors
+    /// `bad-request` for a form that does not go with the method (RFC 9112 §3.2).
+    pub(crate) fn aim(&self) -> Result<Aim<'_>, Reason> {
+        let method = self.head.method.of(&self.bytes);
+        let raw = self.head.target.of(&self.bytes);
+        let host = text(self.head.host.map_or(&[][..], |host| host.of(&self.bytes)));
+        let aim = |authority, path, query, origin| Aim {
+            method: text(method),
+            authority,
+            path,
+            query,
+            origin,
+        };
+        match target(method, raw).map_err(|_| Reason::BadRequest)? {
+            Target::Origin { path, query } => Ok(aim(host, text(path), query.map(text), None)),
+            Target::Absolute { authority, path, query, .. } => {
+                let (path, query) = (text(path), query.map(text));
+                // RFC 9112 §3.2.4: an OPTIONS request without path or query goes out as `*`.
+                let shown = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
+                    Cow::Borrowed("*")
+                } else {
+                    let path = if path.is_empty() { "/" } else { path };
+                    match query {
+                        Some(query) => Cow::Owned(format!("{path}?{query}")),
+                        None => Cow::Borrowed(path),
+                    }
+                };
+                let path = if path.is_empty() { "/" } else { path };
+                Ok(aim(text(authority), path, query, Some(shown)))
+            }
+            Target::Asterisk => Ok(aim(host, "*", None, None)),
+            Target::Authority { .. } => Err(Reason::Unsupported),
+        }
+    }
+
+    /// The request as rules see it.
+    pub(crate) fn view<'b>(&'b self, aim: &Aim<'b>) -> RequestView<'b> {
+        RequestView {
+            method: aim.method,
+            path: aim.path,
+            query: aim.query,
+            authority: aim.authority,
+            fields: self,
+        }
+    }
+}
+
+impl Fields for Request<'_> {
+    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
+        let mut values = self.head.find(&self.bytes, name).map(String::from_utf8_lossy);
+        let mut joined = values.next()?;
+        for value in values {
+            let text = joined.to_mut();
+            text.push_str(", ");
+            text.push_str(&value);
+        }
+        Some(joined)
+    }
+}
+
+/// Which rules say how the response to `method` is delimited (RFC 9112 §6.3).
+pub(crate) fn answers(method: &str) -> Answers {
+    match method {
+        "HEAD" => Answers::Head,
+        "CONNECT" => Answers::Connect,
+        _ => Answers::Other,
+    }
+}
+
+/// The codec lets only ASCII into methods and targets.
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
+}

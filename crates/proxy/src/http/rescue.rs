@@ -1,0 +1,111 @@
+//! A failure becomes a response: reason → status, header, a sentence. One table, in `Reason`.
+
+use leno_model::{Retry, Side, WorkloadName};
+use leno_wire::link::ResetCode;
+
+use super::respond::Responder;
+use crate::error::Failure;
+
+/// Answers for the upstream that did not. False: nothing can be answered, the client is cut off.
+pub(crate) async fn answer(
+    failure: &Failure,
+    workload: &WorkloadName,
+    responder: &mut Responder<'_>,
+    bodiless: bool,
+) -> bool {
+    let status = failure.reason.status();
+    if status == 0 {
+        return false;
+    }
+    let body = body(failure);
+    let side = side(failure.reason.side());
+    let label = failure.reason.label();
+    let head = format!(
+        "HTTP/1.1 {status} {}\r\nleno-reason: {label};side={side};workload=\"{workload}\"\r\n\
+         content-type: text/plain; charset=utf-8\r\ncontent-length: {}\r\n",
+        phrase(status),
+        body.len(),
+    );
+    let body = if bodiless { "" } else { &body };
+    match responder {
+        Responder::Http1 { writer, keep_alive, .. } => {
+            writer.buffer.extend_from_slice(head.as_bytes());
+            let close: &[u8] = if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
+            writer.buffer.extend_from_slice(close);
+            writer.buffer.extend_from_slice(body.as_bytes());
+            writer.flush().await.is_ok()
+        }
+        // Nothing reached the application: the client's sidecar may know another endpoint.
+        Responder::Link { stream } if failure.reason.retry() == Retry::Always => {
+            stream.reset(ResetCode::Unreachable);
+            true
+        }
+        // It broke half-way: only the client's sidecar knows whether another may be asked.
+        Responder::Link { stream } if failure.reason.retry() == Retry::IfUnsent => {
+            stream.reset(ResetCode::Failed);
+            true
+        }
+        Responder::Link { stream } => {
+            if stream.uncongested().await.is_err() {
+                return false;
+            }
+            let mut body = bytes::Bytes::copy_from_slice(body.as_bytes());
+            let sent = stream.send_head(false, body.is_empty(), |out| {
+                out.extend_from_slice(head.as_bytes());
+                out.extend_from_slice(b"\r\n");
+            });
+            sent.is_ok()
+                && (body.is_empty()
+                    || std::future::poll_fn(|cx| stream.poll_send(cx, &mut body, true))
+                        .await
+                        .is_ok())
+        }
+    }
+}
+
+fn body(failure: &Failure) -> String {
+    let caption = failure.reason.caption();
+    match &failure.policy {
+        Some(policy) => format!("leno: {caption} (TrafficTarget {policy})\n"),
+        None => format!("leno: {caption}\n"),
+    }
+}
+
+fn side(side: Side) -> &'static str {
+    match side {
+        Side::Downstream => "downstream",
+        Side::Ours => "ours",
+        Side::Upstream => "upstream",
+    }
+}
+
+/// The reason phrases of RFC 9110 §15 for the statuses in `Reason`.
+fn phrase(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        408 => "Request Timeout",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        501 => "Not Implemented",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        _ => "Error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::Reason;
+
+    use super::*;
+
+    #[test]
+    fn every_status_of_the_table_has_its_phrase() {
+        for reason in Reason::ALL {
+            assert!(reason.status() == 0 || phrase(reason.status()) != "Error", "{reason:?}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The way back to the client: one door for connections and streams.
+
+use leno_wire::http1::{
+    BodyLength, Connection, Framing, ResponseEdits, ResponseHead, Version, write_response,
+};
+
+use super::body::Sink;
+use super::message::Writer;
+use crate::io::Io;
+use crate::link::LinkStream;
+
+/// Where the answer goes.
+pub(crate) enum Responder<'a> {
+    /// An HTTP/1.1 connection.
+    Http1 {
+        writer: &'a mut Writer,
+        /// What the client speaks: HTTP/1.0 gets no chunks and no interim responses.
+        version: Version,
+        /// Whether the connection may serve another request afterwards.
+        keep_alive: bool,
+    },
+    /// A stream of a link.
+    Link { stream: &'a LinkStream },
+}
+
+/// The client is gone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientGone;
+
+impl Responder<'_> {
+    /// Waits until a head may be sent: many streams share the output of a link.
+    pub(crate) async fn uncongested(&self) -> Result<(), ClientGone> {
+        match self {
+            Self::Http1 { .. } => Ok(()),
+            Self::Link { stream } => stream.uncongested().await.map_err(|_| ClientGone),
+        }
+    }
+
+    /// The client's own connection; none when it is a stream among others.
+    pub(crate) fn connection(&self) -> Option<Io> {
+        match self {
+            Self::Http1 { writer, .. } => Some(writer.io.clone()),
+            Self::Link { .. } => None,
+        }
+    }
+
+    /// Passes an interim (1xx) head on at once.
+    pub(crate) async fn interim(
+        &mut self,
+        bytes: &[u8],
+        head: &ResponseHead,
+    ) -> Result<(), ClientGone> {
+        match self {
+            // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
+            Self::Http1 { version: Version::Http10, .. } => Ok(()),
+            Self::Http1 { writer, .. } => {
+                let edits = edits(Framing::Outside, Connection::KeepAlive);
+                write_response(bytes, head, &edits, &mut writer.buffer);
+                writer.flush().await.map_err(|_| ClientGone)
+            }
+            Self::Link { stream } => {
+                let edits = edits(Framing::Outside, Connection::KeepAlive);
+                stream
+                    .send_head(true, false, |out| write_response(bytes, head, &edits, out))
+                    .map_err(|_| ClientGone)
+            }
+        }
+    }
+
+    /// Begins the final response; what is returned takes its body. `bodiless`: none follows.
+    pub(crate) fn start(
+        &mut self,
+        bytes: &[u8],
+        head: &ResponseHead,
+        bodiless: bool,
+    ) -> Result<Sink<'_>, ClientGone> {
+        match self {
+            Self::Http1 { writer, version, keep_alive } => {
+                let framing = framing(head.body, *version);
+                // Without a length or chunks only the end of the connection ends the body.
+                let endless = framing == Framing::Outside;
+                *keep_alive &= !endless;
+                let connection =
+                    if *keep_alive { Connection::KeepAlive } else { Connection::Close };
+                write_response(bytes, head, &edits(framing, connection), &mut writer.buffer);
+                Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
+            }
+            Self::Link { stream } => {
+                let edits = edits(Framing::Outside, Connection::KeepAlive);
+                stream
+                    .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
+                    .map_err(|_| ClientGone)?;
+                Ok(Sink::Link { stream })
+            }
+        }
+    }
+
+    /// Whatever follows on this connection cannot be told from this exchange: close it after.
+    pub(crate) fn close_after(&mut self) {
+        if let Self::Http1 { keep_alive, .. } = self {
+            *keep_alive = false;
+        }
+    }
+}
+
+/// How the body's length is told to an HTTP/1 client.
+fn framing(length: BodyLength, version: Version) -> Framing {
+    match (length, version) {
+        (BodyLength::Empty | BodyLength::Known(_), _) => Framing::Keep,
+        (BodyLength::Chunked | BodyLength::UntilClose, Version::Http11) => Framing::Chunked,
+        (BodyLength::Chunked | BodyLength::UntilClose, Version::Http10) => Framing::Outside,
+    }
+}
+
+fn edits(framing: Framing, connection: Connection) -> ResponseEdits<'static> {
+    ResponseEdits { framing, add: &[], remove: &[], connection }
+}

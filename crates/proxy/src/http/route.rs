@@ -1,0 +1,133 @@
+//! The first stations of the corridor: which service is meant, and which rule decides.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{Endpoint, Reach, Reason, ServiceName};
+use leno_traffic::{RouteChoice, host};
+
+use super::request::{Aim, Request};
+use crate::error::Failure;
+use crate::record::Record;
+use crate::session::{Entrance, Session};
+use crate::upstream::Application;
+use crate::world::Scene;
+
+/// Where a request goes, in the one version of the world that it holds.
+pub(crate) struct Bound {
+    pub(crate) scene: Arc<Scene>,
+    pub(crate) destination: Destination,
+    /// How long the whole exchange may take.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// What is behind a route.
+pub(crate) enum Destination {
+    /// The application behind this sidecar.
+    Application(Rc<Application>),
+    /// Any of these endpoints.
+    Endpoints(Arc<[Arc<Endpoint>]>),
+}
+
+/// Decides where a request goes, and names it in its record.
+pub(crate) async fn route(
+    session: &Session,
+    request: &Request<'_>,
+    aim: &Aim<'_>,
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    match &session.entrance {
+        Entrance::Inbound { port } => application(session, *port, record),
+        Entrance::Door { service, port } => {
+            // A door's service comes from the plan; that of a proxy's client must be known first.
+            record.subject.service = Some(service.clone());
+            to_service(session, (service, *port), request, aim, record).await
+        }
+        Entrance::HttpProxy => {
+            let (service, port) = named(session, aim.authority)?;
+            to_service(session, (&service, port), request, aim, record).await
+        }
+    }
+}
+
+/// The application's own port, as the snapshot describes it.
+pub(crate) fn application(
+    session: &Session,
+    port: u16,
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    let plan = &scene.plans.snapshot.plan;
+    record.subject.port = port;
+    record.subject.service = plan.served.get(&port).cloned();
+    let destination = SocketAddr::new(plan.address, port);
+    let destination = Destination::Application(session.worker.application(destination));
+    Ok(Bound { scene, destination, timeout: None })
+}
+
+/// The service and port that an authority names.
+pub(crate) fn named(session: &Session, authority: &str) -> Result<(ServiceName, u16), Reason> {
+    let (name, port) = match authority.rsplit_once(':') {
+        Some((name, port)) => (name, port.parse().map_err(|_| Reason::BadRequest)?),
+        None => (authority, HTTP_PORT),
+    };
+    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    let namespace = &scene.plans.snapshot.plan.workload.namespace;
+    let service = host::service_of(name, namespace).ok_or(Reason::UnknownService)?;
+    Ok((service, port))
+}
+
+/// Where a tunnel leads that the client of the HTTP proxy asks for, once it is known to exist.
+pub(crate) async fn tunnel(
+    session: &Session,
+    authority: &str,
+) -> Result<(ServiceName, u16), Reason> {
+    let (service, port) = named(session, authority)?;
+    let patience = session.worker.config.limits.discovery_timeout;
+    let scene = session.worker.world.with_service(&service, patience).await?;
+    let plan = scene.plans.service(&service).ok_or(Reason::UnknownService)?;
+    match (plan.view.reach, plan.ports.contains_key(&port)) {
+        (Reach::Denied, _) => Err(Reason::DeniedOutbound),
+        (Reach::Allowed, false) => Err(Reason::UnknownService),
+        (Reach::Allowed, true) => Ok((service, port)),
+    }
+}
+
+async fn to_service(
+    session: &Session,
+    (service, port): (&ServiceName, u16),
+    request: &Request<'_>,
+    aim: &Aim<'_>,
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    let worker = &session.worker;
+    let scene = worker.world.with_service(service, worker.config.limits.discovery_timeout).await?;
+    worker.sweep(&scene);
+    let plan = scene.plans.service(service).ok_or(Reason::UnknownService)?;
+    record.subject.service = Some(service.clone());
+    if plan.view.reach == Reach::Denied {
+        return Err(Reason::DeniedOutbound.into());
+    }
+    let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    record.subject.port = port;
+    let (endpoints, timeout) = match port_plan.routes.choose(&request.view(aim), worker.draw()) {
+        RouteChoice::Direct => (port_plan.endpoints.clone(), None),
+        RouteChoice::To { rule, backend, .. } => {
+            record.subject.route = Some(rule.route.clone());
+            let behind = scene.plans.service(&backend.service);
+            let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
+            let behind = behind.ok_or(Reason::InvalidBackend)?;
+            record.subject.service = Some(backend.service.clone());
+            (behind.endpoints.clone(), rule.request_timeout)
+        }
+        RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
+        RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
+    };
+    let destination = Destination::Endpoints(endpoints);
+    Ok(Bound { scene, destination, timeout })
+}
+
+/// RFC 9110 §4.2.1: the default port of `http` URIs.
+const HTTP_PORT: u16 = 80;

@@ -1,0 +1,151 @@
+//! Serving HTTP/1.1: requests of a connection one after another, streams of a link as they come.
+
+use bytes::BytesMut;
+use leno_model::Reason;
+use leno_wire::http1::{BodyLength, Malformed, Parsed, RequestHead, Version};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::body::Source;
+use super::exchange::Exchange;
+use super::message::{ReadError, Reader, Writer};
+use super::request::Request;
+use super::rescue;
+use super::respond::Responder;
+use crate::drain::Phase;
+use crate::error::{Failure, downstream_reason};
+use crate::io::Io;
+use crate::link::Opened;
+use crate::record::Record;
+use crate::session::{Entrance, Session};
+
+/// What a connection turned out to be when `serve` returned.
+pub(crate) enum Served {
+    /// It is over.
+    Done,
+    /// The client asked for a tunnel to this authority; what it sent already waits in `early`.
+    Tunnel { authority: String, early: BytesMut },
+}
+
+/// Serves the requests of one connection until either side ends it, and closes it then.
+pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served {
+    let worker = &session.worker;
+    let mut reader = Reader::new(io.clone());
+    reader.buffer = early;
+    let mut writer = Writer::new(io.clone());
+    let mut phase = worker.phase.clone();
+    loop {
+        if !next_request(session, &mut reader, &mut phase).await {
+            io.close().await;
+            return Served::Done;
+        }
+        let mut head = worker.request_heads.lend();
+        let patience = worker.config.limits.head_timeout;
+        let bytes = match timeout(patience, reader.request(&mut head)).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(error)) => return refuse(session, io, downstream_reason(&error)).await,
+            Err(_) => return refuse(session, io, Reason::HeadTimeout).await,
+        };
+        let request = Request { bytes, head: &head };
+        // Elsewhere a tunnel makes no sense: the exchange says so.
+        if session.entrance == Entrance::HttpProxy && request.method() == "CONNECT" {
+            let authority = String::from_utf8_lossy(head.target.of(&request.bytes)).into_owned();
+            return Served::Tunnel { authority, early: reader.buffer };
+        }
+        let mut responder = Responder::Http1 {
+            writer: &mut writer,
+            version: head.version,
+            // RFC 9112 §9.3: a client of HTTP/1.0 would have to be told, and read to the end.
+            keep_alive: head.keep_alive && head.version == Version::Http11,
+        };
+        let mut body = Source::http1(&mut reader, head.body);
+        let went_well = Exchange::new(session, &request, &mut body, &mut responder).run().await;
+        let whole = body.is_complete();
+        let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
+        if !went_well {
+            io.reset();
+            return Served::Done;
+        }
+        if !whole || !goes_on {
+            io.linger().await;
+            return Served::Done;
+        }
+    }
+}
+
+/// Waits for the first byte of the next request. False: there will be none.
+async fn next_request(
+    session: &Session,
+    reader: &mut Reader,
+    phase: &mut watch::Receiver<Phase>,
+) -> bool {
+    let idle = session.worker.config.limits.idle_connection;
+    tokio::select! {
+        biased;
+        waited = timeout(idle, reader.wait()) => matches!(waited, Ok(Ok(true))),
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+    }
+}
+
+/// Answers what goes no further, and ends the connection: its next byte has no meaning.
+pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served {
+    let mut record = Record::open(session, "http");
+    record.reason = Some(reason);
+    record.status = reason.status();
+    let mut writer = Writer::new(io.clone());
+    let mut responder =
+        Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
+    let failure = Failure::from(reason);
+    let workload = &session.worker.config.workload;
+    if rescue::answer(&failure, workload, &mut responder, false).await {
+        drop(record);
+        io.linger().await;
+    }
+    Served::Done
+}
+
+/// Serves one HTTP stream of a link.
+pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
+    let stream = &opened.stream;
+    let mut head = session.worker.request_heads.lend();
+    let mut responder = Responder::Link { stream };
+    match parse(&mut head, opened) {
+        Ok(()) => {
+            let request = Request { bytes: opened.head.clone(), head: &head };
+            let mut body = Source::link(stream, head.body);
+            let exchange = Exchange::new(session, &request, &mut body, &mut responder).run();
+            tokio::select! {
+                biased;
+                _ = stream.lost() => {}
+                went_well = exchange => {
+                    if !went_well {
+                        stream.reset(leno_wire::link::ResetCode::Failed);
+                    }
+                }
+            }
+        }
+        Err(error) => {
+            let mut record = Record::open(session, "http");
+            let reason = downstream_reason(&error);
+            record.reason = Some(reason);
+            record.status = reason.status();
+            let workload = &session.worker.config.workload;
+            rescue::answer(&Failure::from(reason), workload, &mut responder, false).await;
+        }
+    }
+}
+
+/// On a link the END flag says whether a body follows; the head says how long it is, or does not.
+fn parse(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
+    match head.parse(&opened.head)? {
+        Parsed::Complete(length) if length == opened.head.len() => {}
+        Parsed::Complete(_) | Parsed::Partial => return Err(Malformed::HeadTooLarge.into()),
+    }
+    head.body = match (opened.end, head.body) {
+        (true, BodyLength::Empty | BodyLength::Known(0)) => BodyLength::Empty,
+        (false, BodyLength::Known(bytes)) => BodyLength::Known(bytes),
+        (false, BodyLength::Empty) => BodyLength::Chunked,
+        (true, _) | (false, _) => return Err(ReadError::LengthMismatch),
+    };
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Things that are needed for a moment and keep their allocation for the next.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+/// Values of one thread that nobody uses right now.
+#[derive(Default)]
+pub(crate) struct Spare<T>(RefCell<Vec<T>>);
+
+impl<T: Default> Spare<T> {
+    /// One that was used before, or a new one. Its last content is still there.
+    pub(crate) fn lend(&self) -> Lent<'_, T> {
+        let value = self.0.borrow_mut().pop().unwrap_or_default();
+        Lent { owner: self, value }
+    }
+}
+
+/// A value that goes back when it is dropped.
+pub(crate) struct Lent<'a, T: Default> {
+    owner: &'a Spare<T>,
+    value: T,
+}
+
+impl<T: Default> Deref for Lent<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: Default> DerefMut for Lent<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T: Default> Drop for Lent<'_, T> {
+    fn drop(&mut self) {
+        let mut spare = self.owner.0.borrow_mut();
+        if spare.len() < SPARE_MAX {
+            spare.push(std::mem::take(&mut self.value));
+        }
+    }
+}
+
+/// Values kept by one thread: as many as a turn of its event loop uses at once.
+const SPARE_MAX: usize = 64;

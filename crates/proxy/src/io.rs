@@ -1,0 +1,211 @@
+//! One byte stream, plain or TLS, whose reading and writing halves live in the same task.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// One byte stream. Clones share it; they must stay in one task, which polls one side at a time.
+#[derive(Clone)]
+pub(crate) struct Io(Rc<Shared>);
+
+struct Shared {
+    stream: RefCell<Stream>,
+    /// Bytes that the stream has taken may still wait inside its TLS session.
+    unflushed: Cell<bool>,
+}
+
+/// What the bytes travel on.
+pub(crate) enum Stream {
+    /// A bare TCP connection.
+    Plain(TcpStream),
+    /// TLS that this sidecar terminated.
+    Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
+    /// TLS that this sidecar began.
+    Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+}
+
+impl Io {
+    pub(crate) fn new(stream: Stream) -> Self {
+        Self(Rc::new(Shared { stream: RefCell::new(stream), unflushed: Cell::new(false) }))
+    }
+
+    /// Reads what there is into `buffer`, growing it by at most `READ_BYTES`. 0 is the end.
+    pub(crate) fn poll_read(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<io::Result<usize>> {
+        if buffer.capacity() - buffer.len() < READ_BYTES_MIN {
+            buffer.reserve(READ_BYTES);
+        }
+        let mut stream = self.0.stream.borrow_mut();
+        pin!(stream.read_buf(buffer)).poll(cx)
+    }
+
+    /// Writes from the front of `buffer` until it is empty, then flushes. Pending with an empty
+    /// buffer means that the flush is not done: call again.
+    pub(crate) fn poll_write_all(
+        &self,
+        cx: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<io::Result<()>> {
+        let mut stream = self.0.stream.borrow_mut();
+        while !buffer.is_empty() {
+            let written = ready!(Pin::new(&mut *stream).poll_write(cx, buffer))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.0.unflushed.set(true);
+            buffer.advance(written);
+        }
+        if self.0.unflushed.get() {
+            ready!(Pin::new(&mut *stream).poll_flush(cx))?;
+            self.0.unflushed.set(false);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether a write has yet to reach the kernel.
+    pub(crate) fn is_unflushed(&self) -> bool {
+        self.0.unflushed.get()
+    }
+
+    /// Ends the writing side: FIN, after `close_notify` on TLS.
+    pub(crate) fn poll_shutdown(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
+    }
+
+    /// Ends a connection on which nothing more is expected. A peer that does not read is not
+    /// waited for longer than `FAREWELL`.
+    pub(crate) async fn close(&self) {
+        // Failing means that the connection is gone already, which is what we want.
+        drop(timeout(FAREWELL, poll_fn(|cx| self.poll_shutdown(cx))).await);
+    }
+
+    /// Ends a connection whose peer may still be sending. Closing it with unread bytes would reset
+    /// it, and the peer would lose the answer: so they are read and dropped for a while.
+    pub(crate) async fn linger(&self) {
+        let read_out = async {
+            poll_fn(|cx| self.poll_shutdown(cx)).await?;
+            let mut left = LINGER_BYTES_MAX;
+            let mut dropped = BytesMut::new();
+            loop {
+                let read = poll_fn(|cx| self.poll_read(cx, &mut dropped)).await?;
+                dropped.clear();
+                match left.checked_sub(read) {
+                    Some(rest) if read > 0 => left = rest,
+                    _ => return Ok::<_, io::Error>(()),
+                }
+            }
+        };
+        // Failing means that the connection is gone already, which is what we want.
+        drop(timeout(FAREWELL, read_out).await);
+    }
+
+    /// Waits until there is something to read, without holding a buffer meanwhile.
+    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &*self.0.stream.borrow() {
+            Stream::Plain(tcp) => tcp.poll_read_ready(cx),
+            // Decrypted bytes may wait inside the session; reading is the only way to know.
+            Stream::Server(_) | Stream::Client(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Resolves when a peer that only waits has gone. Ending its writing side counts: to most
+    /// servers it means the same. Bytes that it sends ahead hide its end until they are read, and
+    /// so does TLS.
+    pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let Stream::Plain(tcp) = &*self.0.stream.borrow() else {
+            return Poll::Pending;
+        };
+        match tcp.poll_peek(cx, &mut ReadBuf::new(&mut [0])) {
+            Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
+            Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Whether an idle connection is still open and silent, hence fit for another request.
+    pub(crate) fn is_quiet(&self) -> bool {
+        // A peek tells end and data apart from silence and consumes neither; while the event
+        // loop has seen nothing it costs no system call.
+        let mut cx = Context::from_waker(Waker::noop());
+        self.tcp().poll_peek(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
+    }
+
+    /// Closes with a reset instead of an orderly end, when the last clone is dropped: the peer
+    /// must not mistake it for success.
+    pub(crate) fn reset(&self) {
+        // Failing means that the socket is gone already, which is what we want.
+        drop(socket2::SockRef::from(&*self.tcp()).set_linger(Some(Duration::ZERO)));
+    }
+
+    fn tcp(&self) -> Ref<'_, TcpStream> {
+        Ref::map(self.0.stream.borrow(), |stream| match stream {
+            Stream::Plain(tcp) => tcp,
+            Stream::Server(tls) => tls.get_ref().0,
+            Stream::Client(tls) => tls.get_ref().0,
+        })
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Server(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Client(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Server(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Client(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Server(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Client(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Server(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Client(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// What one read asks for: a TLS record's worth.
+const READ_BYTES: usize = 16 * 1024;
+/// Below this much room a buffer grows before the next read.
+const READ_BYTES_MIN: usize = 4 * 1024;
+/// How long the end of a connection may take, read out or not.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// What is read and dropped of a peer that goes on sending after its answer.
+const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;

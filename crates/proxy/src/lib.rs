@@ -1,0 +1,253 @@
+//! Sockets in, sockets out: the data plane.
+//!
+//! This file assembles the parts and decides nothing. The road of a request is
+//! `listen` → `connection` → `tls` → `http::server` → `http::exchange` → `upstream`.
+
+mod access_log;
+mod admin;
+mod config;
+mod connection;
+mod connections;
+mod desk;
+mod dial;
+mod dns;
+mod drain;
+mod error;
+mod follow;
+mod http;
+mod io;
+mod link;
+mod listen;
+mod listeners;
+mod names;
+mod opened;
+mod record;
+mod redirect;
+mod renew;
+mod session;
+mod state;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod upstream;
+mod worker;
+mod world;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use leno_discovery::Request;
+use leno_telemetry::Telemetry;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::LocalSet;
+
+pub use config::{AccessLog, Config, INBOUND_PORT, Interception, Limits, MARK, OUTBOUND_PORT};
+
+use crate::admin::Admin;
+use crate::connections::Connections;
+use crate::drain::Phase;
+use crate::follow::Follower;
+use crate::listen::Command;
+use crate::listeners::Listeners;
+use crate::opened::Doors;
+use crate::state::StateDir;
+use crate::worker::{Parts, Worker};
+use crate::world::World;
+
+/// A proxy that has been started; it runs inside [`Proxy::run`].
+pub struct Proxy {
+    config: Arc<Config>,
+    admin: TcpListener,
+    state: StateDir,
+    doors: Doors,
+}
+
+/// Why a proxy cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The admin page.
+    #[error("the admin page cannot listen at {address}: {cause}; use --admin with a free address")]
+    Admin {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// The state directory.
+    #[error("the state directory {path} cannot be used: {cause}; use --state with another")]
+    State {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A data thread.
+    #[error("a data thread cannot be started: {0}")]
+    Thread(std::io::Error),
+}
+
+impl Proxy {
+    /// Claims what the proxy cannot do without: its state directory and its admin address.
+    ///
+    /// # Errors
+    /// [`StartError`] naming what is taken or unusable.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let state = StateDir::open(&config.state)
+            .map_err(|cause| StartError::State { path: config.state.clone(), cause })?;
+        let admin = TcpListener::bind(config.admin)
+            .await
+            .map_err(|cause| StartError::Admin { address: config.admin, cause })?;
+        Ok(Self { config: Arc::new(config), admin, state, doors: Doors::new() })
+    }
+
+    /// Where the admin page is.
+    ///
+    /// # Errors
+    /// What the kernel says about the socket.
+    pub fn admin_address(&self) -> std::io::Result<SocketAddr> {
+        self.admin.local_addr()
+    }
+
+    /// Where the doors are, by name, once they are open: `inbound-PORT`, `door-ADDRESS`,
+    /// `http-proxy`.
+    #[must_use]
+    pub fn doors(&self) -> watch::Receiver<Option<BTreeMap<String, SocketAddr>>> {
+        self.doors.watch()
+    }
+
+    /// Serves until `stop` resolves, then drains. Must run on a current-thread runtime: it is
+    /// the control thread; requests run on threads of their own.
+    ///
+    /// # Errors
+    /// [`StartError`] when a data thread cannot be started.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
+        let telemetry = Telemetry::new();
+        let (world, wanted) = World::new(self.state.names(), Instant::now());
+        let connections = Arc::new(Connections::default());
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let (log, lines) = mpsc::channel(access_log::QUEUE_MAX);
+        let mut threads = Vec::new();
+        let mut workers = Vec::new();
+        for core in 0..self.config.cores.max(1) {
+            let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+            let parts = Parts {
+                config: self.config.clone(),
+                world: world.clone(),
+                connections: connections.clone(),
+                phase: phases.clone(),
+                log: (self.config.access_log == AccessLog::Json).then(|| log.clone()),
+                shard: telemetry.shard(),
+                seed: seed(core),
+            };
+            workers.push(commands);
+            threads.push(spawn(core, parts, inbox).map_err(StartError::Thread)?);
+        }
+        drop(log);
+        let admin = Admin {
+            telemetry: telemetry.clone(),
+            world: world.clone(),
+            connections,
+            doors: self.doors.clone(),
+        };
+        let follower = Follower {
+            admin: self.admin.local_addr().map_err(StartError::Thread)?,
+            config: self.config.clone(),
+            shard: telemetry.shard(),
+            telemetry,
+            world,
+            state: self.state.clone(),
+            subscribed: RefCell::new(BTreeSet::new()),
+            listening: RefCell::new(Vec::new()),
+            seed: seed(0),
+        };
+        let tasks = LocalSet::new();
+        tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
+        tasks.spawn_local(access_log::write(lines));
+        let state = self.state.clone();
+        let requests = control(&tasks, follower, wanted, (workers, self.doors, self.state));
+        tasks.run_until(stop).await;
+        tracing::info!("draining");
+        state.release();
+        tasks.run_until(withdraw(&requests)).await;
+        phase.send_replace(Phase::Draining);
+        let joined = tokio::task::spawn_blocking(move || {
+            threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
+        });
+        if tasks.run_until(joined).await.is_ok_and(|failed| failed > 0) {
+            tracing::error!("a data thread panicked");
+        }
+        Ok(())
+    }
+}
+
+/// Starts what runs beside the data threads: the stream, subscriptions, listeners, certificates.
+fn control(
+    tasks: &LocalSet,
+    follower: Follower,
+    wanted: mpsc::Receiver<leno_model::ServiceName>,
+    (workers, doors, state): (Vec<mpsc::Sender<Command>>, Doors, StateDir),
+) -> mpsc::Sender<Request> {
+    let follower = Rc::new(follower);
+    if let Some(credential) = state.credential(&follower.config.workload, SystemTime::now()) {
+        renew::adopt(&follower, credential);
+    }
+    let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
+    let listeners = Listeners::new(workers, state);
+    if let Interception::Redirect { dns, .. } = follower.config.interception {
+        tasks.spawn_local(dns::serve(follower.clone(), dns));
+    }
+    tasks.spawn_local(follow::follow(follower.clone(), inbox));
+    tasks.spawn_local(desk::keep_subscriptions(follower.clone(), wanted, requests.clone()));
+    tasks.spawn_local(renew::keep_fresh(follower.clone(), requests.clone()));
+    tasks.spawn_local(desk::keep_listeners(follower, listeners, requests.clone(), doors));
+    requests
+}
+
+/// Tells the control plane that nothing listens here any more, so that no new request is sent
+/// here; what is on its way is still served.
+async fn withdraw(requests: &mpsc::Sender<Request>) {
+    let told = async {
+        requests.send(Request::Listeners(Vec::new())).await.ok()?;
+        // All places are free again when everything was taken up for sending.
+        requests.reserve_many(REQUESTS_MAX).await.ok().map(drop)?;
+        tokio::task::yield_now().await;
+        Some(())
+    };
+    if !matches!(tokio::time::timeout(FAREWELL_MAX, told).await, Ok(Some(()))) {
+        tracing::debug!("the control plane was not told; it will notice");
+    }
+}
+
+/// Starts one data thread.
+fn spawn(
+    core: usize,
+    parts: Parts,
+    commands: mpsc::Receiver<Command>,
+) -> std::io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new().name(format!("data-{core}")).spawn(move || {
+        let worker = Worker::new(parts);
+        runtime.block_on(listen::run(worker, commands));
+    })
+}
+
+/// Seeds choices that need to differ between threads and processes, not to be secret.
+fn seed(core: usize) -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mixed = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
+    mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// How long the farewell may take; a control plane that is away must not delay the end.
+const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_millis(250);
+/// Commands that may wait for a data thread.
+const COMMANDS_MAX: usize = 256;
+/// Requests that may wait for the stream to the control plane.
+const REQUESTS_MAX: usize = 64;

@@ -1,0 +1,265 @@
+//! The link between two sidecars: one task drives the connection, streams are handles into it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::rc::Rc;
+use std::task::Waker;
+
+use bytes::{Bytes, BytesMut};
+use leno_wire::link::{
+    Event, GoAwayCode, Limits, Link, OpenError, ResetCode, Role, StreamId, StreamIdHasher,
+    StreamKind,
+};
+use tokio::sync::Notify;
+
+mod drive;
+mod slot;
+pub(crate) mod stream;
+
+use slot::Slot;
+pub(crate) use slot::{Incoming, Lost};
+pub(crate) use stream::LinkStream;
+
+/// A handle on a link. The driver task ends when the connection does.
+#[derive(Clone)]
+pub(crate) struct LinkHandle(Rc<Shared>);
+
+/// What the driver and the streams of one link share; borrowed only between awaits.
+struct Shared {
+    state: RefCell<State>,
+    /// Told when the whole link changes: it is greeted, drained of output, or broken.
+    changed: Notify,
+}
+
+struct State {
+    role: Role,
+    link: Link,
+    slots: HashMap<StreamId, Slot, BuildHasherDefault<StreamIdHasher>>,
+    /// The driver: woken when there is something to write.
+    driver: Option<Waker>,
+    /// Streams that wait for the output to drain.
+    congested: Vec<StreamId>,
+    /// The connection is gone; nothing can be sent or will arrive.
+    broken: bool,
+    /// The peer takes no new streams, or we shall open none.
+    retired: bool,
+    /// Both ends know which stream is the last.
+    concluded: bool,
+    /// The peer's limits are known; before that only few streams fit.
+    greeted: bool,
+}
+
+/// A stream that the peer opened.
+pub(crate) struct Opened {
+    pub(crate) stream: LinkStream,
+    pub(crate) kind: StreamKind,
+    pub(crate) head: Bytes,
+    /// Nothing follows the head.
+    pub(crate) end: bool,
+}
+
+impl LinkHandle {
+    pub(crate) fn new(role: Role) -> Self {
+        let state = State {
+            role,
+            link: Link::new(role, Limits::default()),
+            slots: HashMap::default(),
+            driver: None,
+            congested: Vec::new(),
+            broken: false,
+            retired: false,
+            concluded: false,
+            greeted: false,
+        };
+        Self(Rc::new(Shared { state: RefCell::new(state), changed: Notify::new() }))
+    }
+
+    /// Opens a stream whose head is written by `write_head`; `end`: nothing follows it.
+    pub(crate) fn open(
+        &self,
+        kind: StreamKind,
+        end: bool,
+        write_head: impl FnOnce(&mut BytesMut),
+    ) -> Result<LinkStream, OpenError> {
+        let mut state = self.0.state.borrow_mut();
+        if state.broken || state.retired {
+            return Err(OpenError::GoingAway);
+        }
+        let id = state.link.open(kind, end, write_head)?;
+        state.slots.insert(id, Slot { ours_ended: end, ..Slot::default() });
+        state.wake_driver();
+        Ok(LinkStream::new(self.0.clone(), id))
+    }
+
+    /// Whether a new stream may be opened now.
+    pub(crate) fn is_open(&self) -> bool {
+        let state = self.0.state.borrow();
+        !state.broken && !state.retired && state.link.vacancies() > 0
+    }
+
+    /// Whether the connection is gone.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.state.borrow().broken
+    }
+
+    /// Streams under way.
+    pub(crate) fn streams(&self) -> usize {
+        self.0.state.borrow().slots.len()
+    }
+
+    /// Takes no more streams; those under way finish, then the driver closes the connection.
+    pub(crate) fn retire(&self) {
+        let mut state = self.0.state.borrow_mut();
+        if !state.retired {
+            state.retired = true;
+            // The peer first hears that the end is near, then, when it has, where it is: a
+            // stream that it opened meanwhile is still served.
+            state.link.drain();
+            state.link.ping();
+            state.concluded = state.role == Role::Opener;
+            state.wake_driver();
+        }
+    }
+
+    /// Gives the link up with all its streams; the driver closes the connection.
+    pub(crate) fn abandon(&self) {
+        self.break_off();
+        self.0.state.borrow().wake_driver();
+    }
+
+    /// Resolves when the peer's limits are known, so that as many streams fit as it allows.
+    pub(crate) async fn ready(&self) -> Result<(), Lost> {
+        self.wait(|state| state.greeted).await
+    }
+
+    /// Resolves when no more output waits for the peer than should.
+    pub(crate) async fn uncongested(&self) -> Result<(), Lost> {
+        self.wait(|state| !state.link.is_congested()).await
+    }
+
+    async fn wait(&self, is_so: impl Fn(&State) -> bool) -> Result<(), Lost> {
+        loop {
+            let changed = self.0.changed.notified();
+            {
+                let state = self.0.state.borrow();
+                if state.broken {
+                    return Err(Lost::Refused);
+                }
+                if is_so(&state) {
+                    return Ok(());
+                }
+            }
+            changed.await;
+        }
+    }
+
+    fn dispatch(&self, event: Event, on_open: &mut impl FnMut(Opened)) {
+        let mut state = self.0.state.borrow_mut();
+        match event {
+            Event::Opened { stream, kind, head, end } => {
+                state.slots.insert(stream, Slot { theirs_ended: end, ..Slot::default() });
+                drop(state);
+                let stream = LinkStream::new(self.0.clone(), stream);
+                on_open(Opened { stream, kind, head, end });
+            }
+            Event::Head { stream, head, interim, end } => {
+                state.deliver(stream, Incoming::Head { head, interim, end });
+            }
+            Event::Data { stream, data, end } => {
+                state.deliver(stream, Incoming::Data { data, end });
+            }
+            Event::Trailers { stream, trailers } => {
+                state.deliver(stream, Incoming::Trailers(trailers));
+            }
+            Event::Reset { stream, code } => state.lose(stream, Lost::from(code)),
+            Event::Credit { stream } => state.resume_writer(stream),
+            Event::GoAway { last, .. } => state.hear_go_away(last),
+            Event::Ready => {
+                state.greeted = true;
+                self.0.changed.notify_waiters();
+            }
+            Event::Pong if state.retired => {
+                state.link.go_away(GoAwayCode::Drain);
+                state.concluded = true;
+                state.wake_driver();
+            }
+            Event::Pong => {}
+        }
+    }
+
+    /// The connection is gone: every stream hears of it.
+    fn break_off(&self) {
+        let mut state = self.0.state.borrow_mut();
+        state.broken = true;
+        state.congested.clear();
+        for slot in state.slots.values_mut() {
+            slot.lose(Lost::Broken);
+        }
+        self.0.changed.notify_waiters();
+    }
+}
+
+impl State {
+    fn wake_driver(&self) {
+        if let Some(waker) = &self.driver {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn deliver(&mut self, id: StreamId, incoming: Incoming) {
+        // Without a slot our side has let go of the stream: what still arrives is dropped.
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.deliver(incoming);
+        }
+    }
+
+    fn lose(&mut self, id: StreamId, lost: Lost) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.lose(lost);
+        }
+    }
+
+    fn resume_writer(&mut self, id: StreamId) {
+        if let Some(waker) = self.slots.get_mut(&id).and_then(|slot| slot.writer.take()) {
+            waker.wake();
+        }
+    }
+
+    /// The output was taken: who waited for that goes on.
+    fn resume_congested(&mut self) {
+        for id in std::mem::take(&mut self.congested) {
+            if let Some(slot) = self.slots.get_mut(&id) {
+                slot.is_congested = false;
+            }
+            self.resume_writer(id);
+        }
+    }
+
+    /// Nothing opens after this, whatever the peer may still say about the last one.
+    fn hear_go_away(&mut self, last: StreamId) {
+        self.retired = true;
+        self.concluded = true;
+        // An opener names no stream of ours: those it opened go on.
+        if self.role == Role::Opener {
+            for (_, slot) in self.slots.iter_mut().filter(|(id, _)| **id > last) {
+                slot.lose(Lost::Refused);
+            }
+        }
+    }
+
+    /// No stream is open and none will be: both ends know the last one.
+    fn is_finished(&self) -> bool {
+        self.concluded && self.slots.is_empty()
+    }
+}
+
+impl From<ResetCode> for Lost {
+    fn from(code: ResetCode) -> Self {
+        match code {
+            ResetCode::Unreachable => Self::Unreachable,
+            code if code.is_retry_safe() => Self::Refused,
+            _ => Self::Broken,
+        }
+    }
+}

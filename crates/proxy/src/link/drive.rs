@@ -1,0 +1,222 @@
+//! Driving a link: bytes between its state and its connection, and an ear for silence.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::{LinkHandle, Opened};
+use crate::io::Io;
+
+impl LinkHandle {
+    /// Drives the link over `io` until either side ends it. `on_open` hears of streams that the
+    /// peer opens. One turn reads all there is, then writes once all that the turn produced.
+    pub(crate) async fn drive(self, io: Io, on_open: impl FnMut(Opened)) {
+        self.drive_at(BEAT, io, on_open).await;
+    }
+
+    async fn drive_at(self, period: Duration, io: Io, on_open: impl FnMut(Opened)) {
+        let mut beat = interval(period);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut driver = Driver {
+            link: self.clone(),
+            io: io.clone(),
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            on_open,
+            beat,
+            pulse: Pulse::Heard,
+        };
+        poll_fn(|cx| driver.poll_turn(cx)).await;
+        self.break_off();
+        io.close().await;
+    }
+}
+
+/// Moves bytes between a link's state and its connection.
+struct Driver<F> {
+    link: LinkHandle,
+    io: Io,
+    input: BytesMut,
+    output: BytesMut,
+    on_open: F,
+    beat: Interval,
+    pulse: Pulse,
+}
+
+/// What was heard of the peer since the last beat.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pulse {
+    Heard,
+    Silent,
+    /// Nothing, though it was pinged.
+    Unanswered,
+}
+
+/// Whether more can arrive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Input {
+    Open,
+    Over,
+}
+
+impl<F: FnMut(Opened)> Driver<F> {
+    /// One turn. Ready: the link is over.
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.link.0.state.borrow_mut().driver = Some(cx.waker().clone());
+        let input = self.poll_input(cx);
+        let is_alive = self.poll_beat(cx);
+        loop {
+            if self.output.is_empty() && !self.io.is_unflushed() && !self.refill() {
+                let state = self.link.0.state.borrow();
+                let over = input == Input::Over || state.broken || state.is_finished();
+                return if over || !is_alive { Poll::Ready(()) } else { Poll::Pending };
+            }
+            match self.io.poll_write_all(cx, &mut self.output) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(()),
+                // A peer that has gone, or broken a rule, need not hear the rest.
+                Poll::Pending if input == Input::Over || !is_alive => return Poll::Ready(()),
+                Poll::Pending if self.link.is_broken() => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Every so often: new allowances for the peer, and a ping if streams wait for a silent one.
+    /// False: it did not answer the last, so it is gone without a word.
+    fn poll_beat(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut state = self.link.0.state.borrow_mut();
+        while self.beat.poll_tick(cx).is_ready() {
+            state.link.renew_allowances();
+            match self.pulse {
+                Pulse::Unanswered => return false,
+                Pulse::Silent if !state.slots.is_empty() => {
+                    state.link.ping();
+                    self.pulse = Pulse::Unanswered;
+                }
+                Pulse::Silent | Pulse::Heard => self.pulse = Pulse::Silent,
+            }
+        }
+        true
+    }
+
+    /// Takes what the turn has produced. False: nothing.
+    fn refill(&mut self) -> bool {
+        // An idle link holds no buffer.
+        self.output = BytesMut::new();
+        let mut state = self.link.0.state.borrow_mut();
+        let was_congested = state.link.is_congested();
+        std::mem::swap(&mut self.output, state.link.output());
+        if was_congested {
+            state.resume_congested();
+            self.link.0.changed.notify_waiters();
+        }
+        !self.output.is_empty()
+    }
+
+    /// Reads and hands out what has arrived.
+    fn poll_input(&mut self, cx: &mut Context<'_>) -> Input {
+        for _ in 0..READS_PER_TURN {
+            match self.io.poll_read(cx, &mut self.input) {
+                Poll::Ready(Ok(0) | Err(_)) => return Input::Over,
+                Poll::Ready(Ok(_)) => self.pulse = Pulse::Heard,
+                Poll::Pending => {
+                    if self.input.is_empty() {
+                        self.input = BytesMut::new();
+                    }
+                    return Input::Open;
+                }
+            }
+            loop {
+                let event = self.link.0.state.borrow_mut().link.receive(&mut self.input);
+                match event {
+                    Ok(Some(event)) => self.link.dispatch(event, &mut self.on_open),
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "a peer broke the link protocol");
+                        return Input::Over;
+                    }
+                }
+            }
+        }
+        // More may be waiting; let the streams of this turn run first.
+        cx.waker().wake_by_ref();
+        Input::Open
+    }
+}
+
+/// How often the peer may start anew with misuse (`docs/link.md`, Floods), and how long a silent
+/// one may leave a ping unanswered.
+const BEAT: Duration = Duration::from_secs(10);
+/// Reads of one turn before the streams get to run: bounds how long they wait.
+const READS_PER_TURN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use leno_wire::link::{Limits, Link, Role, StreamKind};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::io::Stream;
+    use crate::link::Lost;
+    use crate::tests::fixture::{Application, run};
+
+    /// A link over plain TCP to a peer that greets, and then says `word` whenever it hears anything.
+    async fn link_to(word: &'static [u8]) -> LinkHandle {
+        let peer = Application::start(move |mut client| async move {
+            client.send(Link::new(Role::Acceptor, Limits::default()).output()).await;
+            let mut heard = [0; 1024];
+            while matches!(client.stream.read(&mut heard).await, Ok(1..)) {
+                if client.stream.write_all(word).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let tcp = TcpStream::connect(peer.await.address).await.unwrap();
+        let link = LinkHandle::new(Role::Opener);
+        let driven = link.clone().drive_at(PERIOD, Io::new(Stream::Plain(tcp)), |_| {});
+        tokio::task::spawn_local(driven);
+        link.ready().await.unwrap();
+        link
+    }
+
+    #[test]
+    fn a_silent_peer_is_given_up_when_it_leaves_a_ping_unanswered() {
+        run(async {
+            let link = link_to(b"").await;
+            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
+            assert_eq!(stream.lost().await, Lost::Broken);
+            assert!(link.is_broken());
+        });
+    }
+
+    #[test]
+    fn a_peer_that_answers_pings_may_take_its_time() {
+        run(async {
+            let link = link_to(PONG).await;
+            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
+            let patience = PERIOD * 10;
+            assert!(tokio::time::timeout(patience, stream.lost()).await.is_err());
+        });
+    }
+
+    #[test]
+    fn an_idle_link_is_not_disturbed() {
+        run(async {
+            let link = link_to(b"").await;
+            let broken = async {
+                while !link.is_broken() {
+                    tokio::task::yield_now().await;
+                }
+            };
+            assert!(tokio::time::timeout(PERIOD * 10, broken).await.is_err());
+        });
+    }
+
+    const PERIOD: Duration = Duration::from_millis(20);
+    const PONG: &[u8] = &[0, 0, 0, 10, 0, 0, 0, 0];
+}

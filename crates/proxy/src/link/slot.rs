@@ -1,0 +1,146 @@
+//! What arrived for one stream of a link, and who waits for it.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use bytes::{Bytes, BytesMut};
+
+/// What arrived for one stream, and who waits for it.
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) arrived: VecDeque<Incoming>,
+    pub(super) reader: Option<Waker>,
+    pub(super) writer: Option<Waker>,
+    /// The writer waits for the output of the whole link to drain.
+    pub(super) is_congested: bool,
+    /// Our side has said its last word.
+    pub(super) ours_ended: bool,
+    /// The peer has said its last word.
+    pub(super) theirs_ended: bool,
+    /// Reset by the peer, or lost with the connection.
+    pub(super) ended: Option<Lost>,
+}
+
+/// What arrives on a stream.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Incoming {
+    /// A response head; `interim` ones (1xx) precede the final one.
+    Head { head: Bytes, interim: bool, end: bool },
+    /// Body bytes.
+    Data { data: Bytes, end: bool },
+    /// A trailer section; nothing follows.
+    Trailers(Bytes),
+}
+
+/// Why a stream ended before its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// The peer never looked at it: safe to send elsewhere.
+    Refused,
+    /// The application behind the peer takes no connection: safe to send elsewhere.
+    Unreachable,
+    /// The peer gave it up, or the connection broke.
+    Broken,
+}
+
+impl Slot {
+    /// Keeps what arrived until the reader takes it.
+    pub(super) fn deliver(&mut self, incoming: Incoming) {
+        self.theirs_ended |= incoming.is_last();
+        match (self.arrived.back_mut(), incoming) {
+            (Some(Incoming::Data { data: before, end }), Incoming::Data { data, end: last })
+                if before.len() + data.len() <= PIECE_BYTES_MAX =>
+            {
+                *before = joined(std::mem::take(before), &data);
+                *end = last;
+            }
+            (_, incoming) => self.arrived.push_back(incoming),
+        }
+        if let Some(waker) = self.reader.take() {
+            waker.wake();
+        }
+    }
+
+    /// Ends the stream before its time. One whose directions have both ended is whole, and what
+    /// arrived of it may still be read.
+    pub(super) fn lose(&mut self, lost: Lost) {
+        if self.ours_ended && self.theirs_ended {
+            return;
+        }
+        self.ended.get_or_insert(lost);
+        for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
+            waker.wake();
+        }
+    }
+}
+
+impl Incoming {
+    fn is_last(&self) -> bool {
+        match self {
+            Self::Head { end, .. } | Self::Data { end, .. } => *end,
+            Self::Trailers(_) => true,
+        }
+    }
+}
+
+/// One piece of two. Each received piece keeps the whole buffer that it is a slice of: a peer that
+/// sends a window byte by byte to a reader that is slow would make us hold a thousand times more.
+fn joined(before: Bytes, data: &[u8]) -> Bytes {
+    let mut joined = BytesMut::from(before);
+    joined.extend_from_slice(data);
+    joined.freeze()
+}
+
+/// Pieces that wait are joined up to this size: one full DATA frame.
+const PIECE_BYTES_MAX: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(bytes: &[u8], end: bool) -> Incoming {
+        Incoming::Data { data: Bytes::copy_from_slice(bytes), end }
+    }
+
+    #[test]
+    fn a_window_that_comes_byte_by_byte_is_kept_in_few_pieces() {
+        const WINDOW: usize = 64 * 1024;
+        let mut slot = Slot::default();
+        for index in 0..WINDOW {
+            slot.deliver(data(&[index as u8], index + 1 == WINDOW));
+        }
+        assert_eq!(slot.arrived.len(), WINDOW / PIECE_BYTES_MAX);
+        assert!(slot.theirs_ended);
+        let mut whole = Vec::new();
+        while let Some(Incoming::Data { data, end }) = slot.arrived.pop_front() {
+            whole.extend_from_slice(&data);
+            assert_eq!(end, slot.arrived.is_empty());
+        }
+        assert!(whole.iter().enumerate().all(|(index, byte)| *byte == index as u8));
+        assert_eq!(whole.len(), WINDOW);
+    }
+
+    #[test]
+    fn full_frames_are_kept_as_they_came() {
+        let mut slot = Slot::default();
+        let frame = Bytes::from(vec![7; PIECE_BYTES_MAX]);
+        for _ in 0..2 {
+            slot.deliver(Incoming::Data { data: frame.clone(), end: false });
+        }
+        let kept = slot.arrived.iter().all(|incoming| {
+            matches!(incoming, Incoming::Data { data, .. } if data.as_ptr() == frame.as_ptr())
+        });
+        assert!(kept && slot.arrived.len() == 2);
+    }
+
+    #[test]
+    fn a_stream_that_is_whole_cannot_be_lost_any_more() {
+        for (ours_ended, expected) in [(true, None), (false, Some(Lost::Broken))] {
+            let mut slot = Slot { ours_ended, ..Slot::default() };
+            slot.deliver(data(b"last", true));
+            slot.lose(Lost::Broken);
+            assert_eq!(slot.ended, expected);
+            assert_eq!(slot.arrived.len(), 1);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! One stream of a link, as its request sees it.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use leno_wire::link::{ResetCode, StreamId};
+
+use super::{Incoming, Lost, Shared};
+
+/// One stream. Dropping it before both sides have ended resets it.
+pub(crate) struct LinkStream {
+    shared: Rc<Shared>,
+    id: StreamId,
+}
+
+impl LinkStream {
+    pub(super) fn new(shared: Rc<Shared>, id: StreamId) -> Self {
+        Self { shared, id }
+    }
+
+    /// The next thing that arrived. Taking data gives its credit back to the sender.
+    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Lost>> {
+        let mut state = self.shared.state.borrow_mut();
+        let Some(slot) = state.slots.get_mut(&self.id) else {
+            return Poll::Ready(Err(Lost::Broken));
+        };
+        match slot.arrived.pop_front() {
+            Some(incoming) => {
+                if let Incoming::Data { data, .. } = &incoming {
+                    // A stream's data is bounded by its window, far below u32.
+                    let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                    state.link.consumed(self.id, bytes);
+                    if !state.link.output().is_empty() {
+                        state.wake_driver();
+                    }
+                }
+                Poll::Ready(Ok(incoming))
+            }
+            None => match slot.ended {
+                Some(lost) => Poll::Ready(Err(lost)),
+                None => {
+                    slot.reader = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            },
+        }
+    }
+
+    /// Waits for the next thing that arrives.
+    pub(crate) async fn next(&self) -> Result<Incoming, Lost> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Resolves when the peer has reset the stream or the connection is gone, before the stream
+    /// was whole.
+    pub(crate) async fn lost(&self) -> Lost {
+        poll_fn(|cx| {
+            let mut state = self.shared.state.borrow_mut();
+            match state.slots.get_mut(&self.id) {
+                None => Poll::Ready(Lost::Broken),
+                Some(slot) => match slot.ended {
+                    Some(lost) => Poll::Ready(lost),
+                    None => {
+                        slot.reader = Some(cx.waker().clone());
+                        Poll::Pending
+                    }
+                },
+            }
+        })
+        .await
+    }
+
+    /// Resolves when the output of the link has room for a head or more data.
+    pub(crate) async fn uncongested(&self) -> Result<(), Lost> {
+        poll_fn(|cx| self.poll_uncongested(cx)).await
+    }
+
+    fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+        let mut guard = self.shared.state.borrow_mut();
+        let state = &mut *guard;
+        let Some(slot) = state.slots.get_mut(&self.id) else {
+            return Poll::Ready(Err(Lost::Broken));
+        };
+        if let Some(lost) = slot.ended {
+            return Poll::Ready(Err(lost));
+        }
+        if !state.link.is_congested() {
+            return Poll::Ready(Ok(()));
+        }
+        slot.writer = Some(cx.waker().clone());
+        if !std::mem::replace(&mut slot.is_congested, true) {
+            state.congested.push(self.id);
+        }
+        Poll::Pending
+    }
+
+    /// Sends a response head; wait until the link is [uncongested](Self::uncongested) before.
+    pub(crate) fn send_head(
+        &self,
+        interim: bool,
+        end: bool,
+        write_head: impl FnOnce(&mut BytesMut),
+    ) -> Result<(), Lost> {
+        let mut state = self.shared.state.borrow_mut();
+        let sent = state.link.send_head(self.id, interim, end, write_head);
+        if let Some(slot) = state.slots.get_mut(&self.id) {
+            slot.ours_ended |= end && sent.is_ok();
+        }
+        state.wake_driver();
+        sent.map_err(|_| Lost::Broken)
+    }
+
+    /// Sends from the front of `data` as credit allows; done when it is empty.
+    pub(crate) fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        data: &mut Bytes,
+        end: bool,
+    ) -> Poll<Result<(), Lost>> {
+        std::task::ready!(self.poll_uncongested(cx))?;
+        let mut guard = self.shared.state.borrow_mut();
+        let state = &mut *guard;
+        let (Some(slot), Ok(sent)) =
+            (state.slots.get_mut(&self.id), state.link.send_data(self.id, data, end))
+        else {
+            return Poll::Ready(Err(Lost::Broken));
+        };
+        let done = sent == data.len();
+        drop(data.split_to(sent));
+        if done {
+            slot.ours_ended |= end;
+        } else {
+            slot.writer = Some(cx.waker().clone());
+        }
+        state.wake_driver();
+        if done { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    /// Sends a trailer section; nothing follows.
+    pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), Lost> {
+        let mut state = self.shared.state.borrow_mut();
+        let sent = state.link.send_trailers(self.id, trailers);
+        if let Some(slot) = state.slots.get_mut(&self.id) {
+            slot.ours_ended |= sent.is_ok();
+        }
+        state.wake_driver();
+        sent.map_err(|_| Lost::Broken)
+    }
+
+    /// Gives the stream up with a code the peer can act on.
+    pub(crate) fn reset(&self, code: ResetCode) {
+        let mut state = self.shared.state.borrow_mut();
+        state.link.reset(self.id, code);
+        state.wake_driver();
+    }
+}
+
+impl Drop for LinkStream {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.borrow_mut();
+        let slot = state.slots.remove(&self.id);
+        if slot.is_some_and(|slot| slot.is_congested) {
+            state.congested.retain(|id| *id != self.id);
+        }
+        // No-op for a stream that both sides have ended.
+        state.link.reset(self.id, ResetCode::Cancelled);
+        state.wake_driver();
+    }
+}

@@ -1,0 +1,191 @@
+//! Which doors are open: kept in step with the plan, opened once, shared by all data threads.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use leno_discovery::InboundListener;
+use leno_model::{WorkloadPlan, WorkloadPort};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::sync::mpsc;
+
+use crate::config::{Config, Interception};
+use crate::listen::Command;
+use crate::redirect::Gate;
+use crate::session::Entrance;
+use crate::state::StateDir;
+
+/// The doors that are open now.
+pub(crate) struct Listeners {
+    workers: Vec<mpsc::Sender<Command>>,
+    state: StateDir,
+    open: BTreeMap<String, Open>,
+}
+
+struct Open {
+    gate: Gate,
+    wanted: SocketAddr,
+    address: SocketAddr,
+}
+
+impl Listeners {
+    pub(crate) fn new(workers: Vec<mpsc::Sender<Command>>, state: StateDir) -> Self {
+        Self { workers, state, open: BTreeMap::new() }
+    }
+
+    /// Opens what the plan wants and is not open, closes what it no longer wants. Returns the
+    /// problems; what could be opened is.
+    pub(crate) async fn reconcile(
+        &mut self,
+        config: &Config,
+        plan: &WorkloadPlan,
+    ) -> Vec<ListenError> {
+        let wanted = wanted(config, plan);
+        let stale: Vec<String> = self
+            .open
+            .iter()
+            .filter(|(name, open)| {
+                wanted
+                    .get(*name)
+                    .is_none_or(|(gate, address)| *gate != open.gate || *address != open.wanted)
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in stale {
+            if let Some(open) = self.open.remove(&name) {
+                self.tell_all(|| Command::Close { gate: open.gate.clone() }).await;
+            }
+        }
+        let mut problems = Vec::new();
+        for (name, (gate, address)) in wanted {
+            if !self.open.contains_key(&name)
+                && let Err(cause) = self.open(&name, gate, address).await
+            {
+                problems.push(ListenError { name, address, cause });
+            }
+        }
+        problems
+    }
+
+    /// Where other sidecars reach the application's ports.
+    pub(crate) fn inbound(&self, config: &Config, plan: &WorkloadPlan) -> Vec<InboundListener> {
+        let inbound = |open: &Open| match open.gate {
+            Gate::Fixed(Entrance::Inbound { port }) => {
+                Some(InboundListener { port, address: open.address })
+            }
+            Gate::Fixed(Entrance::Door { .. } | Entrance::HttpProxy)
+            | Gate::Inbound
+            | Gate::Outbound => None,
+        };
+        match &config.interception {
+            Interception::Doors { .. } => self.open.values().filter_map(inbound).collect(),
+            // The application's own ports; the kernel leads them to the sidecar.
+            Interception::Redirect { .. }
+                if !self.open.values().any(|o| o.gate == Gate::Inbound) =>
+            {
+                Vec::new()
+            }
+            Interception::Redirect { address, .. } => {
+                let at = |port: &WorkloadPort| InboundListener {
+                    port: port.port,
+                    address: SocketAddr::new(*address, port.port),
+                };
+                plan.ports.iter().map(at).collect()
+            }
+        }
+    }
+
+    /// Every open door: its name and where it is.
+    pub(crate) fn addresses(&self) -> BTreeMap<String, SocketAddr> {
+        self.open.iter().map(|(name, open)| (name.clone(), open.address)).collect()
+    }
+
+    async fn open(&mut self, name: &str, gate: Gate, wanted: SocketAddr) -> io::Result<()> {
+        let first = self.bind(name, wanted)?;
+        let address = first.local_addr()?;
+        // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would let another
+        // sidecar of the same user share the address, and with it this one's connections.
+        let mut sockets = Vec::new();
+        for _ in 1..self.workers.len() {
+            sockets.push(first.try_clone()?);
+        }
+        sockets.push(first);
+        for (worker, listener) in self.workers.iter().zip(sockets) {
+            let command = Command::Open { gate: gate.clone(), listener };
+            worker.send(command).await.map_err(io::Error::other)?;
+        }
+        if wanted.port() == 0 {
+            self.state.keep_address(name, address);
+        }
+        self.open.insert(name.to_owned(), Open { gate, wanted, address });
+        Ok(())
+    }
+
+    /// Where the kernel may choose, the address of the last run is tried first: peers that have
+    /// lost the control plane too still know it.
+    fn bind(&self, name: &str, wanted: SocketAddr) -> io::Result<std::net::TcpListener> {
+        let before = self.state.address(name).filter(|before| before.ip() == wanted.ip());
+        match before.filter(|_| wanted.port() == 0).map(bind) {
+            Some(Ok(listener)) => Ok(listener),
+            Some(Err(_)) | None => bind(wanted),
+        }
+    }
+
+    async fn tell_all(&self, command: impl Fn() -> Command) {
+        for worker in &self.workers {
+            // A worker that is gone has no listeners left to close.
+            drop(worker.send(command()).await);
+        }
+    }
+}
+
+/// A door that could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("the listener `{name}` cannot be opened at {address}: {cause}")]
+pub(crate) struct ListenError {
+    name: String,
+    address: SocketAddr,
+    cause: io::Error,
+}
+
+/// The doors that a plan asks for, by name.
+fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, SocketAddr)> {
+    let mut wanted = BTreeMap::new();
+    for door in &plan.doors {
+        let entrance = Entrance::Door { service: door.service.clone(), port: door.port };
+        wanted.insert(format!("door-{}", door.listen), (Gate::Fixed(entrance), door.listen));
+    }
+    match &config.interception {
+        Interception::Doors { inbound, http_proxy } => {
+            for port in &plan.ports {
+                let gate = Gate::Fixed(Entrance::Inbound { port: port.port });
+                let address = SocketAddr::new(*inbound, 0);
+                wanted.insert(format!("inbound-{}", port.port), (gate, address));
+            }
+            if let Some(address) = http_proxy {
+                let gate = Gate::Fixed(Entrance::HttpProxy);
+                wanted.insert("http-proxy".to_owned(), (gate, *address));
+            }
+        }
+        Interception::Redirect { inbound, outbound, .. } => {
+            wanted.insert("redirected-inbound".to_owned(), (Gate::Inbound, *inbound));
+            wanted.insert("redirected-outbound".to_owned(), (Gate::Outbound, *outbound));
+        }
+    }
+    wanted
+}
+
+fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if matches!(address.ip(), IpAddr::V6(_)) {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Connections that may wait to be accepted; the kernel caps it at `somaxconn`.
+const BACKLOG: i32 = 1024;

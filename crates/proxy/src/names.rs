@@ -1,0 +1,132 @@
+//! Addresses for service names: what the name answerer gave out, and whom each stands for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use leno_model::ServiceName;
+
+/// Which address stands for which service, in this workload's namespace only.
+#[derive(Debug, Default)]
+pub(crate) struct Names(Mutex<Given>);
+
+#[derive(Debug, Default)]
+struct Given {
+    services: BTreeMap<ServiceName, Ipv4Addr>,
+    addresses: HashMap<Ipv4Addr, ServiceName>,
+}
+
+impl Names {
+    /// Reads back what [`Self::to_text`] wrote; lines that make no sense are left out.
+    pub(crate) fn from_text(text: &str) -> Self {
+        let mut given = Given::default();
+        for line in text.lines().take(NAMES_MAX) {
+            if let Some((address, service)) = line.split_once(' ')
+                && let (Ok(address), Ok(service)) = (address.parse(), service.parse())
+            {
+                given.give(service, address);
+            }
+        }
+        Self(Mutex::new(given))
+    }
+
+    /// One line per service, for the state directory: applications remember addresses longer
+    /// than a proxy lives.
+    pub(crate) fn to_text(&self) -> String {
+        let given = self.lock();
+        given.services.iter().map(|(service, address)| format!("{address} {service}\n")).collect()
+    }
+
+    /// The address that stands for a service, and whether it is new; `None` when all are given.
+    pub(crate) fn address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
+        let mut given = self.lock();
+        if let Some(address) = given.services.get(service) {
+            return Some((*address, IsNew::No));
+        }
+        if given.services.len() >= NAMES_MAX {
+            return None;
+        }
+        let start = hash(service);
+        let address = (0..HOSTS)
+            .map(|step| nth(start.wrapping_add(step) % HOSTS))
+            .find(|address| !given.addresses.contains_key(address))?;
+        given.give(service.clone(), address);
+        Some((address, IsNew::Yes))
+    }
+
+    /// The service that an address stands for.
+    pub(crate) fn service(&self, address: Ipv4Addr) -> Option<ServiceName> {
+        self.lock().addresses.get(&address).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Given> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Given {
+    fn give(&mut self, service: ServiceName, address: Ipv4Addr) {
+        self.addresses.insert(address, service.clone());
+        self.services.insert(service, address);
+    }
+}
+
+/// Whether an address was given out for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IsNew {
+    Yes,
+    No,
+}
+
+/// The same service gets the same address on every machine unless two collide (FNV-1a).
+fn hash(service: &ServiceName) -> u32 {
+    let text = service.to_string();
+    text.bytes()
+        .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The `n`-th host of 240.240.0.0/16: of class E, so no network uses it and none routes it.
+fn nth(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
+}
+
+/// Hosts of a /16 without its network and broadcast address.
+const HOSTS: u32 = 65_534;
+/// Services that one application may ask the address of.
+const NAMES_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str) -> ServiceName {
+        ServiceName::new("bookinfo", name).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_kept_apart_and_survive_a_restart() {
+        let names = Names::default();
+        let mut seen = std::collections::HashSet::new();
+        for index in 0..1000 {
+            let (address, is_new) = names.address(&service(&format!("s{index}"))).unwrap();
+            assert_eq!(is_new, IsNew::Yes);
+            assert!(seen.insert(address), "{address} was given twice");
+        }
+        let restored = Names::from_text(&names.to_text());
+        for index in 0..1000 {
+            let name = service(&format!("s{index}"));
+            let (address, is_new) = restored.address(&name).unwrap();
+            assert_eq!(is_new, IsNew::No);
+            assert_eq!(names.service(address), Some(name));
+        }
+    }
+
+    #[test]
+    fn an_application_that_invents_names_is_bounded() {
+        let names = Names::default();
+        for index in 0..NAMES_MAX {
+            assert!(names.address(&service(&format!("s{index}"))).is_some());
+        }
+        assert_eq!(names.address(&service("one-more")), None);
+    }
+}

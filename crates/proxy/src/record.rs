@@ -1,0 +1,91 @@
+//! What happened to one exchange: filled on the way, emitted once, when it is dropped.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use leno_model::{Reason, RouteName, ServiceName};
+use leno_telemetry::{Count, Outcome, RequestLabels, SeriesId};
+
+use crate::access_log::LogLine;
+use crate::session::Session;
+use crate::worker::Underway;
+
+/// What happened to one exchange. Dropping it counts it, also when its client has vanished.
+pub(crate) struct Record<'a> {
+    session: &'a Session,
+    _underway: Underway,
+    started: Instant,
+    /// What the exchange is counted under.
+    pub(crate) subject: Subject,
+    pub(crate) status: u16,
+    pub(crate) reason: Option<Reason>,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) retries: u32,
+    /// What only the access log wants; empty when it is off.
+    pub(crate) line: Option<Box<LogLine>>,
+}
+
+/// What an exchange was about, beside what its session tells: never what a client may invent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) protocol: &'static str,
+    pub(crate) service: Option<ServiceName>,
+    pub(crate) port: u16,
+    pub(crate) route: Option<RouteName>,
+}
+
+/// The series of one subject of one session.
+pub(crate) struct Series {
+    pub(crate) subject: Subject,
+    pub(crate) labels: RequestLabels,
+    pub(crate) id: SeriesId,
+}
+
+impl<'a> Record<'a> {
+    /// Opens a record for an exchange that speaks `protocol`.
+    pub(crate) fn open(session: &'a Session, protocol: &'static str) -> Self {
+        let worker = &session.worker;
+        Self {
+            session,
+            _underway: worker.enter(),
+            started: Instant::now(),
+            subject: Subject { protocol, service: None, port: 0, route: None },
+            status: 0,
+            reason: Some(Reason::DownstreamClosed),
+            bytes_in: 0,
+            bytes_out: 0,
+            retries: 0,
+            line: worker.log.is_some().then(|| Box::new(LogLine::of(session))),
+        }
+    }
+
+    /// The exchange ended as it should.
+    pub(crate) fn succeed(&mut self) {
+        self.reason = None;
+    }
+
+    fn duration(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        let worker = &self.session.worker;
+        let series = self.session.series(&self.subject);
+        let outcome = Outcome {
+            status: self.status,
+            reason: self.reason.map(Reason::label),
+            duration: self.duration(),
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+        };
+        worker.shard.record(series.id, &outcome);
+        if let (Some(mut line), Some(log)) = (self.line.take(), &worker.log) {
+            line.finish(SystemTime::now(), &series.labels, &outcome, self.retries);
+            if log.try_send(*line).is_err() {
+                worker.shard.add(Count::AccessLogDropped, 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Redirected connections: where the kernel says that they wanted to go.
+
+use std::net::{IpAddr, SocketAddr};
+
+use leno_model::Reason;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use crate::session::Entrance;
+use crate::worker::Worker;
+
+/// How a listener knows which entrance its connections came by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Gate {
+    /// All of its connections come by this one.
+    Fixed(Entrance),
+    /// The application's outbound connections, redirected in its network namespace.
+    Outbound,
+    /// Connections of others to the application's ports, redirected in its network namespace.
+    Inbound,
+}
+
+impl Gate {
+    /// The entrance that a connection came by.
+    ///
+    /// # Errors
+    /// `unknown-service` when it wants to go where the mesh does not lead.
+    pub(crate) fn entrance(&self, worker: &Worker, tcp: &TcpStream) -> Result<Entrance, Reason> {
+        match self {
+            Self::Fixed(entrance) => Ok(entrance.clone()),
+            Self::Outbound => {
+                let wanted = original_destination(tcp).ok_or(Reason::UnknownService)?;
+                let service = match wanted.ip() {
+                    IpAddr::V4(address) => worker.world.names().service(address),
+                    IpAddr::V6(_) => None,
+                };
+                let service = service.ok_or(Reason::UnknownService)?;
+                Ok(Entrance::Door { service, port: wanted.port() })
+            }
+            Self::Inbound => {
+                let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
+                let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+                let ports = &scene.plans.snapshot.plan.ports;
+                let known = ports.iter().any(|known| known.port == port);
+                known.then_some(Entrance::Inbound { port }).ok_or(Reason::UnknownService)
+            }
+        }
+    }
+}
+
+/// `SO_ORIGINAL_DST` (netfilter): where the connection went before it was redirected here.
+fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
+    SockRef::from(tcp).original_dst_v4().ok()?.as_socket()
+}

@@ -1,0 +1,105 @@
+//! A connection's standing: by which entrance it came, and who is at its other end.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use leno_model::{ServiceName, SpiffeId};
+use leno_telemetry::RequestLabels;
+use leno_traffic::{ConnectionPermit, Denial};
+
+use crate::record::{Series, Subject};
+use crate::worker::Worker;
+use crate::world::Scene;
+
+/// By which entrance a connection came.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Entrance {
+    /// From another sidecar, for the application's port.
+    Inbound { port: u16 },
+    /// From the application, through a door to one service.
+    Door { service: ServiceName, port: u16 },
+    /// From the application, as its HTTP proxy.
+    HttpProxy,
+}
+
+/// A connection, or one stream of a link, and what is known about its peer.
+pub(crate) struct Session {
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) entrance: Entrance,
+    /// The verified identity of the peer; none on the application's own connections.
+    pub(crate) identity: Option<Rc<SpiffeId>>,
+    pub(crate) peer: SocketAddr,
+    /// The `Host` of the service behind a door: its client knows the door's address only.
+    pub(crate) host: Option<Rc<str>>,
+    /// What its exchanges were counted under, so that they are not looked up each time.
+    series: RefCell<Vec<Rc<Series>>>,
+    /// Given by the access rules of one world; asked for again when they change.
+    permit: RefCell<Option<ConnectionPermit>>,
+}
+
+impl Session {
+    pub(crate) fn new(
+        worker: Rc<Worker>,
+        entrance: Entrance,
+        identity: Option<Rc<SpiffeId>>,
+        peer: SocketAddr,
+    ) -> Self {
+        let host = match &entrance {
+            Entrance::Door { service: ServiceName { namespace, name }, port } => {
+                Some(format!("{name}.{namespace}:{port}").into())
+            }
+            Entrance::Inbound { .. } | Entrance::HttpProxy => None,
+        };
+        let series = RefCell::default();
+        Self { worker, entrance, identity, peer, host, series, permit: RefCell::new(None) }
+    }
+
+    pub(crate) fn is_inbound(&self) -> bool {
+        matches!(self.entrance, Entrance::Inbound { .. })
+    }
+
+    /// What `scene` says about the peer, looked up once per connection and world.
+    pub(crate) fn permit(&self, scene: &Scene) -> Result<ConnectionPermit, Denial> {
+        let access = &scene.plans.access;
+        let mut held = self.permit.borrow_mut();
+        if let Some(permit) = held.as_ref().filter(|permit| access.is_current(permit)) {
+            return Ok(permit.clone());
+        }
+        let permit = access.connection(self.identity.as_deref())?;
+        *held = Some(permit.clone());
+        Ok(permit)
+    }
+
+    /// The series that `subject` is counted under, made or looked up when it is new.
+    pub(crate) fn series(&self, subject: &Subject) -> Rc<Series> {
+        let mut known = self.series.borrow_mut();
+        if let Some(series) = known.iter().find(|series| series.subject == *subject) {
+            return series.clone();
+        }
+        let labels = self.labels(subject);
+        let id = self.worker.shard.series(&labels);
+        let series = Rc::new(Series { subject: subject.clone(), labels, id });
+        if known.len() >= SERIES_MAX {
+            known.clear();
+        }
+        known.push(series.clone());
+        series
+    }
+
+    fn labels(&self, subject: &Subject) -> RequestLabels {
+        let Subject { protocol, service, port, route } = subject;
+        let account = self.identity.as_ref().map(|identity| &identity.account);
+        RequestLabels {
+            direction: if self.is_inbound() { "inbound" } else { "outbound" },
+            service: service.as_ref().map(ToString::to_string).unwrap_or_default(),
+            port: *port,
+            route: route.as_ref().map(ToString::to_string).unwrap_or_default(),
+            peer: account.map(ToString::to_string).unwrap_or_default(),
+            protocol,
+        }
+    }
+}
+
+/// Series remembered by one session: more than the backends that a route usually has.
+const SERIES_MAX: usize = 8;

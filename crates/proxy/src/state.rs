@@ -1,0 +1,170 @@
+//! What survives a restart: key and certificate, the last good world, the listeners' addresses.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_discovery::Subscriber;
+use leno_identity::Credential;
+use leno_model::WorkloadName;
+
+use crate::names::Names;
+
+/// The directory in which one workload's proxy keeps what survives a restart.
+#[derive(Debug, Clone)]
+pub(crate) struct StateDir {
+    path: PathBuf,
+    /// Locked while the proxy serves; none when the disk does not even take an empty file.
+    lock: Option<Arc<File>>,
+}
+
+impl StateDir {
+    /// Opens the directory, made if it does not exist, for its owner only, and for one proxy at
+    /// a time: two would share their addresses and push each other off the control plane.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path.join(LOCK_FILE))
+            .and_then(|file| match file.try_lock() {
+                Ok(()) => Ok(Some(Arc::new(file))),
+                Err(TryLockError::WouldBlock) => Ok(None),
+                Err(TryLockError::Error(error)) => Err(error),
+            });
+        let lock = match lock {
+            Ok(Some(lock)) => Some(lock),
+            Ok(None) => {
+                let message = "another proxy serves from it";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
+            }
+            Err(error) => {
+                // A full disk must not keep a proxy from its last good world.
+                tracing::warn!(%error, "the state directory cannot be locked");
+                None
+            }
+        };
+        Ok(Self { path: path.to_owned(), lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets a successor have the directory while this proxy only finishes what it began.
+    pub(crate) fn release(&self) {
+        if let Some(lock) = &self.lock
+            && let Err(error) = lock.unlock()
+        {
+            tracing::warn!(%error, "the state directory cannot be released");
+        }
+    }
+
+    /// The certificate of `workload`, if there is one that is still valid.
+    pub(crate) fn credential(
+        &self,
+        workload: &WorkloadName,
+        now: SystemTime,
+    ) -> Option<Credential> {
+        let credential = match Credential::load(&self.path) {
+            Ok(found) => found?,
+            Err(error) => {
+                tracing::warn!(%error, "the stored certificate cannot be used; joining anew");
+                return None;
+            }
+        };
+        let fits = credential.workload() == Some(workload) && !credential.is_expired(now);
+        fits.then_some(credential)
+    }
+
+    /// The last good world, if there is one.
+    pub(crate) fn subscriber(&self) -> Subscriber {
+        let Some(bytes) = self.read(WORLD_FILE) else {
+            return Subscriber::new();
+        };
+        Subscriber::from_bytes(&bytes).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the stored world cannot be used; waiting for a new one");
+            Subscriber::new()
+        })
+    }
+
+    pub(crate) fn keep_world(&self, world: &[u8]) {
+        self.keep(WORLD_FILE, world);
+    }
+
+    /// The address that a listener had before, so that peers find it where they remember it.
+    pub(crate) fn address(&self, listener: &str) -> Option<SocketAddr> {
+        let text = String::from_utf8(self.read(&address_file(listener))?).ok()?;
+        text.trim().parse().ok()
+    }
+
+    pub(crate) fn keep_address(&self, listener: &str, address: SocketAddr) {
+        self.keep(&address_file(listener), address.to_string().as_bytes());
+    }
+
+    /// The addresses that were given out for service names.
+    pub(crate) fn names(&self) -> Names {
+        let text = self.read(NAMES_FILE).unwrap_or_default();
+        Names::from_text(&String::from_utf8_lossy(&text))
+    }
+
+    pub(crate) fn keep_names(&self, names: &str) {
+        self.keep(NAMES_FILE, names.as_bytes());
+    }
+
+    fn read(&self, name: &str) -> Option<Vec<u8>> {
+        match std::fs::read(self.path.join(name)) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::warn!(name, %error, "a file of the state directory cannot be read");
+                None
+            }
+        }
+    }
+
+    /// Whole or not at all. A full disk costs the survival of a restart, not the running proxy.
+    fn keep(&self, name: &str, bytes: &[u8]) {
+        let target = self.path.join(name);
+        let draft = self.path.join(format!("{name}.new"));
+        let written = File::create(&draft).and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_data()?;
+            std::fs::rename(&draft, &target)
+        });
+        if let Err(error) = written {
+            tracing::warn!(name, %error, "the state directory cannot be written");
+        }
+    }
+}
+
+fn address_file(listener: &str) -> String {
+    format!("{listener}.address")
+}
+
+const LOCK_FILE: &str = "lock";
+const NAMES_FILE: &str = "names.txt";
+const WORLD_FILE: &str = "world.bin";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_for_one_proxy_until_that_only_finishes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("state");
+        let first = StateDir::open(&path).unwrap();
+        let refused = StateDir::open(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
+        assert!(refused.to_string().contains("another proxy"), "{refused}");
+        first.release();
+        StateDir::open(&path).unwrap();
+    }
+}

@@ -1,0 +1,206 @@
+//! Opaque TCP: the same corridor without the HTTP stations.
+
+use std::future::poll_fn;
+
+use bytes::BytesMut;
+use leno_model::{Reach, Reason, ServiceName};
+use leno_traffic::retry::{self, Attempt, Sent};
+use leno_wire::http1::BodyLength;
+use leno_wire::link::{ResetCode, StreamKind};
+
+use crate::error::{Failure, downstream_reason, upstream_reason};
+use crate::http::body::{Broken, Sink, Source, pump};
+use crate::http::message::{Reader, Writer};
+use crate::http::route::{self, Destination};
+use crate::io::Io;
+use crate::link::{LinkStream, Opened};
+use crate::record::Record;
+use crate::session::Session;
+use crate::upstream::{InFlight, Lease, pick::pick};
+
+/// Carries the application's connection to a service. `early`: what was read of it already.
+pub(crate) async fn to_service(
+    session: &Session,
+    (service, port): (&ServiceName, u16),
+    io: Io,
+    early: BytesMut,
+) {
+    let mut record = Record::open(session, "tcp");
+    record.subject.service = Some(service.clone());
+    record.subject.port = port;
+    let carried = match open(session, service, port, &mut record).await {
+        Ok((stream, _in_flight)) => {
+            let mut reader = Reader::new(io.clone());
+            reader.buffer = early;
+            let mut plain = (reader, Writer::new(io.clone()));
+            carry(&mut plain, &stream, Towards::Link, &mut record).await
+        }
+        Err(reason) => Err(reason),
+    };
+    match carried {
+        Ok(()) => record.succeed(),
+        Err(reason) => {
+            record.reason = Some(reason);
+            // An orderly end stays one; anything else reaches the client as a reset.
+            io.reset();
+        }
+    }
+}
+
+/// Carries a stream of a link to the application.
+pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
+    let mut record = Record::open(session, "tcp");
+    match attempt(session, port, &opened.stream, &mut record).await {
+        Ok(()) => record.succeed(),
+        Err(failure) => {
+            record.reason = Some(failure.reason);
+            // The other sidecar resets its client.
+            opened.stream.reset(code_of(failure.reason));
+        }
+    }
+}
+
+async fn attempt(
+    session: &Session,
+    port: u16,
+    stream: &LinkStream,
+    record: &mut Record<'_>,
+) -> Result<(), Failure> {
+    let bound = route::application(session, port, record)?;
+    let permit = session.permit(&bound.scene)?;
+    let _permit = bound.scene.plans.access.tcp(&permit, port)?;
+    let Destination::Application(application) = bound.destination else {
+        return Err(Failure::from(Reason::NoEndpoint));
+    };
+    let connection = application.connect(&session.worker).await?;
+    let mut plain = (connection.reader, connection.writer);
+    let carried = carry(&mut plain, stream, Towards::Application, record).await;
+    if carried.is_err() {
+        plain.1.io.reset();
+    }
+    Ok(carried?)
+}
+
+/// What the other sidecar is told about a stream that was given up.
+fn code_of(reason: Reason) -> ResetCode {
+    match reason.status() {
+        403 => ResetCode::Denied,
+        503 | 504 => ResetCode::Unreachable,
+        _ => ResetCode::Failed,
+    }
+}
+
+async fn open(
+    session: &Session,
+    service: &ServiceName,
+    port: u16,
+    record: &mut Record<'_>,
+) -> Result<(LinkStream, InFlight), Reason> {
+    let worker = &session.worker;
+    let scene = worker.world.with_service(service, worker.config.limits.discovery_timeout).await?;
+    worker.sweep(&scene);
+    let plan = scene.plans.service(service).ok_or(Reason::UnknownService)?;
+    if plan.view.reach == Reach::Denied {
+        return Err(Reason::DeniedOutbound);
+    }
+    let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let mut tried = None;
+    loop {
+        let upstream = pick(worker, &port.endpoints, tried.as_ref())?;
+        tried = Some(upstream.endpoint.id.clone());
+        let in_flight = upstream.enter();
+        let opened = match upstream.lease(worker).await {
+            Ok(Lease::Link(link)) => link
+                .open(StreamKind::Tcp, false, |_| {})
+                .map(|stream| (stream, in_flight))
+                .map_err(|_| Reason::UpstreamRefused),
+            // A foreign peer has no framing for opaque streams.
+            Ok(Lease::Http1(_)) => Err(Reason::Unsupported),
+            Err(reason) => Err(reason),
+        };
+        let attempt = Attempt {
+            sent: Sent::Nothing,
+            idempotent: false,
+            body_replayable: true,
+            response_started: false,
+            number: u8::try_from(record.retries).unwrap_or(u8::MAX),
+        };
+        match opened {
+            Err(reason) if retry::retry(reason, &attempt) => record.retries += 1,
+            opened => return opened,
+        }
+    }
+}
+
+/// Which way the client's bytes go.
+#[derive(Clone, Copy)]
+enum Towards {
+    Link,
+    Application,
+}
+
+/// Both directions at once, each ending on its own (half-close) until both have ended.
+async fn carry(
+    (reader, writer): &mut (Reader, Writer),
+    stream: &LinkStream,
+    towards: Towards,
+    record: &mut Record<'_>,
+) -> Result<(), Reason> {
+    let (to_stream, to_plain) = match towards {
+        Towards::Link => (&mut record.bytes_in, &mut record.bytes_out),
+        Towards::Application => (&mut record.bytes_out, &mut record.bytes_in),
+    };
+    let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
+    let mut into_stream = Sink::Link { stream };
+    let mut from_stream = Source::link(stream, BodyLength::UntilClose);
+    let io = writer.io.clone();
+    let mut into_plain = Sink::Http1 { writer, chunked: false };
+    let forth = async {
+        let pumped = pump(&mut from_plain, &mut into_stream, to_stream).await;
+        pumped.map_err(|broken| towards.reason(Way::Forth, &broken))
+    };
+    let back = async {
+        let pumped = async {
+            pump(&mut from_stream, &mut into_plain, to_plain).await?;
+            poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
+        };
+        pumped.await.map_err(|broken| towards.reason(Way::Back, &broken))
+    };
+    tokio::select! {
+        biased;
+        carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
+        // One side may be stuck; the other is not kept for it.
+        _ = stream.lost() => Err(towards.lost()),
+    }
+}
+
+/// From the plain connection to the stream, or from the stream.
+#[derive(Clone, Copy)]
+enum Way {
+    Forth,
+    Back,
+}
+
+impl Towards {
+    /// Whose fault a broken pump was.
+    fn reason(self, way: Way, broken: &Broken) -> Reason {
+        match (self, way, broken) {
+            (Self::Link, Way::Forth, Broken::Source(error))
+            | (Self::Application, Way::Back, Broken::Source(error)) => downstream_reason(error),
+            (Self::Link, Way::Back, Broken::Source(error))
+            | (Self::Application, Way::Forth, Broken::Source(error)) => upstream_reason(error),
+            (Self::Link, Way::Forth, Broken::Sink)
+            | (Self::Application, Way::Back, Broken::Sink) => Reason::UpstreamReset,
+            (Self::Link, Way::Back, Broken::Sink)
+            | (Self::Application, Way::Forth, Broken::Sink) => Reason::DownstreamClosed,
+        }
+    }
+
+    /// Whose fault a lost stream was.
+    fn lost(self) -> Reason {
+        match self {
+            Self::Link => Reason::UpstreamReset,
+            Self::Application => Reason::DownstreamClosed,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Sidecars, applications and clients in one thread, over real sockets and real TLS.
+
+mod bodies;
+mod doors;
+mod drain;
+pub(crate) mod fixture;
+mod foreign;
+mod hostile;
+mod http;
+mod identity;
+mod limits;
+mod memory;
+mod policy;
+mod renewal;
+mod retry;
+mod routes;
+mod tcp;
+mod telemetry;

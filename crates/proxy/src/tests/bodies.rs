@@ -1,0 +1,141 @@
+//! Large bodies: streamed, whole, and held back when their receiver is slow.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use leno_wire::link::{Event, StreamKind};
+use tokio::io::AsyncWriteExt;
+
+use super::fixture::{
+    Application, Client, GET, Mesh, Peer, credential, run, settled, tls_connect_narrow,
+};
+use crate::session::Entrance;
+use crate::tls::{ALPN_HTTP1, ALPN_LINK};
+
+/// 64 MiB each way through both sidecars; the kernel's buffers are the only ones that grow.
+#[test]
+fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
+    run(async {
+        let (go, gone) = tokio::sync::watch::channel(false);
+        let app = Application::start(move |mut client| {
+            let mut gone = gone.clone();
+            async move {
+                let mut request = client.head().await.unwrap();
+                gone.wait_for(|go| *go).await.unwrap();
+                client.body(&mut request).await.unwrap();
+                let sum = request.body.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+                let sum = format!("{} {sum}", request.body.len());
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", sum.len());
+                client.send(head + &sum).await;
+            }
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        let body: Vec<u8> = (0..BODY_BYTES).map(|index| (index % 251) as u8).collect();
+        client
+            .send(format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES}\r\n\r\n"))
+            .await;
+        let sent = Rc::new(Cell::new(0));
+        let (count, sum) = (sent.clone(), body.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+        let upload = tokio::task::spawn_local(async move {
+            for piece in body.chunks(64 * 1024) {
+                client.stream.write_all(piece).await.unwrap();
+                count.set(count.get() + piece.len());
+            }
+            client
+        });
+        let held = settled(|| sent.get()).await;
+        assert!(
+            held < BODY_BYTES / 2,
+            "{held} bytes were taken for an application that reads none"
+        );
+        go.send_replace(true);
+        let mut client = upload.await.unwrap();
+        assert_eq!(client.answer().await.text(), format!("{BODY_BYTES} {sum}"));
+    });
+}
+
+#[test]
+fn a_large_answer_waits_for_a_slow_client_and_arrives_whole() {
+    run(async {
+        let (app, written) = download(BODY_BYTES).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send(GET).await;
+        let held = settled(|| written.get()).await;
+        assert!(held < BODY_BYTES / 2, "{held} bytes were taken for a client that reads none");
+        let answer = client.answer().await;
+        assert!(answer.body.iter().all(|byte| *byte == b'x'));
+        assert_eq!(answer.body.len(), BODY_BYTES);
+        assert_eq!(client.ask(GET).await.body.len(), BODY_BYTES);
+    });
+}
+
+/// When the socket is full, the last bytes wait inside the TLS session, and nothing follows that
+/// would push them out.
+#[test]
+fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_connection() {
+    run(async {
+        let (app, _) = download(NARROW_BYTES).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let entrance = Entrance::Inbound { port: mesh.server.port };
+        let inbound = mesh.server.listen_narrow(entrance).await;
+        let identity = credential(&mesh.authority, "foreign");
+        let tls = tls_connect_narrow(inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+        let mut client = Client::new(tls);
+        for _ in 0..2 {
+            client.send(GET).await;
+            assert_eq!(client.answer().await.body.len(), NARROW_BYTES);
+        }
+    });
+}
+
+#[test]
+fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
+    run(async {
+        const STREAMS: usize = 20;
+        let (app, _) = download(NARROW_BYTES).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let entrance = Entrance::Inbound { port: mesh.server.port };
+        let inbound = mesh.server.listen_narrow(entrance).await;
+        let identity = credential(&mesh.authority, "productpage");
+        let tls = tls_connect_narrow(inbound, &identity, &[ALPN_LINK]).await.unwrap();
+        let mut peer = Peer::over(tls).await;
+        for _ in 0..STREAMS {
+            peer.open(StreamKind::Http, GET, true);
+        }
+        let (mut arrived, mut ended) = (0, 0);
+        while ended < STREAMS {
+            if let Event::Data { data, end, .. } = peer.next().await.expect("the link goes on") {
+                arrived += data.len();
+                ended += usize::from(end);
+            }
+        }
+        assert_eq!(arrived, STREAMS * NARROW_BYTES);
+    });
+}
+
+/// An application that answers so many bytes and counts what it could write.
+async fn download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
+    let written = Rc::new(Cell::new(0));
+    let count = written.clone();
+    let app = Application::start(move |mut client| {
+        let count = count.clone();
+        async move {
+            while client.head().await.is_some() {
+                client.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n")).await;
+                for piece in vec![b'x'; bytes].chunks(64 * 1024) {
+                    if client.stream.write_all(piece).await.is_err() {
+                        return;
+                    }
+                    count.set(count.get() + piece.len());
+                }
+            }
+        }
+    });
+    (app.await, written)
+}
+
+const BODY_BYTES: usize = 64 * 1024 * 1024;
+/// Many times what a narrow socket takes, and little enough for its pace.
+const NARROW_BYTES: usize = 60_000;

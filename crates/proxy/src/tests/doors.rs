@@ -1,0 +1,150 @@
+//! The doors of an application: fixed ones, and the HTTP proxy.
+
+use leno_model::Protocol;
+
+use super::fixture::{Application, Client, End, GET, Mesh, Setup, run, until};
+use crate::session::Entrance;
+
+/// Answers with the request's own head.
+async fn mirror() -> Application {
+    Application::answering(|request| {
+        let head = &request.head;
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{head}", head.len())
+    })
+    .await
+}
+
+#[test]
+fn a_fixed_door_gives_the_request_the_host_of_its_service() {
+    run(async {
+        let mesh = Mesh::permissive(mirror().await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for request in [
+            "GET /a HTTP/1.1\r\nhost: 127.0.0.1:19081\r\n\r\n",
+            "GET /a HTTP/1.1\r\nhost:\r\n\r\n",
+            "GET http://else.where/a HTTP/1.1\r\nhost: else.where\r\n\r\n",
+        ] {
+            let answer = client.ask(request).await;
+            assert_eq!(answer.text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
+        }
+        let old = client.ask("GET /a HTTP/1.0\r\n\r\n").await;
+        assert_eq!(old.text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
+    });
+}
+
+#[test]
+fn the_http_proxy_takes_the_target_from_each_request() {
+    run(async {
+        let app = mirror().await;
+        let mesh = Mesh::permissive(app.address).await;
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let mut client = Client::connect(proxy).await;
+        for (request, expected) in [
+            (
+                "GET http://ratings.bookinfo:9080/a?b HTTP/1.1\r\nhost: ratings\r\n\r\n",
+                "GET /a?b HTTP/1.1\r\nhost: ratings.bookinfo:9080",
+            ),
+            (
+                "GET http://ratings.bookinfo.svc.cluster.local:9080 HTTP/1.1\r\nhost: a\r\n\r\n",
+                "GET / HTTP/1.1\r\nhost: ratings.bookinfo.svc.cluster.local:9080",
+            ),
+            (
+                "GET http://ratings:9080?b HTTP/1.1\r\nhost: a\r\nproxy-connection: close\r\n\r\n",
+                "GET /?b HTTP/1.1\r\nhost: ratings:9080",
+            ),
+            (
+                "OPTIONS http://ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n",
+                "OPTIONS * HTTP/1.1\r\nhost: ratings:9080",
+            ),
+            (
+                "OPTIONS * HTTP/1.1\r\nhost: ratings:9080\r\n\r\n",
+                "OPTIONS * HTTP/1.1\r\nhost: ratings:9080",
+            ),
+            (
+                "GET /a HTTP/1.1\r\nhost: ratings:9080\r\n\r\n",
+                "GET /a HTTP/1.1\r\nhost: ratings:9080",
+            ),
+        ] {
+            assert_eq!(client.ask(request).await.text(), expected, "{request}");
+        }
+    });
+}
+
+#[test]
+fn the_http_proxy_leads_nowhere_but_to_services() {
+    run(async {
+        let mesh = Mesh::permissive(mirror().await.address).await;
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        for (authority, verdict) in [
+            ("www.example.com", (404, Some("unknown-service"))),
+            ("127.0.0.1:22", (404, Some("unknown-service"))),
+            ("[::1]:9080", (404, Some("unknown-service"))),
+            ("absent.bookinfo:9080", (404, Some("unknown-service"))),
+            // The port of a service that there is.
+            ("ratings.bookinfo:9081", (404, Some("unknown-service"))),
+            ("ratings.bookinfo", (404, Some("unknown-service"))),
+            ("unheard-of.bookinfo:9080", (503, Some("discovery-timeout"))),
+        ] {
+            let mut client = Client::connect(proxy).await;
+            let get = format!("GET http://{authority}/ HTTP/1.1\r\nhost: {authority}\r\n\r\n");
+            assert_eq!(client.ask(&get).await.verdict(), verdict, "{authority}");
+            if authority.contains(':') {
+                let connect = format!("CONNECT {authority} HTTP/1.1\r\nhost: a\r\n\r\n");
+                assert_eq!(client.ask(&connect).await.verdict(), verdict, "{authority}");
+                assert_eq!(client.end().await, End::Clean);
+            }
+        }
+        // What an application invents is counted, but never under a name of its own.
+        let services: Vec<_> =
+            mesh.client.series().into_iter().map(|series| series.labels.service).collect();
+        assert_eq!(mesh.client.ended(), 12);
+        assert!(services.iter().all(|name| ["", "bookinfo/ratings"].contains(&&**name)));
+    });
+}
+
+#[test]
+fn a_tunnel_is_a_door_to_the_service_it_names() {
+    run(async {
+        let app = mirror().await;
+        for protocol in [Protocol::Http, Protocol::Detect, Protocol::Tcp] {
+            let setup = Setup { protocol, ..Setup::default() };
+            let mesh = Mesh::new(app.address, setup).await;
+            let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+            let mut client = Client::connect(proxy).await;
+            client.send("CONNECT ratings.bookinfo:9080 HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            assert_eq!(client.head().await.unwrap().status, 200);
+            let host = match protocol {
+                Protocol::Tcp => "x",
+                _ => "ratings.bookinfo:9080",
+            };
+            for _ in 0..2 {
+                let answer = client.ask(GET).await;
+                assert_eq!(answer.text(), format!("GET /ratings/1 HTTP/1.1\r\nhost: {host}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_client_may_send_through_a_tunnel_before_it_is_open() {
+    run(async {
+        let mesh = Mesh::permissive(mirror().await.address).await;
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let mut client = Client::connect(proxy).await;
+        client.send(format!("CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n{GET}")).await;
+        assert_eq!(client.head().await.unwrap().status, 200);
+        assert_eq!(client.answer().await.status, 200);
+    });
+}
+
+#[test]
+fn a_tunnel_where_none_can_be_is_told_so() {
+    run(async {
+        let mesh = Mesh::permissive(mirror().await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        let connect = "CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n";
+        assert_eq!(client.ask(connect).await.verdict(), (501, Some("unsupported")));
+        assert_eq!(client.ask(GET).await.status, 200);
+        until(|| mesh.client.ended() == 2).await;
+    });
+}

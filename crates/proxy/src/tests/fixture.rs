@@ -1,0 +1,377 @@
+//! A mesh of two: the client's sidecar, the server's sidecar, an application behind it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use leno_discovery::{ChangeId, Update};
+use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
+use leno_model::{
+    Access, Endpoint, EndpointId, PortView, Protocol, Reach, ServiceAccount, ServiceName,
+    ServiceView, Snapshot, SpiffeId, TrustDomain, WorkloadName, WorkloadPlan, WorkloadPort,
+};
+use leno_telemetry::{SeriesSummary, Telemetry};
+use socket2::SockRef;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::LocalSet;
+
+use crate::access_log::LogLine;
+use crate::config::{Config, Limits};
+use crate::connection;
+use crate::connections::Connections;
+use crate::drain::Phase;
+use crate::names::Names;
+use crate::session::Entrance;
+use crate::worker::{Parts, Worker};
+use crate::world::World;
+
+mod application;
+mod client;
+mod peer;
+
+pub(crate) use application::Application;
+pub(crate) use client::{Answer, Client, End};
+pub(crate) use peer::{Peer, tls_accept, tls_connect, tls_connect_narrow};
+
+/// The port of the service that all tests call.
+pub(crate) const PORT: u16 = 9080;
+/// The root that all are signed by, unless a test says otherwise.
+pub(crate) const DOMAIN: &str = "cluster.local";
+/// A request that needs nothing.
+pub(crate) const GET: &str = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n";
+/// An answer that says nothing more.
+pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+/// Runs a test on one thread, as a data thread runs, and fails it when it hangs.
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(LocalSet::new().run_until(async {
+        tokio::time::timeout(PATIENCE, test).await.expect("the test hangs");
+    }));
+}
+
+/// Gives way until `is_so`; each time the sockets get their turn.
+pub(crate) async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Gives way until `value` has not changed for so many turns that it will not.
+pub(crate) async fn settled(value: impl Fn() -> usize) -> usize {
+    let (mut last, mut turns) = (value(), 0);
+    while turns < SETTLED_TURNS {
+        tokio::task::yield_now().await;
+        let now = value();
+        turns = if now == last { turns + 1 } else { 0 };
+        last = now;
+    }
+    last
+}
+
+/// What differs from one test's mesh to the next.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) access: Access,
+    pub(crate) protocol: Protocol,
+    pub(crate) limits: Limits,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let limits = Limits {
+            discovery_timeout: Duration::from_millis(100),
+            connect_timeout: Duration::from_secs(5),
+            drain_timeout: Duration::from_secs(5),
+            ..Limits::default()
+        };
+        Self { access: Access::Permissive, protocol: Protocol::Http, limits }
+    }
+}
+
+/// The client's sidecar, the server's sidecar, and what both need.
+pub(crate) struct Mesh {
+    pub(crate) setup: Setup,
+    pub(crate) directory: TempDir,
+    pub(crate) authority: Authority,
+    pub(crate) client: Sidecar,
+    pub(crate) server: Sidecar,
+    /// The client's door to the service.
+    pub(crate) door: SocketAddr,
+    /// The server's inbound listener.
+    pub(crate) inbound: SocketAddr,
+}
+
+/// One sidecar, without a control plane: its world is given to it.
+pub(crate) struct Sidecar {
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) phase: watch::Sender<Phase>,
+    pub(crate) log: mpsc::Receiver<LogLine>,
+    /// Where the port of its application is reached.
+    pub(crate) port: u16,
+}
+
+impl Mesh {
+    /// A permissive mesh with `application` behind the server's sidecar.
+    pub(crate) async fn permissive(application: SocketAddr) -> Self {
+        Self::new(application, Setup::default()).await
+    }
+
+    /// A mesh whose server enforces `access`.
+    pub(crate) async fn with_access(application: SocketAddr, access: Access) -> Self {
+        Self::new(application, Setup { access, ..Setup::default() }).await
+    }
+
+    pub(crate) async fn new(application: SocketAddr, setup: Setup) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = authority(directory.path(), DOMAIN);
+        let (server, inbound) =
+            serve(&authority, directory.path(), ("ratings-1", "ratings"), (application, &setup))
+                .await;
+        let client = Sidecar::new("productpage", directory.path(), setup.limits.clone());
+        client.trust(credential(&authority, "productpage"));
+        let door = client.listen(Entrance::Door { service: service(), port: PORT }).await;
+        let mesh = Self { setup, directory, authority, client, server, door, inbound };
+        mesh.route_to(&[mesh.endpoint()]);
+        mesh
+    }
+
+    /// Another server of the same service.
+    pub(crate) async fn server(
+        &self,
+        workload: &str,
+        application: SocketAddr,
+    ) -> (Sidecar, Endpoint) {
+        let names = (workload, "ratings");
+        let directory = self.directory.path();
+        let (sidecar, inbound) =
+            serve(&self.authority, directory, names, (application, &self.setup)).await;
+        (sidecar, endpoint(workload, inbound, "ratings"))
+    }
+
+    /// The server as clients know it.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        endpoint("ratings-1", self.inbound, "ratings")
+    }
+
+    /// Makes these the endpoints of the service that the client knows.
+    pub(crate) fn route_to(&self, endpoints: &[Endpoint]) {
+        self.client_knows(vec![view(self.setup.protocol, endpoints)]);
+    }
+
+    /// Makes these all the services that the client knows.
+    pub(crate) fn client_knows(&self, services: Vec<ServiceView>) {
+        self.client.know(plan("productpage", Access::Permissive), services);
+    }
+
+    /// Changes what the server enforces.
+    pub(crate) fn enforce(&self, access: Access) {
+        self.server.know(serving_plan(&self.server, self.setup.protocol, access), Vec::new());
+    }
+}
+
+/// A sidecar in front of `application`.
+async fn serve(
+    authority: &Authority,
+    directory: &Path,
+    (workload, account): (&str, &str),
+    (application, setup): (SocketAddr, &Setup),
+) -> (Sidecar, SocketAddr) {
+    let mut sidecar = Sidecar::new(workload, directory, setup.limits.clone());
+    sidecar.port = application.port();
+    sidecar.trust(credential(authority, account));
+    sidecar.know(serving_plan(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
+    let inbound = sidecar.listen(Entrance::Inbound { port: sidecar.port }).await;
+    (sidecar, inbound)
+}
+
+fn serving_plan(sidecar: &Sidecar, protocol: Protocol, access: Access) -> WorkloadPlan {
+    let port = sidecar.port;
+    WorkloadPlan {
+        ports: vec![WorkloadPort { name: None, port, protocol }],
+        served: BTreeMap::from([(port, service())]),
+        ..plan("ratings", access)
+    }
+}
+
+impl Sidecar {
+    pub(crate) fn new(name: &str, directory: &Path, limits: Limits) -> Self {
+        let mut config = Config::sidecar(
+            workload(name),
+            TrustDomain::new(DOMAIN).unwrap(),
+            directory.to_owned(),
+        );
+        config.limits = limits;
+        let (world, _) = World::new(Names::default(), Instant::now());
+        let telemetry = Telemetry::new();
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let (lines, log) = mpsc::channel(1024);
+        let worker = Worker::new(Parts {
+            config: Arc::new(config),
+            world,
+            connections: Arc::new(Connections::default()),
+            phase: phases,
+            log: Some(lines),
+            shard: telemetry.shard(),
+            seed: 7,
+        });
+        Self { worker, telemetry, phase, log, port: 0 }
+    }
+
+    pub(crate) fn trust(&self, credential: Credential) {
+        self.worker.world.renew(credential);
+    }
+
+    /// Gives it a world.
+    pub(crate) fn know(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
+        let services =
+            services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
+        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services });
+        let absent = BTreeSet::from([ServiceName::new("bookinfo", "absent").unwrap()]);
+        let update = Update { snapshot, absent, change: ChangeId(1) };
+        self.worker.world.swap(&update).unwrap();
+    }
+
+    /// Opens a front door.
+    pub(crate) async fn listen(&self, entrance: Entrance) -> SocketAddr {
+        self.serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), entrance)
+    }
+
+    /// Opens a front door whose sockets are full after a few KiB.
+    pub(crate) async fn listen_narrow(&self, entrance: Entrance) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        SockRef::from(&listener).set_send_buffer_size(4096).unwrap();
+        self.serve(listener, entrance)
+    }
+
+    fn serve(&self, listener: TcpListener, entrance: Entrance) -> SocketAddr {
+        let address = listener.local_addr().unwrap();
+        let worker = self.worker.clone();
+        tokio::task::spawn_local(async move {
+            while let Ok((tcp, peer)) = listener.accept().await {
+                let carried = connection::carry(worker.clone(), entrance.clone(), tcp, peer);
+                tokio::task::spawn_local(carried);
+            }
+        });
+        address
+    }
+
+    /// What it counted, by series.
+    pub(crate) fn series(&self) -> Vec<SeriesSummary> {
+        self.telemetry.summary()
+    }
+
+    /// How many exchanges ended.
+    pub(crate) fn ended(&self) -> u64 {
+        self.series().iter().map(|series| series.requests).sum()
+    }
+
+    /// How many exchanges ended with each reason.
+    pub(crate) fn failures(&self) -> BTreeMap<&'static str, u64> {
+        let mut failures = BTreeMap::new();
+        for failure in self.series().iter().flat_map(|series| &series.failures) {
+            *failures.entry(failure.reason).or_default() += failure.requests;
+        }
+        failures
+    }
+}
+
+pub(crate) fn service() -> ServiceName {
+    ServiceName::new("bookinfo", "ratings").unwrap()
+}
+
+pub(crate) fn workload(name: &str) -> WorkloadName {
+    WorkloadName::new("bookinfo", name).unwrap()
+}
+
+pub(crate) fn account(name: &str) -> ServiceAccount {
+    ServiceAccount::new("bookinfo", name).unwrap()
+}
+
+pub(crate) fn endpoint(workload: &str, address: SocketAddr, account: &str) -> Endpoint {
+    Endpoint {
+        id: EndpointId { service: service(), port: PORT, workload: self::workload(workload) },
+        address,
+        account: self::account(account),
+    }
+}
+
+pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
+    let port = PortView {
+        name: None,
+        protocol,
+        routed: false,
+        rules: Vec::new(),
+        endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
+    };
+    ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
+}
+
+pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
+    WorkloadPlan {
+        workload: workload(name),
+        account: account(name),
+        trust_domain: TrustDomain::new(DOMAIN).unwrap(),
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        ports: Vec::new(),
+        served: BTreeMap::new(),
+        doors: Vec::new(),
+        access,
+    }
+}
+
+pub(crate) fn authority(directory: &Path, domain: &str) -> Authority {
+    let domain = TrustDomain::new(domain).unwrap();
+    let directory = directory.join(domain.to_string());
+    Authority::open_or_create(&directory, &domain, SystemTime::now()).unwrap()
+}
+
+/// A certificate of `authority` for the account and workload of this name.
+pub(crate) fn credential(authority: &Authority, name: &str) -> Credential {
+    credential_from(authority, name, SystemTime::now())
+}
+
+/// A certificate that was issued at `now`, for an hour.
+pub(crate) fn credential_from(authority: &Authority, name: &str, now: SystemTime) -> Credential {
+    let (key, issued) = issue(authority, name, now);
+    Credential::new(key, issued).unwrap()
+}
+
+/// A certificate of `authority` whose holder also trusts the members of `other`.
+pub(crate) fn credential_trusting(
+    authority: &Authority,
+    name: &str,
+    other: &Authority,
+) -> Credential {
+    let (key, issued) = issue(authority, name, SystemTime::now());
+    let roots = issued.roots.with(&other.roots()).unwrap();
+    let issued = Issued::new(issued.chain, roots).unwrap();
+    Credential::new(key, issued).unwrap()
+}
+
+fn issue(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Issued) {
+    let key = PrivateKey::generate();
+    let request = CertificateRequest::from_der(&key.request()).unwrap();
+    let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account: account(name) };
+    let workload = workload(name);
+    let subject = Subject { id: &id, workload: Some(&workload) };
+    let issued = authority.sign(&request, subject, Duration::from_secs(3600), now).unwrap();
+    (key, issued)
+}
+
+/// An address that nobody listens at.
+pub(crate) fn closed_port() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// No test takes so long, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Turns of the event loop after which nothing more is to come.
+const SETTLED_TURNS: usize = 3000;

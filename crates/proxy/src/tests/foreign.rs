@@ -1,0 +1,88 @@
+//! Peers that speak mutual TLS but not the link: HTTP/1.1 by ALPN, in both roles.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, credential, endpoint, run, tls_accept, tls_connect,
+    until,
+};
+use crate::tls::ALPN_HTTP1;
+
+#[test]
+fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let open = Rc::new(Cell::new(0));
+        let count = open.clone();
+        let foreign = Application::start(move |client| {
+            let (identity, count) = (identity.clone(), count.clone());
+            async move {
+                let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
+                count.set(count.get() + 1);
+                let mut client = Client::new(tls);
+                while let Some(mut request) = client.head().await {
+                    client.body(&mut request).await.unwrap();
+                    let length = request.body.len();
+                    client
+                        .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n"))
+                        .await;
+                    client.send(&request.body).await;
+                }
+                count.set(count.get() - 1);
+            }
+        })
+        .await;
+        mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
+        let mut client = Client::connect(mesh.door).await;
+        for body in ["", "some bytes", ""] {
+            let answer = client
+                .ask(&format!(
+                    "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                ))
+                .await;
+            assert_eq!(answer.text(), body);
+        }
+        assert_eq!(foreign.accepted.get(), 1, "its connection is kept");
+        // Each request under way has a connection of its own.
+        let mut others = Vec::new();
+        for _ in 0..10 {
+            let mut other = Client::connect(mesh.door).await;
+            other.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            others.push(other);
+        }
+        until(|| open.get() == 10).await;
+        for other in &mut others {
+            other.send("c").await;
+            assert_eq!(other.answer().await.text(), "abc");
+        }
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_client_that_knows_no_links_is_answered_in_http11() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let identity = credential(&mesh.authority, "foreign");
+        for alpn in [&[ALPN_HTTP1][..], &[]] {
+            let tls = tls_connect(mesh.inbound, &identity, alpn).await.unwrap();
+            let mut client = Client::new(tls);
+            client.send([GET, GET].concat()).await;
+            for _ in 0..2 {
+                assert_eq!(client.answer().await.text(), "ok");
+            }
+            let connect = "CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n";
+            assert_eq!(client.ask(connect).await.verdict(), (501, Some("unsupported")));
+            let close = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            assert_eq!(client.ask(close).await.text(), "ok");
+            assert_eq!(client.end().await, End::Clean);
+        }
+        let series = mesh.server.series();
+        assert!(series.iter().any(|series| series.labels.peer == "bookinfo/foreign"));
+    });
+}

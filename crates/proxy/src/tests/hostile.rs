@@ -1,0 +1,336 @@
+//! Link peers with a valid certificate and bad intentions.
+
+use std::rc::Rc;
+
+use bytes::BytesMut;
+use leno_wire::link::{Event, GoAwayCode, ResetCode, StreamKind};
+use tokio::io::AsyncWriteExt;
+
+use super::fixture::{
+    Answer, Application, Client, GET, Mesh, OK, Peer, credential, endpoint, run, settled, until,
+};
+
+/// A mesh whose application answers, and a link into it.
+async fn besieged(
+    application: &Application,
+) -> (Mesh, Peer<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>) {
+    let mesh = Mesh::permissive(application.address).await;
+    let identity = credential(&mesh.authority, "productpage");
+    let peer = Peer::opener(mesh.inbound, &identity).await;
+    (mesh, peer)
+}
+
+#[test]
+fn a_body_that_is_not_as_long_as_its_head_says_smuggles_nothing() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let (mesh, mut peer) = besieged(&app).await;
+        let smuggled = b"abcGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
+        let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n";
+        for data in [&smuggled[..], b"ab", b""] {
+            let stream = peer.open(StreamKind::Http, head, false);
+            peer.data(stream, data, true);
+            let (answer, _, _) = peer.answer(stream).await;
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+        }
+        // No body at all, or one where there is none.
+        let stream = peer.open(StreamKind::Http, head, true);
+        assert!(peer.answer(stream).await.0.starts_with("HTTP/1.1 400 "));
+        let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+        let stream = peer.open(StreamKind::Http, chunked, false);
+        peer.data(stream, b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", true);
+        assert!(peer.answer(stream).await.0.starts_with("HTTP/1.1 400 "));
+        // The link itself goes on.
+        let stream = peer.open(StreamKind::Http, GET, true);
+        assert_eq!(peer.answer(stream).await.1, b"ok");
+        let paths: Vec<_> = app.requests().into_iter().map(|request| request.head).collect();
+        assert!(paths.iter().all(|head| !head.contains("smuggled")), "{paths:?}");
+        assert_eq!(mesh.server.failures(), [("bad-request", 5)].into());
+    });
+}
+
+#[test]
+fn a_body_without_a_length_is_framed_by_us() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let (_mesh, mut peer) = besieged(&app).await;
+        let stream = peer.open(StreamKind::Http, GET, false);
+        let body = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
+        peer.data(stream, body, true);
+        assert_eq!(peer.answer(stream).await.1, b"ok");
+        let [request] = &app.requests()[..] else { panic!("one request") };
+        assert_eq!(request.body, body);
+    });
+}
+
+#[test]
+fn trailers_that_are_none_smuggle_nothing() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let (mesh, mut peer) = besieged(&app).await;
+        for trailers in [
+            &b"\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"[..],
+            b"x: y\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n",
+            b"x: y\r\n",
+            b"x: y",
+            b"",
+            b"\r\n",
+            b"content-length: 3\r\n\r\n",
+        ] {
+            let stream = peer.open(StreamKind::Http, GET, false);
+            peer.data(stream, b"abc", false);
+            peer.link.send_trailers(stream, trailers).unwrap();
+            let (answer, _, _) = peer.answer(stream).await;
+            let shown = String::from_utf8_lossy(trailers);
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{shown}: {answer}");
+        }
+        assert!(app.requests().is_empty(), "{:?}", app.requests());
+        assert_eq!(mesh.server.failures(), [("bad-request", 7)].into());
+        let stream = peer.open(StreamKind::Http, GET, false);
+        peer.link.send_trailers(stream, b"x: y\r\n\r\n").unwrap();
+        assert_eq!(peer.answer(stream).await.1, b"ok");
+        assert_eq!(app.requests()[0].trailers, "x: y");
+    });
+}
+
+#[test]
+fn heads_are_read_as_strictly_as_those_of_clients() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let (_mesh, mut peer) = besieged(&app).await;
+        for (head, status) in [
+            ("GET / HTTP/1.1\r\nhost: x\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n", "431"),
+            ("GET / HTTP/1.1\r\nhost: x\r\n", "431"),
+            ("", "431"),
+            ("GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", "400"),
+            ("CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", "501"),
+        ] {
+            let stream = peer.open(StreamKind::Http, head, true);
+            let (answer, _, _) = peer.answer(stream).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {answer}");
+        }
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn garbage_breaks_the_link_and_nothing_else() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let (mesh, mut other) = besieged(&app).await;
+        let identity = credential(&mesh.authority, "productpage");
+        for garbage in [
+            &[0xff; 64][..],
+            // A frame of 16 MiB, a stream that was never opened, and a second HELLO.
+            &[0xff, 0xff, 0xff, 4, 0, 0, 0, 1],
+            &[0, 0, 1, 4, 0, 0, 0, 9, b'x'],
+            &[0, 0, 20, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 4, 0, 0, 1, 0, 0, 0, 1, 8, 0, 0, 0, 64, 0],
+        ] {
+            let mut peer = Peer::opener(mesh.inbound, &identity).await;
+            peer.stream.write_all(garbage).await.unwrap();
+            peer.stream.flush().await.unwrap();
+            let broken = matches!(
+                peer.next().await,
+                Some(Event::GoAway { code: GoAwayCode::Protocol, .. }) | None
+            );
+            assert!(broken);
+            while peer.next().await.is_some() {}
+        }
+        let stream = other.open(StreamKind::Http, GET, true);
+        assert_eq!(other.answer(stream).await.1, b"ok");
+        until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 1).await;
+    });
+}
+
+/// A stalled reader holds what its windows allow, and the sidecar serves others.
+#[test]
+fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
+    run(async {
+        const STREAMS: usize = 100;
+        const BYTES: usize = 16 * 1024 * 1024;
+        let written = Rc::new(std::cell::Cell::new(0));
+        let count = written.clone();
+        let app = Application::start(move |mut client| {
+            let count = count.clone();
+            async move {
+                while let Some(request) = client.head().await {
+                    if !request.head.contains("/large") {
+                        client.send(OK).await;
+                        continue;
+                    }
+                    client
+                        .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {BYTES}\r\n\r\n"))
+                        .await;
+                    for piece in vec![b'x'; BYTES].chunks(16 * 1024) {
+                        if client.stream.write_all(piece).await.is_err() {
+                            return;
+                        }
+                        count.set(count.get() + piece.len());
+                    }
+                }
+            }
+        })
+        .await;
+        let (mesh, mut peer) = besieged(&app).await;
+        for _ in 0..STREAMS {
+            peer.open(StreamKind::Http, "GET /large HTTP/1.1\r\nhost: x\r\n\r\n", true);
+        }
+        peer.flush().await;
+        let held = settled(|| written.get()).await;
+        assert!(held < STREAMS * BYTES / 2, "{held} bytes were taken");
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.text(), "ok");
+        drop(peer);
+        until(|| mesh.server.ended() as usize == STREAMS + 1).await;
+        assert_eq!(mesh.server.failures(), [("downstream-closed", STREAMS as u64)].into());
+    });
+}
+
+/// Heads are not held back by windows: only by the congestion of the whole link.
+#[test]
+fn heads_wait_for_a_peer_that_does_not_read() {
+    run(async {
+        const STREAMS: usize = 400;
+        let head =
+            format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "y".repeat(60_000));
+        let app = Application::answering(move |_| head.clone()).await;
+        let (mesh, mut peer) = besieged(&app).await;
+        for asked in 1..=STREAMS {
+            peer.open(StreamKind::Http, GET, true);
+            // Not more at once than an application's backlog takes.
+            if asked % 100 == 0 {
+                peer.flush().await;
+                until(|| app.seen.borrow().len() == asked).await;
+            }
+        }
+        let ended = settled(|| mesh.server.ended() as usize).await;
+        assert!(ended < STREAMS / 2, "{ended} answers were given to a peer that reads none");
+        let mut answered = 0;
+        while answered < STREAMS {
+            match peer.next().await {
+                Some(Event::Head { .. }) => answered += 1,
+                Some(_) => {}
+                None => panic!("the link broke after {answered} answers"),
+            }
+        }
+        assert!(mesh.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn streams_opened_and_reset_end_their_requests() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.last().await;
+        })
+        .await;
+        let (mesh, mut peer) = besieged(&app).await;
+        for _ in 0..50 {
+            let stream = peer.open(StreamKind::Http, GET, true);
+            peer.flush().await;
+            peer.link.reset(stream, ResetCode::Cancelled);
+        }
+        peer.flush().await;
+        until(|| mesh.server.ended() == 50).await;
+        assert_eq!(mesh.server.failures(), [("downstream-closed", 50)].into());
+    });
+}
+
+/// Answers the client's sidecar as this test pleases, frame by frame.
+async fn answering(
+    play: impl AsyncFn(&mut Peer<tokio_rustls::server::TlsStream<tokio::net::TcpStream>>, usize)
+    + 'static,
+) -> (Mesh, Application) {
+    let app = Application::canned(OK).await;
+    let mesh = Mesh::permissive(app.address).await;
+    let identity = Rc::new(credential(&mesh.authority, "ratings"));
+    let play = Rc::new(play);
+    let hostile = Application::start(move |client| {
+        let (identity, play) = (identity.clone(), play.clone());
+        async move {
+            let mut peer = Peer::acceptor(client.stream, &identity).await;
+            let mut count = 0;
+            while let Some(event) = peer.next().await {
+                if let Event::Opened { .. } = event {
+                    count += 1;
+                    play(&mut peer, count).await;
+                }
+            }
+        }
+    })
+    .await;
+    mesh.route_to(&[endpoint("hostile-1", hostile.address, "ratings")]);
+    (mesh, app)
+}
+
+fn stream(number: usize) -> leno_wire::link::StreamId {
+    // Streams have consecutive numbers and no public constructor: an opener of our own makes them.
+    let mut link = leno_wire::link::Link::new(
+        leno_wire::link::Role::Opener,
+        leno_wire::link::Limits::default(),
+    );
+    (0..number)
+        .map(|_| link.open(StreamKind::Http, true, |_: &mut BytesMut| {}).unwrap())
+        .last()
+        .unwrap()
+}
+
+#[test]
+fn an_answer_over_a_link_that_is_not_as_long_as_it_says_breaks_its_client() {
+    run(async {
+        for data in [&b"abHTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n"[..], b"a"] {
+            let (mesh, _app) = answering(async move |peer, number| {
+                peer.head(stream(number), "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", false);
+                peer.data(stream(number), data, true);
+            })
+            .await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send([GET, GET].concat()).await;
+            let (got, end) = client.last().await;
+            let got = String::from_utf8_lossy(&got);
+            assert_eq!(end, super::fixture::End::Reset);
+            assert!(!got.contains("EVIL"), "{got}");
+            assert_eq!(mesh.client.failures(), [("upstream-malformed", 1)].into());
+        }
+    });
+}
+
+/// A frame and its status must agree on whether another head follows: the client reads the status.
+#[test]
+fn an_answer_over_a_link_that_is_interim_and_final_at_once_is_none() {
+    run(async {
+        for (head, interim) in [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true),
+            ("HTTP/1.1 103 Early Hints\r\n\r\n", false),
+            ("HTTP/1.1 101 Switching Protocols\r\n\r\n", false),
+            ("HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 200 EVIL\r\n\r\n", false),
+            ("nonsense", false),
+        ] {
+            let (mesh, _app) = answering(async move |peer, number| {
+                let write = |out: &mut BytesMut| out.extend_from_slice(head.as_bytes());
+                peer.link.send_head(stream(number), interim, !interim, write).unwrap();
+                if interim {
+                    peer.head(stream(number), "HTTP/1.1 200 EVIL\r\n\r\n", true);
+                }
+            })
+            .await;
+            let answer: Answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{head}");
+        }
+    });
+}
+
+#[test]
+fn an_answer_over_a_link_with_a_body_where_none_is_leaves_the_client_in_step() {
+    run(async {
+        let (mesh, _app) = answering(async |peer, number| {
+            peer.head(stream(number), "HTTP/1.1 304 Not Modified\r\netag: \"1\"\r\n\r\n", false);
+            peer.data(stream(number), b"HTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n", true);
+        })
+        .await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            assert_eq!(client.ask(GET).await.status, 304);
+        }
+    });
+}

@@ -1,0 +1,321 @@
+//! HTTP/1.1 through two sidecars: framing, interim answers, early answers, clients that leave.
+
+use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, until};
+
+#[test]
+fn carries_requests_one_after_another_and_keeps_connections() {
+    run(async {
+        let app = Application::answering(|request| ok(request.head.lines().next().unwrap())).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for index in 0..5 {
+            let request = format!("GET /ratings/{index}?q HTTP/1.1\r\nhost: x\r\n\r\n");
+            let answer = client.ask(&request).await;
+            assert_eq!(answer.status, 200);
+            assert_eq!(answer.text(), format!("GET /ratings/{index}?q HTTP/1.1"));
+            assert_eq!(answer.field("connection"), None);
+        }
+        assert_eq!(app.accepted.get(), 1, "the application's connection is kept too");
+        let close = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        assert_eq!(client.ask(close).await.field("connection"), Some("close"));
+        assert_eq!(client.end().await, End::Clean);
+    });
+}
+
+#[test]
+fn answers_pipelined_requests_in_their_order() {
+    run(async {
+        let app = Application::answering(|request| ok(request.head.split(' ').nth(1).unwrap()));
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        let mut pipeline = String::new();
+        for index in 0..100 {
+            pipeline += &match index % 3 {
+                0 => format!("GET /{index} HTTP/1.1\r\nhost: x\r\n\r\n"),
+                1 => format!("POST /{index} HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"),
+                _ => format!(
+                    "PUT /{index} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
+                     3\r\nabc\r\n0\r\n\r\n"
+                ),
+            };
+        }
+        client.send(pipeline).await;
+        for index in 0..100 {
+            assert_eq!(client.answer().await.text(), format!("/{index}"));
+        }
+    });
+}
+
+/// Whatever the last read brings: data and trailers in one packet, or each by itself.
+#[test]
+fn passes_chunks_and_trailers_on_in_both_directions() {
+    run(async {
+        for cuts in [&[][..], &[3], &[3, 8, 11, 16], &[22]] {
+            let app = Application::start(|mut client| async move {
+                let mut request = client.head().await.unwrap();
+                client.body(&mut request).await.unwrap();
+                let Answer { body, trailers, .. } = request;
+                let size = body.len();
+                let text = String::from_utf8(body).unwrap();
+                let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+                client.send(format!("{head}{size:x}\r\n{text}\r\n0\r\n{trailers}\r\n\r\n")).await;
+            });
+            let mesh = Mesh::permissive(app.await.address).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+            let mut body = "3\r\nabc\r\n3\r\ndef\r\n0\r\nx-sum: 6\r\n\r\n".as_bytes();
+            let mut sent = 0;
+            for cut in cuts {
+                let (now, later) = body.split_at(cut - sent);
+                (body, sent) = (later, *cut);
+                client.send(now).await;
+                // One round trip of the event loop: the sidecar sees the packet by itself.
+                tokio::task::yield_now().await;
+            }
+            client.send(body).await;
+            let answer = client.answer().await;
+            assert_eq!((answer.text(), &*answer.trailers), ("abcdef", "x-sum: 6"), "{cuts:?}");
+        }
+    });
+}
+
+#[test]
+fn keeps_what_a_head_says_where_no_body_follows() {
+    run(async {
+        let app = Application::answering(|request| {
+            let response = match request.head.split(' ').nth(1).unwrap() {
+                "/head" => "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n",
+                "/head-chunked" => "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+                "/204" => "HTTP/1.1 204 No Content\r\n\r\n",
+                "/304" => "HTTP/1.1 304 Not Modified\r\netag: \"1\"\r\ncontent-length: 7\r\n\r\n",
+                _ => "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            };
+            response.to_owned()
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for (method, path, status, length) in [
+            ("HEAD", "/head", 200, Some("1000")),
+            ("HEAD", "/head-chunked", 200, None),
+            ("GET", "/204", 204, None),
+            ("GET", "/304", 304, Some("7")),
+            ("GET", "/empty", 200, Some("0")),
+            ("HEAD", "/204", 204, None),
+        ] {
+            client.send(format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            let answer = client.head().await.unwrap();
+            assert_eq!(answer.status, status, "{path}");
+            assert_eq!(answer.field("content-length"), length, "{path}");
+        }
+        assert_eq!(client.ask(GET).await.status, 200, "the connection is where it should be");
+    });
+}
+
+#[test]
+fn passes_interim_answers_on() {
+    run(async {
+        let app = Application::answering(|_| {
+            "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n"
+                .to_owned()
+                + OK
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            let hints = client.ask(GET).await;
+            assert_eq!((hints.status, hints.field("link")), (103, Some("</a>")));
+            assert_eq!(client.answer().await.status, 102);
+            assert_eq!(client.answer().await.text(), "ok");
+        }
+        let old = "GET / HTTP/1.0\r\nhost: x\r\n\r\n";
+        assert_eq!(client.ask(old).await.status, 200, "RFC 9110 §15.2: not to HTTP/1.0");
+    });
+}
+
+#[test]
+fn waits_with_the_body_for_the_applications_word() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            while let Some(mut request) = client.head().await {
+                assert_eq!(request.field("expect"), Some("100-continue"));
+                client.send("HTTP/1.1 100 Continue\r\n\r\n").await;
+                client.body(&mut request).await.unwrap();
+                client.send(ok(request.text())).await;
+            }
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            assert_eq!(client.ask(EXPECT).await.status, 100);
+            client.send("abc").await;
+            assert_eq!(client.answer().await.text(), "abc");
+        }
+    });
+}
+
+#[test]
+fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await.unwrap();
+            client.send("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
+            client.last().await;
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        let answer = client.ask(EXPECT).await;
+        assert_eq!((answer.status, answer.text()), (413, "no!"));
+        assert_eq!(answer.field("connection"), Some("close"));
+        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(mesh.client.ended(), 1);
+        assert!(mesh.client.failures().is_empty());
+    });
+}
+
+#[test]
+fn an_early_answer_arrives_though_the_body_is_still_flowing() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await.unwrap();
+            client.bytes(1).await;
+            client.send("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n").await;
+        client.send(vec![b'x'; 100_000]).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.text()), (413, "no!"));
+        assert_eq!(client.end().await, End::Clean);
+        // What is on the way is read out: a reset could overtake the answer.
+        for _ in 0..10 {
+            client.send(vec![b'x'; 100_000]).await;
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn speaks_http10_without_chunks_and_closes() {
+    run(async {
+        let app = Application::answering(|_| {
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx: y\r\n\r\n"
+                .to_owned()
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        for keep in ["", "connection: keep-alive\r\n"] {
+            let mut client = Client::connect(mesh.door).await;
+            let answer = client.ask(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
+            assert_eq!((answer.text(), answer.field("transfer-encoding")), ("abc", None));
+            assert_eq!(answer.field("connection"), Some("close"));
+        }
+    });
+}
+
+#[test]
+fn an_answer_that_ends_with_its_connection_becomes_chunks() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await.unwrap();
+            client.send("HTTP/1.0 200 OK\r\n\r\nto the end").await;
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            let answer = client.ask(GET).await;
+            assert_eq!(answer.text(), "to the end");
+            assert_eq!(answer.field("transfer-encoding"), Some("chunked"));
+        }
+    });
+}
+
+#[test]
+fn a_broken_answer_reaches_the_client_broken() {
+    run(async {
+        for (head, request) in [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345", GET),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n", GET),
+            // Without a length only a reset tells that there would have been more.
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n",
+                "GET / HTTP/1.0\r\nhost: x\r\n\r\n",
+            ),
+        ] {
+            let app = Application::start(move |mut client| async move {
+                client.head().await.unwrap();
+                client.send(head).await;
+            });
+            let mesh = Mesh::permissive(app.await.address).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send(request).await;
+            let (got, end) = client.last().await;
+            assert_eq!(end, End::Reset, "{head} {}", String::from_utf8_lossy(&got));
+            assert_eq!(mesh.server.failures(), [("upstream-reset", 1)].into());
+            until(|| mesh.client.ended() == 1).await;
+            assert_eq!(mesh.client.failures(), [("upstream-reset", 1)].into());
+        }
+    });
+}
+
+#[test]
+fn a_client_that_leaves_inside_its_body_ends_the_request_everywhere() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            let mut request = client.head().await.unwrap();
+            assert!(client.body(&mut request).await.is_none());
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc").await;
+        until(|| app.accepted.get() == 1).await;
+        drop(client);
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| sidecar.ended() == 1).await;
+            assert_eq!(sidecar.failures(), [("downstream-closed", 1)].into());
+        }
+    });
+}
+
+#[test]
+fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            let mut request = client.head().await.unwrap();
+            client.body(&mut request).await.unwrap();
+            // A stalled application: it never answers, but sees the end.
+            assert_eq!(client.end().await, End::Clean);
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        for request in [GET, "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"] {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(request).await;
+            let before = app.accepted.get();
+            until(|| app.accepted.get() > before).await;
+            drop(client);
+            until(|| mesh.client.worker.connections.snapshot(0).0 == 0).await;
+        }
+        until(|| mesh.server.ended() == 2).await;
+        assert_eq!(mesh.client.failures(), [("downstream-closed", 2)].into());
+        assert_eq!(mesh.server.failures(), [("downstream-closed", 2)].into());
+    });
+}
+
+#[test]
+fn an_upgrade_that_nobody_asked_for_is_no_answer() {
+    run(async {
+        let app = Application::canned("HTTP/1.1 101 Switching Protocols\r\n\r\n").await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.verdict(), (502, Some("upstream-malformed")));
+    });
+}
+
+fn ok(body: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+const EXPECT: &str =
+    "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n";

@@ -1,0 +1,154 @@
+//! Who is let in, and who is taken for the service: by certificate alone.
+
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use leno_identity::{Credential, client_config, join_client_config, server_name};
+use leno_model::SpiffeId;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::fixture::{
+    Application, Client, DOMAIN, End, GET, Mesh, OK, account, authority, credential,
+    credential_from, credential_trusting, endpoint, run, service, tls_accept, tls_connect, until,
+};
+use crate::tls::{ALPN_HTTP1, ALPN_LINK};
+
+/// Connects with this certificate and expects to be refused for this reason.
+async fn refused(mesh: &Mesh, credential: &Credential, reason: &'static str) {
+    let tls = tls_connect(mesh.inbound, credential, &[ALPN_HTTP1, ALPN_LINK]).await.unwrap();
+    // In TLS 1.3 the client hears what the server thinks of it only afterwards.
+    assert_eq!(Client::new(tls).last().await, (Vec::new(), End::Reset), "{reason}");
+    until(|| mesh.server.telemetry.refusals().get(reason) == Some(&1)).await;
+}
+
+#[test]
+fn clients_without_a_good_certificate_are_refused_and_counted() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let directory = tempfile::tempdir().unwrap();
+
+        // Another root of the same trust domain. The client trusts the server all the same.
+        let stranger = authority(directory.path(), DOMAIN);
+        let foreign = credential_trusting(&stranger, "productpage", &mesh.authority);
+        refused(&mesh, &foreign, "untrusted-peer").await;
+
+        let past = SystemTime::now() - Duration::from_secs(7200);
+        let expired = credential_from(&mesh.authority, "productpage", past);
+        refused(&mesh, &expired, "expired-peer").await;
+        assert_eq!(mesh.server.telemetry.refusals().len(), 2);
+
+        // A mesh that trusts both roots still tells their domains apart.
+        let elsewhere = authority(directory.path(), "elsewhere.example");
+        mesh.server.trust(credential_trusting(&mesh.authority, "ratings", &elsewhere));
+        let foreign = credential_trusting(&elsewhere, "productpage", &mesh.authority);
+        let id = SpiffeId {
+            trust_domain: mesh.authority.trust_domain().clone(),
+            account: account("ratings"),
+        };
+        let config = client_config(&foreign, &id, &[ALPN_LINK]).unwrap();
+        let tcp = TcpStream::connect(mesh.inbound).await.unwrap();
+        let name = server_name(&service()).unwrap();
+        let tls = TlsConnector::from(config).connect(name, tcp).await.unwrap();
+        assert_eq!(Client::new(tls).last().await.1, End::Reset);
+        until(|| mesh.server.telemetry.refusals().contains_key("foreign-trust-domain")).await;
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_client_without_any_certificate_is_refused() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let id = SpiffeId {
+            trust_domain: mesh.authority.trust_domain().clone(),
+            account: account("ratings"),
+        };
+        let config = join_client_config(&mesh.authority.roots(), &id, &[ALPN_HTTP1]).unwrap();
+        let tcp = TcpStream::connect(mesh.inbound).await.unwrap();
+        let name = server_name(&service()).unwrap();
+        let mut client = Client::new(TlsConnector::from(config).connect(name, tcp).await.unwrap());
+        assert_eq!(client.last().await, (Vec::new(), End::Reset));
+        until(|| mesh.server.telemetry.refusals() == [("handshake-failed", 1)].into()).await;
+    });
+}
+
+#[test]
+fn plaintext_into_the_inbound_port_is_reset() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.inbound).await;
+        client.send(GET).await;
+        let (answer, end) = client.last().await;
+        assert_eq!(end, End::Reset);
+        assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
+        until(|| mesh.server.telemetry.refusals() == [("plaintext-refused", 1)].into()).await;
+        // Whoever says nothing at all has not sent plaintext.
+        drop(Client::connect(mesh.inbound).await);
+        until(|| mesh.server.telemetry.refusals().contains_key("handshake-failed")).await;
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_handshake_that_does_not_go_on_ends_in_time() {
+    run(async {
+        let mut setup = super::fixture::Setup::default();
+        setup.limits.handshake_timeout = Duration::from_millis(50);
+        setup.limits.handshakes_max = 1;
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, setup).await;
+        let mut silent = Client::connect(mesh.inbound).await;
+        let mut waiting = Client::connect(mesh.inbound).await;
+        silent.last().await;
+        waiting.last().await;
+        until(|| mesh.server.telemetry.refusals() == [("handshake-failed", 2)].into()).await;
+    });
+}
+
+#[test]
+fn an_endpoint_that_is_somebody_else_gets_no_request() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        // It proves to be of the account `ratings`; the mesh says that `details` is there.
+        mesh.route_to(&[endpoint("ratings-1", mesh.inbound, "details")]);
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
+        }
+        assert_eq!(app.accepted.get(), 0);
+        assert_eq!(mesh.client.failures(), [("wrong-identity", 2)].into());
+        assert_eq!(mesh.client.telemetry.count(leno_telemetry::Count::Retries), 0);
+    });
+}
+
+#[test]
+fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let directory = tempfile::tempdir().unwrap();
+        let past = SystemTime::now() - Duration::from_secs(7200);
+        for identity in [
+            credential_from(&mesh.authority, "ratings", past),
+            credential(&authority(directory.path(), DOMAIN), "ratings"),
+            credential(&authority(directory.path(), "elsewhere.example"), "ratings"),
+        ] {
+            let identity = Rc::new(identity);
+            let impostor = Application::start(move |client| {
+                let identity = identity.clone();
+                async move {
+                    assert!(tls_accept(client.stream, &identity, &[ALPN_LINK]).await.is_err());
+                }
+            })
+            .await;
+            mesh.route_to(&[endpoint("ratings-1", impostor.address, "ratings")]);
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
+        }
+    });
+}

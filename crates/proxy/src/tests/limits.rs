@@ -1,0 +1,211 @@
+//! What strangers may make a sidecar hold or wait for.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, Setup, credential, run, tls_connect, until,
+};
+use crate::listen::{self, Command};
+use crate::redirect::Gate;
+use crate::session::Entrance;
+use crate::tls::ALPN_HTTP1;
+
+#[test]
+fn a_head_beyond_the_limits_is_refused_with_431() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
+        // More than is read before it is refused: the answer must arrive all the same.
+        let larger = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
+        let fields: String = (0..1000).map(|index| format!("x-{index}: y\r\n")).collect();
+        let many = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
+        for request in [&huge, &larger, &many] {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(request).await;
+            assert_eq!(client.answer().await.verdict(), (431, Some("head-too-large")));
+            assert_eq!(client.end().await, End::Clean);
+        }
+        let identity = credential(&mesh.authority, "foreign");
+        for request in [&huge, &many] {
+            let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+            let mut client = Client::new(tls);
+            client.send(request).await;
+            assert_eq!(client.answer().await.verdict(), (431, Some("head-too-large")));
+        }
+        assert_eq!(mesh.client.failures(), [("head-too-large", 3)].into());
+        assert_eq!(mesh.server.failures(), [("head-too-large", 2)].into());
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_head_just_below_the_limit_passes_both_sidecars() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        // The door writes a longer `Host`, and the server's sidecar has the same limit.
+        let value = "y".repeat(65_400);
+        let answer = client.ask(&format!("GET / HTTP/1.1\r\nhost: x\r\nx: {value}\r\n\r\n")).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(app.requests()[0].field("x"), Some(&*value));
+    });
+}
+
+#[test]
+fn a_head_that_does_not_arrive_is_answered_408_in_time() {
+    run(async {
+        let mut setup = Setup::default();
+        setup.limits.head_timeout = Duration::from_millis(50);
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, setup).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        client.send("GET / HTTP/1.1\r\nho").await;
+        assert_eq!(client.answer().await.verdict(), (408, Some("head-timeout")));
+        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(mesh.client.failures(), [("head-timeout", 1)].into());
+    });
+}
+
+#[test]
+fn an_idle_connection_is_closed_in_time_and_in_order() {
+    run(async {
+        let mut setup = Setup::default();
+        setup.limits.idle_connection = Duration::from_millis(50);
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, setup).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.end().await, End::Clean);
+        assert!(mesh.client.failures().is_empty());
+    });
+}
+
+#[test]
+fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_nothing() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        for head in [
+            "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+            "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked, identity\r\n\r\n",
+            "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\n",
+            "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: +3\r\n\r\n",
+            "POST / HTTP/1.0\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n",
+            "GET / HTTP/1.1\r\n\r\n",
+            "GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+            "GET / HTTP/1.1\nhost: x\n\n",
+            "GET  / HTTP/1.1\r\nhost: x\r\n\r\n",
+        ] {
+            let mut client = Client::connect(mesh.door).await;
+            client.send([head, "3\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"].concat()).await;
+            assert_eq!(client.answer().await.verdict(), (400, Some("bad-request")), "{head}");
+            assert_eq!(client.end().await, End::Clean);
+        }
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn bytes_beyond_the_declared_length_are_the_next_request() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabcdef").await;
+        assert_eq!(client.answer().await.status, 200);
+        client.send("\r\n\r\n").await;
+        assert_eq!(client.answer().await.status, 400, "`def` is no request");
+        let [request] = &app.requests()[..] else { panic!("one request") };
+        assert_eq!(request.text(), "abc");
+    });
+}
+
+#[test]
+fn a_chunked_body_that_is_broken_is_answered_and_goes_no_further() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        for body in ["x\r\n", "3\r\nabcd\r\n", "3;ext\r\nabc\r\n", "0\r\nhost: y\r\n\r\n"] {
+            let mut client = Client::connect(mesh.door).await;
+            client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+            client.send(body).await;
+            assert_eq!(client.answer().await.verdict(), (400, Some("bad-request")), "{body}");
+            assert_eq!(client.end().await, End::Clean);
+        }
+        until(|| mesh.server.ended() == 4).await;
+        assert_eq!(mesh.server.failures(), [("downstream-closed", 4)].into());
+        assert!(app.requests().is_empty(), "{:?}", app.requests());
+    });
+}
+
+#[test]
+fn an_answer_longer_than_it_says_taints_no_other() {
+    run(async {
+        let app = Application::answering(|request| {
+            let path = request.head.split(' ').nth(1).unwrap();
+            format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{path}HTTP/1.1 200 EVIL\r\n\r\n")
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for path in ["/a", "/b", "/c"] {
+            let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert_eq!((answer.text(), &answer.head[..15]), (path, "HTTP/1.1 200 OK"));
+        }
+        assert_eq!(app.accepted.get(), 3, "such a connection is not used again");
+    });
+}
+
+#[test]
+fn an_answer_that_is_no_http_is_a_502() {
+    run(async {
+        for response in [
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\nab",
+            "SSH-2.0-OpenSSH_9.2\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nabcde",
+        ] {
+            let app = Application::canned(response).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let mut client = Client::connect(mesh.door).await;
+            let answer = client.ask(GET).await;
+            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
+        }
+    });
+}
+
+#[test]
+fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
+    run(async {
+        let mut setup = Setup::default();
+        setup.limits.connections_max = 2;
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, setup).await;
+        let (commands, inbox) = mpsc::channel(1);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::task::spawn_local(listen::run(mesh.client.worker.clone(), inbox));
+        let service = super::fixture::service();
+        let entrance = Entrance::Door { service, port: super::fixture::PORT };
+        let gate = Gate::Fixed(entrance);
+        commands.send(Command::Open { gate, listener }).await.unwrap();
+        let mut first = Client::connect(address).await;
+        let mut second = Client::connect(address).await;
+        assert_eq!(first.ask(GET).await.status, 200);
+        assert_eq!(second.ask(GET).await.status, 200);
+        let mut third = Client::connect(address).await;
+        third.last().await;
+        assert_eq!(mesh.client.telemetry.refusals(), [("too-many-connections", 1)].into());
+        drop(first);
+        until(|| mesh.client.worker.connections.snapshot(0).0 == 1).await;
+        let mut fourth = Client::connect(address).await;
+        assert_eq!(fourth.ask(GET).await.status, 200);
+        assert_eq!(second.ask(GET).await.status, 200);
+    });
+}

@@ -1,0 +1,52 @@
+//! What an idle connection costs.
+
+use leno_telemetry::{Gauge, usage};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::fixture::{Application, Client, GET, Mesh, OK, run, until};
+
+/// The memory of a process is measured in a process without other tests.
+#[test]
+fn an_idle_connection_holds_no_buffers() {
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    alone.args(["--exact", "tests::memory::measured_alone", "--ignored", "--nocapture"]);
+    let output = alone.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let each = text.lines().find_map(|line| line.strip_prefix(REPORT));
+    let each: u64 = each.unwrap_or_else(|| panic!("no report: {text}")).parse().unwrap();
+    assert!(each <= KIB_MAX, "{each} KiB for each idle connection");
+}
+
+#[test]
+#[ignore = "started by `an_idle_connection_holds_no_buffers`, in a process of its own"]
+fn measured_alone() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let open = async || {
+            let mut client = Client::connect(mesh.door).await.stream;
+            client.write_all(GET.as_bytes()).await.unwrap();
+            client.read_exact(&mut [0; OK.len()]).await.unwrap();
+            client
+        };
+        // What the first connection brings along is not the price of another.
+        let mut clients = vec![open().await];
+        let before = usage(std::process::id()).unwrap().private_kib;
+        for _ in 0..CONNECTIONS {
+            clients.push(open().await);
+        }
+        let downstream = || mesh.client.telemetry.gauge(Gauge::ConnectionsDownstream);
+        until(|| downstream() == CONNECTIONS + 1).await;
+        let after = usage(std::process::id()).unwrap().private_kib;
+        let each = after.saturating_sub(before).div_ceil(CONNECTIONS);
+        let report = format!("\n{REPORT}{each}\n");
+        std::io::Write::write_all(&mut std::io::stdout(), report.as_bytes()).unwrap();
+    });
+}
+
+/// Few enough for the usual limit of descriptors: each takes two in this process.
+const CONNECTIONS: u64 = 300;
+/// For both ends of a connection, because client and sidecar share the process: less than one
+/// buffer for a read.
+const KIB_MAX: u64 = 12;
+const REPORT: &str = "KiB for each idle connection: ";

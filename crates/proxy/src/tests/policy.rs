@@ -1,0 +1,140 @@
+//! What strict mode lets through, and what changes when the policies change.
+
+use leno_model::{Access, AccessRule, PathMatch, PolicyName, PortSet, Protocol, RequestMatch};
+use leno_wire::link::StreamKind;
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, account, credential, run, until,
+};
+
+fn rule(source: &str, paths: &[&str], tcp: PortSet) -> AccessRule {
+    let http = paths.iter().map(|path| RequestMatch {
+        path: PathMatch::Prefix((*path).to_owned()),
+        ..RequestMatch::default()
+    });
+    AccessRule {
+        policy: PolicyName::new("bookinfo", &format!("{source}-reads")).unwrap(),
+        sources: vec![account(source)],
+        http: http.collect(),
+        tcp,
+    }
+}
+
+fn none() -> PortSet {
+    PortSet::Only(Vec::new())
+}
+
+fn reads(source: &str, path: &str) -> Access {
+    Access::Strict(vec![rule(source, &[path], none())])
+}
+
+#[test]
+fn a_strict_server_answers_as_its_policies_say() {
+    run(async {
+        let app = Application::canned(OK).await;
+        for (access, verdict) in [
+            (Access::Permissive, (200, None)),
+            (reads("productpage", "/ratings"), (200, None)),
+            (Access::Strict(Vec::new()), (403, Some("denied"))),
+            (reads("reviews", "/ratings"), (403, Some("denied"))),
+            (reads("productpage", "/other"), (404, Some("no-policy-route"))),
+            (
+                Access::Strict(vec![
+                    rule("productpage", &["/other"], none()),
+                    rule("reviews", &["/ratings"], none()),
+                ]),
+                (403, Some("denied")),
+            ),
+            // What opens a port to bytes opens no request.
+            (
+                Access::Strict(vec![rule("productpage", &[], PortSet::All)]),
+                (404, Some("no-policy-route")),
+            ),
+        ] {
+            let before = app.seen.borrow().len();
+            let mesh = Mesh::with_access(app.address, access.clone()).await;
+            let mut client = Client::connect(mesh.door).await;
+            for _ in 0..2 {
+                let answer = client.ask(GET).await;
+                assert_eq!(answer.verdict(), verdict, "{access:?}");
+            }
+            let asked = app.seen.borrow().len() - before;
+            assert_eq!(asked, if verdict.0 == 200 { 2 } else { 0 });
+        }
+    });
+}
+
+#[test]
+fn a_denial_names_the_policy_that_allows_it_to_others() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let rules =
+            vec![rule("productpage", &["/other"], none()), rule("reviews", &["/ratings"], none())];
+        let mesh = Mesh::with_access(app.address, Access::Strict(rules)).await;
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert!(answer.text().contains("bookinfo/reviews-reads"), "{}", answer.text());
+        let reason = "denied;side=ours;workload=\"bookinfo/ratings-1\"";
+        assert_eq!(answer.field("leno-reason"), Some(reason));
+    });
+}
+
+#[test]
+fn bytes_need_a_policy_of_their_own() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.send("hello").await;
+        })
+        .await;
+        let port = app.address.port();
+        for (access, allowed) in [
+            (Access::Permissive, true),
+            (Access::Strict(vec![rule("productpage", &[], PortSet::All)]), true),
+            (Access::Strict(vec![rule("productpage", &[], PortSet::Only(vec![port]))]), true),
+            (Access::Strict(vec![rule("productpage", &[], PortSet::Only(vec![1]))]), false),
+            (Access::Strict(vec![rule("reviews", &[], PortSet::All)]), false),
+            (Access::Strict(vec![rule("productpage", &["/"], none())]), false),
+            (Access::Strict(Vec::new()), false),
+        ] {
+            let before = app.accepted.get();
+            let setup = Setup { access, protocol: Protocol::Tcp, ..Setup::default() };
+            let mesh = Mesh::new(app.address, setup.clone()).await;
+            let mut client = Client::connect(mesh.door).await;
+            let expected =
+                if allowed { (b"hello".to_vec(), End::Clean) } else { (Vec::new(), End::Reset) };
+            use tokio::io::AsyncWriteExt;
+            client.stream.shutdown().await.unwrap();
+            assert_eq!(client.last().await, expected, "{:?}", setup.access);
+            assert_eq!(app.accepted.get() - before, usize::from(allowed));
+            until(|| mesh.server.ended() == 1).await;
+            let denied = mesh.server.failures().get("denied").copied();
+            assert_eq!(denied, (!allowed).then_some(1));
+        }
+    });
+}
+
+#[test]
+fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::with_access(app.address, reads("productpage", "/ratings")).await;
+        let mut client = Client::connect(mesh.door).await;
+        let identity = credential(&mesh.authority, "productpage");
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        for (access, status) in [
+            (None, 200),
+            (Some(Access::Strict(Vec::new())), 403),
+            (Some(reads("productpage", "/ratings")), 200),
+            (Some(reads("reviews", "/ratings")), 403),
+            (Some(reads("productpage", "/other")), 404),
+            (Some(Access::Permissive), 200),
+        ] {
+            if let Some(access) = access {
+                mesh.enforce(access);
+            }
+            assert_eq!(client.ask(GET).await.status, status);
+            let stream = peer.open(StreamKind::Http, GET, true);
+            let (head, _, whole) = peer.answer(stream).await;
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) && whole, "{head}");
+        }
+    });
+}

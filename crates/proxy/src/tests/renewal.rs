@@ -1,0 +1,54 @@
+//! A certificate that is replaced under traffic.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use leno_telemetry::{Count, Gauge};
+use tokio::task::JoinSet;
+
+use super::fixture::{Application, Client, GET, Mesh, OK, credential, run, tls_connect, until};
+use crate::tls::ALPN_LINK;
+
+#[test]
+fn renewing_drops_nothing_and_new_connections_show_the_new_certificate() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (asked, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let mut traffic = JoinSet::new();
+        for _ in 0..8 {
+            let (door, asked, stop) = (mesh.door, asked.clone(), stop.clone());
+            traffic.spawn_local(async move {
+                let mut client = Client::connect(door).await;
+                while !stop.get() {
+                    assert_eq!(client.ask(GET).await.verdict(), (200, None));
+                    asked.set(asked.get() + 1);
+                }
+            });
+        }
+        let identity = credential(&mesh.authority, "foreign");
+        let shown = async || {
+            let tls = tls_connect(mesh.inbound, &identity, &[ALPN_LINK]).await.unwrap();
+            tls.get_ref().1.peer_certificates().unwrap()[0].clone()
+        };
+        for round in 1..=5 {
+            until(|| asked.get() > round * 50).await;
+            for (sidecar, name) in [(&mesh.server, "ratings"), (&mesh.client, "productpage")] {
+                let renewed = credential(&mesh.authority, name);
+                let expected = renewed.chain()[0].clone();
+                sidecar.trust(renewed);
+                if name == "ratings" {
+                    assert_eq!(shown().await, expected);
+                }
+            }
+        }
+        stop.set(true);
+        while let Some(client) = traffic.join_next().await {
+            client.unwrap();
+        }
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        // The link that was open stayed open.
+        assert_eq!(mesh.client.telemetry.count(Count::UpstreamConnected), 1);
+        assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);
+    });
+}

@@ -1,0 +1,131 @@
+//! Routes as clients feel them: no match, bad backends, time limits, reach, discovery.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{
+    PathMatch, PortView, Protocol, Reach, RequestMatch, RouteName, RouteRule, ServiceName,
+    ServiceView, WeightedBackend,
+};
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, PORT, endpoint, run, service, until, view,
+};
+
+fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
+    let backend = |(name, weight): &(&str, u32)| WeightedBackend {
+        service: ServiceName::new("bookinfo", name).unwrap(),
+        port: PORT,
+        weight: *weight,
+    };
+    RouteRule {
+        route: RouteName::new("bookinfo", "ratings-route").unwrap(),
+        matches: vec![RequestMatch {
+            path: PathMatch::Prefix(path.to_owned()),
+            ..RequestMatch::default()
+        }],
+        backends: backends.iter().map(backend).collect(),
+        request_timeout: None,
+    }
+}
+
+/// The service with these routes, and the backend `ratings-v2` at the mesh's server.
+fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
+    let name = ServiceName::new("bookinfo", "ratings-v2").unwrap();
+    let backend = ServiceView { name, ..view(Protocol::Http, &[mesh.endpoint()]) };
+    let port = PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: true,
+        rules,
+        endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],
+    };
+    let ports = BTreeMap::from([(PORT, port)]);
+    vec![ServiceView { name: service(), reach: Reach::Allowed, ports }, backend]
+}
+
+#[test]
+fn a_route_decides_or_says_why_not() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for (rules, verdict) in [
+            (vec![rule("/ratings", &[("ratings-v2", 1)])], (200, None)),
+            (vec![rule("/other", &[("ratings-v2", 1)])], (404, Some("no-route"))),
+            (vec![], (404, Some("no-route"))),
+            (vec![rule("/ratings", &[])], (500, Some("invalid-backend"))),
+            (vec![rule("/ratings", &[("ratings-v2", 0)])], (500, Some("invalid-backend"))),
+            (vec![rule("/ratings", &[("ratings-v9", 1)])], (500, Some("invalid-backend"))),
+        ] {
+            mesh.client_knows(routed(&mesh, rules.clone()));
+            assert_eq!(client.ask(GET).await.verdict(), verdict, "{rules:?}");
+        }
+        assert_eq!(app.requests().len(), 1);
+        let series = mesh.client.series();
+        let routed = series.iter().find(|series| !series.labels.route.is_empty()).unwrap();
+        assert_eq!(routed.labels.route, "bookinfo/ratings-route");
+    });
+}
+
+#[test]
+fn a_route_may_limit_the_time_of_a_request() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            while let Some(request) = client.head().await {
+                if request.head.contains("/half") {
+                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
+                }
+                // Never answers (whole).
+            }
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let limited = RouteRule {
+            request_timeout: Some(Duration::from_millis(50)),
+            ..rule("/", &[("ratings-v2", 1)])
+        };
+        mesh.client_knows(routed(&mesh, vec![limited]));
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            assert_eq!(client.ask(GET).await.verdict(), (504, Some("request-timeout")));
+        }
+        client.send("GET /half HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(client.last().await.1, End::Reset);
+        assert_eq!(mesh.client.failures(), [("request-timeout", 3)].into());
+        until(|| mesh.server.ended() == 3).await;
+        assert_eq!(mesh.server.failures(), [("downstream-closed", 3)].into());
+    });
+}
+
+#[test]
+fn a_service_that_no_policy_lets_us_use_is_not_asked() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let denied = ServiceView {
+            reach: Reach::Denied,
+            ports: BTreeMap::new(),
+            ..view(Protocol::Http, &[])
+        };
+        mesh.client_knows(vec![denied]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.verdict(), (403, Some("denied-outbound")));
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_service_that_nobody_tells_of_in_time_is_a_503_and_a_late_word_is_heard() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.client_knows(Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.verdict(), (503, Some("discovery-timeout")));
+        client.send(GET).await;
+        tokio::task::yield_now().await;
+        mesh.route_to(&[mesh.endpoint()]);
+        assert_eq!(client.answer().await.status, 200);
+    });
+}

@@ -1,0 +1,209 @@
+//! Opaque TCP through two sidecars.
+
+use std::time::Duration;
+
+use leno_model::Protocol;
+use leno_telemetry::Gauge;
+use leno_wire::link::{Event, ResetCode, StreamKind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::fixture::{
+    Application, Client, End, Mesh, OK, Peer, Setup, closed_port, credential, endpoint, run,
+    tls_accept, until,
+};
+use crate::tls::ALPN_HTTP1;
+
+async fn mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
+    let mut setup = Setup { protocol, ..Setup::default() };
+    setup.limits.detect_timeout = Duration::from_millis(50);
+    Mesh::new(application, setup).await
+}
+
+#[test]
+fn carries_bytes_both_ways_as_they_are() {
+    run(async {
+        for protocol in [Protocol::Tcp, Protocol::Detect, Protocol::Http2] {
+            let app = Application::start(|mut client| async move {
+                let mut piece = [0; 4096];
+                while let Ok(read @ 1..) = client.stream.read(&mut piece).await {
+                    client.send(&piece[..read]).await;
+                }
+            });
+            let mesh = mesh(app.await.address, protocol).await;
+            let mut client = Client::connect(mesh.door).await;
+            for index in 0..20_u8 {
+                let bytes: Vec<u8> = (0..10_000).map(|at| index.wrapping_mul(at as u8)).collect();
+                client.send(&bytes).await;
+                assert_eq!(client.bytes(bytes.len()).await, bytes, "{protocol:?}");
+            }
+            client.stream.shutdown().await.unwrap();
+            assert_eq!(client.end().await, End::Clean);
+            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+            let [series] = &mesh.client.series()[..] else { panic!("one series") };
+            assert_eq!((series.labels.protocol, series.success), ("tcp", 1));
+            assert_eq!((series.bytes_in, series.bytes_out), (200_000, 200_000));
+        }
+    });
+}
+
+#[test]
+fn a_server_may_speak_first() {
+    run(async {
+        for protocol in [Protocol::Tcp, Protocol::Detect] {
+            let app = Application::start(|mut client| async move {
+                client.send("220 ready\r\n").await;
+                let word = client.bytes(4).await;
+                client.send(word).await;
+            });
+            let mesh = mesh(app.await.address, protocol).await;
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
+            client.send("HELO").await;
+            assert_eq!(client.bytes(4).await, b"HELO");
+            // The server ended its direction; ours is still open.
+            assert_eq!(client.end().await, End::Clean);
+        }
+    });
+}
+
+#[test]
+fn each_direction_ends_by_itself() {
+    run(async {
+        // The client ends first and still hears the answer.
+        let app = Application::start(|mut client| async move {
+            let (request, end) = client.last().await;
+            assert_eq!(end, End::Clean);
+            client.send(format!("{} bytes", request.len())).await;
+        });
+        let mesh1 = mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(mesh1.door).await;
+        client.send(vec![0; 300_000]).await;
+        client.stream.shutdown().await.unwrap();
+        assert_eq!(client.last().await, (b"300000 bytes".to_vec(), End::Clean));
+
+        // The application ends first and still reads.
+        let (tell, told) = tokio::sync::watch::channel(0);
+        let app = Application::start(move |mut client| {
+            let tell = tell.clone();
+            async move {
+                client.stream.shutdown().await.unwrap();
+                let (request, end) = client.last().await;
+                assert_eq!(end, End::Clean);
+                tell.send_replace(request.len());
+            }
+        });
+        let mesh2 = mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(mesh2.door).await;
+        assert_eq!(client.end().await, End::Clean);
+        client.send(vec![0; 300_000]).await;
+        client.stream.shutdown().await.unwrap();
+        until(|| *told.borrow() == 300_000).await;
+        until(|| mesh2.client.ended() == 1).await;
+        assert!(mesh2.client.failures().is_empty() && mesh2.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn an_application_that_takes_no_connection_is_a_reset_to_the_client() {
+    run(async {
+        let mesh = mesh(closed_port(), Protocol::Tcp).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.end().await, End::Reset);
+        until(|| mesh.server.ended() == 1).await;
+        assert_eq!(mesh.server.failures(), [("connect-failed", 1)].into());
+        assert_eq!(mesh.client.failures(), [("upstream-reset", 1)].into());
+    });
+}
+
+#[test]
+fn a_reset_reaches_the_other_side_as_one() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.bytes(1).await;
+            client.stream.set_zero_linger().unwrap();
+        });
+        let mesh1 = mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(mesh1.door).await;
+        client.send("x").await;
+        assert_eq!(client.end().await, End::Reset);
+        until(|| mesh1.client.ended() == 1).await;
+        assert_eq!(mesh1.server.failures(), [("upstream-reset", 1)].into());
+
+        let (tell, told) = tokio::sync::watch::channel(None);
+        let app = Application::start(move |mut client| {
+            let tell = tell.clone();
+            async move {
+                // It never reads more than this, and still hears of the reset.
+                client.bytes(1).await;
+                tell.send_replace(Some(client.last().await.1));
+            }
+        });
+        let mesh2 = mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(mesh2.door).await;
+        client.send("x").await;
+        until(|| mesh2.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        client.stream.set_zero_linger().unwrap();
+        drop(client);
+        until(|| told.borrow().is_some()).await;
+        assert_eq!(*told.borrow(), Some(End::Reset));
+        until(|| mesh2.server.ended() == 1).await;
+        assert_eq!(mesh2.client.failures(), [("downstream-closed", 1)].into());
+        assert_eq!(mesh2.server.failures(), [("downstream-closed", 1)].into());
+    });
+}
+
+/// Bytes for an application that reads nothing wait; when their sender is gone, they are dropped.
+#[test]
+fn a_stuck_application_does_not_keep_a_client_that_has_left() {
+    run(async {
+        let (hold, held) = tokio::sync::watch::channel(());
+        let app = Application::start(move |client| {
+            let mut held = held.clone();
+            async move {
+                drop(held.changed().await);
+                drop(client);
+            }
+        });
+        let mesh = mesh(app.await.address, Protocol::Tcp).await;
+        let identity = credential(&mesh.authority, "productpage");
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        let stream = peer.open(StreamKind::Tcp, "", false);
+        let full = vec![0; 64 * 1024];
+        loop {
+            peer.link.send_data(stream, &full, false).unwrap();
+            // No credit for many turns of the event loop: all buffers on the way are full.
+            tokio::select! {
+                event = peer.next() => assert_eq!(event, Some(Event::Credit { stream })),
+                () = async { for _ in 0..3000 { tokio::task::yield_now().await; } } => break,
+            }
+        }
+        peer.link.reset(stream, ResetCode::Cancelled);
+        peer.flush().await;
+        until(|| mesh.server.ended() == 1).await;
+        assert_eq!(mesh.server.failures(), [("downstream-closed", 1)].into());
+        drop(hold);
+    });
+}
+
+#[test]
+fn connections_to_foreign_servers_need_http() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = mesh(app.address, Protocol::Tcp).await;
+        let identity = std::rc::Rc::new(credential(&mesh.authority, "ratings"));
+        let foreign = Application::start(move |client| {
+            let identity = identity.clone();
+            async move {
+                let alpn = &[ALPN_HTTP1];
+                let tls = tls_accept(client.stream, &identity, alpn).await;
+                Client::new(tls.unwrap()).last().await;
+            }
+        })
+        .await;
+        mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.end().await, End::Reset);
+        until(|| mesh.client.ended() == 1).await;
+        assert_eq!(mesh.client.failures(), [("unsupported", 1)].into());
+    });
+}

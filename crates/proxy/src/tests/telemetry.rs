@@ -1,0 +1,163 @@
+//! What is counted and logged: each exchange once, with its reason.
+
+use leno_telemetry::{Count, Gauge};
+use serde_json::Value;
+
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, Sidecar, closed_port, endpoint, run, until,
+};
+
+fn line(sidecar: &mut Sidecar) -> Value {
+    let line = sidecar.log.try_recv().expect("a line");
+    let mut text = String::new();
+    line.write(&mut text);
+    assert!(text.ends_with('\n'));
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn each_request_is_counted_once_on_both_sides() {
+    run(async {
+        let app = Application::answering(|request| match request.head.contains("/bad") {
+            true => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
+            false => OK.to_owned(),
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            client.ask("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
+        }
+        client.ask("GET /bad HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        for (sidecar, direction, peer) in
+            [(&mesh.client, "outbound", ""), (&mesh.server, "inbound", "bookinfo/productpage")]
+        {
+            until(|| sidecar.ended() == 4).await;
+            let [series] = &sidecar.series()[..] else { panic!("one series") };
+            let labels = &series.labels;
+            assert_eq!((labels.direction, &*labels.peer), (direction, peer));
+            assert_eq!((labels.protocol, &*labels.service), ("http", "bookinfo/ratings"));
+            assert_eq!((series.requests, series.success), (4, 3));
+            assert_eq!((series.bytes_in, series.bytes_out), (9, 6));
+            assert!(series.failures.is_empty(), "an answer of the application is no failure");
+        }
+    });
+}
+
+#[test]
+fn a_request_that_was_tried_twice_is_one_request() {
+    run(async {
+        let mesh = Mesh::permissive(closed_port()).await;
+        let dead = |name| endpoint(name, closed_port(), "ratings");
+        mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
+        Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(mesh.client.ended(), 1);
+        assert_eq!(mesh.client.failures(), [("connect-failed", 1)].into());
+        assert_eq!(mesh.client.telemetry.count(Count::Retries), 1);
+    });
+}
+
+#[test]
+fn connections_are_counted_while_they_are_open() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut first = Client::connect(mesh.door).await;
+        let mut second = Client::connect(mesh.door).await;
+        first.ask(GET).await;
+        second.ask(GET).await;
+        let gauge = |sidecar: &Sidecar, gauge| sidecar.telemetry.gauge(gauge);
+        assert_eq!(gauge(&mesh.client, Gauge::ConnectionsDownstream), 2);
+        assert_eq!(gauge(&mesh.client, Gauge::ConnectionsUpstream), 1);
+        assert_eq!(gauge(&mesh.client, Gauge::LinksUpstream), 1);
+        assert_eq!(gauge(&mesh.server, Gauge::ConnectionsDownstream), 1);
+        assert_eq!(gauge(&mesh.server, Gauge::ConnectionsUpstream), 1);
+        assert_eq!(gauge(&mesh.server, Gauge::LinksDownstream), 1);
+        drop((first, second));
+        mesh.client.worker.retire_upstreams();
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| gauge(sidecar, Gauge::ConnectionsDownstream) == 0).await;
+            assert_eq!(gauge(sidecar, Gauge::RequestsInFlight), 0);
+        }
+        until(|| gauge(&mesh.client, Gauge::ConnectionsUpstream) == 0).await;
+        assert_eq!(gauge(&mesh.client, Gauge::LinksUpstream), 0);
+        for (count, expected) in [
+            (Count::DownstreamOpened, 2),
+            (Count::UpstreamOpened, 1),
+            (Count::UpstreamHandshake, 1),
+            (Count::UpstreamConnected, 1),
+            (Count::LeaseOpened, 1),
+            (Count::LeaseReused, 1),
+        ] {
+            assert_eq!(mesh.client.telemetry.count(count), expected, "{count:?}");
+        }
+        assert_eq!(mesh.server.telemetry.count(Count::DownstreamHandshake), 1);
+    });
+}
+
+#[test]
+fn a_line_of_the_log_tells_what_happened_and_no_query() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mut mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client
+            .ask(
+                "POST /ratings/1?token=secret HTTP/1.1\r\nhost: x\r\nuser-agent: curl\r\n\
+                 x-request-id: 42\r\ncontent-length: 3\r\n\r\nabc",
+            )
+            .await;
+        until(|| mesh.server.ended() == 1).await;
+        let outbound = line(&mut mesh.client);
+        assert!(!outbound.to_string().contains("secret"), "{outbound}");
+        for (name, expected) in [
+            ("direction", "outbound"),
+            ("method", "POST"),
+            ("path", "/ratings/1"),
+            ("protocol", "http"),
+            ("upstream_cluster", "bookinfo/ratings"),
+            ("user_agent", "curl"),
+            ("request_id", "42"),
+            ("upstream_host", &mesh.inbound.to_string()),
+            ("downstream_remote", &client.stream.local_addr().unwrap().to_string()),
+        ] {
+            assert_eq!(outbound[name], expected, "{name}");
+        }
+        assert_eq!(outbound["response_code"], 200);
+        assert_eq!(outbound["response_code_details"], Value::Null);
+        assert_eq!((&outbound["bytes_received"], &outbound["bytes_sent"]), (&3.into(), &2.into()));
+        let inbound = line(&mut mesh.server);
+        assert_eq!(inbound["peer"], "bookinfo/productpage");
+        assert_eq!(inbound["upstream_host"], app.address.to_string());
+        assert_eq!(inbound["authority"], "ratings.bookinfo:9080");
+        assert!(mesh.client.log.try_recv().is_err(), "one line for one request");
+    });
+}
+
+#[test]
+fn a_line_of_the_log_names_the_reason_of_a_refusal() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let strict = leno_model::Access::Strict(Vec::new());
+        let mut mesh = Mesh::with_access(app.address, strict).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.ask(GET).await;
+        let line = line(&mut mesh.server);
+        assert_eq!(line["response_code"], 403);
+        assert_eq!(line["response_code_details"], "denied");
+        assert_eq!(line["upstream_host"], Value::Null);
+        assert_eq!(line["method"], "GET");
+    });
+}
+
+#[test]
+fn a_log_that_nobody_reads_costs_lines_and_no_requests() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..1100 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert_eq!(mesh.client.telemetry.count(Count::AccessLogDropped), 1100 - 1024);
+    });
+}

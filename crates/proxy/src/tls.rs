@@ -1,0 +1,125 @@
+//! TLS on both sides: configurations built once per certificate and expected peer, then shared.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_identity::{Credential, Peer, VerifyError, client_config, peer, reason_of, server_config};
+use leno_model::{Reason, Side, SpiffeId};
+use rustls::{ClientConfig, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// The link protocol of this version.
+pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
+/// The fallback for peers that are not Leno.
+pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
+
+/// One thread's TLS configurations. They are dropped when the certificate is renewed.
+#[derive(Default)]
+pub(crate) struct TlsConfigs(RefCell<Cached>);
+
+#[derive(Default)]
+struct Cached {
+    credential: Option<Arc<Credential>>,
+    server: Option<Arc<ServerConfig>>,
+    clients: HashMap<SpiffeId, Arc<ClientConfig>>,
+}
+
+impl TlsConfigs {
+    /// For reaching the one peer that may prove to be `expected`.
+    pub(crate) fn client(
+        &self,
+        credential: &Arc<Credential>,
+        expected: &SpiffeId,
+    ) -> Result<Arc<ClientConfig>, Reason> {
+        let mut cached = self.0.borrow_mut();
+        cached.refresh(credential);
+        if let Some(config) = cached.clients.get(expected) {
+            return Ok(config.clone());
+        }
+        let config = client_config(credential, expected, &[ALPN_LINK, ALPN_HTTP1])
+            .map_err(|_| Reason::UpstreamHandshakeFailed)?;
+        if cached.clients.len() >= CLIENT_CONFIGS_MAX {
+            cached.clients.clear();
+        }
+        cached.clients.insert(expected.clone(), config.clone());
+        Ok(config)
+    }
+
+    /// For accepting members of the mesh.
+    fn server(&self, credential: &Arc<Credential>) -> Result<Arc<ServerConfig>, Reason> {
+        let mut cached = self.0.borrow_mut();
+        cached.refresh(credential);
+        if let Some(config) = &cached.server {
+            return Ok(config.clone());
+        }
+        let config = server_config(credential, &[ALPN_LINK, ALPN_HTTP1])
+            .map_err(|_| Reason::HandshakeFailed)?;
+        cached.server = Some(config.clone());
+        Ok(config)
+    }
+}
+
+impl Cached {
+    fn refresh(&mut self, credential: &Arc<Credential>) {
+        let current = self.credential.as_ref().is_some_and(|held| Arc::ptr_eq(held, credential));
+        if !current {
+            *self = Self { credential: Some(credential.clone()), ..Self::default() };
+        }
+    }
+}
+
+/// A connection whose client has proved who it is.
+pub(crate) struct Accepted {
+    pub(crate) tls: TlsStream<TcpStream>,
+    pub(crate) peer: Peer,
+}
+
+/// Waits for the first byte of a handshake. Plaintext gets no answer, not even a TLS alert that
+/// its sender could take for one.
+pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
+    let mut first = [0_u8; 1];
+    let reason = match tcp.peek(&mut first).await {
+        Ok(1) if first == [TLS_HANDSHAKE] => return Ok(()),
+        Ok(1) => Reason::PlaintextRefused,
+        Ok(_) | Err(_) => Reason::HandshakeFailed,
+    };
+    Err(cut_off(tcp, reason))
+}
+
+/// Terminates mutual TLS. On failure the connection is reset, so that nobody takes it for an
+/// orderly end.
+pub(crate) async fn accept(
+    configs: &TlsConfigs,
+    credential: &Arc<Credential>,
+    tcp: TcpStream,
+) -> Result<Accepted, Reason> {
+    let acceptor = TlsAcceptor::from(configs.server(credential)?);
+    match acceptor.accept(tcp).into_fallible().await {
+        Ok(tls) => match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
+            Ok(Some(peer)) => Ok(Accepted { tls, peer }),
+            Err(VerifyError::Expired) => refuse(tls.get_ref().0, Reason::ExpiredPeer),
+            // The configuration demands a certificate, so this is a handshake gone wrong.
+            Ok(None) | Err(_) => refuse(tls.get_ref().0, Reason::UntrustedPeer),
+        },
+        Err((error, tcp)) => refuse(&tcp, reason_of(&error, Side::Downstream)),
+    }
+}
+
+fn refuse(tcp: &TcpStream, reason: Reason) -> Result<Accepted, Reason> {
+    Err(cut_off(tcp, reason))
+}
+
+fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
+    // Failing means that the socket is gone already, which is what we want.
+    drop(tcp.set_zero_linger());
+    reason
+}
+
+/// RFC 8446 §5.1: the type of the first record of a TLS connection.
+const TLS_HANDSHAKE: u8 = 22;
+/// Identities that one thread reaches; beyond it the cache starts anew.
+const CLIENT_CONFIGS_MAX: usize = 4096;

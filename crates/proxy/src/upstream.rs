@@ -1,0 +1,236 @@
+//! Where requests go: endpoints of services over links, and the application behind the sidecar.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use leno_model::{Endpoint, EndpointId, Reason};
+use leno_telemetry::Count;
+
+use crate::link::LinkHandle;
+use crate::worker::Worker;
+
+pub(crate) mod connect;
+pub(crate) mod pick;
+pub(crate) mod pool;
+
+pub(crate) use pool::{Http1Upstream, Pool};
+
+/// One endpoint as one thread knows it: its links, its pooled connections, its load.
+pub(crate) struct Upstream {
+    pub(crate) endpoint: Arc<Endpoint>,
+    in_flight: Cell<u32>,
+    failures: Cell<u32>,
+    avoided_until: Cell<Option<Instant>>,
+    links: RefCell<Vec<LinkHandle>>,
+    /// The connection attempt that requests share.
+    attempt: RefCell<Option<Rc<connect::Attempt>>>,
+    /// Connections to a peer that does not speak the link protocol.
+    foreign: Pool,
+    /// Such a peer answered `http/1.1` in ALPN.
+    is_foreign: Cell<bool>,
+}
+
+/// A way to send one request.
+pub(crate) enum Lease {
+    /// A stream may be opened on this link.
+    Link(LinkHandle),
+    /// An HTTP/1.1 connection of one's own.
+    Http1(Box<Http1Upstream>),
+}
+
+/// The application behind a sidecar, at one of its addresses.
+pub(crate) struct Application {
+    address: SocketAddr,
+    pool: Pool,
+}
+
+impl Upstream {
+    pub(crate) fn new(endpoint: Arc<Endpoint>) -> Self {
+        Self {
+            endpoint,
+            in_flight: Cell::new(0),
+            failures: Cell::new(0),
+            avoided_until: Cell::new(None),
+            links: RefCell::default(),
+            attempt: RefCell::default(),
+            foreign: Pool::default(),
+            is_foreign: Cell::new(false),
+        }
+    }
+
+    /// A link or connection to the endpoint, made if there is none.
+    pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        if let Some(link) = self.open_link() {
+            worker.shard.add(Count::LeaseReused, 1);
+            return Ok(Lease::Link(link));
+        }
+        if self.is_foreign.get()
+            && let Some(connection) = self.foreign.take()
+        {
+            worker.shard.add(Count::LeaseReused, 1);
+            return Ok(Lease::Http1(Box::new(connection)));
+        }
+        worker.shard.add(Count::LeaseOpened, 1);
+        connect::endpoint(self, worker).await
+    }
+
+    /// Marks a request as under way here until the guard is dropped.
+    pub(crate) fn enter(self: &Rc<Self>) -> InFlight {
+        self.in_flight.set(self.in_flight.get() + 1);
+        InFlight(self.clone())
+    }
+
+    /// Requests under way from this thread.
+    pub(crate) fn load(&self) -> u32 {
+        self.in_flight.get()
+    }
+
+    /// Whether nothing recent speaks against it.
+    pub(crate) fn is_usable(&self, now: Instant) -> bool {
+        self.avoided_until.get().is_none_or(|until| until <= now)
+    }
+
+    /// It, or the application behind it, could not be reached: others are preferred for a while.
+    fn avoid(&self, worker: &Worker) {
+        // Requests that fail together are one failure.
+        let now = Instant::now();
+        if self.is_usable(now) {
+            let failures = self.failures.get().saturating_add(1);
+            self.failures.set(failures);
+            let pause = leno_traffic::backoff::delay(failures, worker.draw());
+            self.avoided_until.set(Some(now + pause));
+            worker.shard.add(Count::EndpointBackoffs, 1);
+        }
+    }
+
+    /// It answered: nothing is held against it.
+    fn welcome(&self) {
+        self.failures.set(0);
+        self.avoided_until.set(None);
+    }
+
+    /// Takes no more requests; those under way finish.
+    pub(crate) fn retire(&self) {
+        for link in self.links.borrow().iter() {
+            link.retire();
+        }
+        self.foreign.clear();
+    }
+
+    fn open_link(&self) -> Option<LinkHandle> {
+        let mut links = self.links.borrow_mut();
+        links.retain(|link| !link.is_broken());
+        links.iter().find(|link| link.is_open() && link.streams() < STREAMS_PER_LINK).cloned()
+    }
+
+    fn add_link(&self, link: LinkHandle) {
+        self.links.borrow_mut().push(link);
+    }
+}
+
+impl Drop for Upstream {
+    /// A link that was opened for requests of a retired endpoint ends with the last of them.
+    fn drop(&mut self) {
+        self.retire();
+    }
+}
+
+impl Application {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        Self { address, pool: Pool::default() }
+    }
+
+    /// A connection to the application, kept warm or new.
+    pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        if let Some(connection) = self.pool.take() {
+            worker.shard.add(Count::LeaseReused, 1);
+            return Ok(Lease::Http1(Box::new(connection)));
+        }
+        worker.shard.add(Count::LeaseOpened, 1);
+        Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
+    }
+
+    /// A connection of one's own, never shared with other requests.
+    pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
+        connect::application(self.address, worker).await
+    }
+}
+
+/// A request under way at an endpoint: its load, until dropped.
+pub(crate) struct InFlight(Rc<Upstream>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+/// Streams on one link before another is opened; below the peer's limit of 1024.
+const STREAMS_PER_LINK: usize = 1000;
+
+/// What was picked for one attempt.
+#[derive(Clone)]
+pub(crate) enum Destined {
+    /// The application behind this sidecar.
+    Application(Rc<Application>),
+    /// An endpoint of a service.
+    Upstream(Rc<Upstream>),
+}
+
+impl Destined {
+    /// Which endpoint it is; none for the application.
+    pub(crate) fn endpoint(&self) -> Option<EndpointId> {
+        match self {
+            Self::Application(_) => None,
+            Self::Upstream(upstream) => Some(upstream.endpoint.id.clone()),
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        match self {
+            Self::Application(application) => application.address,
+            Self::Upstream(upstream) => upstream.endpoint.address,
+        }
+    }
+
+    /// Marks a request as under way there until the guard is dropped.
+    pub(crate) fn enter(&self) -> Option<InFlight> {
+        match self {
+            Self::Application(_) => None,
+            Self::Upstream(upstream) => Some(upstream.enter()),
+        }
+    }
+
+    /// A way to send one request there.
+    pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        match self {
+            Self::Application(application) => application.lease(worker).await,
+            Self::Upstream(upstream) => upstream.lease(worker).await,
+        }
+    }
+
+    /// Learns from how an attempt ended whether to prefer others.
+    pub(crate) fn learn(&self, worker: &Worker, outcome: Result<(), Reason>) {
+        if let Self::Upstream(upstream) = self {
+            match outcome {
+                Ok(()) => upstream.welcome(),
+                // Its sidecar answers, but the application behind it takes no connection.
+                Err(Reason::ConnectFailed) => upstream.avoid(worker),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Takes a connection back that may serve another request.
+    pub(crate) fn give_back(&self, connection: Http1Upstream) {
+        let now = Instant::now();
+        match self {
+            Self::Application(application) => application.pool.put(connection, now),
+            Self::Upstream(upstream) => upstream.foreign.put(connection, now),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Opening connections: bounded in time, shared by the requests that wait for the same endpoint.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use leno_identity::{reason_of, server_name};
+use leno_model::{Reason, Side, SpiffeId};
+use leno_telemetry::{ConnectionSide, Count};
+use leno_wire::link::Role;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio_rustls::TlsConnector;
+
+use super::{Http1Upstream, Lease, Upstream};
+use crate::connections::Counted;
+use crate::dial::dial;
+use crate::io::{Io, Stream};
+use crate::link::LinkHandle;
+use crate::tls::ALPN_LINK;
+use crate::worker::Worker;
+
+/// One attempt to reach an endpoint. It goes on if the request that began it is gone.
+#[derive(Default)]
+pub(crate) struct Attempt {
+    outcome: Cell<Option<Result<(), Reason>>>,
+    /// The first connection to a foreign peer, for whoever comes first.
+    foreign: RefCell<Option<Http1Upstream>>,
+    done: Notify,
+}
+
+/// A lease of `upstream`, over a connection that several requests may be waiting for.
+pub(crate) async fn endpoint(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+) -> Result<Lease, Reason> {
+    for _ in 0..ATTEMPTS_MAX {
+        let attempt = join_attempt(upstream, worker);
+        let outcome = loop {
+            let done = attempt.done.notified();
+            if let Some(outcome) = attempt.outcome.get() {
+                break outcome;
+            }
+            done.await;
+        };
+        outcome?;
+        if let Some(link) = upstream.open_link() {
+            return Ok(Lease::Link(link));
+        }
+        if let Some(connection) = attempt.foreign.take() {
+            return Ok(Lease::Http1(Box::new(connection)));
+        }
+    }
+    Err(Reason::UpstreamRefused)
+}
+
+/// The attempt under way, or a new one.
+fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<Attempt> {
+    // A peer without links needs a connection for each request; only the first look is shared.
+    if !upstream.is_foreign.get()
+        && let Some(attempt) = upstream.attempt.borrow().as_ref()
+    {
+        return attempt.clone();
+    }
+    let attempt = Rc::new(Attempt::default());
+    *upstream.attempt.borrow_mut() = Some(attempt.clone());
+    let (upstream, worker, shared) = (upstream.clone(), worker.clone(), attempt.clone());
+    tokio::task::spawn_local(async move {
+        let outcome = reach(&upstream, &worker, &shared).await;
+        if let Err(reason) = outcome {
+            tracing::debug!(endpoint = %upstream.endpoint.address, reason = reason.label(), "connect");
+            upstream.avoid(&worker);
+        } else {
+            upstream.welcome();
+        }
+        worker.shard.add(count_of(outcome), 1);
+        shared.outcome.set(Some(outcome));
+        upstream.attempt.borrow_mut().take();
+        shared.done.notify_waiters();
+    });
+    attempt
+}
+
+async fn reach(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+    attempt: &Attempt,
+) -> Result<(), Reason> {
+    let patience = worker.config.limits.connect_timeout;
+    let tls = tokio::time::timeout(patience, handshake(upstream, worker))
+        .await
+        .map_err(|_| Reason::ConnectTimeout)??;
+    let speaks_link = tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK);
+    let io = Io::new(Stream::Client(Box::new(tls)));
+    let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    upstream.is_foreign.set(!speaks_link);
+    if !speaks_link {
+        *attempt.foreign.borrow_mut() = Some(Http1Upstream::new(io, counted));
+        return Ok(());
+    }
+    let link = LinkHandle::new(Role::Opener);
+    let (driven, shard) = (link.clone(), worker.shard.clone());
+    tokio::task::spawn_local(async move {
+        let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));
+        // Only the opener opens streams; the state machine refuses any from the other side.
+        driven.drive(io, |_| {}).await;
+    });
+    // In TLS 1.3 the peer judges our certificate after we have judged its; its first word tells.
+    let greeted = match tokio::time::timeout(patience, link.ready()).await {
+        Ok(greeted) => greeted.map_err(|_| Reason::UpstreamHandshakeFailed),
+        Err(_) => Err(Reason::ConnectTimeout),
+    };
+    match greeted {
+        Ok(()) => upstream.add_link(link),
+        Err(_) => link.abandon(),
+    }
+    greeted
+}
+
+async fn handshake(
+    upstream: &Upstream,
+    worker: &Worker,
+) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Reason> {
+    let endpoint = &upstream.endpoint;
+    let credential = worker.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
+    let expected = SpiffeId {
+        trust_domain: credential.id().trust_domain.clone(),
+        account: endpoint.account.clone(),
+    };
+    let config = worker.tls.client(&credential, &expected)?;
+    let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
+    let tcp = tcp(endpoint.address, worker).await?;
+    let shaken = TlsConnector::from(config).connect(name, tcp).await;
+    let count =
+        if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
+    worker.shard.add(count, 1);
+    shaken.map_err(|error| reason_of(&error, Side::Upstream))
+}
+
+fn count_of(outcome: Result<(), Reason>) -> Count {
+    match outcome {
+        Ok(()) => Count::UpstreamConnected,
+        Err(Reason::ConnectTimeout) => Count::UpstreamConnectTimeout,
+        Err(_) => Count::UpstreamConnectFailed,
+    }
+}
+
+/// A new connection to the application behind this sidecar.
+pub(crate) async fn application(
+    address: SocketAddr,
+    worker: &Worker,
+) -> Result<Http1Upstream, Reason> {
+    let patience = worker.config.limits.connect_timeout;
+    let tcp = tokio::time::timeout(patience, tcp(address, worker))
+        .await
+        .map_err(|_| Reason::ConnectTimeout)??;
+    let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    Ok(Http1Upstream::new(Io::new(Stream::Plain(tcp)), counted))
+}
+
+async fn tcp(address: SocketAddr, worker: &Worker) -> Result<TcpStream, Reason> {
+    dial(address, &worker.config.interception).await.map_err(|_| Reason::ConnectFailed)
+}
+
+/// Attempts that one request joins before it gives up on an endpoint that keeps filling up.
+const ATTEMPTS_MAX: usize = 4;

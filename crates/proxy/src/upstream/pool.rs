@@ -1,0 +1,74 @@
+//! Warm HTTP/1.1 connections, used last-in first-out so that the surplus ages and closes.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+
+use crate::connections::Counted;
+use crate::http::message::{Reader, Writer};
+use crate::io::Io;
+
+/// An HTTP/1.1 connection to an upstream, leased by one request at a time.
+pub(crate) struct Http1Upstream {
+    pub(crate) reader: Reader,
+    pub(crate) writer: Writer,
+    /// It has served before: the peer may be closing it this very moment.
+    pub(crate) reused: bool,
+    _counted: Counted,
+}
+
+/// Idle connections to one address.
+#[derive(Default)]
+pub(crate) struct Pool(RefCell<VecDeque<Idle>>);
+
+struct Idle {
+    connection: Http1Upstream,
+    since: Instant,
+}
+
+impl Http1Upstream {
+    pub(crate) fn new(io: Io, counted: Counted) -> Self {
+        let (reader, writer) = (Reader::new(io.clone()), Writer::new(io));
+        Self { reader, writer, reused: false, _counted: counted }
+    }
+}
+
+impl Pool {
+    /// The connection used last that is still open and silent.
+    pub(crate) fn take(&self) -> Option<Http1Upstream> {
+        let mut idle = self.0.borrow_mut();
+        loop {
+            let connection = idle.pop_back()?.connection;
+            if connection.reader.io.is_quiet() {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Keeps a connection whose exchange ended cleanly, and closes those that nobody has needed
+    /// for long.
+    pub(crate) fn put(&self, mut connection: Http1Upstream, now: Instant) {
+        let clean = connection.reader.buffer.is_empty() && connection.writer.buffer.is_empty();
+        let mut idle = self.0.borrow_mut();
+        while idle.front().is_some_and(|surplus| now - surplus.since > AGE_MAX) {
+            idle.pop_front();
+        }
+        if clean && idle.len() < IDLE_MAX {
+            connection.reader.buffer = BytesMut::new();
+            connection.reused = true;
+            idle.push_back(Idle { connection, since: now });
+        }
+    }
+
+    /// Closes what is idle.
+    pub(crate) fn clear(&self) {
+        self.0.borrow_mut().clear();
+    }
+}
+
+/// Idle connections kept per address and thread.
+const IDLE_MAX: usize = 512;
+/// How long the surplus of a busier time is kept; below what servers usually allow.
+const AGE_MAX: Duration = Duration::from_secs(30);

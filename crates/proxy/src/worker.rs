@@ -1,0 +1,170 @@
+//! One data thread: a single-threaded runtime, its connections, its upstreams, its counters.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use leno_model::{Endpoint, EndpointId};
+use leno_telemetry::{Gauge, Shard};
+use leno_wire::http1::{RequestHead, ResponseHead};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
+
+use crate::access_log::LogLine;
+use crate::config::Config;
+use crate::connections::Connections;
+use crate::drain::Phase;
+use crate::http::spare::Spare;
+use crate::tls::TlsConfigs;
+use crate::upstream::{Application, Upstream};
+use crate::world::{Scene, World};
+
+/// One data thread. Everything in it is single-threaded but the world and the counters' readers.
+pub(crate) struct Worker {
+    pub(crate) config: Arc<Config>,
+    pub(crate) world: Arc<World>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    /// Where access log lines go; none when the log is off.
+    pub(crate) log: Option<mpsc::Sender<LogLine>>,
+    pub(crate) tls: TlsConfigs,
+    /// Room for handshakes that others begin: they cost CPU before anybody is known.
+    pub(crate) handshakes: Semaphore,
+    /// This thread's counters.
+    pub(crate) shard: Rc<Shard>,
+    /// Heads that were parsed into before, with the room they have.
+    pub(crate) request_heads: Spare<RequestHead>,
+    pub(crate) response_heads: Spare<ResponseHead>,
+    upstreams: RefCell<HashMap<EndpointId, Rc<Upstream>>>,
+    applications: RefCell<HashMap<SocketAddr, Rc<Application>>>,
+    /// The version of the world that `upstreams` was last swept against.
+    swept: Cell<u64>,
+    exchanges: Cell<usize>,
+    quiet: Notify,
+    draws: Cell<u64>,
+}
+
+/// Parts of a worker that somebody else made.
+pub(crate) struct Parts {
+    pub(crate) config: Arc<Config>,
+    pub(crate) world: Arc<World>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) log: Option<mpsc::Sender<LogLine>>,
+    pub(crate) shard: Shard,
+    /// Seeds this thread's random draws.
+    pub(crate) seed: u64,
+}
+
+impl Worker {
+    pub(crate) fn new(parts: Parts) -> Rc<Self> {
+        let Parts { config, world, connections, phase, log, shard, seed } = parts;
+        Rc::new(Self {
+            handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
+            config,
+            world,
+            connections,
+            phase,
+            log,
+            tls: TlsConfigs::default(),
+            shard: Rc::new(shard),
+            request_heads: Spare::default(),
+            response_heads: Spare::default(),
+            upstreams: RefCell::default(),
+            applications: RefCell::default(),
+            swept: Cell::new(0),
+            exchanges: Cell::new(0),
+            quiet: Notify::new(),
+            draws: Cell::new(seed | 1),
+        })
+    }
+
+    /// A pseudo-random number (xorshift64*): fast, seeded, for choices and not for secrets.
+    pub(crate) fn draw(&self) -> u64 {
+        let mut x = self.draws.get();
+        x ^= x >> 12;
+        x ^= x << 25;
+        x ^= x >> 27;
+        self.draws.set(x);
+        x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// What this thread knows of an endpoint: its connections and its load.
+    pub(crate) fn upstream(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
+        if let Some(upstream) = self.upstreams.borrow().get(&endpoint.id)
+            && upstream.endpoint == *endpoint
+        {
+            return upstream.clone();
+        }
+        let upstream = Rc::new(Upstream::new(endpoint.clone()));
+        let replaced = self.upstreams.borrow_mut().insert(endpoint.id.clone(), upstream.clone());
+        if let Some(replaced) = replaced {
+            replaced.retire();
+        }
+        upstream
+    }
+
+    /// The application behind this sidecar, at one of its addresses.
+    pub(crate) fn application(&self, address: SocketAddr) -> Rc<Application> {
+        let mut applications = self.applications.borrow_mut();
+        applications.entry(address).or_insert_with(|| Rc::new(Application::new(address))).clone()
+    }
+
+    /// Lets go of endpoints that the world no longer knows: their requests finish, then they close.
+    pub(crate) fn sweep(&self, scene: &Scene) {
+        if self.swept.replace(scene.version) == scene.version {
+            return;
+        }
+        let mut upstreams = self.upstreams.borrow_mut();
+        let services = &scene.plans.snapshot.services;
+        upstreams.retain(|id, upstream| {
+            let known = services.get(&id.service).and_then(|view| view.ports.get(&id.port));
+            let kept = known.is_some_and(|port| port.endpoints.iter().any(|e| e.id == *id));
+            if !kept {
+                upstream.retire();
+            }
+            kept
+        });
+    }
+
+    /// Every link is told that no more streams will come; idle ones close.
+    pub(crate) fn retire_upstreams(&self) {
+        for upstream in self.upstreams.borrow().values() {
+            upstream.retire();
+        }
+    }
+
+    /// Whether no new requests are wanted on the connections that are open.
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.phase.borrow() == Phase::Draining
+    }
+
+    /// Marks an exchange as under way until the guard is dropped.
+    pub(crate) fn enter(self: &Rc<Self>) -> Underway {
+        self.exchanges.set(self.exchanges.get() + 1);
+        self.shard.raise(Gauge::RequestsInFlight, 1);
+        Underway(self.clone())
+    }
+
+    /// Resolves when no exchange is under way.
+    pub(crate) async fn quiet(&self) {
+        while self.exchanges.get() > 0 {
+            self.quiet.notified().await;
+        }
+    }
+}
+
+/// An exchange under way; draining waits for it.
+pub(crate) struct Underway(Rc<Worker>);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        let left = self.0.exchanges.get() - 1;
+        self.0.exchanges.set(left);
+        self.0.shard.lower(Gauge::RequestsInFlight, 1);
+        if left == 0 {
+            self.0.quiet.notify_one();
+        }
+    }
+}

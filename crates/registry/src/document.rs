@@ -1,0 +1,359 @@
+//! Documents: YAML text becomes trees of nodes that know their line and column, within bounds.
+
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
+
+/// Reads the documents of a text; empty ones are left out.
+///
+/// # Errors
+/// [`Unreadable`] when the text is not YAML or exceeds a bound: then nothing of it is known.
+pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
+    // The parser looks ahead to the end of a list or map in brackets, which may be a key.
+    let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
+    if brackets > BRACKETS_MAX {
+        let problem = format!("has more than {BRACKETS_MAX} commas and brackets");
+        return Err(Unreadable::bound(Mark::START, problem, "split the file"));
+    }
+    let mut builder = Builder::default();
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        let (event, span) = event.map_err(|error| Unreadable::syntax(&error))?;
+        builder.take(event, Mark::of(span))?;
+    }
+    Ok(builder.documents)
+}
+
+/// A value and where it starts.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) mark: Mark,
+    pub(crate) value: Value,
+}
+
+/// What a node holds.
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    Null,
+    Boolean(bool),
+    /// A number as it was written.
+    Number(String),
+    Text(String),
+    List(Vec<Node>),
+    /// Keys and values in order; keys may repeat.
+    Map(Vec<(Node, Node)>),
+    /// A value with a tag that means nothing here.
+    Tagged(String),
+}
+
+/// A line and a column, both from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Mark {
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+}
+
+/// Why a text could not be read at all.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) mark: Mark,
+    pub(crate) problem: String,
+    pub(crate) remedy: String,
+}
+
+impl Mark {
+    const START: Self = Self { line: 1, column: 1 };
+
+    fn of(span: Span) -> Self {
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        Self { line: number(span.start.line()), column: number(span.start.col()).saturating_add(1) }
+    }
+}
+
+impl Unreadable {
+    fn syntax(error: &ScanError) -> Self {
+        Self {
+            mark: Mark::of(Span::empty(*error.marker())),
+            problem: format!("is not YAML ({})", error.info()),
+            remedy: "correct the syntax; until then the file's last good state stays".to_owned(),
+        }
+    }
+
+    fn bound(mark: Mark, problem: String, remedy: &str) -> Self {
+        Self { mark, problem, remedy: remedy.to_owned() }
+    }
+}
+
+/// Builds trees from the parser's events, without recursion.
+#[derive(Default)]
+struct Builder {
+    documents: Vec<Node>,
+    open: Vec<Open>,
+    anchors: HashMap<usize, Node>,
+    nodes: usize,
+    copied: usize,
+}
+
+/// A list or map that is not closed yet.
+struct Open {
+    mark: Mark,
+    anchor: usize,
+    tag: Option<String>,
+    filling: Filling,
+}
+
+enum Filling {
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>, Option<Node>),
+}
+
+impl Builder {
+    fn take(&mut self, event: Event<'_>, mark: Mark) -> Result<(), Unreadable> {
+        match event {
+            Event::DocumentStart(_) => {
+                // An anchor is known to the end of its document.
+                self.anchors.clear();
+                Ok(())
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let value = scalar(&text, style, tag.as_deref());
+                self.place(Node { mark, value }, anchor)
+            }
+            Event::SequenceStart(anchor, tag) => {
+                self.begin(mark, anchor, tag.as_deref(), Filling::List(Vec::new()))
+            }
+            Event::MappingStart(anchor, tag) => {
+                let filling = Filling::Map(Vec::new(), None);
+                self.begin(mark, anchor, tag.as_deref(), filling)
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.end(),
+            Event::Alias(anchor) => self.copy(mark, anchor),
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        mark: Mark,
+        anchor: usize,
+        tag: Option<&Tag>,
+        filling: Filling,
+    ) -> Result<(), Unreadable> {
+        if self.open.len() >= DEPTH_MAX {
+            let problem = format!("is nested deeper than {DEPTH_MAX} levels");
+            return Err(Unreadable::bound(mark, problem, "nest less"));
+        }
+        let tag = tag
+            .filter(|tag| !(tag.is_yaml_core_schema() && matches!(&*tag.suffix, "map" | "seq")))
+            .map(ToString::to_string);
+        self.open.push(Open { mark, anchor, tag, filling });
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Unreadable> {
+        let Some(open) = self.open.pop() else {
+            return Ok(());
+        };
+        let value = match (open.tag, open.filling) {
+            (Some(tag), _) => Value::Tagged(tag),
+            (None, Filling::List(list)) => Value::List(list),
+            (None, Filling::Map(map, _)) => Value::Map(map),
+        };
+        let node = Node { mark: open.mark, value };
+        self.place(node, open.anchor)
+    }
+
+    fn copy(&mut self, mark: Mark, anchor: usize) -> Result<(), Unreadable> {
+        let Some(node) = self.anchors.get(&anchor) else {
+            let problem = "refers to an anchor of another document or one around itself".to_owned();
+            return Err(Unreadable::bound(mark, problem, "write the value out"));
+        };
+        self.copied = self.copied.saturating_add(weight(node));
+        if self.copied > COPIED_BYTES_MAX {
+            let problem = format!("aliases copy more than {COPIED_BYTES_MAX} bytes");
+            return Err(Unreadable::bound(mark, problem, "use fewer aliases"));
+        }
+        let value = node.value.clone();
+        self.place(Node { mark, value }, 0)
+    }
+
+    /// Puts a finished node where it belongs.
+    fn place(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
+        self.nodes += 1;
+        if self.nodes > NODES_MAX {
+            let problem = format!("has more than {NODES_MAX} values");
+            return Err(Unreadable::bound(node.mark, problem, "split the file"));
+        }
+        if anchor != 0 {
+            self.copied = self.copied.saturating_add(weight(&node));
+            self.anchors.insert(anchor, node.clone());
+        }
+        match self.open.last_mut().map(|open| &mut open.filling) {
+            Some(Filling::List(list)) => list.push(node),
+            Some(Filling::Map(map, key)) => match key.take() {
+                Some(key) => map.push((key, node)),
+                None => *key = Some(node),
+            },
+            None => return self.document(node),
+        }
+        Ok(())
+    }
+
+    fn document(&mut self, node: Node) -> Result<(), Unreadable> {
+        if matches!(node.value, Value::Null) {
+            return Ok(());
+        }
+        if self.documents.len() >= DOCUMENTS_MAX {
+            let problem = format!("has more than {DOCUMENTS_MAX} documents");
+            return Err(Unreadable::bound(node.mark, problem, "split the file"));
+        }
+        self.documents.push(node);
+        Ok(())
+    }
+}
+
+/// What a copy of the node costs, in bytes, roughly. The depth is bounded by `DEPTH_MAX`
+/// for what was written, and by `COPIED_BYTES_MAX` for what was copied into it.
+fn weight(node: &Node) -> usize {
+    let own = size_of::<Node>();
+    match &node.value {
+        Value::Null | Value::Boolean(_) => own,
+        Value::Number(text) | Value::Text(text) | Value::Tagged(text) => own + text.len(),
+        Value::List(list) => own + list.iter().map(weight).sum::<usize>(),
+        Value::Map(map) => {
+            let entries = map.iter().map(|(key, value)| weight(key) + weight(value));
+            own + entries.sum::<usize>()
+        }
+    }
+}
+
+/// The core schema of YAML 1.2: what a plain scalar means.
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
+    match tag {
+        Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => {
+            return Value::Text(text.to_owned());
+        }
+        Some(tag) => return Value::Tagged(tag.to_string()),
+        None => {}
+    }
+    if style != ScalarStyle::Plain {
+        return Value::Text(text.to_owned());
+    }
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => Value::Null,
+        "true" | "True" | "TRUE" => Value::Boolean(true),
+        "false" | "False" | "FALSE" => Value::Boolean(false),
+        _ if is_number(text) => Value::Number(text.to_owned()),
+        _ => Value::Text(text.to_owned()),
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if let Some(digits) = text.strip_prefix("0x") {
+        return !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    }
+    if let Some(digits) = text.strip_prefix("0o") {
+        return !digits.is_empty() && digits.bytes().all(|b| matches!(b, b'0'..=b'7'));
+    }
+    if matches!(unsigned, ".inf" | ".Inf" | ".INF") || matches!(text, ".nan" | ".NaN" | ".NAN") {
+        return true;
+    }
+    let starts = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    starts && unsigned.parse::<f64>().is_ok()
+}
+
+/// The most documents of one file.
+const DOCUMENTS_MAX: usize = 10_000;
+/// The most values of one file; each costs about a hundred bytes while it is read.
+const NODES_MAX: usize = 500_000;
+/// The most commas and brackets of one file; each costs up to four hundred bytes while it is read.
+const BRACKETS_MAX: usize = 500_000;
+/// The deepest nesting; no kind needs more than a dozen levels.
+const DEPTH_MAX: usize = 64;
+/// What anchors and aliases may copy in one file: a few "billion laughs" stay a smile.
+const COPIED_BYTES_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn only(text: &str) -> Node {
+        let mut documents = documents(text).unwrap();
+        assert_eq!(documents.len(), 1, "{text}");
+        documents.remove(0)
+    }
+
+    #[test]
+    fn marks_lines_and_columns_from_one() {
+        let node = only("# caption\na:\n  b: [1, x]\n");
+        assert_eq!(node.mark, Mark { line: 2, column: 1 });
+        let Value::Map(map) = node.value else { panic!() };
+        let Value::Map(inner) = &map[0].1.value else { panic!() };
+        let Value::List(list) = &inner[0].1.value else { panic!() };
+        assert_eq!(list[1].mark, Mark { line: 3, column: 10 });
+    }
+
+    #[test]
+    fn plain_scalars_follow_the_core_schema() {
+        let shown = |text: &str| match only(&format!("[{text}]")).value {
+            Value::List(list) => format!("{:?}", list[0].value),
+            other => format!("{other:?}"),
+        };
+        for (text, expected) in [
+            ("9080", "Number(\"9080\")"),
+            ("-1.5e3", "Number(\"-1.5e3\")"),
+            ("0x1F", "Number(\"0x1F\")"),
+            (".inf", "Number(\".inf\")"),
+            ("inf", "Text(\"inf\")"),
+            ("v1", "Text(\"v1\")"),
+            ("127.0.0.1", "Text(\"127.0.0.1\")"),
+            ("\"9080\"", "Text(\"9080\")"),
+            ("!!str 9080", "Text(\"9080\")"),
+            ("!secret x", "Tagged(\"!secret\")"),
+            ("yes", "Text(\"yes\")"),
+            ("true", "Boolean(true)"),
+            ("~", "Null"),
+        ] {
+            assert_eq!(shown(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn leaves_out_empty_documents() {
+        for (text, count) in [
+            ("", 0),
+            ("# nothing\n", 0),
+            ("---\n---\n", 0),
+            ("---\na: 1\n---\n# x\n---\nb: 2\n...\n", 2),
+            ("\u{feff}a: 1\n", 1),
+        ] {
+            assert_eq!(documents(text).unwrap().len(), count, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_exceeds_a_bound() {
+        let bomb = (1..30).fold("a0: &a0 [x, x]\n".to_owned(), |text, level| {
+            let below = level - 1;
+            format!("{text}a{level}: &a{level} [*a{below}, *a{below}, *a{below}]\n")
+        });
+        let documents_many = "--- x\n".repeat(DOCUMENTS_MAX + 1);
+        let nodes_many = "- 1\n".repeat(NODES_MAX + 1);
+        let brackets_many = format!("[{}]", "1,".repeat(BRACKETS_MAX));
+        for (text, why) in [
+            (bomb, "aliases copy more"),
+            ("[".repeat(100) + &"]".repeat(100), "nested deeper"),
+            ("[".repeat(100_000), ""),
+            ("- ".repeat(100_000), ""),
+            (documents_many, "documents"),
+            (nodes_many, "values"),
+            (brackets_many, "commas and brackets"),
+            ("a: &x 1\n---\nb: *x\n".to_owned(), ""),
+            ("a: &x [*x]\n".to_owned(), ""),
+        ] {
+            let error = documents(&text).expect_err(why);
+            assert!(error.problem.contains(why), "{why}: {}", error.problem);
+        }
+    }
+}

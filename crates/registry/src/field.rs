@@ -1,0 +1,411 @@
+//! A field of a document under reading, and the notes of what is wrong with the document.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use leno_model::Name;
+
+use crate::document::{Mark, Node, Value};
+use crate::pattern;
+use crate::suggest::{closest, one_of};
+
+/// A node with its path, and the notes to which its problems go. A method that returns `None`
+/// has noted why; a document with a problem noted is refused whole.
+#[derive(Clone)]
+pub(crate) struct Field<'a> {
+    node: &'a Node,
+    path: String,
+    notes: &'a Notes,
+}
+
+/// The fields of a map whose keys are known.
+pub(crate) struct Fields<'a> {
+    here: Field<'a>,
+    entries: Vec<(&'a str, Field<'a>)>,
+}
+
+/// What is wrong or odd in one document.
+#[derive(Default)]
+pub(crate) struct Notes {
+    problems: RefCell<Vec<Note>>,
+    warnings: RefCell<Vec<Note>>,
+}
+
+/// One thing that is wrong or odd.
+pub(crate) struct Note {
+    pub(crate) mark: Mark,
+    pub(crate) field: String,
+    pub(crate) problem: String,
+    pub(crate) remedy: String,
+}
+
+impl Notes {
+    /// Whether the document is refused.
+    pub(crate) fn refused(&self) -> bool {
+        !self.problems.borrow().is_empty()
+    }
+
+    /// The problems and the warnings.
+    pub(crate) fn into_parts(self) -> (Vec<Note>, Vec<Note>) {
+        (self.problems.into_inner(), self.warnings.into_inner())
+    }
+}
+
+impl<'a> Field<'a> {
+    /// The document itself.
+    pub(crate) fn root(node: &'a Node, notes: &'a Notes) -> Self {
+        let path = String::new();
+        Self { node, path, notes }
+    }
+
+    /// The value, for the few who look closer.
+    pub(crate) fn value(&self) -> &'a Value {
+        &self.node.value
+    }
+
+    /// Notes a problem with this field.
+    pub(crate) fn refuse(&self, problem: impl Into<String>, remedy: impl Into<String>) {
+        let note = self.note(problem.into(), remedy.into());
+        let mut problems = self.notes.problems.borrow_mut();
+        if problems.len() < PROBLEMS_MAX {
+            problems.push(note);
+        }
+    }
+
+    /// Notes something odd that is accepted.
+    pub(crate) fn warn(&self, problem: impl Into<String>, remedy: impl Into<String>) {
+        let note = self.note(problem.into(), remedy.into());
+        self.notes.warnings.borrow_mut().push(note);
+    }
+
+    fn note(&self, problem: String, remedy: String) -> Note {
+        Note { mark: self.node.mark, field: self.path.clone(), problem, remedy }
+    }
+
+    /// The value as it is quoted in messages.
+    pub(crate) fn shown(&self) -> String {
+        match &self.node.value {
+            Value::Null => "nothing".to_owned(),
+            Value::Boolean(value) => value.to_string(),
+            Value::Number(text) => cut(text),
+            Value::Text(text) => format!("{:?}", cut(text)),
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a map".to_owned(),
+            Value::Tagged(tag) => format!("a value tagged {}", cut(tag)),
+        }
+    }
+
+    /// A text.
+    pub(crate) fn text(&self) -> Option<&'a str> {
+        let shown = self.shown();
+        match &self.node.value {
+            Value::Text(text) => return Some(text),
+            Value::Number(_) => self.refuse(
+                format!("{shown} is a number, not text"),
+                format!("write \"{shown}\" in quotes"),
+            ),
+            Value::Boolean(_) => self.refuse(
+                format!("{shown} is a boolean, not text"),
+                format!("write \"{shown}\" in quotes"),
+            ),
+            _ => self.refuse(format!("is {shown}"), "use a text"),
+        }
+        None
+    }
+
+    /// A text that is written like one: numbers and booleans count as their spelling.
+    /// For what ends in an argument or an environment, where all is text.
+    pub(crate) fn spelling(&self) -> Option<String> {
+        let text = match &self.node.value {
+            Value::Number(text) => text.clone(),
+            Value::Boolean(value) => value.to_string(),
+            _ => self.text()?.to_owned(),
+        };
+        if text.contains('\0') {
+            self.refuse("contains a NUL character", "remove it");
+            return None;
+        }
+        Some(text)
+    }
+
+    /// A text that a parser accepts; otherwise the problem is "`text` is not …".
+    pub(crate) fn parsed<T>(
+        &self,
+        parse: impl FnOnce(&str) -> Option<T>,
+        noun: impl Display,
+        remedy: impl Into<String>,
+    ) -> Option<T> {
+        let text = self.text()?;
+        let parsed = parse(text);
+        if parsed.is_none() {
+            self.refuse(format!("{} is not {noun}", self.shown()), remedy);
+        }
+        parsed
+    }
+
+    /// A whole number within bounds.
+    pub(crate) fn number(&self, least: u32, most: u32) -> Option<u32> {
+        let shown = self.shown();
+        let bounds = format!("use a number from {least} to {most}");
+        match &self.node.value {
+            Value::Number(text) => match whole(text) {
+                Some(number) if (i64::from(least)..=i64::from(most)).contains(&number) => {
+                    return u32::try_from(number).ok();
+                }
+                Some(_) => self.refuse(format!("{shown} is out of range"), bounds),
+                None => self.refuse(format!("{shown} is not a whole number"), bounds),
+            },
+            Value::Text(text) if whole(text).is_some() => {
+                self.refuse(format!("{shown} is text, not a number"), "remove the quotes");
+            }
+            _ => self.refuse(format!("{shown} is not a number"), bounds),
+        }
+        None
+    }
+
+    /// A port.
+    pub(crate) fn port(&self) -> Option<u16> {
+        let port = self.number(1, u32::from(u16::MAX))?;
+        u16::try_from(port).ok()
+    }
+
+    /// A name: a DNS-1123 subdomain.
+    pub(crate) fn name(&self) -> Option<Name> {
+        let text = self.text()?;
+        let name = Name::new(text).ok();
+        if name.is_none() {
+            self.refuse(
+                format!("{} is not a name", self.shown()),
+                "use 1 to 253 lower-case letters, digits, `-` or `.`, \
+                 starting and ending with a letter or digit",
+            );
+        }
+        name
+    }
+
+    /// A name without dots: a DNS-1123 label, as of services and namespaces, which become
+    /// parts of host names.
+    pub(crate) fn label(&self) -> Option<Name> {
+        let name = self.name()?;
+        if name.as_str().contains('.') {
+            self.refuse(
+                format!("{} has a dot", self.shown()),
+                "use at most 63 lower-case letters, digits or `-`",
+            );
+            return None;
+        }
+        Some(name)
+    }
+
+    /// One word of a closed list.
+    pub(crate) fn word<T: Clone>(&self, words: &[(&'static str, T)]) -> Option<T> {
+        let text = self.text()?;
+        if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
+            return Some(meaning.clone());
+        }
+        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let remedy = match closest(text, &known) {
+            Some(word) => format!("did you mean `{word}`?"),
+            None => format!("use {}", one_of(&known)),
+        };
+        self.refuse(format!("{} is not known here", self.shown()), remedy);
+        None
+    }
+
+    /// A regular expression that a sidecar can compile.
+    pub(crate) fn regex(&self) -> Option<String> {
+        let text = self.text()?;
+        if let Err(why) = pattern::check(text) {
+            self.refuse(
+                format!("{} is not a regular expression ({why})", self.shown()),
+                "correct it; the syntax is RE2's, without look-around or back references",
+            );
+            return None;
+        }
+        Some(text.to_owned())
+    }
+
+    /// The elements of a list.
+    pub(crate) fn list(&self, most: usize) -> Option<Vec<Self>> {
+        let Value::List(list) = &self.node.value else {
+            self.refuse(
+                format!("is {}, not a list", self.shown()),
+                "write a list, each element after `- `",
+            );
+            return None;
+        };
+        if list.len() > most {
+            self.refuse(format!("has {} elements", list.len()), format!("use at most {most}"));
+            return None;
+        }
+        let element = |(index, node)| Field {
+            node,
+            path: format!("{}[{index}]", self.path),
+            notes: self.notes,
+        };
+        Some(list.iter().enumerate().map(element).collect())
+    }
+
+    /// What `read` makes of each element; elements with a problem are left out.
+    pub(crate) fn each<T>(&self, most: usize, read: impl Fn(&Self) -> Option<T>) -> Vec<T> {
+        let elements = self.list(most).unwrap_or_default();
+        elements.iter().filter_map(read).collect()
+    }
+
+    /// The entries of a map with free keys.
+    pub(crate) fn entries(&self) -> Option<Vec<(&'a str, Self)>> {
+        let Value::Map(map) = &self.node.value else {
+            self.refuse(
+                format!("is {}, not a map", self.shown()),
+                "write a map, such as {key: value}",
+            );
+            return None;
+        };
+        let mut entries: Vec<(&str, Self)> = Vec::with_capacity(map.len());
+        let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
+        for (key, node) in map {
+            let Some(text) = self.key(key) else { continue };
+            let entry = Field { node, path: self.below(text), notes: self.notes };
+            match seen.insert(text, key.mark.line) {
+                Some(line) => Field { node: key, ..entry }.refuse(
+                    format!("is given twice, first in line {line}"),
+                    "remove one of the two",
+                ),
+                None => entries.push((text, entry)),
+            }
+        }
+        Some(entries)
+    }
+
+    /// The key of a map's entry. A number may be a key: its spelling counts.
+    fn key(&self, key: &'a Node) -> Option<&'a str> {
+        match &key.value {
+            Value::Text(text) | Value::Number(text) => Some(text),
+            Value::Boolean(true) => Some("true"),
+            Value::Boolean(false) => Some("false"),
+            _ => {
+                let field = Field { node: key, ..self.clone() };
+                field.refuse(format!("{} cannot be a key", field.shown()), "use a text as key");
+                None
+            }
+        }
+    }
+
+    /// A map from texts to texts, such as labels.
+    pub(crate) fn texts(&self) -> BTreeMap<String, String> {
+        let entries = self.entries().unwrap_or_default();
+        let pair = |(key, field): (&str, Self)| Some((key.to_owned(), field.text()?.to_owned()));
+        entries.into_iter().filter_map(pair).collect()
+    }
+
+    /// The fields of a map; an unknown key is a problem.
+    pub(crate) fn fields(&self, known: &[&str]) -> Option<Fields<'a>> {
+        let fields = self.any_fields()?;
+        fields.refuse_unknown(known);
+        Some(fields)
+    }
+
+    /// The fields of a map, whatever they are.
+    pub(crate) fn any_fields(&self) -> Option<Fields<'a>> {
+        Some(Fields { entries: self.entries()?, here: self.clone() })
+    }
+
+    fn below(&self, key: &str) -> String {
+        let key = cut(key);
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        match (self.path.is_empty(), key.chars().all(plain)) {
+            (true, _) => key,
+            (false, true) => format!("{}.{key}", self.path),
+            (false, false) => format!("{}[{key:?}]", self.path),
+        }
+    }
+}
+
+impl<'a> Fields<'a> {
+    /// The map itself.
+    pub(crate) fn here(&self) -> &Field<'a> {
+        &self.here
+    }
+
+    /// Refuses what is not known.
+    pub(crate) fn refuse_unknown(&self, known: &[&str]) {
+        for (key, field) in &self.entries {
+            if !known.contains(key) {
+                let remedy = match closest(key, known) {
+                    Some(word) => format!("did you mean `{word}`?"),
+                    None => format!("remove it, or use {}", one_of(known)),
+                };
+                field.refuse("is not a field that is known here", remedy);
+            }
+        }
+    }
+
+    /// A field, unless it is absent or null.
+    pub(crate) fn find(&self, key: &str) -> Option<&Field<'a>> {
+        let (_, field) = self.entries.iter().find(|(name, _)| *name == key)?;
+        (!matches!(field.node.value, Value::Null)).then_some(field)
+    }
+
+    /// A field that must be there.
+    pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
+        let found = self.find(key);
+        if found.is_none() {
+            let missing = Field { path: self.here.below(key), ..self.here.clone() };
+            missing.refuse("is missing", format!("add `{key}`"));
+        }
+        found
+    }
+
+    /// The elements that `read` makes of a list, empty when absent.
+    pub(crate) fn each<T>(
+        &self,
+        key: &str,
+        most: usize,
+        read: impl Fn(&Field<'a>) -> Option<T>,
+    ) -> Vec<T> {
+        let field = self.find(key);
+        field.map(|f| f.each(most, read)).unwrap_or_default()
+    }
+
+    /// Refuses a field that is known and cannot be honoured, if it says anything.
+    pub(crate) fn unsupported(&self, key: &str, why: &str, remedy: &str) {
+        let Some(field) = self.find(key) else { return };
+        let says_nothing = match field.value() {
+            Value::List(list) => list.is_empty(),
+            Value::Map(map) => map.is_empty(),
+            Value::Text(text) => text.is_empty(),
+            Value::Boolean(value) => !value,
+            Value::Number(text) => text == "0",
+            Value::Null => true,
+            Value::Tagged(_) => false,
+        };
+        if !says_nothing {
+            field.refuse(why, remedy);
+        }
+    }
+}
+
+/// Parses an integer of the core schema.
+fn whole(text: &str) -> Option<i64> {
+    if let Some(digits) = text.strip_prefix("0x") {
+        return i64::from_str_radix(digits, 16).ok();
+    }
+    match text.strip_prefix("0o") {
+        Some(digits) => i64::from_str_radix(digits, 8).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The text, cut so that a message stays readable.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// How much of a value is quoted in a message.
+const SHOWN_CHARACTERS_MAX: usize = 80;
+/// The most problems told of one document; the rest shows once these are mended.
+const PROBLEMS_MAX: usize = 20;

@@ -1,0 +1,485 @@
+//! The file source: reads files again and again and tells what has changed.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use leno_model::{Change, Object, ObjectKey};
+
+use crate::document::{Mark, documents};
+use crate::kinds::{self, Identity};
+use crate::lint::lint;
+use crate::rejected::{Place, Rejected, Warning};
+use crate::scan::{Content, Contents, Scan, scan};
+
+/// Facts from files and directories of YAML.
+///
+/// The last good state stays, per object: a bad document is refused and the version of its
+/// object that was read from the same file before stays in force. A file that cannot be read,
+/// or is not YAML, keeps all its objects. Only what is gone, or no longer there under its name,
+/// is removed. An object that two files define belongs to the one that had it first.
+#[derive(Debug)]
+pub struct FileSource {
+    paths: Vec<PathBuf>,
+    files: BTreeMap<PathBuf, Vec<Held>>,
+    /// The files that may be in the middle of being written.
+    doubts: BTreeMap<PathBuf, Doubt>,
+    /// What was reported, and the file that it came from.
+    reported: BTreeMap<ObjectKey, (Object, PathBuf)>,
+}
+
+/// What a reading of all files brought.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Update {
+    /// The differences to what was reported before: removals, then the new and the changed.
+    pub changes: Vec<Change>,
+    /// All that is refused as things stand, not only what is newly so.
+    pub rejected: Vec<Rejected>,
+    /// All that is odd as things stand.
+    pub warnings: Vec<Warning>,
+    /// How many objects are in force.
+    pub objects: usize,
+}
+
+impl Update {
+    /// The refusals that leave it open what the `MeshConfig` of the mesh is, as of a first
+    /// reading: nothing better is known then, and what is assumed without one is permissive.
+    pub fn mesh_config_in_doubt(&self) -> impl Iterator<Item = &Rejected> {
+        let known = self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
+        self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
+            Some(kind) => kinds::means_mesh_config(kind),
+            // A whole file, or a document that does not say what it is.
+            None => !known,
+        })
+    }
+}
+
+/// Where an object in force was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// The object.
+    pub key: ObjectKey,
+    /// Its file.
+    pub file: PathBuf,
+    /// The line where its document begins; as of the reading that was good.
+    pub line: u32,
+}
+
+/// A good document of a file.
+#[derive(Debug, Clone)]
+struct Held {
+    key: ObjectKey,
+    object: Object,
+    mark: Mark,
+    warnings: Vec<Warning>,
+}
+
+/// A file that lost objects and looks as if somebody was in the middle of writing it.
+#[derive(Debug)]
+struct Doubt {
+    /// What was read.
+    text: String,
+    /// When that was read first.
+    since: Instant,
+    /// When the doubt began.
+    began: Instant,
+}
+
+impl Doubt {
+    fn of(text: String, earlier: Option<Self>, now: Instant) -> Self {
+        match earlier {
+            Some(earlier) if earlier.text == text => earlier,
+            Some(earlier) => Self { text, since: now, began: earlier.began },
+            None => Self { text, since: now, began: now },
+        }
+    }
+
+    /// When the file is taken at its word.
+    fn ends(&self) -> Instant {
+        (self.since + DOUBT_STEADY).min(self.began + DOUBT_MAX)
+    }
+}
+
+/// Reads the documents of a text: the objects with the lines where their documents begin, and
+/// what is refused. An object that is defined twice is refused the second time.
+#[must_use]
+pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<Rejected>) {
+    let reading = FileReading::of(name, text, &[]);
+    let objects = reading.held.into_iter();
+    (objects.map(|held| (held.object, held.mark.line)).collect(), reading.rejected)
+}
+
+impl FileSource {
+    /// A source of these files and directories. Nothing is read yet.
+    #[must_use]
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths, files: BTreeMap::new(), doubts: BTreeMap::new(), reported: BTreeMap::new() }
+    }
+
+    /// Reads everything now and tells the differences to what was reported before. Every file is
+    /// taken at its word.
+    pub fn reload(&mut self) -> Update {
+        let scan = scan(&self.paths, Contents::Read);
+        self.apply(scan, None)
+    }
+
+    /// As [`FileSource::reload`], but what is gone from a file that reads as empty or cut, as in
+    /// the middle of being written, is kept until another reading finds it unchanged.
+    pub(crate) fn reload_warily(&mut self, now: Instant) -> Update {
+        let scan = scan(&self.paths, Contents::Read);
+        self.apply(scan, Some(now))
+    }
+
+    /// When to read again, whether or not anything seems to have changed.
+    pub(crate) fn again_at(&self) -> Option<Instant> {
+        self.doubts.values().map(Doubt::ends).min()
+    }
+
+    /// The objects in force.
+    pub fn objects(&self) -> impl Iterator<Item = &Object> {
+        self.reported.values().map(|(object, _)| object)
+    }
+
+    /// Where the objects in force were read.
+    #[must_use]
+    pub fn locations(&self) -> Vec<Located> {
+        let located = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
+            Some(Located {
+                key: key.clone(),
+                file: file.clone(),
+                line: self.held(file, key)?.mark.line,
+            })
+        };
+        self.reported.iter().filter_map(located).collect()
+    }
+
+    /// What is odd about the objects in force taken together, with their places.
+    #[must_use]
+    pub fn lint(&self) -> Vec<Warning> {
+        let objects: Vec<Object> = self.objects().cloned().collect();
+        let mut warnings = lint(&objects);
+        let places: BTreeMap<String, Located> = self
+            .locations()
+            .into_iter()
+            .map(|located| (subject(&Place::of(&located.key, "")), located))
+            .collect();
+        for warning in &mut warnings {
+            if let Some(located) = places.get(&subject(&warning.at)) {
+                warning.at.file = Some(located.file.display().to_string());
+                warning.at.line = Some(located.line);
+            }
+        }
+        warnings
+    }
+
+    /// The paths that are read.
+    pub(crate) fn paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    fn held(&self, file: &Path, key: &ObjectKey) -> Option<&Held> {
+        let held = self.files.get(file)?;
+        held.iter().find(|held| held.key == *key)
+    }
+
+    /// Takes in what was read, warily if it is known when.
+    fn apply(&mut self, scan: Scan, wary: Option<Instant>) -> Update {
+        let mut rejected = scan.rejected;
+        let mut before = std::mem::take(&mut self.files);
+        let mut doubts = std::mem::take(&mut self.doubts);
+        for (path, content) in scan.files {
+            let previous = before.remove(&path).unwrap_or_default();
+            let held = match content {
+                Content::Text(text) => {
+                    let reading = FileReading::of(&path.display().to_string(), &text, &previous);
+                    rejected.extend(reading.rejected);
+                    let mut held = reading.held;
+                    let lost = lost(&previous, &held);
+                    if let Some(now) = wary
+                        && !lost.is_empty()
+                        && looks_unfinished(&text)
+                    {
+                        let doubt = Doubt::of(text, doubts.remove(&path), now);
+                        if now < doubt.ends() {
+                            held.extend(lost);
+                            self.doubts.insert(path.clone(), doubt);
+                        }
+                    }
+                    held
+                }
+                Content::Unreadable(refusal) => {
+                    rejected.push(refusal);
+                    previous
+                }
+                Content::Absent => continue,
+            };
+            self.files.insert(path, held);
+        }
+        // What cannot be listed at the moment is not known to be gone.
+        let unknown = |path: &PathBuf| scan.unknown.iter().any(|place| path.starts_with(place));
+        let kept = before.into_iter().filter(|(path, _)| unknown(path));
+        self.files.extend(kept);
+        let (current, warnings) = self.elect(&mut rejected);
+        let changes = differences(&self.reported, &current);
+        self.reported = current;
+        rejected.sort();
+        Update { changes, rejected, warnings, objects: self.reported.len() }
+    }
+
+    /// One definition of each object; the others are refused.
+    fn elect(
+        &self,
+        rejected: &mut Vec<Rejected>,
+    ) -> (BTreeMap<ObjectKey, (Object, PathBuf)>, Vec<Warning>) {
+        let mut chosen: BTreeMap<&ObjectKey, (&PathBuf, &Held)> = BTreeMap::new();
+        let mut refused = Vec::new();
+        for (path, held) in
+            self.files.iter().flat_map(|(path, all)| all.iter().map(move |held| (path, held)))
+        {
+            match chosen.entry(&held.key) {
+                Entry::Vacant(entry) => {
+                    entry.insert((path, held));
+                }
+                Entry::Occupied(mut entry) => {
+                    let owner = self.reported.get(&held.key).map(|(_, file)| file);
+                    let loser = match owner == Some(path) {
+                        true => entry.insert((path, held)),
+                        false => (path, held),
+                    };
+                    refused.push(loser);
+                }
+            }
+        }
+        for (path, held) in refused {
+            if let Some((file, first)) = chosen.get(&held.key) {
+                let first = format!("{}:{}", file.display(), first.mark.line);
+                rejected.push(duplicate(&path.display().to_string(), held, &first));
+            }
+        }
+        let warnings = chosen.values().flat_map(|(_, held)| &held.warnings);
+        let mut warnings: Vec<Warning> = warnings.cloned().collect();
+        warnings.sort();
+        let current = chosen.into_values().map(|(path, held)| {
+            let object = (held.object.clone(), path.clone());
+            (held.key.clone(), object)
+        });
+        (current.collect(), warnings)
+    }
+}
+
+/// What became of one file.
+struct FileReading {
+    held: Vec<Held>,
+    rejected: Vec<Rejected>,
+}
+
+impl FileReading {
+    fn of(file: &str, text: &str, previous: &[Held]) -> Self {
+        let nodes = match documents(text) {
+            Ok(nodes) => nodes,
+            Err(error) => {
+                let at = Place {
+                    file: Some(file.to_owned()),
+                    line: Some(error.mark.line),
+                    column: Some(error.mark.column),
+                    ..Place::default()
+                };
+                return Self {
+                    held: previous.to_vec(),
+                    rejected: vec![Rejected { at, problem: error.problem, remedy: error.remedy }],
+                };
+            }
+        };
+        let mut reading = Self { held: Vec::new(), rejected: Vec::new() };
+        let mut lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
+        let mut bad: Vec<Identity> = Vec::new();
+        for node in &nodes {
+            let document = kinds::read(file, node);
+            match document.outcome {
+                Ok(good) => {
+                    let held = Held {
+                        key: good.object.key(),
+                        object: good.object,
+                        mark: document.mark,
+                        warnings: good.warnings,
+                    };
+                    reading.add(file, held, &mut lines);
+                }
+                Err(rejected) => {
+                    reading.rejected.extend(rejected);
+                    bad.push(document.identity);
+                }
+            }
+        }
+        reading.keep(previous, &bad);
+        reading
+    }
+
+    fn add(&mut self, file: &str, held: Held, lines: &mut BTreeMap<ObjectKey, u32>) {
+        match lines.get(&held.key) {
+            Some(line) => {
+                let first = format!("{file}:{line}");
+                self.rejected.push(duplicate(file, &held, &first));
+            }
+            None => {
+                lines.insert(held.key.clone(), held.mark.line);
+                self.held.push(held);
+            }
+        }
+    }
+
+    /// Keeps the last good version of what the refused documents may be meant to be.
+    fn keep(&mut self, previous: &[Held], bad: &[Identity]) {
+        if bad.is_empty() {
+            return;
+        }
+        let read: BTreeSet<ObjectKey> = self.held.iter().map(|held| held.key.clone()).collect();
+        let kept = previous.iter().filter(|held| {
+            !read.contains(&held.key) && bad.iter().any(|identity| identity.may_be(&held.key))
+        });
+        self.held.extend(kept.cloned());
+    }
+}
+
+/// What was held before and is not any more.
+fn lost(previous: &[Held], held: &[Held]) -> Vec<Held> {
+    let keys: BTreeSet<&ObjectKey> = held.iter().map(|held| &held.key).collect();
+    previous.iter().filter(|held| !keys.contains(&held.key)).cloned().collect()
+}
+
+/// Whether a text may be the beginning of a longer one that is being written.
+fn looks_unfinished(text: &str) -> bool {
+    text.trim().is_empty() || !text.ends_with('\n')
+}
+
+fn duplicate(file: &str, held: &Held, first: &str) -> Rejected {
+    let mut at = Place::of(&held.key, "metadata.name");
+    at.file = Some(file.to_owned());
+    at.line = Some(held.mark.line);
+    at.column = Some(held.mark.column);
+    let problem = match held.key {
+        ObjectKey::MeshConfig => {
+            format!("a mesh has one MeshConfig, and {first} is in force")
+        }
+        _ => format!("is already defined at {first}"),
+    };
+    Rejected { at, problem, remedy: "remove one of the two, or rename it".to_owned() }
+}
+
+fn differences(
+    before: &BTreeMap<ObjectKey, (Object, PathBuf)>,
+    now: &BTreeMap<ObjectKey, (Object, PathBuf)>,
+) -> Vec<Change> {
+    let gone = before.keys().filter(|key| !now.contains_key(*key));
+    let removals = gone.cloned().map(Change::Remove);
+    let upserts = now.iter().filter_map(|(key, (object, _))| {
+        let same = before.get(key).is_some_and(|(known, _)| known == object);
+        (!same).then(|| Change::Upsert(object.clone()))
+    });
+    removals.chain(upserts).collect()
+}
+
+/// The object that a place is about, as text.
+fn subject(place: &Place) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{} {}/{}", part(&place.kind), part(&place.namespace), part(&place.name))
+}
+
+/// Who empties a file to write it anew has done so within this time, and what has not changed
+/// for as long is meant so.
+const DOUBT_STEADY: Duration = Duration::from_millis(250);
+/// A file that changes all the time is taken at its word after this time.
+const DOUBT_MAX: Duration = Duration::from_millis(600);
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn service(name: &str) -> String {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+             spec: {{ports: [{{port: 1}}]}}\n"
+        )
+    }
+
+    /// How many objects are in force at each time, in ms, at which a text is read.
+    fn check(readings: &[(u64, Option<&str>, usize)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        fs::write(&file, service("a") + &service("b")).unwrap();
+        let mut source = FileSource::new(vec![dir.path().to_owned()]);
+        let start = Instant::now();
+        assert_eq!(source.reload_warily(start).objects, 2);
+        for (at, text, objects) in readings {
+            match text {
+                Some(text) => fs::write(&file, text).unwrap(),
+                None => fs::remove_file(&file).unwrap(),
+            }
+            let update = source.reload_warily(start + Duration::from_millis(*at));
+            assert_eq!(update.objects, *objects, "{at} ms: {readings:?}");
+            assert_eq!(update.rejected, [], "{at} ms: {readings:?}");
+        }
+        let settled = source.again_at().is_none();
+        assert!(settled, "no reading is to come after {readings:?}");
+    }
+
+    #[test]
+    fn what_a_rewritten_file_has_not_got_yet_stays_in_force() {
+        let (a, both) = (service("a"), service("a") + &service("b"));
+        let cut = format!("{a}---\n# b comes");
+        check(&[(100, Some(""), 2), (200, Some(&both), 2)]);
+        check(&[(100, Some(" \n"), 2), (300, Some(&cut), 2), (400, Some(&both), 2)]);
+        check(&[(100, Some(""), 2), (349, Some(""), 2), (350, Some(""), 0)]);
+        check(&[(100, Some(&cut), 2), (350, Some(&cut), 1)]);
+    }
+
+    #[test]
+    fn what_was_taken_out_of_a_whole_file_goes_at_once() {
+        check(&[(100, Some(&service("a")), 1)]);
+        check(&[(100, Some("# nothing left\n"), 0)]);
+        check(&[(100, None, 0)]);
+        check(&[(100, Some(""), 2), (110, None, 0)]);
+    }
+
+    #[test]
+    fn a_file_that_is_written_all_the_time_is_taken_at_its_word_in_the_end() {
+        check(&[
+            (0, Some("#"), 2),
+            (200, Some("#1"), 2),
+            (400, Some("#2"), 2),
+            (600, Some("#3"), 0),
+        ]);
+    }
+
+    #[test]
+    fn what_may_hide_the_mesh_config_is_told() {
+        let config = |kind: &str, spec: &str| {
+            format!(
+                "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"
+            )
+        };
+        let good = config("MeshConfig", "{trafficMode: strict}");
+        for (text, expected) in [
+            (service("a"), false),
+            (good.clone(), false),
+            (config("MeshConfig", "{trafficMode: Strict}"), true),
+            (config("meshconfg", "{trafficMode: strict}"), true),
+            (config("MeshConfiguration", "{trafficMode: strict}"), true),
+            ("kind: MeshConfig\nspec: {trafficMode: strict}\n".to_owned(), true),
+            ("metadata: {name: x}\nspec: {trafficMode: strict}\n".to_owned(), true),
+            ("kind: MeshConfig\nspec: {trafficMode: strict\n".to_owned(), true),
+            (config("ConfigMap", "{}"), false),
+            (format!("{good}---\nspec: {{}}\n"), false),
+            (format!("{good}---\n{}", config("MeshConfig", "{trafficMode: permissive}")), true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("a.yaml"), &text).unwrap();
+            let update = FileSource::new(vec![dir.path().to_owned()]).reload();
+            let found: Vec<_> = update.mesh_config_in_doubt().collect();
+            assert_eq!(!found.is_empty(), expected, "{text}: {found:?}");
+        }
+    }
+}

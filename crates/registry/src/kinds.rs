@@ -1,0 +1,330 @@
+//! Kinds: which documents are read, and what all of them have in common.
+
+mod http_route;
+mod mesh_config;
+mod service;
+mod smi;
+mod workload;
+
+use std::collections::BTreeMap;
+
+use leno_model::{Name, Object, ObjectKey};
+
+use crate::document::{Mark, Node, Value};
+use crate::field::{Field, Fields, Note, Notes};
+use crate::rejected::{Place, Rejected, Warning};
+use crate::suggest::{closest, one_of};
+
+/// Reads one document.
+pub(crate) fn read(file: &str, node: &Node) -> Reading {
+    let notes = Notes::default();
+    let object = read_object(&Field::root(node, &notes), &notes);
+    let refused = notes.refused();
+    let (problems, warnings) = notes.into_parts();
+    let identity = Identity::peek(node);
+    let place = |note: &Note| identity.place(file, note);
+    let outcome = match object {
+        Some(object) if !refused => Ok(Good {
+            object,
+            warnings: warnings
+                .into_iter()
+                .map(|note| Warning {
+                    at: place(&note),
+                    problem: note.problem,
+                    remedy: note.remedy,
+                })
+                .collect(),
+        }),
+        _ => Err(problems
+            .into_iter()
+            .map(|note| Rejected { at: place(&note), problem: note.problem, remedy: note.remedy })
+            .collect()),
+    };
+    Reading { mark: node.mark, identity, outcome }
+}
+
+/// What became of a document.
+pub(crate) struct Reading {
+    pub(crate) mark: Mark,
+    pub(crate) identity: Identity,
+    pub(crate) outcome: Result<Good, Vec<Rejected>>,
+}
+
+/// A document that says something.
+pub(crate) struct Good {
+    pub(crate) object: Object,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+/// What a document says it is, as far as it can be made out, even if nothing else is right.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Identity {
+    kind: Option<String>,
+    namespace: Option<String>,
+    name: Option<String>,
+}
+
+impl Identity {
+    fn peek(node: &Node) -> Self {
+        let text = |node: Option<&Node>| match node.map(|n| &n.value) {
+            Some(Value::Text(text)) => Some(text.chars().take(IDENTITY_CHARACTERS_MAX).collect()),
+            _ => None,
+        };
+        let kind: Option<String> = text(entry(node, "kind"));
+        let metadata = entry(node, "metadata");
+        let written = metadata.and_then(|m| entry(m, "namespace"));
+        let namespace = match written {
+            None if kind.as_deref() == Some(Kind::MeshConfig.word()) => None,
+            None => Some(NAMESPACE_DEFAULT.to_owned()),
+            Some(_) => text(written),
+        };
+        Self { namespace, name: text(metadata.and_then(|m| entry(m, "name"))), kind }
+    }
+
+    /// Whether a document that could not be read may be meant to be this object: then the
+    /// object's last good version stays.
+    pub(crate) fn may_be(&self, key: &ObjectKey) -> bool {
+        let place = Place::of(key, "");
+        let actual = place.kind.as_deref().unwrap_or_default();
+        let kind_fits = match self.kind.as_deref() {
+            None => true,
+            Some(written) => Kind::meant(written).is_some_and(|kind| kind.word() == actual),
+        };
+        let fits = |written: &Option<String>, actual: Option<&str>| match (written, actual) {
+            (Some(written), Some(actual)) => written == actual,
+            _ => true,
+        };
+        kind_fits
+            && fits(&self.namespace, place.namespace.as_deref())
+            && fits(&self.name, place.name.as_deref())
+    }
+
+    /// Where a note about the document points.
+    fn place(&self, file: &str, note: &Note) -> Place {
+        Place {
+            file: Some(file.to_owned()),
+            line: Some(note.mark.line),
+            column: Some(note.mark.column),
+            field: (!note.field.is_empty()).then(|| note.field.clone()),
+            ..self.document(file)
+        }
+    }
+
+    /// Where the document is, without a line.
+    pub(crate) fn document(&self, file: &str) -> Place {
+        Place {
+            file: Some(file.to_owned()),
+            kind: self.kind.clone(),
+            namespace: self.kind.as_ref().and(self.namespace.clone()),
+            name: self.name.clone(),
+            ..Place::default()
+        }
+    }
+}
+
+/// Whether a kind, as written, is that of a `MeshConfig` or a slip away from it.
+pub(crate) fn means_mesh_config(word: &str) -> bool {
+    Kind::meant(word) == Some(Kind::MeshConfig)
+}
+
+/// A kind of document that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Workload,
+    MeshConfig,
+    Service,
+    HttpRoute,
+    TrafficTarget,
+    HttpRouteGroup,
+    TcpRoute,
+}
+
+impl Kind {
+    const ALL: [Self; 7] = [
+        Self::Workload,
+        Self::MeshConfig,
+        Self::Service,
+        Self::HttpRoute,
+        Self::TrafficTarget,
+        Self::HttpRouteGroup,
+        Self::TcpRoute,
+    ];
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Workload => "Workload",
+            Self::MeshConfig => "MeshConfig",
+            Self::Service => "Service",
+            Self::HttpRoute => "HTTPRoute",
+            Self::TrafficTarget => "TrafficTarget",
+            Self::HttpRouteGroup => "HTTPRouteGroup",
+            Self::TcpRoute => "TCPRoute",
+        }
+    }
+
+    /// The versions that are read, the best first.
+    const fn api_versions(self) -> &'static [&'static str] {
+        match self {
+            Self::Workload | Self::MeshConfig => &["leno.dev/v1alpha1"],
+            Self::Service => &["v1"],
+            Self::HttpRoute => {
+                &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
+            }
+            Self::TrafficTarget => &["access.smi-spec.io/v1alpha3"],
+            Self::HttpRouteGroup | Self::TcpRoute => &["specs.smi-spec.io/v1alpha4"],
+        }
+    }
+
+    fn words() -> [&'static str; 7] {
+        Self::ALL.map(Self::word)
+    }
+
+    fn find(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+
+    /// The kind, or the one that was misspelt.
+    fn meant(word: &str) -> Option<Self> {
+        if OTHER_ROUTES.contains(&word) {
+            return None;
+        }
+        let found = Self::find(word).or_else(|| Self::find(closest(word, &Self::words())?));
+        // Guessed generously: what a mesh enforces hangs on it.
+        let mesh = word.to_lowercase().starts_with("mesh");
+        found.or_else(|| mesh.then_some(Self::MeshConfig))
+    }
+}
+
+/// The metadata that readers use.
+struct Head {
+    namespace: Name,
+    name: Name,
+    labels: BTreeMap<String, String>,
+}
+
+fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
+    let Value::Map(_) = root.value() else {
+        root.refuse(
+            format!("is {}, not a document", root.shown()),
+            "write `apiVersion`, `kind`, `metadata` and `spec`",
+        );
+        return None;
+    };
+    let fields = root.any_fields()?;
+    let kind = read_kind(&fields)?;
+    fields.refuse_unknown(&["apiVersion", "kind", "metadata", "spec", "status"]);
+    let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata));
+    let spec = fields.require("spec")?;
+    let head = head?;
+    let object = match kind {
+        Kind::Workload => workload::read(head, spec).map(Object::Workload),
+        Kind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
+        Kind::Service => service::read(head, spec).map(Object::Service),
+        Kind::HttpRoute => http_route::read(head, spec).map(Object::HttpRoute),
+        Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
+        Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
+        Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
+    };
+    debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
+    object
+}
+
+/// Kind and version; a foreign document gets one remark about them and no others.
+fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
+    let kind_field = fields.require("kind");
+    let version_field = fields.require("apiVersion");
+    let (kind_field, version_field) = (kind_field?, version_field?);
+    let word = kind_field.text()?;
+    let version = version_field.text()?;
+    let Some(kind) = Kind::find(word) else {
+        let remedy = match Kind::meant(word) {
+            Some(meant) => format!("did you mean `{}`?", meant.word()),
+            None => format!("remove the document, or use {}", one_of(&Kind::words())),
+        };
+        let problem = format!("{} is not a kind that is read here", kind_field.shown());
+        kind_field.refuse(problem, remedy);
+        return None;
+    };
+    if !kind.api_versions().contains(&version) {
+        version_field.refuse(
+            format!("{} is not read for {word}", version_field.shown()),
+            format!("use {}", one_of(kind.api_versions())),
+        );
+        return None;
+    }
+    Some(kind)
+}
+
+fn read_head(kind: Kind, metadata: &Field<'_>) -> Option<Head> {
+    let fields = metadata.fields(METADATA_FIELDS)?;
+    let name = fields.require("name").and_then(|field| match kind {
+        Kind::Service => field.label(),
+        _ => field.name(),
+    });
+    let labels = fields.find("labels").map(Field::texts).unwrap_or_default();
+    let namespace = match fields.find("namespace") {
+        Some(field) if kind == Kind::MeshConfig => {
+            field.refuse("a MeshConfig has no namespace", "remove `namespace`");
+            None
+        }
+        Some(field) => field.label(),
+        None => Name::new(NAMESPACE_DEFAULT).ok(),
+    };
+    Some(Head { namespace: namespace?, name: name?, labels })
+}
+
+/// A reference to a service in the same namespace, as Gateway API writes it: `group` and `kind`
+/// say that it is one.
+fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
+    if let Some(group) = fields.find("group")
+        && let Some(text) = group.text()
+        && !matches!(text, "" | "core")
+    {
+        group.refuse(format!("{} is not the group of Service", group.shown()), "use \"\"");
+    }
+    match fields.find("kind") {
+        Some(kind) => {
+            kind.word(&[("Service", ())]);
+        }
+        None if group_required => fields.here().refuse(
+            "has no `kind`, which means a Gateway; routes are attached to services here",
+            "add `group: \"\"` and `kind: Service`",
+        ),
+        None => {}
+    }
+}
+
+fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
+    let Value::Map(map) = &node.value else {
+        return None;
+    };
+    let found =
+        map.iter().find(|(name, _)| matches!(&name.value, Value::Text(text) if text == key));
+    let (_, value) = found?;
+    (!matches!(value.value, Value::Null)).then_some(value)
+}
+
+/// The namespace of objects that do not say.
+const NAMESPACE_DEFAULT: &str = "default";
+/// Kinds of the same families that look like misspelt ones of ours, and are not.
+const OTHER_ROUTES: &[&str] = &["GRPCRoute", "TLSRoute", "UDPRoute"];
+/// How much of a name or kind is kept to recognise a refused document.
+const IDENTITY_CHARACTERS_MAX: usize = 253;
+/// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.
+const METADATA_FIELDS: &[&str] = &[
+    "name",
+    "namespace",
+    "labels",
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];

@@ -1,0 +1,400 @@
+//! Reads Gateway API `HTTPRoute` `v1` and `v1beta1`, attached to services.
+//!
+//! The bounds and the checks of paths and names are those of the resource's own schema, so that
+//! what is accepted here is accepted by a cluster.
+
+use std::time::Duration;
+
+use leno_model::{
+    FieldMatch, HttpRoute, Name, PathMatch, RequestMatch, RouteName, RouteParent, RouteRule,
+    ServiceName, ValueMatch, WeightedBackend,
+};
+
+use super::{Head, refuse_other_kinds};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
+    let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
+    fields.unsupported(
+        "hostnames",
+        "is not supported: a route of a service is for all its host names",
+        "remove it",
+    );
+    let name = RouteName { namespace: head.namespace, name: head.name };
+    let parents = read_parents(&fields, &name.namespace);
+    let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, &name));
+    if rules.is_empty() {
+        // The schema's default: one rule that matches everything, without backends.
+        spec.warn(
+            "has no rules, so that every request is answered 500",
+            "add a rule with `backendRefs`",
+        );
+        rules.push(RouteRule {
+            route: name.clone(),
+            matches: vec![RequestMatch::default()],
+            backends: Vec::new(),
+            request_timeout: None,
+        });
+    }
+    Some(HttpRoute { name, parents: parents?, rules })
+}
+
+fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
+    let field = fields.require("parentRefs")?;
+    let elements = field.list(PARENTS_MAX)?;
+    if elements.is_empty() {
+        field.refuse("is empty", "name the service whose traffic the route decides");
+        return None;
+    }
+    let mut parents = Vec::new();
+    for element in &elements {
+        let Some(parent) = read_parent(element, namespace) else {
+            continue;
+        };
+        if parents.contains(&parent) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        parents.push(parent);
+    }
+    Some(parents)
+}
+
+fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
+    let fields = element.fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
+    refuse_other_kinds(&fields, true);
+    if fields.find("kind").is_some() && fields.find("group").is_none() {
+        element.warn(
+            "has no `group`, which a cluster takes for the group of Gateway",
+            "add `group: \"\"`",
+        );
+    }
+    fields.unsupported(
+        "sectionName",
+        "is not supported",
+        "use `port` to name one port of the service",
+    );
+    let service =
+        read_service(&fields, namespace, "put the route into the namespace of the service");
+    let port = fields.find("port").map(Field::port);
+    Some(RouteParent {
+        service: service?,
+        port: match port {
+            Some(port) => Some(port?),
+            None => None,
+        },
+    })
+}
+
+/// The service that `name` and `namespace` mean; it must be in the route's own namespace.
+fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
+    let name = fields.require("name").and_then(Field::label);
+    if let Some(field) = fields.find("namespace") {
+        let namespace = field.label()?;
+        if namespace != *own {
+            field.refuse(format!("{} is not the route's namespace, {own}", field.shown()), remedy);
+            return None;
+        }
+    }
+    Some(ServiceName { namespace: own.clone(), name: name? })
+}
+
+fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
+    let fields = rule.fields(&[
+        "name",
+        "matches",
+        "filters",
+        "backendRefs",
+        "timeouts",
+        "retry",
+        "sessionPersistence",
+    ])?;
+    for key in ["filters", "retry", "sessionPersistence"] {
+        fields.unsupported(key, "is not supported", "remove it");
+    }
+    let mut matches = fields.each("matches", MATCHES_MAX, read_match);
+    if matches.is_empty() {
+        matches.push(RequestMatch::default());
+    }
+    let backends =
+        fields.each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
+    if backends.iter().all(|backend| backend.weight == 0) {
+        rule.warn(
+            "has no backend with a weight above 0, so that its requests are answered 500",
+            "add one to `backendRefs`",
+        );
+    }
+    Some(RouteRule {
+        route: route.clone(),
+        matches,
+        backends,
+        request_timeout: fields.find("timeouts").and_then(read_timeouts),
+    })
+}
+
+fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
+    let fields = element.fields(&["path", "method", "headers", "queryParams"])?;
+    let path = match fields.find("path") {
+        Some(path) => read_path(path),
+        None => Some(PathMatch::Any),
+    };
+    let method = fields.find("method").map(|field| field.word(METHODS));
+    let headers = fields.each("headers", FIELDS_MAX, |field| {
+        let mut header = read_field_match(field)?;
+        header.name = header_name(field, &header.name)?;
+        Some(header)
+    });
+    let query = fields.each("queryParams", FIELDS_MAX, read_field_match);
+    for (key, list) in [("headers", &headers), ("queryParams", &query)] {
+        refuse_repeated(&fields, key, list);
+    }
+    Some(RequestMatch {
+        path: path?,
+        methods: method.flatten().map(str::to_owned).into_iter().collect(),
+        headers,
+        query,
+    })
+}
+
+fn read_path(path: &Field<'_>) -> Option<PathMatch> {
+    let fields = path.fields(&["type", "value"])?;
+    let kind = match fields.find("type") {
+        Some(field) => field.word(&[
+            ("Exact", PathKind::Exact),
+            ("PathPrefix", PathKind::Prefix),
+            ("RegularExpression", PathKind::Regex),
+        ])?,
+        None => PathKind::Prefix,
+    };
+    let Some(value) = fields.find("value") else {
+        return match kind {
+            PathKind::Exact => Some(PathMatch::Exact("/".to_owned())),
+            PathKind::Prefix => Some(PathMatch::Any),
+            PathKind::Regex => {
+                fields.require("value")?;
+                None
+            }
+        };
+    };
+    match kind {
+        PathKind::Exact => literal_path(value).map(PathMatch::Exact),
+        PathKind::Prefix => literal_path(value).map(prefix),
+        PathKind::Regex => value.regex().map(PathMatch::Regex),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum PathKind {
+    Exact,
+    Prefix,
+    Regex,
+}
+
+/// A trailing slash of a prefix means nothing, and `/` is every path.
+fn prefix(mut path: String) -> PathMatch {
+    if path.ends_with('/') {
+        path.pop();
+    }
+    match path.is_empty() {
+        true => PathMatch::Any,
+        false => PathMatch::Prefix(path),
+    }
+}
+
+fn literal_path(value: &Field<'_>) -> Option<String> {
+    let path = value.text()?;
+    let shown = value.shown();
+    let lower = path.to_ascii_lowercase();
+    let problem = if !path.starts_with('/') {
+        Some("does not start with `/`")
+    } else if path.len() > PATH_BYTES_MAX {
+        Some("is longer than 1024 bytes")
+    } else if path.contains("//") || path.split('/').any(|part| part == "." || part == "..") {
+        Some("is not a normal path: it has an empty, `.` or `..` element")
+    } else if lower.contains("%2f") || !has_path_characters(path) {
+        Some("has characters that a path cannot have")
+    } else {
+        None
+    };
+    match problem {
+        Some(problem) => {
+            value.refuse(format!("{shown} {problem}"), "use a path such as \"/ratings\"");
+            None
+        }
+        None => Some(path.to_owned()),
+    }
+}
+
+/// RFC 3986 `pchar` and `/`; percent signs are followed by two hexadecimal digits.
+fn has_path_characters(path: &str) -> bool {
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        let fine = match byte {
+            b'%' => (0..2).all(|_| bytes.next().is_some_and(|b| b.is_ascii_hexdigit())),
+            _ => byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte),
+        };
+        if !fine {
+            return false;
+        }
+    }
+    true
+}
+
+/// A header or a query parameter.
+fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
+    let fields = element.fields(&["type", "name", "value"])?;
+    let regex = match fields.find("type") {
+        Some(field) => field.word(&[("Exact", false), ("RegularExpression", true)])?,
+        None => false,
+    };
+    let name = fields.require("name").and_then(Field::text);
+    let value = fields.require("value").and_then(|field| match regex {
+        true => field.regex().map(ValueMatch::Regex),
+        false => Some(ValueMatch::Exact(field.text()?.to_owned())),
+    });
+    let name = name?;
+    if name.is_empty() || name.len() > FIELD_NAME_BYTES_MAX {
+        element.refuse("has a name of no length, or too long", "use 1 to 256 bytes");
+        return None;
+    }
+    Some(FieldMatch { name: name.to_owned(), value: value? })
+}
+
+/// The name in lower case; the host of a request has a name of its own.
+pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
+    let name = name.to_ascii_lowercase();
+    let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    match name.as_str() {
+        "host" | ":authority" => Some(":authority".to_owned()),
+        _ if !name.is_empty() && name.bytes().all(token) => Some(name),
+        _ => {
+            field.refuse(
+                format!("{name:?} is not the name of a header"),
+                "use letters, digits and `-`",
+            );
+            None
+        }
+    }
+}
+
+fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
+    let repeated = |(index, one): (usize, &FieldMatch)| {
+        let before = list.iter().take(index);
+        before.map(|other| &other.name).any(|name| *name == one.name)
+    };
+    if list.iter().enumerate().any(repeated)
+        && let Some(field) = fields.find(key)
+    {
+        field.refuse(
+            "names one field twice, of which only the first would count",
+            "remove one of the two",
+        );
+    }
+}
+
+fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
+    let fields =
+        element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
+    refuse_other_kinds(&fields, false);
+    fields.unsupported("filters", "is not supported", "remove it");
+    let service = read_service(
+        &fields,
+        namespace,
+        "use a service of the route's namespace; ReferenceGrant is not read yet",
+    );
+    let port = fields.require("port").and_then(Field::port);
+    let weight = match fields.find("weight") {
+        Some(field) => field.number(0, WEIGHT_MAX),
+        None => Some(1),
+    };
+    Some(WeightedBackend { service: service?, port: port?, weight: weight? })
+}
+
+fn read_timeouts(timeouts: &Field<'_>) -> Option<Duration> {
+    let fields = timeouts.fields(&["request", "backendRequest"])?;
+    fields.unsupported("backendRequest", "is not supported", "use `request`");
+    let timeout = fields.find("request")?.parsed(
+        duration,
+        "a duration",
+        "use a number with a unit, such as \"5s\" or \"500ms\"",
+    )?;
+    // The schema's way to say "no limit".
+    (!timeout.is_zero()).then_some(timeout)
+}
+
+/// A duration of the Gateway API (GEP-2257): one to four times up to five digits and a unit.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    for _ in 0..4 {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        if digits == 0 || digits > 5 {
+            return None;
+        }
+        let (number, after) = rest.split_at_checked(digits)?;
+        let number: u64 = number.parse().ok()?;
+        let (milliseconds, unit) = match after.as_bytes() {
+            [b'm', b's', ..] => (1, 2),
+            [b'h', ..] => (3_600_000, 1),
+            [b'm', ..] => (60_000, 1),
+            [b's', ..] => (1_000, 1),
+            _ => return None,
+        };
+        total += Duration::from_millis(number * milliseconds);
+        rest = after.split_at_checked(unit)?.1;
+        if rest.is_empty() {
+            return Some(total);
+        }
+    }
+    None
+}
+
+/// The methods that the resource's schema knows.
+const METHODS: &[(&str, &str)] = &[
+    ("GET", "GET"),
+    ("HEAD", "HEAD"),
+    ("POST", "POST"),
+    ("PUT", "PUT"),
+    ("DELETE", "DELETE"),
+    ("CONNECT", "CONNECT"),
+    ("OPTIONS", "OPTIONS"),
+    ("TRACE", "TRACE"),
+    ("PATCH", "PATCH"),
+];
+const PARENTS_MAX: usize = 32;
+const RULES_MAX: usize = 16;
+const MATCHES_MAX: usize = 64;
+const BACKENDS_MAX: usize = 16;
+const FIELDS_MAX: usize = 16;
+const FIELD_NAME_BYTES_MAX: usize = 256;
+const PATH_BYTES_MAX: usize = 1024;
+const WEIGHT_MAX: u32 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_durations_of_the_gateway_api_only() {
+        for (text, milliseconds) in [
+            ("5s", Some(5_000)),
+            ("500ms", Some(500)),
+            ("1h", Some(3_600_000)),
+            ("1h30m10s500ms", Some(5_410_500)),
+            ("10s30m1h", Some(5_410_000)),
+            ("0s", Some(0)),
+            ("99999h", Some(359_996_400_000)),
+            ("5", None),
+            ("", None),
+            ("s", None),
+            ("1.5s", None),
+            ("-1s", None),
+            ("1d", None),
+            ("100000s", None),
+            ("1s1s1s1s1s", None),
+            ("1 s", None),
+        ] {
+            let expected = milliseconds.map(Duration::from_millis);
+            assert_eq!(duration(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Reads core `v1` `Service`.
+//!
+//! What the mesh does is what a `ClusterIP` service does, headless or not. Fields that ask for
+//! something else (doors to the outside, session affinity, external names) are refused; fields
+//! that a cluster fills in and that change nothing here are accepted.
+
+use std::collections::HashSet;
+
+use leno_model::{Protocol, Service, ServiceName, ServicePort, TargetPort};
+
+use super::Head;
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
+    let known: Vec<&str> = READ
+        .iter()
+        .chain(HARMLESS)
+        .copied()
+        .chain(UNSUPPORTED.iter().map(|(key, _)| *key))
+        .collect();
+    let fields = spec.fields(&known)?;
+    refuse_unsupported(&fields);
+    let selector = fields.find("selector").map(Field::texts).unwrap_or_default();
+    let elements = fields.require("ports")?.list(PORTS_MAX)?;
+    if elements.is_empty() {
+        fields.require("ports")?.refuse("is empty", "list at least one port");
+    }
+    let mut numbers = HashSet::new();
+    let mut names = HashSet::new();
+    let mut ports = Vec::new();
+    for element in elements {
+        let Some(port) = read_port(&element) else {
+            continue;
+        };
+        if !numbers.insert(port.port) {
+            let problem = format!("port {} is listed twice", port.port);
+            element.refuse(problem, "remove one of the two");
+        }
+        if let Some(name) = &port.name
+            && !names.insert(name.clone())
+        {
+            element.refuse("its name is taken by another port", "use another name");
+        }
+        ports.push(port);
+    }
+    Some(Service {
+        name: ServiceName { namespace: head.namespace, name: head.name },
+        selector,
+        ports,
+    })
+}
+
+fn refuse_unsupported(fields: &Fields<'_>) {
+    for (key, remedy) in UNSUPPORTED {
+        fields.unsupported(key, "is not supported", remedy);
+    }
+    let only = |key: &str, value: &str, remedy: &str| {
+        if let Some(field) = fields.find(key)
+            && let Some(text) = field.text()
+            && text != value
+        {
+            field.refuse(format!("{} is not supported", field.shown()), remedy);
+        }
+    };
+    only(
+        "type",
+        "ClusterIP",
+        "use ClusterIP: the mesh opens no doors to the outside and gives no external names",
+    );
+    only("sessionAffinity", "None", "use None");
+    only("internalTrafficPolicy", "Cluster", "use Cluster");
+    only("externalTrafficPolicy", "Cluster", "use Cluster");
+}
+
+fn read_port(element: &Field<'_>) -> Option<ServicePort> {
+    let fields =
+        element.fields(&["name", "port", "targetPort", "protocol", "appProtocol", "nodePort"])?;
+    fields.unsupported("nodePort", "is not supported", "remove it");
+    if let Some(field) = fields.find("protocol")
+        && let Some(text) = field.text()
+        && text != "TCP"
+    {
+        field.refuse(
+            format!("{} is not supported", field.shown()),
+            "use TCP; what is spoken over it goes into `appProtocol`",
+        );
+    }
+    let name = fields.find("name").map(Field::label);
+    let port = fields.require("port").and_then(Field::port);
+    let target = fields.find("targetPort").map(read_target);
+    let protocol = read_protocol(&fields);
+    let port = port?;
+    Some(ServicePort {
+        name: name.flatten(),
+        port,
+        target: target.unwrap_or(Some(TargetPort::Number(port)))?,
+        protocol,
+    })
+}
+
+fn read_target(field: &Field<'_>) -> Option<TargetPort> {
+    match field.value() {
+        Value::Text(text) if !text.bytes().all(|b| b.is_ascii_digit()) => {
+            field.label().map(TargetPort::Name)
+        }
+        _ => field.port().map(TargetPort::Number),
+    }
+}
+
+/// `appProtocol` says it, or a prefix of the port's name, as in OSM.
+fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
+    if let Some(field) = fields.find("appProtocol") {
+        return field.word(APP_PROTOCOLS);
+    }
+    let name = fields.find("name").map(Field::value);
+    let Some(Value::Text(name)) = name else {
+        return None;
+    };
+    let (prefix, _) = name.split_once('-')?;
+    match prefix {
+        "http" => Some(Protocol::Http),
+        "http2" => Some(Protocol::Http2),
+        "grpc" => Some(Protocol::Grpc),
+        "tcp" => Some(Protocol::Tcp),
+        _ => None,
+    }
+}
+
+/// The most ports of a service.
+const PORTS_MAX: usize = 256;
+/// The fields that say something here.
+const READ: &[&str] = &["selector", "ports", "type"];
+/// The fields of no meaning here, or of none with the only value that is accepted.
+const HARMLESS: &[&str] = &[
+    "clusterIP",
+    "clusterIPs",
+    "externalTrafficPolicy",
+    "internalTrafficPolicy",
+    "ipFamilies",
+    "ipFamilyPolicy",
+    "publishNotReadyAddresses",
+    "sessionAffinity",
+];
+/// The fields that cannot be honoured, and what to do.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("allocateLoadBalancerNodePorts", "remove it"),
+    ("externalIPs", "remove it"),
+    ("externalName", "remove it"),
+    ("healthCheckNodePort", "remove it"),
+    ("loadBalancerClass", "remove it"),
+    ("loadBalancerIP", "remove it"),
+    ("loadBalancerSourceRanges", "remove it"),
+    ("sessionAffinityConfig", "remove it"),
+    ("trafficDistribution", "remove it"),
+];
+/// What is spoken on a port. TLS of the application's own is opaque to the mesh.
+const APP_PROTOCOLS: &[(&str, Protocol)] = &[
+    ("http", Protocol::Http),
+    ("http2", Protocol::Http2),
+    ("grpc", Protocol::Grpc),
+    ("tcp", Protocol::Tcp),
+    ("https", Protocol::Tcp),
+    ("tls", Protocol::Tcp),
+    ("tcp-server-first", Protocol::Tcp),
+    ("h2c", Protocol::Http2),
+    ("kubernetes.io/h2c", Protocol::Http2),
+    ("kubernetes.io/ws", Protocol::Http),
+    ("kubernetes.io/wss", Protocol::Tcp),
+];

@@ -1,0 +1,200 @@
+//! Reads SMI: `TrafficTarget` v1alpha3, `HTTPRouteGroup` and `TCPRoute` v1alpha4.
+
+use leno_model::{
+    FieldMatch, HttpRouteGroup, Name, NamedMatch, PathMatch, PolicyName, PortSet, RequestMatch,
+    RouteGroupName, ServiceAccount, TargetRule, TcpRoute, TcpRouteName, TrafficTarget, ValueMatch,
+};
+
+use super::Head;
+use super::http_route::header_name;
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn traffic_target(head: Head, spec: &Field<'_>) -> Option<TrafficTarget> {
+    let fields = spec.fields(&["destination", "sources", "rules"])?;
+    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let destination =
+        fields.require("destination").and_then(|field| read_destination(field, &name.namespace));
+    if let Some(field) = fields.require("sources") {
+        warn_if_empty(field, "nobody is allowed");
+    }
+    let sources = fields.each("sources", LIST_MAX, read_account);
+    if let Some(field) = fields.require("rules") {
+        warn_if_empty(field, "nothing is allowed");
+    }
+    let rules = fields.each("rules", LIST_MAX, |rule| read_rule(rule, &name.namespace));
+    Some(TrafficTarget { name, destination: destination?, sources, rules })
+}
+
+fn read_destination(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
+    let account = read_account(field)?;
+    if account.namespace != *own {
+        field.refuse(
+            format!(
+                "The traffic target namespace ({own}) must match spec.Destination.Namespace ({})",
+                account.namespace
+            ),
+            "put the TrafficTarget into the namespace of its destination",
+        );
+        return None;
+    }
+    Some(account)
+}
+
+fn read_account(field: &Field<'_>) -> Option<ServiceAccount> {
+    let fields = field.fields(&["kind", "name", "namespace"])?;
+    let kind = fields.require("kind").and_then(|kind| kind.word(&[("ServiceAccount", ())]));
+    let name = fields.require("name").and_then(Field::name);
+    let namespace = fields.require("namespace").and_then(Field::label);
+    kind?;
+    Some(ServiceAccount { namespace: namespace?, name: name? })
+}
+
+fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
+    let fields = rule.fields(&["kind", "name", "matches"])?;
+    let name = fields.require("name").and_then(Field::name);
+    let kind = fields.require("kind")?;
+    if matches!(kind.value(), Value::Text(text) if text == "UDPRoute") {
+        kind.refuse(
+            "\"UDPRoute\" is not supported: the mesh carries no UDP",
+            "remove the rule, or use `HTTPRouteGroup` or `TCPRoute`",
+        );
+        return None;
+    }
+    let http = kind.word(&[("HTTPRouteGroup", true), ("TCPRoute", false)])?;
+    let namespace = namespace.clone();
+    if !http {
+        fields.unsupported(
+            "matches",
+            "means nothing for a TCPRoute, whose ports are allowed all",
+            "remove it",
+        );
+        let route = TcpRouteName { namespace, name: name? };
+        return Some(TargetRule::Tcp { route });
+    }
+    let matches = fields.each("matches", LIST_MAX, |field| Some(field.text()?.to_owned()));
+    if matches.is_empty() {
+        rule.warn(
+            "has no `matches`, so that it allows no request",
+            "list the names of the group's matches that are allowed",
+        );
+    }
+    let group = RouteGroupName { namespace, name: name? };
+    Some(TargetRule::Http { group, matches })
+}
+
+fn warn_if_empty(field: &Field<'_>, consequence: &str) {
+    if matches!(field.value(), Value::List(list) if list.is_empty()) {
+        field.warn(format!("is empty, so that {consequence}"), "add an element");
+    }
+}
+
+pub(super) fn http_route_group(head: Head, spec: &Field<'_>) -> Option<HttpRouteGroup> {
+    let fields = spec.fields(&["matches"])?;
+    let mut matches: Vec<NamedMatch> = Vec::new();
+    for element in fields.require("matches")?.list(LIST_MAX)? {
+        let Some(named) = read_match(&element) else {
+            continue;
+        };
+        if matches.iter().any(|known| known.name == named.name) {
+            element.refuse(
+                format!("the name {:?} is taken by another match", named.name),
+                "use another name",
+            );
+        }
+        matches.push(named);
+    }
+    Some(HttpRouteGroup {
+        name: RouteGroupName { namespace: head.namespace, name: head.name },
+        matches,
+    })
+}
+
+fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
+    let fields = element.fields(&["name", "pathRegex", "methods", "headers"])?;
+    let name = fields.require("name").and_then(Field::text);
+    let path = match fields.find("pathRegex") {
+        Some(field) => field.regex().map(|regex| match regex.as_str() {
+            "" | ".*" => PathMatch::Any,
+            _ => PathMatch::Regex(regex),
+        }),
+        None => Some(PathMatch::Any),
+    };
+    let methods = read_methods(&fields);
+    let headers = fields.find("headers").map(read_headers).unwrap_or_default();
+    Some(NamedMatch {
+        name: name?.to_owned(),
+        request: RequestMatch { path: path?, methods, headers, query: Vec::new() },
+    })
+}
+
+/// No methods, or `*` among them, are all methods.
+fn read_methods(fields: &Fields<'_>) -> Vec<String> {
+    let mut methods: Vec<String> = Vec::new();
+    let mut any = false;
+    for method in fields.each("methods", LIST_MAX, |field| field.word(METHODS)) {
+        any |= method == "*";
+        if !methods.iter().any(|known| known == method) {
+            methods.push(method.to_owned());
+        }
+    }
+    if any {
+        methods.clear();
+    }
+    methods
+}
+
+/// A list of maps with one entry each, or one map; all must match.
+fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
+    let maps = match field.value() {
+        Value::List(_) => field.list(LIST_MAX).unwrap_or_default(),
+        _ => vec![field.clone()],
+    };
+    let mut headers: Vec<FieldMatch> = Vec::new();
+    for (name, value) in maps.iter().filter_map(Field::entries).flatten() {
+        let regex = value.regex();
+        let (Some(name), Some(regex)) = (header_name(&value, name), regex) else {
+            continue;
+        };
+        if headers.iter().any(|known| known.name == name) {
+            value.refuse(format!("{name} is given twice"), "combine the two into one expression");
+        }
+        headers.push(FieldMatch { name, value: ValueMatch::Regex(regex) });
+    }
+    headers
+}
+
+pub(super) fn tcp_route(head: Head, spec: &Field<'_>) -> Option<TcpRoute> {
+    let fields = spec.fields(&["matches"])?;
+    let matches = fields.require("matches")?.fields(&["ports"])?;
+    let ports = match matches.find("ports") {
+        None => PortSet::All,
+        Some(field) => {
+            if matches!(field.value(), Value::List(list) if list.is_empty()) {
+                field.refuse(
+                    "is empty, which reads as no port and as every port",
+                    "list the ports that are allowed, or leave `ports` out to allow all",
+                );
+                return None;
+            }
+            PortSet::Only(field.each(LIST_MAX, Field::port))
+        }
+    };
+    Some(TcpRoute { name: TcpRouteName { namespace: head.namespace, name: head.name }, ports })
+}
+
+/// The methods of the SMI schema.
+const METHODS: &[(&str, &str)] = &[
+    ("*", "*"),
+    ("GET", "GET"),
+    ("HEAD", "HEAD"),
+    ("PUT", "PUT"),
+    ("POST", "POST"),
+    ("DELETE", "DELETE"),
+    ("CONNECT", "CONNECT"),
+    ("OPTIONS", "OPTIONS"),
+    ("TRACE", "TRACE"),
+    ("PATCH", "PATCH"),
+];
+/// The most sources, rules, matches, headers or ports of one object.
+const LIST_MAX: usize = 1024;

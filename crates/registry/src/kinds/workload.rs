@@ -1,0 +1,233 @@
+//! Reads `leno.dev/v1alpha1` `Workload`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use leno_model::{
+    Door, Name, Protocol, ServiceAccount, ServiceName, Workload, WorkloadName, WorkloadPort,
+};
+
+use super::Head;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
+    let fields = spec.fields(&["serviceAccount", "ports", "address", "run", "env", "outbound"])?;
+    let account = match fields.find("serviceAccount") {
+        Some(field) => field.name(),
+        None => Name::new(ACCOUNT_DEFAULT).ok(),
+    };
+    let address = match fields.find("address") {
+        Some(field) => read_address(field),
+        None => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+    };
+    let ports = read_ports(&fields);
+    let run = fields.each("run", RUN_ARGUMENTS_MAX, Field::spelling);
+    let env = read_env(&fields);
+    let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
+    let address = address?;
+    let doors = read_doors(&fields, &head.namespace);
+    refuse_doors_on_own_ports(&fields, &doors, address, &ports);
+    Some(Workload {
+        account: ServiceAccount { namespace: head.namespace.clone(), name: account? },
+        name: WorkloadName { namespace: head.namespace, name: head.name },
+        labels: head.labels,
+        ports,
+        address,
+        run,
+        env,
+        doors,
+    })
+}
+
+/// Whoever has the account of the control plane is taken for it by every sidecar.
+fn accept_account(fields: &Fields<'_>, namespace: &Name, name: &Name) -> bool {
+    let reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
+    if reserved {
+        let field = fields.find("serviceAccount");
+        field.unwrap_or(fields.here()).refuse(
+            format!("{CONTROL_NAMESPACE}/{CONTROL_ACCOUNT} is the account of the control plane"),
+            "use another account or another namespace",
+        );
+    }
+    !reserved
+}
+
+fn read_address(field: &Field<'_>) -> Option<IpAddr> {
+    let address: IpAddr = field.parsed(
+        |text| text.parse().ok(),
+        "an IP address",
+        "use one such as 127.0.0.1 or ::1",
+    )?;
+    if address.is_unspecified() || address.is_multicast() {
+        field.refuse(
+            format!("{address} is not an address that a sidecar can connect to"),
+            "use the one that the application answers on, such as 127.0.0.1",
+        );
+        return None;
+    }
+    Some(address)
+}
+
+fn read_ports(fields: &Fields<'_>) -> Vec<WorkloadPort> {
+    let Some(elements) = fields.find("ports").and_then(|ports| ports.list(PORTS_MAX)) else {
+        return Vec::new();
+    };
+    let mut ports: Vec<WorkloadPort> = Vec::new();
+    for element in elements {
+        let Some(port) = read_port(&element) else {
+            continue;
+        };
+        if ports.iter().any(|known| known.port == port.port) {
+            element.refuse(format!("port {} is listed twice", port.port), "remove one of the two");
+        }
+        if port.name.is_some() && ports.iter().any(|known| known.name == port.name) {
+            element.refuse("its name is taken by another port", "use another name");
+        }
+        ports.push(port);
+    }
+    ports
+}
+
+fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
+    let fields = element.fields(&["name", "port", "protocol"])?;
+    let name = fields.find("name").map(Field::label);
+    let port = fields.require("port").and_then(Field::port);
+    let protocol = match fields.find("protocol") {
+        Some(field) => field.word(&[
+            ("HTTP", Protocol::Http),
+            ("HTTP2", Protocol::Http2),
+            ("GRPC", Protocol::Grpc),
+            ("TCP", Protocol::Tcp),
+            ("detect", Protocol::Detect),
+        ])?,
+        None => Protocol::Detect,
+    };
+    Some(WorkloadPort { name: name.flatten(), port: port?, protocol })
+}
+
+fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
+    let Some(field) = fields.find("env") else {
+        return BTreeMap::new();
+    };
+    if fields.find("run").is_none() {
+        field.refuse(
+            "is for the command in `run`, and there is none",
+            "add `run`, or set the variables where the application is started",
+        );
+    }
+    let mut env = BTreeMap::new();
+    for (key, value) in field.entries().unwrap_or_default() {
+        if key.is_empty() || key.contains(['=', '\0']) {
+            value.refuse(
+                format!("{key:?} cannot be the name of a variable"),
+                "use one without `=` and NUL",
+            );
+        }
+        if let Some(text) = value.spelling() {
+            env.insert(key.to_owned(), text);
+        }
+    }
+    env
+}
+
+fn read_doors(fields: &Fields<'_>, namespace: &Name) -> Vec<Door> {
+    let elements = fields.find("outbound").and_then(|f| f.list(DOORS_MAX));
+    let mut doors: Vec<Door> = Vec::new();
+    for element in elements.unwrap_or_default() {
+        let Some(door) = read_door(&element, namespace) else {
+            continue;
+        };
+        if doors.iter().any(|known| known.listen == door.listen) {
+            element.refuse(
+                format!("two doors listen on {}", door.listen),
+                "use another port for one of them",
+            );
+        }
+        doors.push(door);
+    }
+    doors
+}
+
+fn read_door(element: &Field<'_>, namespace: &Name) -> Option<Door> {
+    let fields = element.fields(&["service", "port", "listen"])?;
+    let service = fields.require("service").and_then(|field| {
+        field.parsed(
+            |text| service_reference(text, namespace),
+            "the name of a service",
+            "use `name.namespace`, such as details.bookinfo",
+        )
+    });
+    let port = fields.require("port").and_then(Field::port);
+    let listen = fields.require("listen").and_then(read_listen);
+    Some(Door { service: service?, port: port?, listen: listen? })
+}
+
+fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
+    let listen: SocketAddr = field.parsed(
+        |text| text.parse().ok(),
+        "an address and port",
+        "use one such as \"127.0.0.1:19081\"",
+    )?;
+    if listen.port() == 0 {
+        field.refuse("has port 0", "use a number from 1 to 65535");
+        return None;
+    }
+    if listen.ip().is_multicast() {
+        field.refuse("is a multicast address", "use a loopback address");
+        return None;
+    }
+    if !listen.ip().is_loopback() {
+        field.warn(
+            "is not a loopback address: whoever reaches it calls in this workload's name",
+            "use 127.0.0.1 unless that is meant",
+        );
+    }
+    Some(listen)
+}
+
+/// The application and a door cannot listen on the same port of the same address.
+fn refuse_doors_on_own_ports(
+    fields: &Fields<'_>,
+    doors: &[Door],
+    address: IpAddr,
+    ports: &[WorkloadPort],
+) {
+    for Door { listen, .. } in doors {
+        let same_address = listen.ip() == address || listen.ip().is_unspecified();
+        if same_address
+            && ports.iter().any(|port| port.port == listen.port())
+            && let Some(field) = fields.find("outbound")
+        {
+            field.refuse(
+                format!("a door listens on {listen}, where the application listens"),
+                "use another port for the door",
+            );
+        }
+    }
+}
+
+/// `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`.
+fn service_reference(text: &str, namespace: &Name) -> Option<ServiceName> {
+    let mut parts = text.split('.');
+    let name = Name::new(parts.next()?).ok()?;
+    let namespace = match parts.next() {
+        Some(part) => Name::new(part).ok()?,
+        None => namespace.clone(),
+    };
+    let rest: Vec<&str> = parts.collect();
+    let suffix = ["svc", "cluster", "local"];
+    suffix.starts_with(&rest).then_some(ServiceName { namespace, name })
+}
+
+/// The account of workloads that do not say, as in Kubernetes.
+const ACCOUNT_DEFAULT: &str = "default";
+/// The namespace of the control plane's own account.
+const CONTROL_NAMESPACE: &str = "leno-system";
+/// The name of the control plane's own account.
+const CONTROL_ACCOUNT: &str = "leno-control";
+/// The most ports of a workload.
+const PORTS_MAX: usize = 256;
+/// The most fixed doors of a workload; each is a listening socket.
+const DOORS_MAX: usize = 1024;
+/// The most arguments of a command.
+const RUN_ARGUMENTS_MAX: usize = 4096;

@@ -1,0 +1,21 @@
+//! Where facts come from: files first; readers of foreign rule formats.
+//!
+//! A document travels `scan` → `document` → `kinds` → `file`, and leaves as a
+//! [`leno_model::Change`]. What cannot be honoured is [`Rejected`] with place, reason and remedy;
+//! nothing is ignored. [`watch`] does so again whenever a file changes.
+
+mod document;
+mod field;
+mod file;
+mod kinds;
+mod lint;
+mod pattern;
+mod rejected;
+mod scan;
+mod suggest;
+mod watch;
+
+pub use file::{FileSource, Located, Update, read_str};
+pub use lint::lint;
+pub use rejected::{Place, Rejected, Warning};
+pub use watch::{WatchError, watch};

@@ -1,0 +1,321 @@
+//! Looks at all objects together: what refers to nothing is probably a slip of the pen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use leno_model::{
+    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, Service, ServiceAccount,
+    ServiceName, TargetPort, TargetRule, TcpRouteName, TrafficMode, TrafficTarget, Workload,
+};
+
+use crate::rejected::{Place, Warning};
+use crate::suggest::{closest, one_of};
+
+/// What is odd about these objects taken together. Warnings, not refusals: the missing half may
+/// come from elsewhere, or later.
+#[must_use]
+pub fn lint(objects: &[Object]) -> Vec<Warning> {
+    let world = World::of(objects);
+    let mut warnings = Vec::new();
+    for object in objects {
+        let mut notes = Lint { key: object.key(), warnings: &mut warnings };
+        match object {
+            Object::Workload(workload) => world.lint_workload(workload, &mut notes),
+            Object::Service(service) => world.lint_service(service, &mut notes),
+            Object::HttpRoute(route) => world.lint_route(route, &mut notes),
+            Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
+            Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
+        }
+    }
+    world.lint_listeners(&mut warnings);
+    warnings
+}
+
+/// The objects by what they are referred to by.
+#[derive(Default)]
+struct World<'a> {
+    workloads: Vec<&'a Workload>,
+    services: BTreeMap<&'a ServiceName, &'a Service>,
+    groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
+    tcp_routes: BTreeSet<&'a TcpRouteName>,
+    accounts: BTreeSet<&'a ServiceAccount>,
+    /// The accounts that some `TrafficTarget` mentions, as source or destination.
+    mentioned: BTreeSet<&'a ServiceAccount>,
+    strict: bool,
+}
+
+/// Where remarks on one object go.
+struct Lint<'a> {
+    key: ObjectKey,
+    warnings: &'a mut Vec<Warning>,
+}
+
+/// What refers to a service, and perhaps to one of its ports.
+struct Reference<'a> {
+    service: &'a ServiceName,
+    port: Option<u16>,
+    field: String,
+    /// The field below `field` that holds the service's name.
+    name_field: &'static str,
+}
+
+impl Lint<'_> {
+    fn warn(&mut self, field: String, problem: String, remedy: impl Into<String>) {
+        self.warnings.push(Warning {
+            at: Place::of(&self.key, field),
+            problem,
+            remedy: remedy.into(),
+        });
+    }
+}
+
+impl<'a> World<'a> {
+    fn of(objects: &'a [Object]) -> Self {
+        let mut world = Self::default();
+        for object in objects {
+            match object {
+                Object::Workload(workload) => {
+                    world.workloads.push(workload);
+                    world.accounts.insert(&workload.account);
+                }
+                Object::Service(service) => {
+                    world.services.insert(&service.name, service);
+                }
+                Object::MeshConfig(config) => world.strict = config.mode == TrafficMode::Strict,
+                Object::HttpRouteGroup(group) => {
+                    world.groups.insert(&group.name, group);
+                }
+                Object::TcpRoute(route) => {
+                    world.tcp_routes.insert(&route.name);
+                }
+                Object::TrafficTarget(target) => {
+                    world.mentioned.insert(&target.destination);
+                    world.mentioned.extend(&target.sources);
+                }
+                Object::HttpRoute(_) => {}
+            }
+        }
+        world
+    }
+
+    fn lint_workload(&self, workload: &Workload, lint: &mut Lint<'_>) {
+        for (index, door) in workload.doors.iter().enumerate() {
+            let reference = Reference {
+                service: &door.service,
+                port: Some(door.port),
+                field: format!("spec.outbound[{index}]"),
+                name_field: "service",
+            };
+            self.lint_reference(&reference, lint);
+        }
+        if self.strict && !self.mentioned.contains(&workload.account) {
+            lint.warn(
+                "spec.serviceAccount".to_owned(),
+                format!(
+                    "no TrafficTarget mentions the account {}: in strict mode the workload \
+                     calls nobody and nobody calls it",
+                    workload.account
+                ),
+                "name it as a source or destination of a TrafficTarget",
+            );
+        }
+    }
+
+    fn lint_service(&self, service: &Service, lint: &mut Lint<'_>) {
+        let selected: Vec<&Workload> =
+            self.workloads.iter().copied().filter(|workload| selects(service, workload)).collect();
+        if selected.is_empty() {
+            let problem = match service.selector.is_empty() {
+                true => "is empty, so that the service has no endpoints",
+                false => "selects no workload of the namespace",
+            };
+            let remedy = "use labels that a Workload of the same namespace has";
+            lint.warn("spec.selector".to_owned(), problem.to_owned(), remedy);
+            return;
+        }
+        for (index, port) in service.ports.iter().enumerate() {
+            let serves = |workload: &&Workload| match &port.target {
+                // A workload without listed ports may listen anywhere.
+                TargetPort::Number(number) => {
+                    workload.ports.is_empty() || workload.ports.iter().any(|p| p.port == *number)
+                }
+                TargetPort::Name(name) => {
+                    workload.ports.iter().any(|p| p.name.as_ref() == Some(name))
+                }
+            };
+            if !selected.iter().any(serves) {
+                let target = match &port.target {
+                    TargetPort::Number(number) => number.to_string(),
+                    TargetPort::Name(name) => format!("{:?}", name.as_str()),
+                };
+                lint.warn(
+                    format!("spec.ports[{index}].targetPort"),
+                    format!("no selected workload has a port {target}"),
+                    "use a port that the workloads list",
+                );
+            }
+        }
+    }
+
+    fn lint_route(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
+        for (index, parent) in route.parents.iter().enumerate() {
+            let reference = Reference {
+                service: &parent.service,
+                port: parent.port,
+                field: format!("spec.parentRefs[{index}]"),
+                name_field: "name",
+            };
+            self.lint_reference(&reference, lint);
+        }
+        for (rule_index, rule) in route.rules.iter().enumerate() {
+            for (index, backend) in rule.backends.iter().enumerate() {
+                let reference = Reference {
+                    service: &backend.service,
+                    port: Some(backend.port),
+                    field: format!("spec.rules[{rule_index}].backendRefs[{index}]"),
+                    name_field: "name",
+                };
+                self.lint_reference(&reference, lint);
+            }
+        }
+    }
+
+    fn lint_reference(&self, reference: &Reference<'_>, lint: &mut Lint<'_>) {
+        let Reference { service: name, field, .. } = reference;
+        let Some(service) = self.services.get(name) else {
+            let same_namespace = |other: &&&ServiceName| other.namespace == name.namespace;
+            let known = self.services.keys().filter(same_namespace);
+            let known: Vec<&str> = known.map(|other| other.name.as_str()).collect();
+            lint.warn(
+                format!("{field}.{}", reference.name_field),
+                format!("there is no Service {name}"),
+                suggestion(name.name.as_str(), &known, "add the Service"),
+            );
+            return;
+        };
+        let Some(port) = reference.port else { return };
+        if !service.ports.iter().any(|known| known.port == port) {
+            let known = service.ports.iter().map(|known| known.port.to_string());
+            let known: Vec<String> = known.collect();
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            lint.warn(
+                format!("{field}.port"),
+                format!("the Service {name} has no port {port}"),
+                format!("use {}", one_of(&known)),
+            );
+        }
+    }
+
+    fn lint_target(&self, target: &TrafficTarget, lint: &mut Lint<'_>) {
+        for (index, rule) in target.rules.iter().enumerate() {
+            let field = format!("spec.rules[{index}]");
+            match rule {
+                TargetRule::Http { group, matches } => {
+                    self.lint_group(group, matches, &field, lint);
+                }
+                TargetRule::Tcp { route } if !self.tcp_routes.contains(route) => {
+                    let same_namespace = |r: &&&TcpRouteName| r.namespace == route.namespace;
+                    let known = self.tcp_routes.iter().filter(same_namespace);
+                    let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+                    lint.warn(
+                        format!("{field}.name"),
+                        format!("there is no TCPRoute {route}, so that the rule allows nothing"),
+                        suggestion(route.name.as_str(), &known, "add the TCPRoute"),
+                    );
+                }
+                TargetRule::Tcp { .. } => {}
+            }
+        }
+        let accounts = target.sources.iter().enumerate();
+        let accounts = accounts.map(|(index, account)| (format!("spec.sources[{index}]"), account));
+        let destination = ("spec.destination".to_owned(), &target.destination);
+        for (field, account) in accounts.chain([destination]) {
+            if !self.accounts.contains(account) {
+                let same_namespace =
+                    |other: &&&ServiceAccount| other.namespace == account.namespace;
+                let known = self.accounts.iter().filter(same_namespace);
+                let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+                lint.warn(
+                    field,
+                    format!("no workload runs under the account {account}"),
+                    suggestion(account.name.as_str(), &known, "add a Workload with it"),
+                );
+            }
+        }
+    }
+
+    fn lint_group(
+        &self,
+        name: &RouteGroupName,
+        matches: &[String],
+        field: &str,
+        lint: &mut Lint<'_>,
+    ) {
+        let Some(group) = self.groups.get(name) else {
+            let same_namespace = |other: &&&RouteGroupName| other.namespace == name.namespace;
+            let known = self.groups.keys().filter(same_namespace);
+            let known: Vec<&str> = known.map(|other| other.name.as_str()).collect();
+            lint.warn(
+                format!("{field}.name"),
+                format!("there is no HTTPRouteGroup {name}, so that the rule allows nothing"),
+                suggestion(name.name.as_str(), &known, "add the HTTPRouteGroup"),
+            );
+            return;
+        };
+        let known: Vec<&str> = group.matches.iter().map(|m| m.name.as_str()).collect();
+        for (index, wanted) in matches.iter().enumerate() {
+            if !known.contains(&wanted.as_str()) {
+                lint.warn(
+                    format!("{field}.matches[{index}]"),
+                    format!("the HTTPRouteGroup {name} has no match {wanted:?}"),
+                    suggestion(wanted, &known, "add it there"),
+                );
+            }
+        }
+    }
+
+    /// Two workloads cannot listen in one place, unless each has a network of its own.
+    fn lint_listeners(&self, warnings: &mut Vec<Warning>) {
+        let mut taken: BTreeMap<SocketAddr, &Workload> = BTreeMap::new();
+        for workload in &self.workloads {
+            let ports = workload.ports.iter().enumerate().map(|(index, port)| {
+                let listen = SocketAddr::new(workload.address, port.port);
+                (format!("spec.ports[{index}]"), listen)
+            });
+            let doors = workload.doors.iter().enumerate();
+            let doors =
+                doors.map(|(index, door)| (format!("spec.outbound[{index}].listen"), door.listen));
+            for (field, listen) in ports.chain(doors) {
+                match taken.get(&listen) {
+                    Some(other) if other.name != workload.name => {
+                        let mut lint =
+                            Lint { key: ObjectKey::Workload(workload.name.clone()), warnings };
+                        lint.warn(
+                            field,
+                            format!("{listen} is also taken by the Workload {}", other.name),
+                            "use another port, unless each has a network namespace of its own",
+                        );
+                    }
+                    _ => {
+                        taken.insert(listen, workload);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn selects(service: &Service, workload: &Workload) -> bool {
+    let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
+    let namespace: &Name = &workload.name.namespace;
+    *namespace == service.name.namespace
+        && !service.selector.is_empty()
+        && service.selector.iter().all(has)
+}
+
+fn suggestion(word: &str, known: &[&str], otherwise: &str) -> String {
+    match closest(word, known) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => otherwise.to_owned(),
+    }
+}

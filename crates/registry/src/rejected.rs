@@ -1,0 +1,157 @@
+//! Refusals and warnings: where in which document, what is wrong, and the remedy.
+
+use std::fmt;
+
+use leno_model::ObjectKey;
+use serde::Serialize;
+
+/// A document, or a whole file, that was refused. It prints as
+/// `mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: what is wrong; what to do`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Rejected {
+    /// Where.
+    #[serde(flatten)]
+    pub at: Place,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Something accepted that probably does not do what its author wants.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Warning {
+    /// Where.
+    #[serde(flatten)]
+    pub at: Place,
+    /// What is odd.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// A place in a document, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
+pub struct Place {
+    /// The file, or the name that a text was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// The line, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// The column, from 1, in characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column: Option<u32>,
+    /// The document's kind, as written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// The document's namespace; absent for kinds without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The document's name, as written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The path of the field, such as `spec.rules[0].backendRefs[1].weight`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+}
+
+impl Place {
+    /// A field of an object whose file is not known.
+    pub(crate) fn of(key: &ObjectKey, field: impl Into<String>) -> Self {
+        let printed = key.to_string();
+        let (kind, name) = printed.split_once(' ').unwrap_or((&printed, ""));
+        let (namespace, name) = match name.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), Some(name)),
+            None => (None, None),
+        };
+        Self {
+            kind: Some(kind.to_owned()),
+            namespace: namespace.map(str::to_owned),
+            name: name.map(str::to_owned),
+            field: Some(field.into()),
+            ..Self::default()
+        }
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}; {}", self.at, self.problem, self.remedy)
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}; {}", self.at, self.problem, self.remedy)
+    }
+}
+
+/// What is known of the place, each part followed by a colon, ready to be followed by the problem.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            f.write_str(file)?;
+            if let Some(line) = self.line {
+                write!(f, ":{line}")?;
+                if let Some(column) = self.column {
+                    write!(f, ":{column}")?;
+                }
+            }
+            f.write_str(": ")?;
+        }
+        if let Some(kind) = &self.kind {
+            f.write_str(kind)?;
+            match (&self.namespace, &self.name) {
+                (Some(namespace), Some(name)) => write!(f, " {namespace}/{name}")?,
+                (None, Some(name)) => write!(f, " {name}")?,
+                (_, None) => {}
+            }
+            f.write_str(": ")?;
+        }
+        match &self.field {
+            Some(field) => write!(f, "{field}: "),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected() -> Rejected {
+        Rejected {
+            at: Place {
+                file: Some("mesh.yaml".into()),
+                line: Some(12),
+                column: Some(7),
+                kind: Some("HTTPRoute".into()),
+                namespace: Some("bookinfo".into()),
+                name: Some("reviews".into()),
+                field: Some("spec.rules".into()),
+            },
+            problem: "is missing".into(),
+            remedy: "add `rules`".into(),
+        }
+    }
+
+    #[test]
+    fn prints_place_object_field_problem_and_remedy() {
+        let mut rejected = rejected();
+        assert_eq!(
+            rejected.to_string(),
+            "mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: is missing; add `rules`"
+        );
+        rejected.at = Place { file: Some("mesh.yaml".into()), ..Place::default() };
+        assert_eq!(rejected.to_string(), "mesh.yaml: is missing; add `rules`");
+    }
+
+    #[test]
+    fn is_one_flat_object_in_json() {
+        let json = serde_json::to_value(rejected()).unwrap();
+        assert_eq!(json["line"], 12);
+        assert_eq!(json["namespace"], "bookinfo");
+        assert_eq!(json["remedy"], "add `rules`");
+    }
+}

@@ -1,0 +1,271 @@
+//! Finds and reads the files of the given paths, within bounds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use crate::rejected::{Place, Rejected};
+
+/// Finds the files, and reads them when `contents` says so.
+pub(crate) fn scan(paths: &[PathBuf], contents: Contents) -> Scan {
+    let mut scan = Scan::default();
+    for path in paths {
+        scan.add_given(path);
+    }
+    if contents == Contents::Read {
+        let mut bytes_left = LOAD_BYTES_MAX;
+        for (path, content) in &mut scan.files {
+            *content = read(path, &mut bytes_left);
+        }
+    }
+    scan
+}
+
+/// Whether to read what is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contents {
+    Read,
+    Skip,
+}
+
+/// What is there.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    /// The files, each once however many paths lead to it.
+    pub(crate) files: BTreeMap<PathBuf, Content>,
+    /// The directories that were listed.
+    pub(crate) directories: BTreeSet<PathBuf>,
+    /// The targets of files that are symbolic links.
+    pub(crate) targets: BTreeSet<PathBuf>,
+    /// Places of which it is unknown what they hold: what they held stays.
+    pub(crate) unknown: Vec<PathBuf>,
+    /// What could not be found or listed.
+    pub(crate) rejected: Vec<Rejected>,
+    /// What was visited, by canonical path.
+    visited: BTreeSet<PathBuf>,
+}
+
+/// What is in a file.
+#[derive(Debug)]
+pub(crate) enum Content {
+    Text(String),
+    Unreadable(Rejected),
+    /// It went away since it was listed, or was not asked for.
+    Absent,
+}
+
+impl Scan {
+    fn add_given(&mut self, path: &Path) {
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => self.add_directory(path, 0),
+            Ok(metadata) if metadata.is_file() => self.add_file(path),
+            Ok(_) => self.reject(path, "is not a regular file", "name a file or a directory"),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.reject(path, "does not exist", "create it, or name another path");
+            }
+            Err(error) => self.reject_unknown(path, &error),
+        }
+    }
+
+    fn add_file(&mut self, path: &Path) {
+        let Ok(canonical) = fs::canonicalize(path) else {
+            // It went away since it was listed.
+            return;
+        };
+        if !self.visited.insert(canonical.clone()) {
+            return;
+        }
+        if self.files.len() >= FILES_MAX {
+            self.unknown.push(path.to_owned());
+            let problem = format!("is one file too many: only {FILES_MAX} are read");
+            self.reject(path, &problem, "join files, or name fewer");
+            return;
+        }
+        if canonical.file_name() != path.file_name() || is_link(path) {
+            self.targets.insert(canonical);
+        }
+        self.files.insert(path.to_owned(), Content::Absent);
+    }
+
+    /// Adds what the directory holds: YAML files, and directories below it. Hidden entries are
+    /// passed over: editors and Kubernetes keep other states of the same files there.
+    fn add_directory(&mut self, directory: &Path, depth: usize) {
+        let canonical = match fs::canonicalize(directory) {
+            Ok(canonical) => canonical,
+            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(error) => return self.reject_unknown(directory, &error),
+        };
+        if !self.visited.insert(canonical) {
+            return;
+        }
+        if depth > DEPTH_MAX || self.directories.len() >= DIRECTORIES_MAX {
+            self.unknown.push(directory.to_owned());
+            let problem = format!(
+                "is too deep, or one directory too many: {DEPTH_MAX} levels and \
+                 {DIRECTORIES_MAX} directories are read"
+            );
+            return self.reject(directory, &problem, "name fewer directories");
+        }
+        self.directories.insert(directory.to_owned());
+        let entries = match list(directory) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(error) => return self.reject_unknown(directory, &error),
+        };
+        for path in entries {
+            match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
+                Ok(metadata) if metadata.is_file() && is_yaml(&path) => self.add_file(&path),
+                Ok(_) => {}
+                // A dangling link, or gone since it was listed.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                // It may be a directory.
+                Err(error) => self.reject_unknown(&path, &error),
+            }
+        }
+    }
+
+    fn reject(&mut self, path: &Path, problem: &str, remedy: &str) {
+        self.rejected.push(rejected(path, problem, remedy));
+    }
+
+    fn reject_unknown(&mut self, path: &Path, error: &io::Error) {
+        self.unknown.push(path.to_owned());
+        let problem = format!("cannot be read ({error})");
+        self.reject(path, &problem, REMEDY_UNREADABLE);
+    }
+}
+
+/// Whether the name says that a file of a directory is to be read.
+pub(crate) fn is_yaml(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    matches!(extension, Some("yaml" | "yml" | "json"))
+}
+
+/// The entries that are not hidden, in order of name.
+fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn read(path: &Path, bytes_left: &mut u64) -> Content {
+    let unreadable =
+        |problem: &str, remedy: &str| Content::Unreadable(rejected(path, problem, remedy));
+    let mut bytes = Vec::new();
+    let result = File::open(path).and_then(|file| {
+        let limit = FILE_BYTES_MAX + 1;
+        file.take(limit).read_to_end(&mut bytes)
+    });
+    match result {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Content::Absent,
+        Err(error) => return unreadable(&format!("cannot be read ({error})"), REMEDY_UNREADABLE),
+    }
+    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    if length > FILE_BYTES_MAX {
+        let problem = format!("is larger than {FILE_BYTES_MAX} bytes");
+        return unreadable(&problem, "split it");
+    }
+    let Some(left) = bytes_left.checked_sub(length) else {
+        let problem = format!("is beyond the {LOAD_BYTES_MAX} bytes that all files may have");
+        return unreadable(&problem, "name fewer files");
+    };
+    *bytes_left = left;
+    match String::from_utf8(bytes) {
+        Ok(text) => Content::Text(text),
+        Err(error) => {
+            let valid = error.utf8_error().valid_up_to();
+            let problem = format!("is not UTF-8 from byte {valid} on");
+            unreadable(&problem, "save it as UTF-8")
+        }
+    }
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
+}
+
+fn rejected(path: &Path, problem: &str, remedy: &str) -> Rejected {
+    Rejected {
+        at: Place { file: Some(path.display().to_string()), ..Place::default() },
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+const REMEDY_UNREADABLE: &str =
+    "make it readable; until then what was read from it before stays in force";
+/// The largest file.
+pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
+/// The most bytes of all files together.
+const LOAD_BYTES_MAX: u64 = 64 << 20;
+/// The most files.
+const FILES_MAX: usize = 4096;
+/// The most directories; each is watched.
+const DIRECTORIES_MAX: usize = 1024;
+/// The deepest directory below a given one.
+const DEPTH_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(scan: &Scan) -> Vec<String> {
+        let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+        scan.files.keys().map(name).collect()
+    }
+
+    #[test]
+    fn finds_yaml_files_once_and_passes_hidden_ones_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("below/..2024")).unwrap();
+        for name in [
+            "a.yaml",
+            "b.yml",
+            "c.json",
+            "README.md",
+            ".a.yaml.swp",
+            ".hidden.yaml",
+            "below/d.yaml",
+            "below/..2024/e.yaml",
+        ] {
+            fs::write(at(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(dir.path(), at("below/circle")).unwrap();
+        std::os::unix::fs::symlink(at("a.yaml"), at("z.yaml")).unwrap();
+        std::os::unix::fs::symlink(at("nowhere"), at("dangling.yaml")).unwrap();
+        let scan = scan(&[dir.path().to_owned(), at("a.yaml"), at("below")], Contents::Read);
+        assert_eq!(names(&scan), ["a.yaml", "b.yml", "d.yaml", "c.json"]);
+        assert_eq!(scan.rejected, []);
+        assert_eq!(scan.directories.len(), 2);
+    }
+
+    #[test]
+    fn names_what_is_missing_too_large_or_not_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let large = usize::try_from(FILE_BYTES_MAX).unwrap() + 1;
+        fs::write(at("large.yaml"), "#".repeat(large)).unwrap();
+        fs::write(at("latin.yaml"), b"name: caf\xe9").unwrap();
+        let scan = scan(&[dir.path().to_owned(), at("none")], Contents::Read);
+        assert!(scan.rejected[0].problem.contains("does not exist"));
+        let problems: Vec<_> = scan
+            .files
+            .values()
+            .map(|content| match content {
+                Content::Unreadable(rejected) => rejected.problem.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(problems, ["is larger than 4194304 bytes", "is not UTF-8 from byte 9 on"]);
+    }
+}

@@ -1,0 +1,287 @@
+//! Watches files and reads them again when something changed.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use notify::event::{AccessKind, AccessMode};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::Sender;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
+
+use crate::file::{FileSource, Update};
+use crate::scan::{Contents, is_yaml, scan};
+
+/// Reads the source now and whenever something changed, and sends what came of it.
+///
+/// The first update is always sent; later ones when they change objects or what is refused, and
+/// always when they were asked for with `demand`. Changes within a short quiet time count once.
+/// Ends when the receiver of the updates is dropped. Where the system cannot watch, the files
+/// are read at short intervals instead.
+///
+/// # Errors
+/// [`WatchError`] when the reader itself failed; the state of the mesh stays as it is.
+pub async fn watch(
+    source: FileSource,
+    updates: Sender<Update>,
+    demand: Arc<Notify>,
+) -> Result<(), WatchError> {
+    let wake = Arc::new(Notify::new());
+    let mut turn = Turn { watches: Watches::new(&source, Arc::clone(&wake)), source };
+    let mut last: Option<Update> = None;
+    let mut asked = false;
+    loop {
+        let update;
+        let now = Instant::now();
+        (turn, update) = spawn_blocking(move || turn.take(now)).await.map_err(WatchError)?;
+        if turn.watches.found_new {
+            // Something may have changed between the reading and the watching.
+            wake.notify_one();
+        }
+        let news = !update.changes.is_empty()
+            || last.as_ref().is_none_or(|last| {
+                last.rejected != update.rejected || last.warnings != update.warnings
+            });
+        if news || asked {
+            last = Some(Update { changes: Vec::new(), ..update.clone() });
+            if updates.send(update).await.is_err() {
+                return Ok(());
+            }
+        }
+        let poll = turn.watches.blind.then(|| Instant::now() + POLL_EVERY);
+        let again = turn.source.again_at().map(Instant::from_std);
+        let patience = poll.into_iter().chain(again).min();
+        asked = tokio::select! {
+            () = updates.closed() => return Ok(()),
+            () = demand.notified() => true,
+            () = quiet(&wake, patience) => false,
+        };
+    }
+}
+
+/// The reader failed: a defect of this program.
+#[derive(Debug, thiserror::Error)]
+#[error("the reader of the files failed; the last good state stays, restart to watch again")]
+pub struct WatchError(#[source] tokio::task::JoinError);
+
+/// Waits for a change, and then until nothing has changed for a while. Gives up at `patience`.
+async fn quiet(wake: &Notify, patience: Option<Instant>) {
+    match patience {
+        Some(until) if timeout_at(until, wake.notified()).await.is_err() => return,
+        Some(_) => {}
+        None => wake.notified().await,
+    }
+    let latest = Instant::now() + QUIET_TIME_MAX;
+    loop {
+        let until = latest.min(Instant::now() + QUIET_TIME);
+        if timeout_at(until, wake.notified()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A source and what is watched for it.
+struct Turn {
+    source: FileSource,
+    watches: Watches,
+}
+
+impl Turn {
+    /// Watches, then reads: what changes in between is seen.
+    fn take(mut self, now: Instant) -> (Self, Update) {
+        self.watches.arm(self.source.paths());
+        let update = self.source.reload_warily(now.into_std());
+        self.watches.found_new = self.watches.arm(self.source.paths());
+        (self, update)
+    }
+}
+
+/// The directories that are watched. Never files: a file that is saved by renaming is another.
+struct Watches {
+    watcher: Option<RecommendedWatcher>,
+    interest: Arc<Mutex<Interest>>,
+    armed: BTreeSet<PathBuf>,
+    /// Whether the last arming found directories that were not watched before.
+    found_new: bool,
+    /// Whether some directory cannot be watched.
+    blind: bool,
+}
+
+/// Which events matter.
+#[derive(Debug, Default)]
+struct Interest {
+    /// Directories of which everything matters.
+    directories: BTreeSet<PathBuf>,
+    /// Paths that matter in directories of which nothing else does.
+    paths: BTreeSet<PathBuf>,
+}
+
+impl Watches {
+    fn new(source: &FileSource, wake: Arc<Notify>) -> Self {
+        let interest = Arc::new(Mutex::new(Interest::default()));
+        let known = Arc::clone(&interest);
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            let interest = known.lock().unwrap_or_else(PoisonError::into_inner);
+            // An error means that events were lost.
+            if event.map_or(true, |event| interest.matters(&event)) {
+                wake.notify_one();
+            }
+        });
+        if let Err(error) = &watcher {
+            tracing::warn!(%error, paths = ?source.paths(), "cannot watch files, reading them at intervals");
+        }
+        Self {
+            blind: watcher.is_err(),
+            watcher: watcher.ok(),
+            interest,
+            armed: BTreeSet::new(),
+            found_new: false,
+        }
+    }
+
+    /// Watches what there is to watch now; true when some of it is new.
+    fn arm(&mut self, paths: &[PathBuf]) -> bool {
+        let (interest, places) = Interest::of(paths);
+        *self.interest.lock().unwrap_or_else(PoisonError::into_inner) = interest;
+        let Some(watcher) = &mut self.watcher else {
+            return false;
+        };
+        for place in self.armed.difference(&places) {
+            // It is usually gone, and its watch with it.
+            watcher.unwatch(place).ok();
+        }
+        let mut blind = false;
+        for place in &places {
+            // Again each time: a directory may have been replaced by another of the same name.
+            match watcher.watch(place, RecursiveMode::NonRecursive) {
+                Ok(()) => {}
+                Err(error) if is_absence(&error) => {}
+                Err(error) => {
+                    if !self.blind {
+                        tracing::warn!(%error, ?place, "cannot watch, reading at intervals");
+                    }
+                    blind = true;
+                }
+            }
+        }
+        self.blind = blind;
+        let found_new = !places.is_subset(&self.armed);
+        self.armed = places;
+        found_new
+    }
+}
+
+impl Interest {
+    /// What matters for these paths, and the directories to watch for it.
+    fn of(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
+        let mut interest = Self::default();
+        let mut places = BTreeSet::new();
+        for path in paths {
+            let Ok(path) = std::path::absolute(path) else {
+                continue;
+            };
+            // The nearest directory that exists sees the rest of the way come into being.
+            if let Some(nearest) = path.ancestors().skip(1).find(|above| above.is_dir()) {
+                places.insert(nearest.to_owned());
+            }
+            let link = std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_symlink());
+            if link && let Some(parent) = path.parent() {
+                // The link's target may be a link beside it, as in a ConfigMap's volume.
+                interest.directories.insert(parent.to_owned());
+            }
+            interest.paths.extend(path.ancestors().map(Path::to_owned));
+        }
+        let found = scan(paths, Contents::Skip);
+        for directory in found.directories {
+            interest.directories.extend(std::path::absolute(directory).ok());
+        }
+        for target in found.targets {
+            places.extend(target.parent().map(Path::to_owned));
+            interest.paths.insert(target);
+        }
+        places.extend(interest.directories.iter().cloned());
+        (interest, places)
+    }
+
+    fn matters(&self, event: &notify::Event) -> bool {
+        match event.kind {
+            // Reading is not changing, and we read ourselves.
+            EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
+            EventKind::Access(_) => return false,
+            _ => {}
+        }
+        let content = matches!(
+            event.kind,
+            EventKind::Access(_) | EventKind::Modify(notify::event::ModifyKind::Data(_))
+        );
+        let inside = |path: &PathBuf| {
+            let listed = path.parent().is_some_and(|dir| self.directories.contains(dir));
+            // What is written into a file of another kind, such as a log, does not matter.
+            listed && (!content || is_yaml(path))
+        };
+        let matters = |path: &PathBuf| {
+            self.paths.contains(path) || self.directories.contains(path) || inside(path)
+        };
+        event.paths.is_empty() || event.paths.iter().any(matters)
+    }
+}
+
+/// Whether a directory could not be watched because it is not there (any more).
+fn is_absence(error: &notify::Error) -> bool {
+    match &error.kind {
+        notify::ErrorKind::PathNotFound | notify::ErrorKind::WatchNotFound => true,
+        notify::ErrorKind::Io(error) => error.kind() == ErrorKind::NotFound,
+        _ => false,
+    }
+}
+
+/// An editor's write and rename are further apart than this only by accident.
+const QUIET_TIME: Duration = Duration::from_millis(50);
+/// Somebody who writes all the time is not waited for any longer.
+const QUIET_TIME_MAX: Duration = Duration::from_millis(250);
+/// How often files are read that cannot be watched.
+const POLL_EVERY: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use notify::event::{CreateKind, DataChange, MetadataKind, ModifyKind};
+
+    use super::*;
+
+    #[test]
+    fn only_what_may_change_the_facts_matters() {
+        let interest = Interest {
+            directories: BTreeSet::from(["/etc/mesh".into()]),
+            paths: BTreeSet::from(["/tmp/one.yaml".into(), "/tmp".into()]),
+        };
+        let wrote = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+        let closed = EventKind::Access(AccessKind::Close(AccessMode::Write));
+        let created = EventKind::Create(CreateKind::Any);
+        let changed_mode = EventKind::Modify(ModifyKind::Metadata(MetadataKind::Any));
+        let opened = EventKind::Access(AccessKind::Open(AccessMode::Any));
+        let was_read = EventKind::Access(AccessKind::Close(AccessMode::Read));
+        for (kind, path, expected) in [
+            (wrote, "/etc/mesh/a.yaml", true),
+            (closed, "/etc/mesh/a.yaml", true),
+            (changed_mode, "/etc/mesh/a.yaml", true),
+            (created, "/etc/mesh/..data", true),
+            (created, "/etc/mesh/below", true),
+            (created, "/etc/mesh", true),
+            (wrote, "/tmp/one.yaml", true),
+            // Our own reading, and what others do beside our files.
+            (opened, "/etc/mesh/a.yaml", false),
+            (was_read, "/etc/mesh/a.yaml", false),
+            (wrote, "/etc/mesh/app.log", false),
+            (wrote, "/tmp/two.yaml", false),
+            (created, "/tmp/two.yaml", false),
+        ] {
+            let event = notify::Event::new(kind).add_path(path.into());
+            assert_eq!(interest.matters(&event), expected, "{kind:?} {path}");
+        }
+        assert!(interest.matters(&notify::Event::new(EventKind::Other)));
+    }
+}

@@ -1,0 +1,69 @@
+//! Whatever a file holds, reading it ends, and ends without a panic.
+
+use leno_registry::read_str;
+use proptest::prelude::*;
+
+const PIECES: &[&str] = &[
+    "apiVersion: leno.dev/v1alpha1\n",
+    "apiVersion: gateway.networking.k8s.io/v1\n",
+    "apiVersion: access.smi-spec.io/v1alpha3\n",
+    "apiVersion: specs.smi-spec.io/v1alpha4\n",
+    "apiVersion: v1\n",
+    "kind: Workload\n",
+    "kind: Service\n",
+    "kind: HTTPRoute\n",
+    "kind: TrafficTarget\n",
+    "kind: HTTPRouteGroup\n",
+    "kind: TCPRoute\n",
+    "kind: MeshConfig\n",
+    "metadata: {name: a}\n",
+    "metadata: {name: ä, namespace: [1]}\n",
+    "spec:\n",
+    "  ports: [{port: 1, name: x}]\n",
+    "  ports: [70000, ~, {port: -1}]\n",
+    "  rules: [{matches: [{path: {value: /%f}}], timeouts: {request: 99999h99999h}}]\n",
+    "  parentRefs: [{kind: Service, name: b}, 0]\n",
+    "  matches: [{name: m, pathRegex: '(', headers: [{a: b}, c]}]\n",
+    "  matches: {ports: [0x10, 0o7, .inf]}\n",
+    "  destination: {kind: ServiceAccount, name: a, namespace: default}\n",
+    "  outbound: [{service: a.b.c, port: 1, listen: ':0'}]\n",
+    "  &a ? [x]: *a\n",
+    "  <<: *a\n",
+    "---\n",
+    "...\n",
+    "- [",
+    "}",
+    "\"",
+    "| \n",
+    "\t",
+    "%YAML 1.2\n",
+    "!!str ",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,400}") {
+        check(&text)?;
+    }
+
+    #[test]
+    fn any_mixture_of_pieces_is_read_or_refused(
+        pieces in prop::collection::vec(prop::sample::select(PIECES), 0..24)
+    ) {
+        check(&pieces.concat())?;
+    }
+}
+
+fn check(text: &str) -> Result<(), TestCaseError> {
+    let (objects, rejected) = read_str("any.yaml", text);
+    for (_, line) in objects {
+        prop_assert!(line >= 1);
+    }
+    for refusal in rejected {
+        prop_assert!(refusal.to_string().starts_with("any.yaml:"), "{refusal}");
+        prop_assert!(!refusal.problem.is_empty() && !refusal.remedy.is_empty());
+    }
+    Ok(())
+}

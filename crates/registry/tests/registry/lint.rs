@@ -1,0 +1,128 @@
+//! What is odd about objects taken together.
+
+use expect_test::{Expect, expect};
+use leno_model::Object;
+use leno_registry::{FileSource, lint, read_str};
+
+fn check(text: &str, expected: &Expect) {
+    let (objects, rejected) = read_str("mesh.yaml", text);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    expected.assert_eq(&lines.concat());
+}
+
+const ODD: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: web, labels: {app: web}}
+spec:
+  serviceAccount: web
+  ports: [{name: http, port: 80}]
+  outbound:
+  - {service: wbe, port: 80, listen: "127.0.0.1:1001"}
+  - {service: web, port: 81, listen: "127.0.0.1:1002"}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: other}
+spec: {serviceAccount: other, outbound: [{service: web, port: 80, listen: "127.0.0.1:80"}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80}, {port: 8080, targetPort: 8080}, {port: 90, targetPort: metrics}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: lost}
+spec: {selector: {app: lost}, ports: [{port: 80}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web}
+spec:
+  parentRefs: [{group: "", kind: Service, name: web, port: 9}]
+  rules: [{backendRefs: [{name: web-v2, port: 80}]}]
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: web}
+spec:
+  destination: {kind: ServiceAccount, name: web, namespace: default}
+  sources: [{kind: ServiceAccount, name: nobody, namespace: default}]
+  rules:
+  - {kind: HTTPRouteGroup, name: web, matches: [get, lst]}
+  - {kind: HTTPRouteGroup, name: wep, matches: [x]}
+  - {kind: TCPRoute, name: tcp}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: web}
+spec: {matches: [{name: get}, {name: list}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trafficMode: strict}
+"#;
+
+#[test]
+fn names_what_refers_to_nothing() {
+    check(
+        ODD,
+        &expect![[r#"
+        Workload default/web: spec.outbound[0].service: there is no Service default/wbe; did you mean `web`?
+        Workload default/web: spec.outbound[1].port: the Service default/web has no port 81; use `80`, `8080` or `90`
+        Workload default/other: spec.serviceAccount: no TrafficTarget mentions the account default/other: in strict mode the workload calls nobody and nobody calls it; name it as a source or destination of a TrafficTarget
+        Service default/web: spec.ports[1].targetPort: no selected workload has a port 8080; use a port that the workloads list
+        Service default/web: spec.ports[2].targetPort: no selected workload has a port "metrics"; use a port that the workloads list
+        Service default/lost: spec.selector: selects no workload of the namespace; use labels that a Workload of the same namespace has
+        HTTPRoute default/web: spec.parentRefs[0].port: the Service default/web has no port 9; use `80`, `8080` or `90`
+        HTTPRoute default/web: spec.rules[0].backendRefs[0].name: there is no Service default/web-v2; add the Service
+        TrafficTarget default/web: spec.rules[0].matches[1]: the HTTPRouteGroup default/web has no match "lst"; did you mean `list`?
+        TrafficTarget default/web: spec.rules[1].name: there is no HTTPRouteGroup default/wep, so that the rule allows nothing; did you mean `web`?
+        TrafficTarget default/web: spec.rules[2].name: there is no TCPRoute default/tcp, so that the rule allows nothing; add the TCPRoute
+        TrafficTarget default/web: spec.sources[0]: no workload runs under the account default/nobody; add a Workload with it
+        Workload default/other: spec.outbound[0].listen: 127.0.0.1:80 is also taken by the Workload default/web; use another port, unless each has a network namespace of its own
+    "#]],
+    );
+}
+
+#[test]
+fn has_nothing_to_say_about_a_sound_mesh() {
+    let sound = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: web, labels: {app: web}}
+spec: {serviceAccount: web, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{port: 80, targetPort: http}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web}
+spec:
+  parentRefs: [{group: "", kind: Service, name: web}]
+  rules: [{backendRefs: [{name: web, port: 80}]}]
+"#;
+    check(sound, &expect![[""]]);
+}
+
+#[test]
+fn a_source_adds_file_and_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mesh.yaml");
+    std::fs::write(&path, ODD).unwrap();
+    let mut source = FileSource::new(vec![dir.path().to_owned()]);
+    source.reload();
+    let warnings = source.lint();
+    assert!(!warnings.is_empty());
+    for warning in warnings {
+        assert_eq!(warning.at.file.as_deref(), path.to_str(), "{warning}");
+        assert!(warning.at.line.is_some(), "{warning}");
+    }
+}

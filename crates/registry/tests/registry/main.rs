@@ -1,0 +1,14 @@
+//! The registry from outside: manifests in, changes, refusals and warnings out.
+
+#[cfg(test)]
+mod arbitrary;
+#[cfg(test)]
+mod lint;
+#[cfg(test)]
+mod manifests;
+#[cfg(test)]
+mod refusals;
+#[cfg(test)]
+mod reload;
+#[cfg(test)]
+mod watch;

@@ -1,0 +1,365 @@
+//! What good documents mean.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use leno_model::{
+    Door, FieldMatch, HttpRoute, HttpRouteGroup, MeshConfig, Object, PathMatch, PortSet, Protocol,
+    RequestMatch, RouteName, RouteParent, Service, ServiceAccount, ServiceName, TargetPort,
+    TargetRule, TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend, Workload,
+    WorkloadPort,
+};
+use leno_registry::read_str;
+
+/// The objects of a text of which nothing is refused.
+fn good(text: &str) -> Vec<(Object, u32)> {
+    let (objects, rejected) = read_str("good.yaml", text);
+    assert_eq!(rejected, []);
+    objects
+}
+
+macro_rules! only {
+    ($kind:ident, $text:expr) => {{
+        let mut objects = good($text);
+        assert_eq!(objects.len(), 1);
+        match objects.remove(0).0 {
+            Object::$kind(object) => object,
+            other => panic!("{other:?}"),
+        }
+    }};
+}
+
+fn account(namespace: &str, name: &str) -> ServiceAccount {
+    ServiceAccount::new(namespace, name).unwrap()
+}
+
+/// The form that the README promises.
+const PROMISED: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: ratings-1, namespace: bookinfo, labels: {app: ratings, version: v1}}
+spec:
+  serviceAccount: ratings
+  ports: [{name: http, port: 9080, protocol: HTTP}]   # where the application listens; HTTP | HTTP2 | GRPC | TCP | detect when absent
+  address: 127.0.0.1                                   # default
+  run: ["python3", "-m", "http.server", "9080"]        # optional: `leno up` starts and supervises it, logs prefixed with its name
+  env: {KEY: value}                                    # optional
+  outbound:                                            # optional fixed local doors to other services
+  - {service: details.bookinfo, port: 9080, listen: "127.0.0.1:19081"}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: ratings, namespace: bookinfo}
+spec: {selector: {app: ratings}, ports: [{name: http, port: 9080}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: permissive}   # permissive | strict
+"#;
+
+#[test]
+fn reads_the_promised_form_as_written() {
+    let objects = good(PROMISED);
+    let lines: Vec<u32> = objects.iter().map(|(_, line)| *line).collect();
+    assert_eq!(lines, [2, 14, 19]);
+    let pairs = |pairs: &[(&str, &str)]| {
+        let pair = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
+        pairs.iter().map(pair).collect()
+    };
+    let workload = Workload {
+        name: "bookinfo/ratings-1".parse().unwrap(),
+        labels: pairs(&[("app", "ratings"), ("version", "v1")]),
+        account: account("bookinfo", "ratings"),
+        ports: vec![WorkloadPort {
+            name: Some("http".parse().unwrap()),
+            port: 9080,
+            protocol: Protocol::Http,
+        }],
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        run: ["python3", "-m", "http.server", "9080"].map(str::to_owned).to_vec(),
+        env: pairs(&[("KEY", "value")]),
+        doors: vec![Door {
+            service: "bookinfo/details".parse().unwrap(),
+            port: 9080,
+            listen: "127.0.0.1:19081".parse().unwrap(),
+        }],
+    };
+    let service = Service {
+        name: "bookinfo/ratings".parse().unwrap(),
+        selector: pairs(&[("app", "ratings")]),
+        ports: vec![leno_model::ServicePort {
+            name: Some("http".parse().unwrap()),
+            port: 9080,
+            target: TargetPort::Number(9080),
+            protocol: None,
+        }],
+    };
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    assert_eq!(
+        objects,
+        [
+            Object::Workload(workload),
+            Object::Service(service),
+            Object::MeshConfig(MeshConfig::default()),
+        ]
+    );
+}
+
+#[test]
+fn fills_in_what_a_workload_does_not_say() {
+    let workload = only!(
+        Workload,
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: client}, spec: {
+           run: [sleep, 10, true], env: {PORT: 8080}, ports: [{port: 80}],
+           outbound: [{service: a, port: 1, listen: '127.0.0.1:1'},
+                      {service: a.b.svc.cluster.local, port: 1, listen: '[::1]:1'}]}}"
+    );
+    assert_eq!(workload.name.to_string(), "default/client");
+    assert_eq!(workload.account, account("default", "default"));
+    assert_eq!(workload.run, ["sleep", "10", "true"]);
+    assert_eq!(workload.env["PORT"], "8080");
+    assert_eq!(workload.ports[0].protocol, Protocol::Detect);
+    let services: Vec<_> = workload.doors.iter().map(|d| d.service.to_string()).collect();
+    assert_eq!(services, ["default/a", "b/a"]);
+}
+
+#[test]
+fn reads_strict_mode_and_another_trust_domain() {
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec: {trustDomain: edge.example.com, trafficMode: strict}"
+    );
+    assert_eq!(config.trust_domain.to_string(), "edge.example.com");
+    assert_eq!(config.mode, TrafficMode::Strict);
+}
+
+#[test]
+fn reads_a_service_as_a_cluster_prints_it() {
+    let service = only!(
+        Service,
+        r#"
+apiVersion: v1
+kind: Service
+metadata:
+  annotations: {kubectl.kubernetes.io/last-applied-configuration: "{}"}
+  creationTimestamp: "2026-01-01T00:00:00Z"
+  labels: {app: reviews}
+  managedFields: [{manager: kubectl, operation: Update}]
+  name: reviews
+  namespace: bookinfo
+  resourceVersion: "123"
+  uid: 5a1b
+spec:
+  clusterIP: 10.96.0.17
+  clusterIPs: [10.96.0.17]
+  internalTrafficPolicy: Cluster
+  ipFamilies: [IPv4]
+  ipFamilyPolicy: SingleStack
+  ports:
+  - {name: http, port: 80, protocol: TCP, targetPort: 9080}
+  - {name: rpc, port: 81, targetPort: grpc, appProtocol: kubernetes.io/h2c}
+  - {name: tcp-server-first-db, port: 82}
+  - {name: grpc-x, port: 83}
+  selector: {app: reviews}
+  sessionAffinity: None
+  type: ClusterIP
+status: {loadBalancer: {}}
+"#
+    );
+    let ports: Vec<_> =
+        service.ports.iter().map(|p| (p.port, p.target.clone(), p.protocol)).collect();
+    assert_eq!(
+        ports,
+        [
+            (80, TargetPort::Number(9080), None),
+            (81, TargetPort::Name("grpc".parse().unwrap()), Some(Protocol::Http2)),
+            (82, TargetPort::Number(82), Some(Protocol::Tcp)),
+            (83, TargetPort::Number(83), Some(Protocol::Grpc)),
+        ]
+    );
+}
+
+fn field(name: &str, value: ValueMatch) -> FieldMatch {
+    FieldMatch { name: name.to_owned(), value }
+}
+
+fn exact(text: &str) -> ValueMatch {
+    ValueMatch::Exact(text.to_owned())
+}
+
+fn regex(text: &str) -> ValueMatch {
+    ValueMatch::Regex(text.to_owned())
+}
+
+/// Every part of a route that is read.
+const HTTP_ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs:
+  - {group: "", kind: Service, name: reviews, port: 9080}
+  - {group: core, kind: Service, name: ratings, namespace: bookinfo}
+  rules:
+  - name: testers
+    matches:
+    - path: {type: Exact, value: /reviews/1}
+      method: GET
+      headers:
+      - {name: X-Team, value: ops}
+      - {name: Host, type: RegularExpression, value: "reviews.*"}
+      queryParams: [{name: Debug, type: Exact, value: "1"}]
+    - path: {type: PathPrefix, value: /reviews/}
+    - path: {type: RegularExpression, value: "/r[0-9]+"}
+    - path: {value: /}
+    filters: []
+    backendRefs: [{group: "", kind: Service, name: reviews-v3, port: 9080}]
+    timeouts: {request: 1m30s}
+  - backendRefs:
+    - {name: reviews-v1, port: 9080, weight: 90}
+    - {name: reviews-v2, port: 9080, weight: 0}
+    timeouts: {request: 0s}
+"#;
+
+#[test]
+fn reads_an_http_route_with_all_its_parts() {
+    let route: HttpRoute = only!(HttpRoute, HTTP_ROUTE);
+    let service = |name: &str| ServiceName::new("bookinfo", name).unwrap();
+    let parent = |name, port| RouteParent { service: service(name), port };
+    assert_eq!(route.parents, [parent("reviews", Some(9080)), parent("ratings", None)]);
+    let path = |path| RequestMatch { path, ..RequestMatch::default() };
+    let full = RequestMatch {
+        path: PathMatch::Exact("/reviews/1".to_owned()),
+        methods: vec!["GET".to_owned()],
+        headers: vec![field("x-team", exact("ops")), field(":authority", regex("reviews.*"))],
+        query: vec![field("Debug", exact("1"))],
+    };
+    let [first, second] = route.rules.as_slice() else { panic!("{route:?}") };
+    assert_eq!(
+        first.matches,
+        [
+            full,
+            path(PathMatch::Prefix("/reviews".to_owned())),
+            path(PathMatch::Regex("/r[0-9]+".to_owned())),
+            path(PathMatch::Any),
+        ]
+    );
+    assert_eq!(first.route, RouteName::new("bookinfo", "reviews").unwrap());
+    assert_eq!(first.request_timeout, Some(Duration::from_secs(90)));
+    let backend = |name, weight| WeightedBackend { service: service(name), port: 9080, weight };
+    assert_eq!(first.backends, [backend("reviews-v3", 1)]);
+    assert_eq!(second.matches, [RequestMatch::default()]);
+    assert_eq!(second.backends, [backend("reviews-v1", 90), backend("reviews-v2", 0)]);
+    assert_eq!(second.request_timeout, None);
+    let older = HTTP_ROUTE.replace("k8s.io/v1\n", "k8s.io/v1beta1\n");
+    assert_eq!(only!(HttpRoute, &older), route);
+}
+
+#[test]
+fn reads_a_published_traffic_target() {
+    let expected = TrafficTarget {
+        name: "stock/shop-reads-stock".parse().unwrap(),
+        destination: account("stock", "stock-api"),
+        sources: vec![account("store", "shop")],
+        rules: vec![
+            TargetRule::Http {
+                group: "stock/stock-http".parse().unwrap(),
+                matches: vec!["list".to_owned(), "one".to_owned()],
+            },
+            TargetRule::Tcp { route: "stock/stock-admin".parse().unwrap() },
+        ],
+    };
+    assert_eq!(
+        only!(
+            TrafficTarget,
+            r#"
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: shop-reads-stock, namespace: stock}
+spec:
+  destination: {kind: ServiceAccount, name: stock-api, namespace: stock}
+  sources: [{kind: ServiceAccount, name: shop, namespace: store}]
+  rules:
+  - {kind: HTTPRouteGroup, name: stock-http, matches: [list, one]}
+  - {kind: TCPRoute, name: stock-admin}
+"#
+        ),
+        expected
+    );
+}
+
+#[test]
+fn reads_a_route_group_with_headers_in_both_forms() {
+    let named = |name: &str, path, methods: &[&str], headers| leno_model::NamedMatch {
+        name: name.to_owned(),
+        request: RequestMatch {
+            path,
+            methods: methods.iter().map(|m| (*m).to_owned()).collect(),
+            headers,
+            query: Vec::new(),
+        },
+    };
+    let path = |text: &str| PathMatch::Regex(text.to_owned());
+    let expected = HttpRouteGroup {
+        name: "stock/stock-http".parse().unwrap(),
+        matches: vec![
+            named("list", path("/items/?"), &["GET"], vec![]),
+            named(
+                "one",
+                path("/items/[0-9]+"),
+                &["GET", "HEAD"],
+                vec![field("x-team", regex("(shop|ops)")), field(":authority", regex(".*stock.*"))],
+            ),
+            named("any", PathMatch::Any, &[], vec![field("accept", regex(".*json.*"))]),
+            named("blank", PathMatch::Any, &[], vec![]),
+        ],
+    };
+    assert_eq!(
+        only!(
+            HttpRouteGroup,
+            r#"apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: stock-http, namespace: stock}
+spec:
+  matches:
+  - {name: list, pathRegex: "/items/?", methods: [GET]}
+  - name: one
+    pathRegex: "/items/[0-9]+"
+    methods: [GET, HEAD, GET]
+    headers: [{X-Team: "(shop|ops)"}, {host: ".*stock.*"}]
+  - {name: any, methods: [GET, "*"], headers: {accept: ".*json.*"}}
+  - {name: blank, pathRegex: "", methods: []}
+"#
+        ),
+        expected
+    );
+}
+
+#[test]
+fn reads_tcp_routes_of_some_ports_and_of_all() {
+    for (matches, ports) in
+        [("{ports: [5432, 5433]}", PortSet::Only(vec![5432, 5433])), ("{}", PortSet::All)]
+    {
+        let text = format!(
+            "apiVersion: specs.smi-spec.io/v1alpha4\nkind: TCPRoute\n\
+             metadata: {{name: stock-admin, namespace: stock}}\nspec: {{matches: {matches}}}\n"
+        );
+        let expected = TcpRoute { name: "stock/stock-admin".parse().unwrap(), ports };
+        assert_eq!(only!(TcpRoute, &text), expected);
+    }
+}
+
+#[test]
+fn reads_json_and_aliases() {
+    let objects = good(
+        "{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"a\"},\n\
+         \"spec\": {\"ports\": [{\"port\": 80}]}}\n---\n\
+         apiVersion: v1\nkind: Service\nmetadata: {name: b, labels: &labels {app: b}}\n\
+         spec: {selector: *labels, ports: [{port: 80}]}\n",
+    );
+    assert_eq!(objects.len(), 2);
+    let Object::Service(b) = &objects[1].0 else { panic!() };
+    assert_eq!(b.selector["app"], "b");
+}

@@ -1,0 +1,491 @@
+//! What cannot be honoured is refused with place, reason and remedy.
+
+use expect_test::{Expect, expect};
+use leno_registry::read_str;
+
+/// The refusals of a text, a line each.
+fn refusals(text: &str) -> String {
+    let (_, rejected) = read_str("f.yaml", text);
+    rejected.iter().map(|r| format!("{r}\n")).collect()
+}
+
+/// The refusals of documents that have this head and one of these specs, a line each, without
+/// the head: it is the same for all.
+fn check_specs(head: &str, specs: &[&str], expected: &Expect) {
+    let mut lines = String::new();
+    for spec in specs {
+        let text = format!("{head}\nspec: {spec}\n");
+        let (objects, rejected) = read_str("f.yaml", &text);
+        assert!(!rejected.is_empty(), "accepted: {spec}");
+        assert!(objects.is_empty(), "refused and accepted: {spec}");
+        for refusal in rejected {
+            let shown = refusal.to_string();
+            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
+            lines += &format!("{}\n", rest.trim_start_matches("f.yaml:"));
+        }
+    }
+    expected.assert_eq(&lines);
+}
+
+#[test]
+fn names_place_object_field_reason_and_remedy() {
+    let text = r#"# routes
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata:
+  name: reviews
+  namespace: bookinfo
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews}]
+  rules:
+  - backendRefs: [{name: reviews-v1, port: 9080}]
+    timeouts:
+      request: "5"
+"#;
+    expect![[r#"
+        f.yaml:12:16: HTTPRoute bookinfo/reviews: spec.rules[0].timeouts.request: "5" is not a duration; use a number with a unit, such as "5s" or "500ms"
+    "#]].assert_eq(&refusals(text));
+}
+
+#[test]
+fn refuses_documents_that_are_not_for_the_mesh() {
+    let mut lines = String::new();
+    for text in [
+        "a text",
+        "[a, list]",
+        "a: 1",
+        "kind: Service",
+        "{apiVersion: v1, kind: Pod, metadata: {name: x}, spec: {}}",
+        "{apiVersion: v1, kind: Servce, metadata: {name: x, namespace: y}, spec: {}}",
+        "{apiVersion: v1, kind: [Service]}",
+        "{apiVersion: serving.knative.dev/v1, kind: Service, metadata: {name: x}, spec: {}}",
+        "{apiVersion: gateway.networking.k8s.io/v1, kind: GRPCRoute, metadata: {name: x}}",
+        "{apiVersion: gateway.networking.k8s.io/v1alpha2, kind: HTTPRoute, metadata: {name: x}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: x}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, spec: {}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: x}, spec: {}, extra: 1}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: X_y}, spec: {}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: 1}, spec: {}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {nmae: x}, spec: {}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: x, namespace: a.b}, spec: {}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: x, labels: {v: 1}}, spec: {}}",
+        "{apiVersion: leno.dev/v1alpha1, kind: MeshConfig, metadata: {name: x, namespace: y}, spec: {}}",
+        "{apiVersion: v1, kind: Service, metadata: {name: a.b}, spec: {ports: [{port: 1}]}}",
+        "{apiVersion: v1, kind: Service, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}",
+        "{apiVersion: v1, kind: Service, metadata: {name: !x a}, spec: {ports: [{port: 1}]}}",
+        "a: b: c",
+        "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}\n---\n\
+         {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}",
+    ] {
+        let refused = refusals(text);
+        assert_ne!(refused, "", "{text}");
+        lines += &refused;
+    }
+    expect![[r#"
+        f.yaml:1:1: is "a text", not a document; write `apiVersion`, `kind`, `metadata` and `spec`
+        f.yaml:1:1: is a list, not a document; write `apiVersion`, `kind`, `metadata` and `spec`
+        f.yaml:1:1: kind: is missing; add `kind`
+        f.yaml:1:1: apiVersion: is missing; add `apiVersion`
+        f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup` or `TCPRoute`
+        f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
+        f.yaml:1:24: kind: is a list; use a text
+        f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
+        f.yaml:1:50: GRPCRoute default/x: kind: "GRPCRoute" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup` or `TCPRoute`
+        f.yaml:1:14: HTTPRoute default/x: apiVersion: "gateway.networking.k8s.io/v1alpha2" is not read for HTTPRoute; use `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1beta1`
+        f.yaml:1:1: Workload default/x: spec: is missing; add `spec`
+        f.yaml:1:1: Workload: metadata: is missing; add `metadata`
+        f.yaml:1:87: Workload default/x: extra: is not a field that is known here; remove it, or use `apiVersion`, `kind`, `metadata`, `spec` or `status`
+        f.yaml:1:66: Workload default/X_y: metadata.name: "X_y" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+        f.yaml:1:66: Workload: metadata.name: 1 is a number, not text; write "1" in quotes
+        f.yaml:1:66: Workload: metadata.nmae: is not a field that is known here; did you mean `name`?
+        f.yaml:1:59: Workload: metadata.name: is missing; add `name`
+        f.yaml:1:80: Workload a.b/x: metadata.namespace: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
+        f.yaml:1:81: Workload default/x: metadata.labels.v: 1 is a number, not text; write "1" in quotes
+        f.yaml:1:82: MeshConfig y/x: metadata.namespace: a MeshConfig has no namespace; remove `namespace`
+        f.yaml:1:50: Service default/a.b: metadata.name: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
+        f.yaml:1:33: Service default/a: kind: is given twice, first in line 1; remove one of the two
+        f.yaml:1:50: Service: metadata.name: is a value tagged !x; use a text
+        f.yaml:1:5: is not YAML (mapping values are not allowed in this context); correct the syntax; until then the file's last good state stays
+        f.yaml:3:1: Service default/a: metadata.name: is already defined at f.yaml:1; remove one of the two, or rename it
+    "#]].assert_eq(&lines);
+}
+
+#[test]
+fn tells_all_that_is_wrong_with_a_load() {
+    let text = "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 0}, {prot: 1}], typ: x}}\n\
+                ---\n\
+                {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {ports: []}}\n";
+    expect![[r#"
+        f.yaml:1:97: Service default/a: spec.typ: is not a field that is known here; did you mean `type`?
+        f.yaml:1:76: Service default/a: spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
+        f.yaml:1:87: Service default/a: spec.ports[1].prot: is not a field that is known here; did you mean `protocol`?
+        f.yaml:1:80: Service default/a: spec.ports[1].port: is missing; add `port`
+        f.yaml:3:68: Service default/b: spec.ports: is empty; list at least one port
+    "#]].assert_eq(&refusals(text));
+}
+
+#[test]
+fn refuses_workloads_that_cannot_run_so() {
+    check_specs(
+        "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: x}",
+        &[
+            "{serviceaccount: a}",
+            "{serviceAccount: A}",
+            "{ports: {port: 80}}",
+            "{ports: [{port: 0}]}",
+            "{ports: [{port: 65536}]}",
+            "{ports: [{port: \"80\"}]}",
+            "{ports: [{port: 80.5}]}",
+            "{ports: [{port: http}]}",
+            "{ports: [{name: a, port: 80}, {name: b, port: 80}]}",
+            "{ports: [{name: a, port: 80}, {name: a, port: 81}]}",
+            "{ports: [{port: 80, protocol: UDP}]}",
+            "{ports: [{port: 80, protocol: http}]}",
+            "{address: localhost}",
+            "{address: 0.0.0.0}",
+            "{address: 127.0.0.1:80}",
+            "{run: sleep 10}",
+            "{run: [\"a\\0\"]}",
+            "{env: {A: b}}",
+            "{run: [a], env: [{name: A, value: b}]}",
+            "{run: [a], env: {\"A=B\": c}}",
+            "{run: [a], env: {A: ~}}",
+            "{outbound: [{service: a.b.c, port: 80, listen: \"127.0.0.1:1\"}]}",
+            "{outbound: [{service: a, listen: \"127.0.0.1:1\"}]}",
+            "{outbound: [{service: a, port: 80, listen: \"localhost:1\"}]}",
+            "{outbound: [{service: a, port: 80, listen: 19081}]}",
+            "{outbound: [{service: a, port: 80, listen: \"127.0.0.1:0\"}]}",
+            "{outbound: [{service: a, port: 80, listen: \"127.0.0.1:1\"}, {service: b, port: 80, listen: \"127.0.0.1:1\"}]}",
+            "{ports: [{port: 80}], outbound: [{service: a, port: 80, listen: \"127.0.0.1:80\"}]}",
+        ],
+        &expect![[r#"
+            spec.serviceaccount: is not a field that is known here; did you mean `serviceAccount`?
+            spec.serviceAccount: "A" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+            spec.ports: is a map, not a list; write a list, each element after `- `
+            spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
+            spec.ports[0].port: 65536 is out of range; use a number from 1 to 65535
+            spec.ports[0].port: "80" is text, not a number; remove the quotes
+            spec.ports[0].port: 80.5 is not a whole number; use a number from 1 to 65535
+            spec.ports[0].port: "http" is not a number; use a number from 1 to 65535
+            spec.ports[1]: port 80 is listed twice; remove one of the two
+            spec.ports[1]: its name is taken by another port; use another name
+            spec.ports[0].protocol: "UDP" is not known here; use `HTTP`, `HTTP2`, `GRPC`, `TCP` or `detect`
+            spec.ports[0].protocol: "http" is not known here; did you mean `HTTP`?
+            spec.address: "localhost" is not an IP address; use one such as 127.0.0.1 or ::1
+            spec.address: 0.0.0.0 is not an address that a sidecar can connect to; use the one that the application answers on, such as 127.0.0.1
+            spec.address: "127.0.0.1:80" is not an IP address; use one such as 127.0.0.1 or ::1
+            spec.run: is "sleep 10", not a list; write a list, each element after `- `
+            spec.run[0]: contains a NUL character; remove it
+            spec.env: is for the command in `run`, and there is none; add `run`, or set the variables where the application is started
+            spec.env: is a list, not a map; write a map, such as {key: value}
+            spec.env["A=B"]: "A=B" cannot be the name of a variable; use one without `=` and NUL
+            spec.env.A: is nothing; use a text
+            spec.outbound[0].service: "a.b.c" is not the name of a service; use `name.namespace`, such as details.bookinfo
+            spec.outbound[0].port: is missing; add `port`
+            spec.outbound[0].listen: "localhost:1" is not an address and port; use one such as "127.0.0.1:19081"
+            spec.outbound[0].listen: 19081 is a number, not text; write "19081" in quotes
+            spec.outbound[0].listen: has port 0; use a number from 1 to 65535
+            spec.outbound[1]: two doors listen on 127.0.0.1:1; use another port for one of them
+            spec.outbound: a door listens on 127.0.0.1:80, where the application listens; use another port for the door
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_workloads_that_would_pass_for_the_control_plane() {
+    let mut lines = String::new();
+    for (name, spec) in [
+        ("{name: x, namespace: leno-system}", "{serviceAccount: leno-control}"),
+        ("{name: x, namespace: leno-system}", "{serviceAccount: other}"),
+        ("{name: x, namespace: shop}", "{serviceAccount: leno-control}"),
+    ] {
+        lines += &refusals(&format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name}\nspec: {spec}\n"
+        ));
+    }
+    expect![[r#"
+        f.yaml:4:24: Workload leno-system/x: spec.serviceAccount: leno-system/leno-control is the account of the control plane; use another account or another namespace
+    "#]].assert_eq(&lines);
+}
+
+#[test]
+fn refuses_mesh_configs_of_unknown_modes() {
+    check_specs(
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: x}",
+        &[
+            "{trafficMode: Strict}",
+            "{trafficMode: open}",
+            "{trustDomain: a_b}",
+            "{trustDomain: a/b, trafficmode: strict}",
+        ],
+        &expect![[r#"
+            4:21: MeshConfig x: spec.trafficMode: "Strict" is not known here; did you mean `strict`?
+            4:21: MeshConfig x: spec.trafficMode: "open" is not known here; use `permissive` or `strict`
+            4:21: MeshConfig x: spec.trustDomain: "a_b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+            4:39: MeshConfig x: spec.trafficmode: is not a field that is known here; did you mean `trafficMode`?
+            4:21: MeshConfig x: spec.trustDomain: "a/b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_services_that_ask_for_more() {
+    check_specs(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: x}",
+        &[
+            "{selector: {a: b}}",
+            "{ports: []}",
+            "{ports: [{port: 80}, {port: 80}]}",
+            "{ports: [{port: 80, protocol: UDP}]}",
+            "{ports: [{port: 80, appProtocol: dubbo}]}",
+            "{ports: [{port: 80, targetPort: 0}]}",
+            "{ports: [{port: 80, targetPort: \"8080\"}]}",
+            "{ports: [{port: 80, nodePort: 30080}]}",
+            "{ports: [{port: 80}], type: LoadBalancer}",
+            "{ports: [{port: 80}], type: NodePort}",
+            "{ports: [{port: 80}], type: ExternalName, externalName: example.com}",
+            "{ports: [{port: 80}], sessionAffinity: ClientIP}",
+            "{ports: [{port: 80}], internalTrafficPolicy: Local}",
+            "{ports: [{port: 80}], externalIPs: [10.0.0.1]}",
+            "{ports: [{port: 80}], selectors: {a: b}}",
+            "{ports: [{port: 80}], selector: {a: true}}",
+            "{ports: [{port: 80}], selector: [a]}",
+        ],
+        &expect![[r#"
+            spec.ports: is missing; add `ports`
+            spec.ports: is empty; list at least one port
+            spec.ports[1]: port 80 is listed twice; remove one of the two
+            spec.ports[0].protocol: "UDP" is not supported; use TCP; what is spoken over it goes into `appProtocol`
+            spec.ports[0].appProtocol: "dubbo" is not known here; use `http`, `http2`, `grpc`, `tcp`, `https`, `tls`, `tcp-server-first`, `h2c`, `kubernetes.io/h2c`, `kubernetes.io/ws` or `kubernetes.io/wss`
+            spec.ports[0].targetPort: 0 is out of range; use a number from 1 to 65535
+            spec.ports[0].targetPort: "8080" is text, not a number; remove the quotes
+            spec.ports[0].nodePort: is not supported; remove it
+            spec.type: "LoadBalancer" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
+            spec.type: "NodePort" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
+            spec.externalName: is not supported; remove it
+            spec.type: "ExternalName" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
+            spec.sessionAffinity: "ClientIP" is not supported; use None
+            spec.internalTrafficPolicy: "Local" is not supported; use Cluster
+            spec.externalIPs: is not supported; remove it
+            spec.selectors: is not a field that is known here; did you mean `selector`?
+            spec.selector.a: true is a boolean, not text; write "true" in quotes
+            spec.selector: is a list, not a map; write a map, such as {key: value}
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_http_routes_of_other_parents() {
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
+        &[
+            "{rules: []}",
+            "{parentRefs: []}",
+            "{parentRefs: [{name: a}]}",
+            "{parentRefs: [{kind: Gateway, name: a}]}",
+            "{parentRefs: [{group: gateway.networking.k8s.io, kind: Service, name: a}]}",
+            "{parentRefs: [{group: \"\", kind: Service, name: a, sectionName: http}]}",
+            "{parentRefs: [{group: \"\", kind: Service, name: a, namespace: b}]}",
+            "{parentRefs: [{group: \"\", kind: Service, name: a, port: 0}]}",
+            "{parentRefs: [{group: \"\", kind: Service, name: a}, {group: \"\", kind: Service, name: a}]}",
+            "{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [example.com]}",
+        ],
+        &expect![[r#"
+            spec.parentRefs: is missing; add `parentRefs`
+            spec.parentRefs: is empty; name the service whose traffic the route decides
+            spec.parentRefs[0]: has no `kind`, which means a Gateway; routes are attached to services here; add `group: ""` and `kind: Service`
+            spec.parentRefs[0].kind: "Gateway" is not known here; use `Service`
+            spec.parentRefs[0].group: "gateway.networking.k8s.io" is not the group of Service; use ""
+            spec.parentRefs[0].sectionName: is not supported; use `port` to name one port of the service
+            spec.parentRefs[0].namespace: "b" is not the route's namespace, default; put the route into the namespace of the service
+            spec.parentRefs[0].port: 0 is out of range; use a number from 1 to 65535
+            spec.parentRefs[1]: is listed twice; remove one of the two
+            spec.hostnames: is not supported: a route of a service is for all its host names; remove it
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_http_routes_that_cannot_be_honoured() {
+    let rule = |rule: &&str| {
+        format!("{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}")
+    };
+    let specs: Vec<String> = HTTP_ROUTE_RULES.iter().map(rule).collect();
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
+        &specs,
+        &expect![[r#"
+            spec.rules[0].filters: is not supported; remove it
+            spec.rules[0].retry: is not supported; remove it
+            spec.rules[0].matches[0].path.type: "Prefix" is not known here; use `Exact`, `PathPrefix` or `RegularExpression`
+            spec.rules[0].matches[0].path.value: "a" does not start with `/`; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a//b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a/../b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a b" has characters that a path cannot have; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a%2Fb" has characters that a path cannot have; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
+            spec.rules[0].matches[0].path.value: is missing; add `value`
+            spec.rules[0].matches[0].path: is "/a", not a map; write a map, such as {key: value}
+            spec.rules[0].matches[0].method: "get" is not known here; did you mean `GET`?
+            spec.rules[0].matches[0].method: "FETCH" is not known here; use `GET`, `HEAD`, `POST`, `PUT`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
+            spec.rules[0].matches[0].headers[0]: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].matches[0].headers: names one field twice, of which only the first would count; remove one of the two
+            spec.rules[0].matches[0].headers[0].type: "Regex" is not known here; use `Exact` or `RegularExpression`
+            spec.rules[0].matches[0].headers: is a map, not a list; write a list, each element after `- `
+            spec.rules[0].matches[0].queryParams[0].value: 1 is a number, not text; write "1" in quotes
+            spec.rules[0].matches[0].query: is not a field that is known here; did you mean `queryParams`?
+            spec.rules[0].backendRefs[0].port: is missing; add `port`
+            spec.rules[0].backendRefs[0].namespace: "other" is not the route's namespace, default; use a service of the route's namespace; ReferenceGrant is not read yet
+            spec.rules[0].backendRefs[0].kind: "ServiceImport" is not known here; use `Service`
+            spec.rules[0].backendRefs[0].weight: -1 is out of range; use a number from 0 to 1000000
+            spec.rules[0].backendRefs[0].weight: 1000001 is out of range; use a number from 0 to 1000000
+            spec.rules[0].backendRefs[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
+            spec.rules[0].backendRefs[0].filters: is not supported; remove it
+            spec.rules[0].timeouts.request: 5 is a number, not text; write "5" in quotes
+            spec.rules[0].timeouts.request: "1.5s" is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.rules[0].timeouts.backendRequest: is not supported; use `request`
+        "#]],
+    );
+}
+
+const HTTP_ROUTE_RULES: &[&str] = &[
+    "{filters: [{type: RequestMirror}]}",
+    "{retry: {attempts: 2}}",
+    "{matches: [{path: {type: Prefix, value: /a}}]}",
+    "{matches: [{path: {value: a}}]}",
+    "{matches: [{path: {value: /a//b}}]}",
+    "{matches: [{path: {value: /a/../b}}]}",
+    "{matches: [{path: {value: \"/a b\"}}]}",
+    "{matches: [{path: {value: /a%2Fb}}]}",
+    "{matches: [{path: {type: RegularExpression, value: \"/(a\"}}]}",
+    "{matches: [{path: {type: RegularExpression}}]}",
+    "{matches: [{path: /a}]}",
+    "{matches: [{method: get}]}",
+    "{matches: [{method: FETCH}]}",
+    "{matches: [{headers: [{name: \"a b\", value: c}]}]}",
+    "{matches: [{headers: [{name: a, value: b}, {name: A, value: c}]}]}",
+    "{matches: [{headers: [{name: a, type: Regex, value: b}]}]}",
+    "{matches: [{headers: {a: b}}]}",
+    "{matches: [{queryParams: [{name: a, value: 1}]}]}",
+    "{matches: [{query: []}]}",
+    "{backendRefs: [{name: a}]}",
+    "{backendRefs: [{name: a, port: 80, namespace: other}]}",
+    "{backendRefs: [{name: a, port: 80, kind: ServiceImport}]}",
+    "{backendRefs: [{name: a, port: 80, weight: -1}]}",
+    "{backendRefs: [{name: a, port: 80, weight: 1000001}]}",
+    "{backendRefs: [{name: a, port: 80, weight: 0.5}]}",
+    "{backendRefs: [{name: a, port: 80, filters: [{type: URLRewrite}]}]}",
+    "{timeouts: {request: 5}}",
+    "{timeouts: {request: 1.5s}}",
+    "{timeouts: {backendRequest: 5s}}",
+];
+
+#[test]
+fn refuses_traffic_targets_that_cannot_be_honoured() {
+    let fill = |spec: &str| {
+        let defaults = [
+            ("destination", "{kind: ServiceAccount, name: a, namespace: default}"),
+            ("sources", "[{kind: ServiceAccount, name: b, namespace: default}]"),
+            ("rules", "[{kind: TCPRoute, name: t}]"),
+        ];
+        let missing = defaults
+            .iter()
+            .filter(|(key, _)| !spec.contains(&format!("{key}:")))
+            .map(|(key, value)| format!(", {key}: {value}"));
+        format!("{{{spec}{}}}", missing.collect::<String>())
+    };
+    let specs = [
+        "destination: {kind: ServiceAccount, name: a, namespace: other}",
+        "destination: {kind: ServiceAccount, name: a}",
+        "destination: {kind: Service, name: a, namespace: default}",
+        "destination: ~",
+        "sources: [{kind: User, name: a, namespace: default}]",
+        "sources: [{kind: ServiceAccount, name: a}]",
+        "sources: ~",
+        "rules: ~",
+        "rules: [{kind: UDPRoute, name: a}]",
+        "rules: [{kind: HTTPRoute, name: a}]",
+        "rules: [{kind: HTTPRouteGroup}]",
+        "rules: [{kind: HTTPRouteGroup, name: a, matches: all}]",
+        "rules: [{kind: TCPRoute, name: a, matches: [b]}]",
+        "source: []",
+    ]
+    .map(fill);
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_specs(
+        "apiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\nmetadata: {name: x}",
+        &specs,
+        &expect![[r#"
+            spec.destination: The traffic target namespace (default) must match spec.Destination.Namespace (other); put the TrafficTarget into the namespace of its destination
+            spec.destination.namespace: is missing; add `namespace`
+            spec.destination.kind: "Service" is not known here; did you mean `ServiceAccount`?
+            spec.destination: is missing; add `destination`
+            spec.sources[0].kind: "User" is not known here; use `ServiceAccount`
+            spec.sources[0].namespace: is missing; add `namespace`
+            spec.sources: is missing; add `sources`
+            spec.rules: is missing; add `rules`
+            spec.rules[0].kind: "UDPRoute" is not supported: the mesh carries no UDP; remove the rule, or use `HTTPRouteGroup` or `TCPRoute`
+            spec.rules[0].kind: "HTTPRoute" is not known here; did you mean `HTTPRouteGroup`?
+            spec.rules[0].name: is missing; add `name`
+            spec.rules[0].matches: is "all", not a list; write a list, each element after `- `
+            spec.rules[0].matches: means nothing for a TCPRoute, whose ports are allowed all; remove it
+            spec.source: is not a field that is known here; did you mean `sources`?
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_route_groups_and_tcp_routes_that_cannot_be_honoured() {
+    check_specs(
+        "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\nmetadata: {name: x}",
+        &[
+            "{}",
+            "{matches: {name: a}}",
+            "{matches: [{pathRegex: /a}]}",
+            "{matches: [{name: a, pathRegex: \"[\"}]}",
+            "{matches: [{name: a, pathRegex: \"(?=x)\"}]}",
+            "{matches: [{name: a, path: /a}]}",
+            "{matches: [{name: a, methods: [get]}]}",
+            "{matches: [{name: a, methods: [FETCH, \"*\"]}]}",
+            "{matches: [{name: a, headers: [{a: \"(\"}]}]}",
+            "{matches: [{name: a, headers: [{\"b c\": d}]}]}",
+            "{matches: [{name: a, headers: [{a: b}, {A: c}]}]}",
+            "{matches: [{name: a, headers: [a]}]}",
+            "{matches: [{name: a}, {name: a}]}",
+        ],
+        &expect![[r#"
+            spec.matches: is missing; add `matches`
+            spec.matches: is a map, not a list; write a list, each element after `- `
+            spec.matches[0].name: is missing; add `name`
+            spec.matches[0].pathRegex: "[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
+            spec.matches[0].pathRegex: "(?=x)" is not a regular expression (look-around, including look-ahead and look-behind, is not supported); correct it; the syntax is RE2's, without look-around or back references
+            spec.matches[0].path: is not a field that is known here; did you mean `pathRegex`?
+            spec.matches[0].methods[0]: "get" is not known here; did you mean `GET`?
+            spec.matches[0].methods[0]: "FETCH" is not known here; use `*`, `GET`, `HEAD`, `PUT`, `POST`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
+            spec.matches[0].headers[0].a: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
+            spec.matches[0].headers[0]["b c"]: "b c" is not the name of a header; use letters, digits and `-`
+            spec.matches[0].headers[1].A: a is given twice; combine the two into one expression
+            spec.matches[0].headers[0]: is "a", not a map; write a map, such as {key: value}
+            spec.matches[1]: the name "a" is taken by another match; use another name
+        "#]],
+    );
+    check_specs(
+        "apiVersion: specs.smi-spec.io/v1alpha4\nkind: TCPRoute\nmetadata: {name: x}",
+        &[
+            "{}",
+            "{matches: {ports: [0]}}",
+            "{matches: {ports: []}}",
+            "{matches: {ports: 80}}",
+            "{matches: [{ports: [80]}]}",
+        ],
+        &expect![[r#"
+            spec.matches: is missing; add `matches`
+            spec.matches.ports[0]: 0 is out of range; use a number from 1 to 65535
+            spec.matches.ports: is empty, which reads as no port and as every port; list the ports that are allowed, or leave `ports` out to allow all
+            spec.matches.ports: is 80, not a list; write a list, each element after `- `
+            spec.matches: is a list, not a map; write a map, such as {key: value}
+        "#]],
+    );
+}

@@ -1,0 +1,259 @@
+//! Files change; what is reported is the difference, and the last good state stays.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use leno_model::Change;
+use leno_registry::{FileSource, Update};
+
+struct House {
+    dir: tempfile::TempDir,
+    source: FileSource,
+}
+
+impl House {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let source = FileSource::new(vec![dir.path().to_owned()]);
+        Self { dir, source }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a file and reads all.
+    fn write(&mut self, name: &str, text: &str) -> Update {
+        fs::write(self.at(name), text).unwrap();
+        self.source.reload()
+    }
+
+    fn remove(&mut self, name: &str) -> Update {
+        fs::remove_file(self.at(name)).unwrap();
+        self.source.reload()
+    }
+}
+
+/// A service on one port.
+fn service(name: &str, port: u16) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+         spec: {{ports: [{{port: {port}}}]}}\n"
+    )
+}
+
+/// `+Service default/a -Service default/b`, in order.
+fn shown(update: &Update) -> String {
+    let change = |change: &Change| match change {
+        Change::Upsert(object) => format!("+{}", object.key()),
+        Change::Remove(key) => format!("-{key}"),
+    };
+    let changes: Vec<String> = update.changes.iter().map(change).collect();
+    changes.join(" ").replace("Service default/", "")
+}
+
+fn problems(update: &Update) -> Vec<&str> {
+    update.rejected.iter().map(|r| r.problem.as_str()).collect()
+}
+
+#[test]
+fn reports_only_differences_removals_first() {
+    let mut house = House::new();
+    let update = house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
+    assert_eq!((shown(&update).as_str(), update.objects), ("+a +b", 2));
+    assert_eq!(shown(&house.source.reload()), "");
+    let update = house.write("a.yaml", &(service("a", 2) + &service("c", 1)));
+    assert_eq!((shown(&update).as_str(), update.objects), ("-b +a +c", 2));
+    assert_eq!(shown(&house.write("below.yml", &service("d", 1))), "+d");
+    assert_eq!(shown(&house.remove("a.yaml")), "-a -c");
+    let located = house.source.locations();
+    assert_eq!(located.len(), 1);
+    assert_eq!(located[0].file, house.at("below.yml"));
+    assert_eq!(located[0].line, 2);
+}
+
+#[test]
+fn a_comment_or_a_move_is_not_a_change() {
+    let mut house = House::new();
+    house.write("a.yaml", &service("a", 1));
+    assert_eq!(shown(&house.write("a.yaml", &format!("# hello\n{}", service("a", 1)))), "");
+    fs::rename(house.at("a.yaml"), house.at("b.yaml")).unwrap();
+    assert_eq!(shown(&house.source.reload()), "");
+}
+
+#[test]
+fn at_first_the_good_documents_load() {
+    let mut house = House::new();
+    let text = service("a", 1) + &service("b", 0) + &service("c", 1) + "---\nkind: Pod\n";
+    let update = house.write("a.yaml", &text);
+    assert_eq!(shown(&update), "+a +c");
+    assert_eq!(update.rejected.len(), 2);
+}
+
+#[test]
+fn a_bad_document_leaves_its_last_good_version_in_force() {
+    let mut house = House::new();
+    house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
+    let update = house.write("a.yaml", &(service("a", 0) + &service("b", 2)));
+    assert_eq!((shown(&update).as_str(), update.objects), ("+b", 2));
+    assert_eq!(problems(&update), ["0 is out of range"]);
+    let update = house.source.reload();
+    assert_eq!(shown(&update), "");
+    assert_eq!(update.rejected.len(), 1, "it stands until it is mended");
+    let update = house.write("a.yaml", &(service("a", 3) + &service("b", 2)));
+    assert_eq!((shown(&update).as_str(), update.rejected.len()), ("+a", 0));
+    house.write("a.yaml", &(service("a", 0) + &service("b", 2)));
+    let update = house.write("a.yaml", &service("b", 2));
+    assert_eq!(shown(&update), "-a", "what is no longer there is removed");
+}
+
+#[test]
+fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
+    for (bad, kept) in [
+        // The same object, misspelt in various places.
+        (service("a", 1).replace("Service", "Servce"), true),
+        (service("a", 1).replace("apiVersion: v1", "apiVersion: v2"), true),
+        (service("a", 1).replace("kind: Service\n", ""), true),
+        (service("a", 1).replace("name:", "nmae:"), true),
+        (service("a", 1).replace("ports", "prots"), true),
+        ("just a text\n".to_owned(), true),
+        // Another object.
+        (service("b", 0), false),
+        (service("a", 0).replace("{name: a}", "{name: a, namespace: x}"), false),
+        (service("a", 1).replace("Service", "Deployment"), false),
+        (service("a", 1).replace("v1\nkind: Service", "x/v1\nkind: TCPRoute"), false),
+    ] {
+        let mut house = House::new();
+        house.write("a.yaml", &service("a", 1));
+        let update = house.write("a.yaml", &bad);
+        assert!(!update.rejected.is_empty(), "{bad}");
+        assert_eq!(update.objects == 1, kept, "{bad}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_yaml_keeps_its_objects_and_is_refused_once() {
+    let mut house = House::new();
+    house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
+    let update = house.write("a.yaml", &(service("a", 2) + "spec: [\n" + &service("c", 1)));
+    assert_eq!((shown(&update).as_str(), update.objects), ("", 2));
+    assert_eq!(update.rejected.len(), 1);
+    assert!(update.rejected[0].problem.starts_with("is not YAML"));
+    assert!(update.rejected[0].at.line.is_some());
+    fs::write(house.at("a.yaml"), b"\xff").unwrap();
+    let update = house.source.reload();
+    assert_eq!((shown(&update).as_str(), update.objects), ("", 2));
+    assert_eq!(shown(&house.write("a.yaml", "")), "-a -b");
+}
+
+#[test]
+fn what_cannot_be_looked_at_keeps_its_objects() {
+    let mut house = House::new();
+    fs::create_dir(house.at("below")).unwrap();
+    house.write("below/a.yaml", &service("a", 1));
+    house.write("b.yaml", &service("b", 1));
+    fs::rename(house.at("below"), house.at(".away")).unwrap();
+    // A link to itself can be neither followed nor said to be gone.
+    symlink("below", house.at("below")).unwrap();
+    fs::remove_file(house.at("b.yaml")).unwrap();
+    symlink("b.yaml", house.at("b.yaml")).unwrap();
+    let update = house.source.reload();
+    assert_eq!((shown(&update).as_str(), update.objects), ("", 2));
+    assert_eq!(update.rejected.len(), 2);
+    fs::remove_file(house.at("below")).unwrap();
+    assert_eq!(shown(&house.source.reload()), "-a");
+}
+
+#[test]
+fn an_object_belongs_to_the_file_that_had_it_first() {
+    let mut house = House::new();
+    house.write("b.yaml", &service("x", 1));
+    let update = house.write("a.yaml", &(service("x", 2) + &service("y", 2)));
+    assert_eq!(shown(&update), "+y");
+    let (a, b) = (house.at("a.yaml"), house.at("b.yaml"));
+    assert_eq!(
+        update.rejected[0].to_string(),
+        format!(
+            "{}:2:1: Service default/x: metadata.name: is already defined at {}:2; \
+             remove one of the two, or rename it",
+            a.display(),
+            b.display()
+        )
+    );
+    let update = house.remove("b.yaml");
+    assert_eq!((shown(&update).as_str(), update.rejected.len()), ("+x", 0));
+    // At first, the order of the files decides.
+    fs::write(&b, service("x", 1)).unwrap();
+    let update = FileSource::new(vec![b, a.clone()]).reload();
+    assert_eq!(update.objects, 2);
+    assert!(update.rejected[0].problem.contains(a.to_str().unwrap()));
+}
+
+#[test]
+fn a_mesh_has_one_mesh_config() {
+    let config = |mode: &str| {
+        format!(
+            "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: {mode}}}\n\
+             spec: {{trafficMode: {mode}}}\n"
+        )
+    };
+    let mut house = House::new();
+    house.write("a.yaml", &config("strict"));
+    let update = house.write("b.yaml", &config("permissive"));
+    assert_eq!((shown(&update).as_str(), update.objects), ("", 1));
+    assert!(update.rejected[0].problem.contains("a mesh has one MeshConfig"));
+    let update = house.write("a.yaml", &(config("strict") + &config("strict")));
+    assert_eq!(update.rejected.len(), 2);
+}
+
+#[test]
+fn a_path_that_is_not_there_is_refused_and_one_that_goes_takes_its_objects_along() {
+    let mut house = House::new();
+    let path = house.at("a.yaml");
+    house.source = FileSource::new(vec![path.clone()]);
+    assert_eq!(problems(&house.source.reload()), ["does not exist"]);
+    assert_eq!(shown(&house.write("a.yaml", &service("a", 1))), "+a");
+    let update = house.remove("a.yaml");
+    assert_eq!(shown(&update), "-a");
+    assert_eq!(problems(&update), ["does not exist"]);
+}
+
+#[test]
+fn follows_the_swap_of_a_config_map() {
+    let mut house = House::new();
+    for (version, port) in [("..v1", 1), ("..v2", 2)] {
+        fs::create_dir(house.at(version)).unwrap();
+        fs::write(house.at(version).join("a.yaml"), service("a", port)).unwrap();
+    }
+    symlink("..v1", house.at("..data")).unwrap();
+    symlink("..data/a.yaml", house.at("a.yaml")).unwrap();
+    assert_eq!(shown(&house.source.reload()), "+a");
+    symlink("..v2", house.at("..tmp")).unwrap();
+    fs::rename(house.at("..tmp"), house.at("..data")).unwrap();
+    let update = house.source.reload();
+    assert_eq!((shown(&update).as_str(), update.objects), ("+a", 1));
+}
+
+#[test]
+fn warnings_stand_as_long_as_their_documents() {
+    let mut house = House::new();
+    let target = "apiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
+        metadata: {name: t}\nspec:\n  \
+        destination: {kind: ServiceAccount, name: a, namespace: default}\n  \
+        sources: [{kind: ServiceAccount, name: b, namespace: default}]\n  \
+        rules:\n  - {kind: HTTPRouteGroup, name: g}\n";
+    let update = house.write("a.yaml", target);
+    let file = house.at("a.yaml");
+    assert_eq!(update.objects, 1);
+    assert_eq!(
+        update.warnings[0].to_string(),
+        format!(
+            "{}:8:5: TrafficTarget default/t: spec.rules[0]: has no `matches`, so that it allows \
+             no request; list the names of the group's matches that are allowed",
+            file.display()
+        )
+    );
+    assert_eq!(house.source.reload().warnings.len(), 1);
+    assert_eq!(house.remove("a.yaml").warnings, []);
+}

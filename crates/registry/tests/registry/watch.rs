@@ -1,0 +1,198 @@
+//! The watcher tells what changed soon after it did, however it was saved.
+
+use std::fs;
+use std::future::Future;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::Change;
+use leno_registry::{FileSource, Update, WatchError, watch};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{Receiver, channel};
+
+fn service(name: &str, port: u16) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+         spec: {{ports: [{{port: {port}}}]}}\n"
+    )
+}
+
+/// The receiving end of a watch.
+struct Watched {
+    updates: Receiver<Update>,
+    demand: Arc<Notify>,
+}
+
+impl Watched {
+    /// The next update. The limit is only there for the test to fail instead of hanging.
+    async fn next(&mut self) -> Update {
+        let next = tokio::time::timeout(Duration::from_secs(20), self.updates.recv());
+        next.await.expect("an update comes").expect("the watch goes on")
+    }
+
+    /// Waits until a service has this port; updates on the way there may be partial.
+    async fn expect(&mut self, name: &str, port: u16) {
+        loop {
+            let update = self.next().await;
+            let found = update.changes.iter().any(|change| match change {
+                Change::Upsert(leno_model::Object::Service(service)) => {
+                    service.name.name.as_str() == name && service.ports[0].port == port
+                }
+                _ => false,
+            });
+            if found {
+                return;
+            }
+        }
+    }
+
+    /// Waits until nothing is left.
+    async fn expect_nothing(&mut self) {
+        while self.next().await.objects > 0 {}
+    }
+}
+
+/// Runs a watch beside a scenario; the watch ends when the scenario drops its receiver.
+fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(Watched) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (sender, updates) = channel(4);
+    let demand = Arc::new(Notify::new());
+    let watching = watch(FileSource::new(paths), sender, Arc::clone(&demand));
+    let both = async { tokio::join!(watching, scenario(Watched { updates, demand })) };
+    let (ended, ()): (Result<(), WatchError>, ()) = runtime.block_on(both);
+    ended.unwrap();
+}
+
+/// As editors save: beside, then over.
+fn save(path: &Path, text: &str) {
+    let beside = path.with_extension("tmp");
+    fs::write(&beside, text).unwrap();
+    fs::rename(beside, path).unwrap();
+}
+
+#[test]
+fn sees_files_written_renamed_and_removed_in_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    run(vec![dir.path().to_owned()], async |mut watched: Watched| {
+        assert_eq!(watched.next().await, Update::default(), "the first is always sent");
+        fs::write(at("a.yaml"), service("a", 1)).unwrap();
+        watched.expect("a", 1).await;
+        save(&at("a.yaml"), &service("a", 2));
+        watched.expect("a", 2).await;
+        fs::create_dir(at("below")).unwrap();
+        fs::write(at("below/b.yaml"), service("b", 1)).unwrap();
+        watched.expect("b", 1).await;
+        fs::write(at("below/b.yaml"), service("b", 2)).unwrap();
+        watched.expect("b", 2).await;
+        fs::remove_dir_all(at("below")).unwrap();
+        fs::remove_file(at("a.yaml")).unwrap();
+        watched.expect_nothing().await;
+    });
+}
+
+#[test]
+fn sees_that_a_file_was_emptied_and_stays_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.yaml");
+    fs::write(&file, service("a", 1)).unwrap();
+    run(vec![file.clone()], async |mut watched: Watched| {
+        watched.expect("a", 1).await;
+        fs::write(&file, "").unwrap();
+        watched.expect_nothing().await;
+        fs::write(&file, service("a", 2)).unwrap();
+        watched.expect("a", 2).await;
+    });
+}
+
+#[test]
+fn sees_one_file_come_and_go_and_its_directory_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let house = dir.path().join("house");
+    let file = house.join("room/mesh.yaml");
+    run(vec![file.clone()], async |mut watched: Watched| {
+        assert_eq!(watched.next().await.rejected.len(), 1);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        save(&file, &service("a", 1));
+        watched.expect("a", 1).await;
+        save(&file, &service("a", 2));
+        watched.expect("a", 2).await;
+        fs::remove_dir_all(&house).unwrap();
+        watched.expect_nothing().await;
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, service("a", 3)).unwrap();
+        watched.expect("a", 3).await;
+    });
+}
+
+#[test]
+fn sees_a_directory_replaced_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for (name, port) in [("live", 1), ("next", 2)] {
+        fs::create_dir(at(name)).unwrap();
+        fs::write(at(name).join("a.yaml"), service("a", port)).unwrap();
+    }
+    run(vec![at("live")], async |mut watched: Watched| {
+        watched.expect("a", 1).await;
+        fs::rename(at("live"), at("old")).unwrap();
+        fs::rename(at("next"), at("live")).unwrap();
+        watched.expect("a", 2).await;
+        fs::write(at("live/a.yaml"), service("a", 3)).unwrap();
+        watched.expect("a", 3).await;
+    });
+}
+
+#[test]
+fn sees_the_swap_of_a_config_map_in_a_directory_and_of_one_file_of_it() {
+    for given in [".", "a.yaml"] {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for (version, port) in [("..v1", 1), ("..v2", 2)] {
+            fs::create_dir(at(version)).unwrap();
+            fs::write(at(version).join("a.yaml"), service("a", port)).unwrap();
+        }
+        symlink("..v1", at("..data")).unwrap();
+        symlink("..data/a.yaml", at("a.yaml")).unwrap();
+        run(vec![at(given)], async |mut watched: Watched| {
+            watched.expect("a", 1).await;
+            symlink("..v2", at("..tmp")).unwrap();
+            fs::rename(at("..tmp"), at("..data")).unwrap();
+            fs::remove_dir_all(at("..v1")).unwrap();
+            watched.expect("a", 2).await;
+        });
+    }
+}
+
+#[test]
+fn sees_the_target_of_a_link_written_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("elsewhere")).unwrap();
+    fs::write(at("elsewhere/text.txt"), service("a", 1)).unwrap();
+    fs::create_dir(at("mesh")).unwrap();
+    symlink(at("elsewhere/text.txt"), at("mesh/a.yaml")).unwrap();
+    run(vec![at("mesh")], async |mut watched: Watched| {
+        watched.expect("a", 1).await;
+        fs::write(at("elsewhere/text.txt"), service("a", 2)).unwrap();
+        watched.expect("a", 2).await;
+    });
+}
+
+#[test]
+fn tells_of_refusals_and_answers_demands() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.yaml");
+    fs::write(&file, service("a", 1)).unwrap();
+    run(vec![file.clone()], async |mut watched: Watched| {
+        watched.expect("a", 1).await;
+        save(&file, &service("a", 0));
+        let update = watched.next().await;
+        assert_eq!((update.changes.len(), update.rejected.len()), (0, 1));
+        watched.demand.notify_one();
+        let update = watched.next().await;
+        assert_eq!((update.changes.len(), update.rejected.len()), (0, 1));
+    });
+}

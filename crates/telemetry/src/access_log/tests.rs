@@ -1,0 +1,93 @@
+//! Whole lines, and what must never be in one.
+
+use super::*;
+
+const ENTRY: Entry<'_> = Entry {
+    direction: "inbound",
+    method: "GET",
+    path: "/ratings/1",
+    protocol: "HTTP/1.1",
+    authority: "ratings:9080",
+    status: 200,
+    reason: None,
+    service: "bookinfo/ratings",
+    route: "",
+    policy: "bookinfo/reviews-read",
+    peer: "spiffe://cluster.local/ns/bookinfo/sa/reviews",
+    downstream: None,
+    upstream: None,
+    bytes_in: 0,
+    bytes_out: 42,
+    duration: Duration::from_micros(1_234),
+    time_to_first_byte: Some(Duration::from_micros(900)),
+    upstream_time: None,
+    retries: 0,
+    forwarded_for: "",
+    user_agent: "curl/8",
+    request_id: "",
+    server_name: "",
+};
+
+const NOW: &str = "2026-01-02T03:04:05.678Z";
+
+fn line(entry: &Entry<'_>) -> String {
+    let mut out = String::new();
+    write_json(entry, NOW, &mut out);
+    out
+}
+
+#[test]
+fn an_answered_request() {
+    let entry = Entry {
+        downstream: Some(([127, 0, 0, 1], 4711).into()),
+        upstream: Some("[::1]:9080".parse().unwrap()),
+        ..ENTRY
+    };
+    expect_test::expect![[r#"
+        {"start_time":"2026-01-02T03:04:05.678Z","direction":"inbound","method":"GET","path":"/ratings/1","protocol":"HTTP/1.1","authority":"ratings:9080","response_code":200,"response_code_details":null,"upstream_cluster":"bookinfo/ratings","route":null,"policy":"bookinfo/reviews-read","peer":"spiffe://cluster.local/ns/bookinfo/sa/reviews","downstream_remote":"127.0.0.1:4711","upstream_host":"[::1]:9080","bytes_received":0,"bytes_sent":42,"duration":1.234,"time_to_first_byte":0.900,"upstream_service_time":null,"retries":0,"x_forwarded_for":null,"user_agent":"curl/8","request_id":null,"requested_server_name":null}
+    "#]]
+    .assert_eq(&line(&entry));
+}
+
+#[test]
+fn a_failure_tells_its_reason() {
+    let failed = line(&Entry { status: 0, reason: Some("upstream-reset"), ..ENTRY });
+    assert!(
+        failed.contains(r#""response_code":0,"response_code_details":"upstream-reset""#),
+        "{failed}"
+    );
+}
+
+#[test]
+fn what_may_be_secret_is_not_written() {
+    for (path, authority) in [
+        ("/a?token=hunter2", "shop"),
+        ("/a#hunter2", "shop"),
+        ("/a", "user:hunter2@shop"),
+        ("/a", "hunter2@hunter2@shop"),
+    ] {
+        let line = line(&Entry { path, authority, ..ENTRY });
+        assert!(!line.contains("hunter2"), "{line}");
+        assert!(line.contains(r#""path":"/a","protocol":"HTTP/1.1","authority":"shop""#), "{line}");
+    }
+}
+
+#[test]
+fn texts_are_escaped_and_cut() {
+    for (text, expected) in [
+        (r#"a"b\c"#, r#""a\"b\\c""#.to_owned()),
+        ("a\nb\r\tc", r#""a\nb\r\tc""#.to_owned()),
+        ("\u{0}\u{1b}\u{7f}\u{9b}", r#""\u0000\u001b\u007f\u009b""#.to_owned()),
+        ("é😀", r#""é😀""#.to_owned()),
+        (&"x".repeat(2_000), format!("\"{}\"", "x".repeat(TEXT_BYTES_MAX))),
+        (&"é".repeat(2_000), format!("\"{}\"", "é".repeat(TEXT_BYTES_MAX / 2))),
+        (
+            &format!("x{}", "é".repeat(2_000)),
+            format!("\"x{}\"", "é".repeat(TEXT_BYTES_MAX / 2 - 1)),
+        ),
+    ] {
+        let line = line(&Entry { user_agent: text, ..ENTRY });
+        assert!(line.contains(&format!("\"user_agent\":{expected},")), "{line}");
+        assert_eq!(line.lines().count(), 1, "{line}");
+    }
+}

@@ -1,0 +1,78 @@
+//! The whole page, as a scraper sees it.
+
+use expect_test::expect_file;
+
+use super::*;
+use crate::names::{ConnectionSide, metrics};
+use crate::series::Outcome;
+
+#[test]
+fn the_page_is_as_the_format_demands() {
+    let telemetry = Telemetry::new();
+    let shard = telemetry.shard();
+    let ratings = shard.series(&RequestLabels {
+        direction: "inbound",
+        service: "bookinfo/ratings".to_owned(),
+        port: 9080,
+        route: "bookinfo/ratings".to_owned(),
+        peer: "spiffe://cluster.local/ns/bookinfo/sa/reviews".to_owned(),
+        protocol: "HTTP",
+    });
+    for (status, reason, ms) in [
+        (200, None, 1),
+        (200, None, 40),
+        (0, Some("upstream-reset"), 120),
+        (503, Some("no-endpoint"), 0),
+    ] {
+        let duration = Duration::from_millis(ms);
+        shard.record(ratings, &Outcome { status, reason, duration, bytes_in: 10, bytes_out: 100 });
+    }
+    shard.refuse("plaintext-refused");
+    shard.connection_opened(ConnectionSide::Downstream);
+    shard.add(Count::UpstreamConnected, 3);
+    telemetry.set(Level::CertificateExpiry, 1_700_000_000);
+    telemetry.set(Level::ControlConnected, 0);
+    let usage = Usage {
+        cpu: Duration::from_millis(1_250),
+        rss_kib: 4,
+        pss_kib: 3,
+        private_kib: 2,
+        threads: 1,
+    };
+
+    let mut page = String::new();
+    write(&telemetry, Some(&usage), &mut page);
+    let page = page.replace(env!("CARGO_PKG_VERSION"), "VERSION");
+    expect_file!["page.txt"].assert_eq(&page);
+}
+
+#[test]
+fn every_metric_is_announced_once_and_without_usage_all_but_two() {
+    let telemetry = Telemetry::new();
+    let mut page = String::new();
+    write(&telemetry, None, &mut page);
+    for metric in metrics() {
+        let announced =
+            page.lines().filter(|line| line.split(' ').take(3).eq(["#", "TYPE", metric.name]));
+        let expected = usize::from(!metric.name.starts_with("process_"));
+        assert_eq!(announced.count(), expected, "{}", metric.name);
+    }
+    page.clear();
+    telemetry.expose(&mut page);
+    assert!(page.contains("\nprocess_resident_memory_bytes "), "{page}");
+}
+
+#[test]
+fn label_values_are_escaped() {
+    for (value, expected) in [
+        ("plain", r#"l="plain""#),
+        (r#"a"b"#, r#"l="a\"b""#),
+        (r"a\b", r#"l="a\\b""#),
+        ("a\nb", r#"l="a\nb""#),
+        ("ä", r#"l="ä""#),
+    ] {
+        let mut out = String::new();
+        write_label(&mut out, "l", value);
+        assert_eq!(out, expected);
+    }
+}

@@ -1,0 +1,246 @@
+//! Histograms of durations: logarithmic buckets with eight steps in each doubling.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::cell::{Cell, cells};
+
+/// How often each duration occurred, from a microsecond to 71 minutes, each known to 6 % (or to
+/// a microsecond). Histograms of several cores, series or processes merge without further loss.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Histogram {
+    counts: Box<[u64; BUCKETS]>,
+    sum_us: u64,
+}
+
+impl Histogram {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { counts: Box::new([0; BUCKETS]), sum_us: 0 }
+    }
+
+    /// Counts a duration.
+    pub fn record(&mut self, duration: Duration) {
+        let us = microseconds(duration);
+        self.counts[bucket(us)] += 1;
+        self.sum_us = self.sum_us.saturating_add(us);
+    }
+
+    /// Adds all that the other counted.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts.iter()) {
+            *count += more;
+        }
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
+    }
+
+    /// How many durations were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Their sum.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        Duration::from_micros(self.sum_us)
+    }
+
+    /// The duration that this share of all, from 0 to 1, did not exceed; zero when empty.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Duration {
+        let count = self.count();
+        // Float to integer saturates, and a share that is no number becomes the smallest rank.
+        let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
+        let mut seen = 0;
+        for (index, in_bucket) in self.counts.iter().enumerate() {
+            seen += in_bucket;
+            if seen >= rank {
+                return representative(index);
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// How many did not exceed each of these limits, which must ascend.
+    pub(crate) fn cumulative<'a>(
+        &'a self,
+        limits: &'a [Duration],
+    ) -> impl Iterator<Item = (Duration, u64)> + 'a {
+        let mut buckets = self.counts.iter().enumerate().peekable();
+        let mut seen = 0;
+        limits.iter().map(move |limit| {
+            while let Some((_, count)) = buckets.next_if(|(i, _)| representative(*i) <= *limit) {
+                seen += count;
+            }
+            (*limit, seen)
+        })
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Histogram")
+            .field("count", &self.count())
+            .field("sum", &self.sum())
+            .field("p50", &self.quantile(0.50))
+            .field("p99", &self.quantile(0.99))
+            .finish()
+    }
+}
+
+/// A histogram with a single writer, readable by others meanwhile.
+#[derive(Debug)]
+pub(crate) struct HistogramCells {
+    counts: [Cell; BUCKETS],
+    sum_us: Cell,
+}
+
+impl HistogramCells {
+    pub(crate) fn new() -> Self {
+        Self { counts: cells(), sum_us: Cell::default() }
+    }
+
+    pub(crate) fn record(&self, duration: Duration) {
+        let us = microseconds(duration);
+        self.counts[bucket(us)].add(1);
+        self.sum_us.add(us);
+    }
+
+    pub(crate) fn add_to(&self, total: &mut Histogram) {
+        for (count, cell) in total.counts.iter_mut().zip(&self.counts) {
+            *count += cell.read();
+        }
+        total.sum_us = total.sum_us.saturating_add(self.sum_us.read());
+    }
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The bucket of a number of microseconds: itself below 8, then its three bits after the first.
+fn bucket(us: u64) -> usize {
+    let us = us.min(US_MAX);
+    let shift = us.max(STEPS).ilog2() - STEP_BITS;
+    let step = us >> shift;
+    // Below 16 the step is the number itself; every further doubling adds eight buckets.
+    usize::try_from(u64::from(shift) * STEPS + step).unwrap_or(BUCKETS - 1)
+}
+
+/// The first number of microseconds in a bucket and the first after it.
+fn bounds(bucket: usize) -> (u64, u64) {
+    let bucket = bucket as u64;
+    let shift = (bucket / STEPS).saturating_sub(1);
+    let step = bucket - shift * STEPS;
+    (step << shift, (step + 1) << shift)
+}
+
+/// The duration that is, in proportion, equally far from both ends of a bucket.
+fn representative(bucket: usize) -> Duration {
+    let (from, to) = bounds(bucket);
+    // The product of the last bounds has 64 bits: the rest does not fit beside it.
+    let ns = 2_000 * u128::from(from) * u128::from(to) / u128::from(from + to);
+    Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
+/// Eight steps in a doubling: the middle of one is at most 1/17 away from its ends.
+const STEP_BITS: u32 = 3;
+const STEPS: u64 = 1 << STEP_BITS;
+
+/// The longest duration told from longer ones: 71 minutes.
+const US_MAX: u64 = (1 << US_BITS) - 1;
+const US_BITS: u32 = 32;
+
+const BUCKETS: usize = (US_BITS - STEP_BITS + 1) as usize * STEPS as usize;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn buckets_follow_each_other_without_gap() {
+        let mut next = 0;
+        for index in 0..BUCKETS {
+            let (from, to) = bounds(index);
+            assert_eq!(from, next, "{index}");
+            assert_eq!(bucket(from), index);
+            assert_eq!(bucket(to - 1), index);
+            let middle = representative(index);
+            assert!(middle >= Duration::from_micros(from) && middle < Duration::from_micros(to));
+            next = to;
+        }
+        assert_eq!(next, US_MAX + 1);
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn an_empty_one_has_no_quantiles_and_ends_are_clamped() {
+        let mut histogram = Histogram::new();
+        assert_eq!(histogram.quantile(0.5), Duration::ZERO);
+        histogram.record(Duration::from_millis(1));
+        for share in [-1.0, 0.0, 1.0, 7.0, f64::NAN, f64::INFINITY] {
+            let found = histogram.quantile(share).as_secs_f64();
+            assert!((found - 0.001).abs() < 0.000_06, "{share} {found}");
+        }
+    }
+
+    #[test]
+    fn counts_below_limits_never_fall() {
+        let mut histogram = Histogram::new();
+        for ms in [1_u64, 2, 3, 50, 5_000] {
+            histogram.record(Duration::from_millis(ms));
+        }
+        let limits: Vec<_> = [4, 60, 6_000].map(Duration::from_millis).into();
+        let counts: Vec<_> = histogram.cumulative(&limits).map(|(_, c)| c).collect();
+        assert_eq!(counts, [3, 4, 5]);
+    }
+
+    /// The exact value of a rank in a sorted list.
+    fn exact(sorted: &[u64], share: f64) -> u64 {
+        let rank = (share * sorted.len() as f64).ceil() as usize;
+        sorted[rank.clamp(1, sorted.len()) - 1]
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_are_within_six_percent_or_a_microsecond(
+            // Of every order of magnitude alike, up to the longest that is told apart.
+            mut ns in prop::collection::vec((0_u32..=42, any::<u64>())
+                .prop_map(|(bits, n)| (n & ((1 << bits) - 1)).min(US_MAX * 1_000)), 1..200),
+            share in 0.0..=1.0,
+        ) {
+            let mut histogram = Histogram::new();
+            ns.iter().for_each(|n| histogram.record(Duration::from_nanos(*n)));
+            ns.sort_unstable();
+            let exact = exact(&ns, share) as f64;
+            let found = histogram.quantile(share).as_nanos() as f64;
+            let error = (found - exact).abs();
+            prop_assert!(error <= exact * 0.06 || error < 1_000.0, "{found} for {exact}");
+        }
+
+        #[test]
+        fn merging_is_recording_both(
+            left in prop::collection::vec(0..u64::from(u32::MAX), 0..50),
+            right in prop::collection::vec(0..u64::from(u32::MAX), 0..50),
+        ) {
+            let of = |us: &mut dyn Iterator<Item = &u64>| {
+                let mut histogram = Histogram::new();
+                us.for_each(|us| histogram.record(Duration::from_micros(*us)));
+                histogram
+            };
+            let mut merged = of(&mut left.iter());
+            merged.merge(&of(&mut right.iter()));
+            prop_assert_eq!(merged, of(&mut left.iter().chain(&right)));
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What happened: counters, histograms, access log, exposition.
+//!
+//! Every data core writes into a [`Shard`] of its own, with plain loads and stores; the sums are
+//! made when somebody asks [`Telemetry`].
+
+pub mod access_log;
+pub mod histogram;
+pub mod names;
+pub mod series;
+pub mod shard;
+pub mod telemetry;
+pub mod usage;
+
+mod cell;
+mod exposition;
+mod status;
+mod tally;
+
+pub use access_log::{Entry, write_json};
+pub use histogram::Histogram;
+pub use names::{ConnectionSide, Count, Gauge, Level};
+pub use series::{Failure, Outcome, RequestLabels, SERIES_MAX, SeriesId, SeriesSummary};
+pub use shard::Shard;
+pub use telemetry::Telemetry;
+pub use usage::{Usage, usage};

@@ -1,0 +1,390 @@
+//! Names: every metric, its kind, labels and meaning, in one table.
+
+/// A family of numbers that are exposed under one name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metric {
+    /// Its name.
+    pub name: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+    /// One sentence.
+    pub help: &'static str,
+}
+
+/// How the numbers of a metric behave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// They only rise, until the process ends.
+    Counter,
+    /// They rise and fall.
+    Gauge,
+    /// They are counts below limits.
+    Histogram,
+}
+
+impl Kind {
+    /// The word of the exposition format.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// Every metric, in the order of the exposition and of the documents.
+pub fn metrics() -> impl Iterator<Item = &'static Metric> {
+    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &CONNECTIONS_REFUSED]
+        .into_iter()
+        .chain(Count::METRICS)
+        .chain(Gauge::METRICS)
+        .chain(Level::METRICS)
+        .chain([&BUILD, &PROCESS_CPU, &PROCESS_MEMORY])
+}
+
+/// The document about all metrics, `docs/metrics.md`.
+#[must_use]
+pub fn render() -> String {
+    let mut out = PREFACE.to_owned();
+    for Metric { name, kind, labels, help } in metrics() {
+        let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let (kind, labels) = (kind.as_str(), labels.join(", "));
+        out.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
+    }
+    out.push_str(LABELS);
+    out
+}
+
+macro_rules! closed_list {
+    (
+        $(#[doc = $about:literal])+
+        $list:ident, $kind:ident;
+        $(
+            $metric:literal $labels:tt $help:literal
+            { $($(#[doc = $caption:literal])+ $variant:ident $values:tt;)+ }
+        )+
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $list { $($($(#[doc = $caption])+ $variant,)+)+ }
+
+        impl $list {
+            /// All of them, in the order of the documents.
+            pub const ALL: &'static [Self] = &[$($(Self::$variant,)+)+];
+
+            /// The metrics that they are exposed as.
+            pub const METRICS: &'static [Metric] = &[$(Metric {
+                name: $metric,
+                kind: Kind::$kind,
+                labels: &$labels,
+                help: $help,
+            },)+];
+
+            /// The name of the metric that it belongs to.
+            #[must_use]
+            pub const fn metric(self) -> &'static str {
+                match self { $($(Self::$variant => $metric,)+)+ }
+            }
+
+            /// The values of the metric's labels, in their order.
+            #[must_use]
+            pub const fn label_values(self) -> &'static [&'static str] {
+                match self { $($(Self::$variant => &$values,)+)+ }
+            }
+        }
+    };
+}
+
+closed_list! {
+    /// What a shard counts besides requests.
+    Count, Counter;
+    "leno_connections_opened_total" ["side"]
+    "Connections accepted (downstream) and established (upstream)." {
+        /// A connection was accepted.
+        DownstreamOpened ["downstream"];
+        /// A connection was established.
+        UpstreamOpened ["upstream"];
+    }
+    "leno_handshakes_total" ["side", "result"]
+    "TLS handshakes that ended, by who started them and how they ended." {
+        /// A client and this sidecar proved themselves to each other.
+        DownstreamHandshake ["downstream", "ok"];
+        /// A handshake that a client started failed.
+        DownstreamHandshakeFailed ["downstream", "failed"];
+        /// An endpoint and this sidecar proved themselves to each other.
+        UpstreamHandshake ["upstream", "ok"];
+        /// A handshake with an endpoint failed.
+        UpstreamHandshakeFailed ["upstream", "failed"];
+    }
+    "leno_upstream_connects_total" ["result"]
+    "Attempts to connect to an endpoint, by how they ended." {
+        /// It was reached.
+        UpstreamConnected ["ok"];
+        /// It refused, or could not be reached.
+        UpstreamConnectFailed ["failed"];
+        /// It did not answer in time.
+        UpstreamConnectTimeout ["timeout"];
+    }
+    "leno_upstream_leases_total" ["source"]
+    "Connections and links leased for requests, by whether one was open already." {
+        /// One from the pool.
+        LeaseReused ["pool"];
+        /// One established for the request.
+        LeaseOpened ["new"];
+    }
+    "leno_retries_total" []
+    "Requests sent once more, to another endpoint." {
+        /// A request was sent once more.
+        Retries [];
+    }
+    "leno_endpoint_backoffs_total" []
+    "Times that an endpoint was left alone for a while because connecting to it failed." {
+        /// An endpoint is left alone for a while.
+        EndpointBackoffs [];
+    }
+    "leno_snapshot_applied_total" []
+    "Changes from the control plane that were applied." {
+        /// A change was applied.
+        SnapshotApplied [];
+    }
+    "leno_snapshot_refused_total" []
+    "Changes from the control plane that were refused as a whole." {
+        /// A change was refused.
+        SnapshotRefused [];
+    }
+    "leno_control_connects_total" []
+    "Times that the stream to the control plane was opened." {
+        /// The stream was opened.
+        ControlConnects [];
+    }
+    "leno_certificate_renewals_total" ["result"]
+    "Attempts to renew the certificate of the workload." {
+        /// A new certificate is in use.
+        CertificateRenewed ["ok"];
+        /// The old one stays in use for now.
+        CertificateRenewalFailed ["failed"];
+    }
+    "leno_access_log_dropped_total" []
+    "Lines of the access log that were dropped because its reader was too slow." {
+        /// A line was dropped.
+        AccessLogDropped [];
+    }
+    "leno_series_folded_total" []
+    "Sets of labels counted under the service `other`, because there were too many." {
+        /// A set of labels was folded.
+        SeriesFolded [];
+    }
+}
+
+closed_list! {
+    /// What a shard has at the moment.
+    Gauge, Gauge;
+    "leno_connections" ["side"]
+    "Connections open now, from clients (downstream) and to endpoints (upstream)." {
+        /// Connections from clients.
+        ConnectionsDownstream ["downstream"];
+        /// Connections to endpoints.
+        ConnectionsUpstream ["upstream"];
+    }
+    "leno_links" ["side"]
+    "Multiplexed links between sidecars open now." {
+        /// Links that other sidecars opened.
+        LinksDownstream ["downstream"];
+        /// Links that this sidecar opened.
+        LinksUpstream ["upstream"];
+    }
+    "leno_requests_in_flight" []
+    "Requests and byte streams under way now." {
+        /// Requests under way.
+        RequestsInFlight [];
+    }
+}
+
+closed_list! {
+    /// What is so for the whole process.
+    Level, Gauge;
+    "leno_certificate_expiry_timestamp_seconds" []
+    "When the certificate of the workload expires, in seconds since 1970." {
+        /// When the certificate expires.
+        CertificateExpiry [];
+    }
+    "leno_control_connected" []
+    "1 while the control plane is connected, otherwise 0." {
+        /// Whether the control plane is connected.
+        ControlConnected [];
+    }
+    "leno_snapshot_services" []
+    "Services that the sidecar knows now." {
+        /// How many services are known.
+        SnapshotServices [];
+    }
+}
+
+/// The end of a connection that opened it, as seen from this sidecar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ConnectionSide {
+    /// A client opened it.
+    Downstream,
+    /// This sidecar opened it.
+    Upstream,
+}
+
+impl ConnectionSide {
+    pub(crate) const fn opened(self) -> Count {
+        match self {
+            Self::Downstream => Count::DownstreamOpened,
+            Self::Upstream => Count::UpstreamOpened,
+        }
+    }
+
+    pub(crate) const fn open(self) -> Gauge {
+        match self {
+            Self::Downstream => Gauge::ConnectionsDownstream,
+            Self::Upstream => Gauge::ConnectionsUpstream,
+        }
+    }
+}
+
+/// The labels of a series, which all metrics about requests share.
+macro_rules! request_labels {
+    ($($more:literal),*) => {
+        &["direction", "service", "port", "route", "peer", "protocol" $(, $more)*]
+    };
+}
+
+pub(crate) const REQUESTS: Metric = Metric {
+    name: "leno_requests_total",
+    kind: Kind::Counter,
+    labels: request_labels!("code", "reason"),
+    help: "Requests and byte streams that ended, by class of status and reason of failure.",
+};
+
+pub(crate) const REQUEST_DURATION: Metric = Metric {
+    name: "leno_request_duration_seconds",
+    kind: Kind::Histogram,
+    labels: request_labels!(),
+    help: "How long requests took, from the first byte received to the last byte sent.",
+};
+
+pub(crate) const REQUEST_BYTES: Metric = Metric {
+    name: "leno_request_bytes_total",
+    kind: Kind::Counter,
+    labels: request_labels!(),
+    help: "Bytes of bodies received from clients.",
+};
+
+pub(crate) const RESPONSE_BYTES: Metric = Metric {
+    name: "leno_response_bytes_total",
+    kind: Kind::Counter,
+    labels: request_labels!(),
+    help: "Bytes of bodies sent to clients.",
+};
+
+pub(crate) const CONNECTIONS_REFUSED: Metric = Metric {
+    name: "leno_connections_refused_total",
+    kind: Kind::Counter,
+    labels: &["reason"],
+    help: "Connections refused before any request, by reason.",
+};
+
+pub(crate) const BUILD: Metric = Metric {
+    name: "leno_build_info",
+    kind: Kind::Gauge,
+    labels: &["version"],
+    help: "Always 1; the label tells which version runs.",
+};
+
+pub(crate) const PROCESS_CPU: Metric = Metric {
+    name: "process_cpu_seconds_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "CPU time that the process has used, in user and system mode.",
+};
+
+pub(crate) const PROCESS_MEMORY: Metric = Metric {
+    name: "process_resident_memory_bytes",
+    kind: Kind::Gauge,
+    labels: &[],
+    help: "Memory of the process that is resident.",
+};
+
+const PREFACE: &str = "\
+# Metrics
+
+What a sidecar exposes at `/metrics`, in the Prometheus text format 0.0.4. This page is generated
+from `crates/telemetry/src/names.rs`; after a change there, `UPDATE_EXPECT=1 cargo test -p
+leno-telemetry` writes it anew.
+
+| metric | kind | labels | meaning |
+|---|---|---|---|
+";
+
+const LABELS: &str = "
+## Labels
+
+| label | values |
+|---|---|
+| `direction` | `inbound`: to the workload; `outbound`: from the workload |
+| `service` | the service that was called, `namespace/name`; `other` when there are more than 2048 sets of labels |
+| `port` | the port of the service; 0 for `other` |
+| `route` | the `HTTPRoute` that decided, `namespace/name`; empty without one |
+| `peer` | the verified identity at the other end; empty without one |
+| `protocol` | what was spoken |
+| `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
+| `reason` | why the request failed, from the closed list of reasons; empty when the application answered |
+| `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
+| `result` | how an attempt ended: `ok`, `failed` or `timeout` |
+| `source` | `pool`: open already; `new`: opened for the request |
+| `version` | the version of Leno |
+
+Durations are kept in buckets no wider than an eighth of what they hold, so that quantiles are
+exact to 6 %; a limit of the exposed histogram falls on the nearest of them.
+";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn the_document_is_up_to_date() {
+        expect_test::expect_file!["../../../docs/metrics.md"].assert_eq(&render());
+    }
+
+    #[test]
+    fn names_are_unique_and_follow_the_conventions() {
+        let mut seen = HashSet::new();
+        for metric in metrics() {
+            assert!(seen.insert(metric.name), "{}", metric.name);
+            let counts = metric.kind == Kind::Counter;
+            assert_eq!(metric.name.ends_with("_total"), counts, "{}", metric.name);
+            assert!(metric.help.ends_with('.'), "{}", metric.name);
+            assert!(!metric.help.contains(['\\', '\n', '|']), "{}", metric.name);
+        }
+    }
+
+    #[test]
+    fn every_number_of_a_list_has_the_labels_of_its_metric() {
+        let counts = Count::ALL.iter().map(|c| (c.metric(), c.label_values()));
+        let gauges = Gauge::ALL.iter().map(|g| (g.metric(), g.label_values()));
+        let levels = Level::ALL.iter().map(|l| (l.metric(), l.label_values()));
+        let mut seen = HashSet::new();
+        for (name, values) in counts.chain(gauges).chain(levels) {
+            let metric = metrics().find(|m| m.name == name).unwrap();
+            assert_eq!(metric.labels.len(), values.len(), "{name}");
+            assert!(seen.insert((name, values)), "{name} {values:?}");
+        }
+    }
+
+    #[test]
+    fn every_label_is_explained() {
+        for label in metrics().flat_map(|m| m.labels) {
+            assert!(LABELS.contains(&format!("| `{label}` |")), "{label}");
+        }
+    }
+}

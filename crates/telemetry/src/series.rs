@@ -1,0 +1,212 @@
+//! Series: requests that share their labels, counted together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cell::{Cell, cells};
+use crate::histogram::{Histogram, HistogramCells};
+use crate::status::{CLASSES, StatusClass};
+use crate::tally::Tally;
+
+/// What requests are told apart by. Every value must come from rules, services or verified
+/// identities, never from what a client may invent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestLabels {
+    /// `inbound` or `outbound`, as seen from the workload.
+    pub direction: &'static str,
+    /// The service that was called, `namespace/name`.
+    pub service: String,
+    /// Its port.
+    pub port: u16,
+    /// The route that decided, `namespace/name`; empty without one.
+    pub route: String,
+    /// The verified identity at the other end; empty without one.
+    pub peer: String,
+    /// What was spoken.
+    pub protocol: &'static str,
+}
+
+impl RequestLabels {
+    /// What is counted together when there are too many series: all of one direction.
+    pub(crate) fn folded(&self) -> Self {
+        Self {
+            direction: match self.direction {
+                "inbound" => "inbound",
+                _ => "outbound",
+            },
+            service: FOLDED.to_owned(),
+            port: 0,
+            route: String::new(),
+            peer: String::new(),
+            protocol: "",
+        }
+    }
+}
+
+/// A series of one shard; good for that shard only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SeriesId {
+    pub(crate) shard: u32,
+    pub(crate) index: u32,
+}
+
+/// How a request, or a byte stream, ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// The status of the response; 0 when there was none.
+    pub status: u16,
+    /// Why it failed, from the closed list; `None` when the application answered.
+    pub reason: Option<&'static str>,
+    /// From the first byte received to the last byte sent.
+    pub duration: Duration,
+    /// Bytes of bodies received from the client.
+    pub bytes_in: u64,
+    /// Bytes of bodies sent to the client.
+    pub bytes_out: u64,
+}
+
+/// What a series counted, summed over all shards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeriesSummary {
+    /// Its labels.
+    pub labels: RequestLabels,
+    /// How many requests ended.
+    pub requests: u64,
+    /// How many of them ended without a failure of the mesh and without a status of 500 or more.
+    pub success: u64,
+    /// Those that ended with a reason.
+    pub failures: Vec<Failure>,
+    /// Half of them took no longer than this.
+    pub p50: Duration,
+    /// 90 of a hundred took no longer than this.
+    pub p90: Duration,
+    /// 99 of a hundred took no longer than this.
+    pub p99: Duration,
+    /// Bytes of bodies received from clients.
+    pub bytes_in: u64,
+    /// Bytes of bodies sent to clients.
+    pub bytes_out: u64,
+    /// How long they took, to be merged with other series.
+    pub durations: Histogram,
+}
+
+/// How often requests of a series ended with one reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The class of the status that the client saw, such as `5xx`; `000` when it saw none.
+    pub code: &'static str,
+    /// The reason.
+    pub reason: &'static str,
+    /// How often.
+    pub requests: u64,
+}
+
+/// What one shard counted of one series: about 2 KiB.
+#[derive(Debug)]
+pub(crate) struct SeriesCells {
+    /// Requests without a reason, by class.
+    answered: [Cell; CLASSES],
+    bytes_in: Cell,
+    bytes_out: Cell,
+    failed: Tally,
+    durations: HistogramCells,
+}
+
+impl SeriesCells {
+    pub(crate) fn new() -> Self {
+        Self {
+            answered: cells(),
+            bytes_in: Cell::default(),
+            bytes_out: Cell::default(),
+            failed: Tally::new(),
+            durations: HistogramCells::new(),
+        }
+    }
+
+    pub(crate) fn record(&self, outcome: &Outcome) {
+        let class = StatusClass::of(outcome.status);
+        match outcome.reason {
+            None => self.answered[class as usize].add(1),
+            Some(reason) => self.failed.add(class, reason),
+        }
+        self.bytes_in.add(outcome.bytes_in);
+        self.bytes_out.add(outcome.bytes_out);
+        self.durations.record(outcome.duration);
+    }
+}
+
+/// What all shards counted of one series.
+#[derive(Debug)]
+pub(crate) struct SeriesTotals {
+    pub(crate) labels: RequestLabels,
+    /// By class and reason; the reason is empty for requests that were answered.
+    pub(crate) requests: BTreeMap<(StatusClass, &'static str), u64>,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) durations: Histogram,
+}
+
+impl SeriesTotals {
+    pub(crate) fn sum(labels: RequestLabels, shards: &[Arc<SeriesCells>]) -> Self {
+        let mut totals = Self {
+            labels,
+            requests: BTreeMap::new(),
+            bytes_in: 0,
+            bytes_out: 0,
+            durations: Histogram::new(),
+        };
+        for cells in shards {
+            totals.add(cells);
+        }
+        totals
+    }
+
+    fn add(&mut self, cells: &SeriesCells) {
+        let answered = StatusClass::ALL
+            .iter()
+            .zip(&cells.answered)
+            .map(|(class, cell)| (*class, "", cell.read()))
+            .filter(|(_, _, count)| *count > 0);
+        for (class, reason, count) in answered.chain(cells.failed.read()) {
+            *self.requests.entry((class, reason)).or_default() += count;
+        }
+        self.bytes_in = self.bytes_in.saturating_add(cells.bytes_in.read());
+        self.bytes_out = self.bytes_out.saturating_add(cells.bytes_out.read());
+        cells.durations.add_to(&mut self.durations);
+    }
+
+    pub(crate) fn summary(self) -> SeriesSummary {
+        let succeeded =
+            |class: StatusClass, reason: &str| reason.is_empty() && class != StatusClass::Failed;
+        let mut summary = SeriesSummary {
+            labels: self.labels,
+            requests: 0,
+            success: 0,
+            failures: Vec::new(),
+            p50: self.durations.quantile(0.50),
+            p90: self.durations.quantile(0.90),
+            p99: self.durations.quantile(0.99),
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+            durations: self.durations,
+        };
+        for ((class, reason), requests) in self.requests {
+            summary.requests += requests;
+            if succeeded(class, reason) {
+                summary.success += requests;
+            }
+            if !reason.is_empty() {
+                let code = class.label();
+                summary.failures.push(Failure { code, reason, requests });
+            }
+        }
+        summary
+    }
+}
+
+/// How many series a process keeps: with all of them in use on one core about 4 MiB. Beyond,
+/// requests are counted under the service `other`.
+pub const SERIES_MAX: usize = 2048;
+
+const FOLDED: &str = "other";

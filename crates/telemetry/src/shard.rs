@@ -1,0 +1,112 @@
+//! Shards: what one thread counts, written by it alone.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::names::{ConnectionSide, Count, Gauge};
+use crate::series::{Outcome, RequestLabels, SeriesCells, SeriesId};
+use crate::status::StatusClass;
+use crate::telemetry::{ShardCells, Telemetry};
+
+/// What one thread counts. It may move to another thread, but two can never share it, so that
+/// counting is a load and a store. What it counted outlives it.
+pub struct Shard {
+    telemetry: Arc<Telemetry>,
+    number: u32,
+    cells: Arc<ShardCells>,
+    series: RefCell<ShardSeries>,
+}
+
+impl Shard {
+    /// The series of these labels, made if there is none. This compares text and may take a lock:
+    /// ask once, and keep the answer with the plan, connection or link that it is for.
+    ///
+    /// When the process has [`SERIES_MAX`](crate::SERIES_MAX) series, new ones are folded into
+    /// one for each direction.
+    pub fn series(&self, labels: &RequestLabels) -> SeriesId {
+        let mut series = self.series.borrow_mut();
+        if let Some(id) = series.ids.get(labels) {
+            return *id;
+        }
+        let admitted = self.telemetry.admit(labels);
+        if admitted != *labels {
+            self.add(Count::SeriesFolded, 1);
+        }
+        if let Some(id) = series.ids.get(&admitted) {
+            return *id;
+        }
+        let index = u32::try_from(series.cells.len()).unwrap_or(u32::MAX);
+        let shard = self.number;
+        series.cells.push(self.telemetry.attach(&admitted));
+        series.ids.insert(admitted, SeriesId { shard, index });
+        SeriesId { shard, index }
+    }
+
+    /// Counts a request that ended. The series must come from this shard; those of another are
+    /// not counted.
+    pub fn record(&self, series: SeriesId, outcome: &Outcome) {
+        debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
+        let mine = self.series.borrow();
+        let cells = mine.cells.get(series.index as usize);
+        if let Some(cells) = cells.filter(|_| series.shard == self.number) {
+            cells.record(outcome);
+        }
+    }
+
+    /// Counts a connection that was opened.
+    pub fn connection_opened(&self, side: ConnectionSide) {
+        self.add(side.opened(), 1);
+        self.raise(side.open(), 1);
+    }
+
+    /// Counts a connection that was closed.
+    pub fn connection_closed(&self, side: ConnectionSide) {
+        self.lower(side.open(), 1);
+    }
+
+    /// Counts a connection that was refused before any request.
+    pub fn refuse(&self, reason: &'static str) {
+        self.cells.refused.add(StatusClass::None, reason);
+    }
+
+    /// Adds to a count.
+    pub fn add(&self, count: Count, amount: u64) {
+        self.cells.counts[count as usize].add(amount);
+    }
+
+    /// Adds to a gauge.
+    pub fn raise(&self, gauge: Gauge, amount: u64) {
+        self.cells.gauges[gauge as usize].add(amount);
+    }
+
+    /// Subtracts from a gauge.
+    pub fn lower(&self, gauge: Gauge, amount: u64) {
+        self.cells.gauges[gauge as usize].subtract(amount);
+    }
+
+    /// What the shard is a part of.
+    #[must_use]
+    pub fn telemetry(&self) -> &Arc<Telemetry> {
+        &self.telemetry
+    }
+}
+
+impl Telemetry {
+    /// A shard for one more thread. Shards are never taken back: make one for each data core and
+    /// one for the thread of the control traffic, when they start.
+    #[must_use]
+    pub fn shard(self: &Arc<Self>) -> Shard {
+        let (number, cells) = self.enrol();
+        Shard { telemetry: Arc::clone(self), number, cells, series: RefCell::default() }
+    }
+}
+
+#[derive(Default)]
+struct ShardSeries {
+    cells: Vec<Arc<SeriesCells>>,
+    ids: HashMap<RequestLabels, SeriesId>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! Shards alone, in bounds, and on two threads with a reader between them.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::series::SERIES_MAX;
+
+fn labels(service: &str) -> RequestLabels {
+    RequestLabels {
+        direction: "inbound",
+        service: service.to_owned(),
+        port: 80,
+        route: String::new(),
+        peer: String::new(),
+        protocol: "HTTP",
+    }
+}
+
+fn outcome(status: u16, reason: Option<&'static str>) -> Outcome {
+    Outcome { status, reason, duration: Duration::from_millis(10), bytes_in: 2, bytes_out: 3 }
+}
+
+#[test]
+fn a_series_is_found_again_and_belongs_to_its_shard() {
+    let telemetry = Telemetry::new();
+    let (one, two) = (telemetry.shard(), telemetry.shard());
+    let id = one.series(&labels("a"));
+    assert_eq!(one.series(&labels("a")), id);
+    assert_ne!(one.series(&labels("b")), id);
+    assert_ne!(two.series(&labels("a")), id);
+}
+
+#[test]
+fn shards_are_summed_and_outlive_their_thread() {
+    let telemetry = Telemetry::new();
+    let (one, two) = (telemetry.shard(), telemetry.shard());
+    for shard in [&one, &two] {
+        let series = shard.series(&labels("a"));
+        shard.record(series, &outcome(200, None));
+        shard.record(series, &outcome(404, None));
+        shard.record(series, &outcome(403, Some("denied")));
+        shard.record(series, &outcome(500, None));
+        shard.record(series, &outcome(0, None));
+        shard.refuse("plaintext-refused");
+        shard.connection_opened(ConnectionSide::Downstream);
+        shard.add(Count::Retries, 2);
+    }
+    // What one shard opened another may close.
+    one.connection_closed(ConnectionSide::Downstream);
+    one.connection_closed(ConnectionSide::Downstream);
+    drop((one, two));
+
+    let summary = telemetry.summary();
+    let [series] = summary.as_slice() else { panic!("{summary:?}") };
+    assert_eq!((series.requests, series.success), (10, 6));
+    assert_eq!((series.bytes_in, series.bytes_out), (20, 30));
+    let failures: Vec<_> = series.failures.iter().map(|f| (f.code, f.reason, f.requests)).collect();
+    assert_eq!(failures, [("4xx", "denied", 2)]);
+    assert!(series.p99.abs_diff(Duration::from_millis(10)) < Duration::from_micros(600));
+    assert_eq!(telemetry.refusals().into_iter().collect::<Vec<_>>(), [("plaintext-refused", 2)]);
+    assert_eq!(telemetry.count(Count::Retries), 4);
+    assert_eq!(telemetry.count(Count::DownstreamOpened), 2);
+    assert_eq!(telemetry.gauge(Gauge::ConnectionsDownstream), 0);
+}
+
+#[test]
+fn a_gauge_never_reads_below_zero() {
+    let telemetry = Telemetry::new();
+    telemetry.shard().lower(Gauge::LinksUpstream, 1);
+    assert_eq!(telemetry.gauge(Gauge::LinksUpstream), 0);
+}
+
+#[test]
+fn too_many_series_are_counted_together() {
+    let telemetry = Telemetry::new();
+    let (one, two) = (telemetry.shard(), telemetry.shard());
+    for n in 0..SERIES_MAX + 7 {
+        let series = one.series(&labels(&format!("s{n}")));
+        one.record(series, &outcome(200, None));
+    }
+    assert_eq!(telemetry.count(Count::SeriesFolded), 7);
+    // Known labels stay themselves, on another shard too; new ones join the others.
+    let series = two.series(&labels("s0"));
+    two.record(series, &outcome(200, None));
+    let series = two.series(&labels("unheard-of"));
+    two.record(series, &outcome(200, None));
+
+    let summary = telemetry.summary();
+    let requests = |name: &str| {
+        let found = summary.iter().find(|series| series.labels.service == name);
+        found.map(|series| series.requests)
+    };
+    assert_eq!(summary.len(), SERIES_MAX + 1);
+    assert_eq!(requests("s0"), Some(2));
+    assert_eq!(requests("other"), Some(8));
+    assert_eq!(requests("unheard-of"), None);
+}
+
+#[test]
+fn two_writers_and_a_reader_lose_nothing() {
+    let telemetry = Telemetry::new();
+    let (start, running) = (Barrier::new(3), AtomicUsize::new(2));
+    let write = |shard: Shard| {
+        let series = shard.series(&labels("a"));
+        start.wait();
+        for n in 0..REQUESTS {
+            let reason = (n % 2 == 1).then_some("denied");
+            shard.record(series, &outcome(200, reason));
+            shard.add(Count::Retries, 1);
+        }
+        running.fetch_sub(1, Ordering::Release);
+    };
+    thread::scope(|scope| {
+        for shard in [telemetry.shard(), telemetry.shard()] {
+            scope.spawn(|| write(shard));
+        }
+        start.wait();
+        let mut before = 0;
+        while running.load(Ordering::Acquire) > 0 {
+            let now = telemetry.count(Count::Retries);
+            assert!(now >= before, "a count fell from {before} to {now}");
+            before = now;
+            let _page_is_never_torn = telemetry.summary();
+        }
+    });
+    let summary = telemetry.summary();
+    assert_eq!(summary[0].requests, 2 * REQUESTS);
+    assert_eq!(summary[0].success, REQUESTS);
+    assert_eq!(summary[0].durations.count(), 2 * REQUESTS);
+    assert_eq!(summary[0].bytes_out, 6 * REQUESTS);
+    assert_eq!(telemetry.count(Count::Retries), 2 * REQUESTS);
+}
+
+const REQUESTS: u64 = 100_000;

@@ -1,0 +1,139 @@
+//! The telemetry of a process: all shards and series, summed when somebody asks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::cell::{Cell, cells};
+use crate::names::{Count, Gauge, Level};
+use crate::series::{RequestLabels, SERIES_MAX, SeriesCells, SeriesSummary, SeriesTotals};
+use crate::tally::Tally;
+
+/// All that a process counts. Readers never hold up the threads that count; making a series does
+/// take a lock, for as long as it takes to find it.
+#[derive(Debug)]
+pub struct Telemetry {
+    registered: Mutex<Registered>,
+    levels: [Cell; Level::ALL.len()],
+}
+
+impl Telemetry {
+    /// Nothing counted yet.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        let telemetry = Self { registered: Mutex::default(), levels: cells() };
+        telemetry.levels.iter().for_each(|level| level.set(UNSET));
+        Arc::new(telemetry)
+    }
+
+    /// States what is so for the whole process, from any thread; levels never stated are not
+    /// exposed.
+    pub fn set(&self, level: Level, value: u64) {
+        self.levels[level as usize].set(value);
+    }
+
+    /// What was last stated, if anything was.
+    #[must_use]
+    pub fn level(&self, level: Level) -> Option<u64> {
+        Some(self.levels[level as usize].read()).filter(|value| *value != UNSET)
+    }
+
+    /// The sum of a count over all shards.
+    #[must_use]
+    pub fn count(&self, count: Count) -> u64 {
+        let shards = &self.lock().shards;
+        let of_shard = |shard: &Arc<ShardCells>| shard.counts[count as usize].read();
+        shards.iter().map(of_shard).fold(0, u64::wrapping_add)
+    }
+
+    /// The sum of a gauge over all shards. What one shard raised another may lower; a reader that
+    /// comes between sees no less than zero.
+    #[must_use]
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        let shards = &self.lock().shards;
+        let of_shard = |shard: &Arc<ShardCells>| shard.gauges[gauge as usize].read();
+        let sum = shards.iter().map(of_shard).fold(0, u64::wrapping_add);
+        u64::try_from(sum.cast_signed()).unwrap_or(0)
+    }
+
+    /// How many connections were refused, by reason.
+    #[must_use]
+    pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
+        let mut sums = BTreeMap::new();
+        for shard in &self.lock().shards {
+            for (_, reason, count) in shard.refused.read() {
+                *sums.entry(reason).or_default() += count;
+            }
+        }
+        sums
+    }
+
+    /// What every series counted, ordered by labels.
+    #[must_use]
+    pub fn summary(&self) -> Vec<SeriesSummary> {
+        let summary = |(labels, cells): (_, Vec<_>)| SeriesTotals::sum(labels, &cells).summary();
+        self.series().into_iter().map(summary).collect()
+    }
+
+    /// Cells for one more shard, and its number.
+    pub(crate) fn enrol(&self) -> (u32, Arc<ShardCells>) {
+        let cells = Arc::new(ShardCells::new());
+        let mut registered = self.lock();
+        let number = u32::try_from(registered.shards.len()).unwrap_or(u32::MAX);
+        registered.shards.push(Arc::clone(&cells));
+        (number, cells)
+    }
+
+    /// The labels that these requests are counted under: their own, while there is room.
+    pub(crate) fn admit(&self, labels: &RequestLabels) -> RequestLabels {
+        let mut registered = self.lock();
+        let known = registered.series.contains_key(labels);
+        let admitted = match known || registered.series.len() < SERIES_MAX {
+            true => labels.clone(),
+            false => labels.folded(),
+        };
+        registered.series.entry(admitted.clone()).or_default();
+        admitted
+    }
+
+    /// New cells for a series, written by the shard that asks.
+    pub(crate) fn attach(&self, labels: &RequestLabels) -> Arc<SeriesCells> {
+        let cells = Arc::new(SeriesCells::new());
+        let mut registered = self.lock();
+        let of_series = registered.series.entry(labels.clone()).or_default();
+        of_series.push(Arc::clone(&cells));
+        cells
+    }
+
+    /// Every series and its cells, so that they are read without the lock.
+    pub(crate) fn series(&self) -> BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>> {
+        self.lock().series.clone()
+    }
+
+    /// A thread that died while it held the lock left nothing half done.
+    fn lock(&self) -> MutexGuard<'_, Registered> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Registered {
+    series: BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>>,
+    shards: Vec<Arc<ShardCells>>,
+}
+
+/// What a shard counts besides requests.
+#[derive(Debug)]
+pub(crate) struct ShardCells {
+    pub(crate) counts: [Cell; Count::ALL.len()],
+    pub(crate) gauges: [Cell; Gauge::ALL.len()],
+    pub(crate) refused: Tally,
+}
+
+impl ShardCells {
+    pub(crate) fn new() -> Self {
+        Self { counts: cells(), gauges: cells(), refused: Tally::new() }
+    }
+}
+
+/// A level that was never stated.
+const UNSET: u64 = u64::MAX;

@@ -1,0 +1,109 @@
+//! Usage: what a process of this machine has taken of CPU and memory, as Linux counts it.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+/// What a process has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
+    pub cpu: Duration,
+    /// Memory that is resident.
+    pub rss_kib: u64,
+    /// Memory that is resident; what several processes share is divided among them.
+    pub pss_kib: u64,
+    /// Memory that is resident and shared with nobody: what ending the process would free.
+    pub private_kib: u64,
+    /// How many threads it has.
+    pub threads: u32,
+}
+
+/// Reads what a process has taken. Memory is told only for processes of the same user.
+///
+/// # Errors
+/// When there is no such process, it belongs to somebody else, or the system is not Linux.
+pub fn usage(pid: u32) -> io::Result<Usage> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let (ticks, threads) = parse_stat(&stat).ok_or_else(|| malformed("stat"))?;
+    let private = ["Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"];
+    Ok(Usage {
+        cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
+        rss_kib: kib(&memory, "Rss:").ok_or_else(|| malformed("smaps_rollup"))?,
+        pss_kib: kib(&memory, "Pss:").ok_or_else(|| malformed("smaps_rollup"))?,
+        private_kib: private.iter().filter_map(|name| kib(&memory, name)).sum(),
+        threads,
+    })
+}
+
+/// CPU time in ticks and number of threads. The second field is the command, in parentheses, and
+/// may hold anything, also parentheses: counting starts after the last of them.
+fn parse_stat(stat: &str) -> Option<(u64, u32)> {
+    let (_, after_command) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = after_command.split_ascii_whitespace().collect();
+    // proc_pid_stat(5) numbers from 1; the first of these is the third.
+    let field = |number: usize| fields.get(number.checked_sub(3)?).copied();
+    let user: u64 = field(14)?.parse().ok()?;
+    let system: u64 = field(15)?.parse().ok()?;
+    Some((user.saturating_add(system), field(20)?.parse().ok()?))
+}
+
+fn cpu_time(ticks: u64, ticks_per_second: u64) -> Duration {
+    let ticks_per_second = ticks_per_second.max(1);
+    let ns = u128::from(ticks) * 1_000_000_000 / u128::from(ticks_per_second);
+    Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
+/// The value of a line such as `Rss:   1234 kB`.
+fn kib(memory: &str, name: &str) -> Option<u64> {
+    let rest = memory.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+fn malformed(file: &str) -> io::Error {
+    let message = format!("`{file}` of the process is not as proc(5) describes it");
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_ticks_and_threads_behind_any_command() {
+        let numbers = "S 1 2 3 4 5 6 7 8 9 10 250 17 18 19 20 21 5 23 24";
+        for command in ["leno", "a b", "x) R 1 (y", "((", "))"] {
+            let stat = format!("42 ({command}) {numbers}\n");
+            assert_eq!(parse_stat(&stat), Some((267, 5)), "{command}");
+        }
+        for bad in
+            ["", "42 (leno", "42 (leno) S 1 2", "42 (leno) S x x x x x x x x x x x x x x x x x"]
+        {
+            assert_eq!(parse_stat(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn reads_memory_lines() {
+        let memory = "55d0-7ffe ---p 00000000 00:00 0  [rollup]\nRss:  4321 kB\nPss:  21 kB\nPss_Dirty: 5 kB\n";
+        assert_eq!(kib(memory, "Rss:"), Some(4321));
+        assert_eq!(kib(memory, "Pss:"), Some(21));
+        assert_eq!(kib(memory, "Swap:"), None);
+        assert_eq!(kib("Rss: x kB", "Rss:"), None);
+    }
+
+    #[test]
+    fn ticks_become_time() {
+        assert_eq!(cpu_time(267, 100), Duration::from_millis(2_670));
+        assert_eq!(cpu_time(5, 0), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn tells_of_this_process_and_not_of_one_that_is_none() {
+        let own = usage(std::process::id()).unwrap();
+        assert!(own.rss_kib >= own.private_kib, "{own:?}");
+        assert!(own.private_kib > 0 && own.pss_kib > 0 && own.threads > 0, "{own:?}");
+        assert!(usage(u32::MAX).is_err());
+    }
+}

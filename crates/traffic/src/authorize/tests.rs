@@ -1,0 +1,221 @@
+//! Tables of peers, policies and requests.
+
+use leno_model::{PathMatch, RequestMatch};
+
+use super::*;
+
+fn domain() -> TrustDomain {
+    TrustDomain::new("cluster.local").unwrap()
+}
+
+fn account(name: &str) -> ServiceAccount {
+    ServiceAccount::new("store", name).unwrap()
+}
+
+fn peer(name: &str) -> SpiffeId {
+    SpiffeId { trust_domain: domain(), account: account(name) }
+}
+
+fn rule(policy: &str, sources: &[&str], paths: &[&str], ports: &[u16]) -> AccessRule {
+    let request = |path: &&str| RequestMatch {
+        path: PathMatch::Regex((*path).to_owned()),
+        methods: vec!["GET".to_owned()],
+        ..RequestMatch::default()
+    };
+    AccessRule {
+        policy: PolicyName::new("stock", policy).unwrap(),
+        sources: sources.iter().map(|name| account(name)).collect(),
+        http: paths.iter().map(request).collect(),
+        tcp: PortSet::Only(ports.to_vec()),
+    }
+}
+
+fn strict(rules: Vec<AccessRule>) -> InboundAccess {
+    InboundAccess::compile(&Access::Strict(rules), &domain()).unwrap()
+}
+
+/// `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may
+/// do what either may.
+fn stock() -> InboundAccess {
+    strict(vec![
+        rule("read", &["shop", "both"], &["/items.*", "/items"], &[]),
+        rule("operate", &["ops", "both"], &["/admin/.*"], &[5432]),
+        rule("count", &["counter"], &[], &[]),
+    ])
+}
+
+/// `policy`, or `reason policy`, or `reason`.
+fn told(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+    let name = |policy: Option<&PolicyName>| policy.map_or(String::new(), |p| p.name.to_string());
+    match decision {
+        Ok(permit) => name(access.policy(permit)),
+        Err(denial) => format!("{} {}", denial.reason.label(), name(denial.policy.as_ref())),
+    }
+}
+
+fn get(access: &InboundAccess, permit: &ConnectionPermit, path: &str) -> String {
+    let fields = Vec::<(String, String)>::new();
+    let request =
+        RequestView { method: "GET", path, query: None, authority: "stock", fields: &fields };
+    told(access, access.request(permit, &request))
+}
+
+#[test]
+fn connections_need_an_identity_of_this_trust_domain() {
+    let foreign = SpiffeId { trust_domain: TrustDomain::new("other.org").unwrap(), ..peer("shop") };
+    for access in [stock(), InboundAccess::compile(&Access::Permissive, &domain()).unwrap()] {
+        let reason = |peer| access.connection(peer).map_err(|denial| denial.reason).err();
+        assert_eq!(reason(None), Some(Reason::PlaintextRefused));
+        assert_eq!(reason(Some(&foreign)), Some(Reason::ForeignTrustDomain));
+        assert_eq!(reason(Some(&peer("shop"))), None);
+        assert_eq!(access.connection(Some(&peer("shop"))).unwrap().peer(), &peer("shop"));
+    }
+}
+
+#[test]
+fn permissive_lets_every_member_in() {
+    let access = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
+    let permit = access.connection(Some(&peer("anyone"))).unwrap();
+    assert_eq!(get(&access, &permit, "/items/../admin"), "");
+    assert!(access.tcp(&permit, 22).is_ok());
+}
+
+#[test]
+fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
+    let access = stock();
+    for (name, path, expected) in [
+        ("shop", "/items", "read"),
+        ("shop", "/items/1", "read"),
+        ("shop", "/admin/x", "denied operate"),
+        ("shop", "/other", "no-policy-route "),
+        ("ops", "/admin/x", "operate"),
+        ("ops", "/items", "denied read"),
+        ("both", "/items", "read"),
+        ("both", "/admin/x", "operate"),
+        ("both", "/other", "no-policy-route "),
+        ("counter", "/items", "denied read"),
+        ("counter", "/other", "no-policy-route "),
+        ("stranger", "/items", "denied "),
+        ("stranger", "/other", "denied "),
+    ] {
+        let permit = access.connection(Some(&peer(name))).unwrap();
+        assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
+    }
+}
+
+#[test]
+fn the_same_account_name_in_another_namespace_is_somebody_else() {
+    let access = stock();
+    let other = ServiceAccount::new("elsewhere", "shop").unwrap();
+    let permit = access.connection(Some(&SpiffeId { account: other, ..peer("shop") })).unwrap();
+    assert_eq!(get(&access, &permit, "/items"), "denied ");
+}
+
+#[test]
+fn tcp_needs_a_policy_that_names_the_port() {
+    let access = stock();
+    for (name, port, expected) in [
+        ("ops", 5432, "operate"),
+        ("both", 5432, "operate"),
+        ("ops", 80, "denied "),
+        ("shop", 5432, "denied operate"),
+        ("stranger", 5432, "denied operate"),
+    ] {
+        let permit = access.connection(Some(&peer(name))).unwrap();
+        assert_eq!(told(&access, access.tcp(&permit, port)), expected, "{name} {port}");
+    }
+    let mut all = rule("all", &["ops"], &[], &[]);
+    all.tcp = PortSet::All;
+    let access = strict(vec![all]);
+    let permit = access.connection(Some(&peer("ops"))).unwrap();
+    assert_eq!(told(&access, access.tcp(&permit, 1)), "all");
+}
+
+#[test]
+fn no_policies_allow_nothing() {
+    let access = strict(Vec::new());
+    let permit = access.connection(Some(&peer("shop"))).unwrap();
+    assert_eq!(get(&access, &permit, "/"), "denied ");
+    assert_eq!(told(&access, access.tcp(&permit, 80)), "denied ");
+}
+
+#[test]
+fn a_permit_is_worth_no_more_than_the_rules_of_today() {
+    let before = stock();
+    let permit = before.connection(Some(&peer("shop"))).unwrap();
+    assert!(before.is_current(&permit));
+
+    // Other rules stand at the indices that the permit remembers.
+    let after = strict(vec![
+        rule("operate", &["ops"], &["/admin/.*"], &[5432]),
+        rule("sell", &["shop"], &["/sell"], &[]),
+    ]);
+    assert!(!after.is_current(&permit));
+    assert_eq!(get(&after, &permit, "/admin/x"), "denied operate");
+    assert_eq!(get(&after, &permit, "/items"), "no-policy-route ");
+    assert_eq!(get(&after, &permit, "/sell"), "sell");
+    assert_eq!(told(&after, after.tcp(&permit, 5432)), "denied operate");
+
+    let permissive = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
+    let permit = permissive.connection(Some(&peer("stranger"))).unwrap();
+    assert_eq!(get(&after, &permit, "/sell"), "denied ");
+
+    let moved = TrustDomain::new("moved.org").unwrap();
+    let moved = InboundAccess::compile(&Access::Permissive, &moved).unwrap();
+    assert_eq!(get(&moved, &permit, "/sell"), "foreign-trust-domain ");
+}
+
+#[test]
+fn rules_about_paths_do_not_apply_to_paths_that_climb() {
+    let access = stock();
+    let permit = access.connection(Some(&peer("shop"))).unwrap();
+    for path in [
+        "/items/../admin/x",
+        "/items/..",
+        "/items/./1",
+        "/items/.",
+        "/items/%2e%2e/admin/x",
+        "/items/%2E./admin/x",
+        "/items/..%2fadmin",
+        "/items%2f..%2fadmin",
+        r"/items\..\admin",
+        "/items/%5c..%5cadmin",
+        "/items/..;a=b/admin/x",
+        "/items/..;/admin/x",
+    ] {
+        assert_eq!(get(&access, &permit, path), "no-policy-route ", "{path}");
+    }
+    for path in [
+        "/items/...",
+        "/items/.hidden",
+        "/items/a..b",
+        "/items/1.",
+        "/items/%41",
+        "/items/;a",
+        "/items//1",
+    ] {
+        assert_eq!(get(&access, &permit, path), "read", "{path}");
+    }
+    let everywhere = strict(vec![rule("all", &["shop"], &[".*"], &[])]);
+    let permit = everywhere.connection(Some(&peer("shop"))).unwrap();
+    assert_eq!(get(&everywhere, &permit, "/items/../admin"), "all");
+}
+
+#[test]
+fn methods_count() {
+    let access = stock();
+    let permit = access.connection(Some(&peer("shop"))).unwrap();
+    let fields = Vec::<(String, String)>::new();
+    let request =
+        RequestView { method: "POST", path: "/items", query: None, authority: "", fields: &fields };
+    assert_eq!(told(&access, access.request(&permit, &request)), "no-policy-route ");
+}
+
+#[test]
+fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
+    let bad = Access::Strict(vec![rule("read", &["shop"], &["("], &[])]);
+    let error = InboundAccess::compile(&bad, &domain()).unwrap_err().to_string();
+    assert!(error.starts_with("TrafficTarget stock/read: "), "{error}");
+    let denial = Denial::new(Reason::Denied, Some(&PolicyName::new("stock", "read").unwrap()));
+    assert!(denial.to_string().contains("stock/read"), "{denial}");
+}

@@ -1,0 +1,49 @@
+//! Back-off: how long to leave an endpoint or a peer alone after it failed.
+
+use std::time::Duration;
+
+/// How long to wait after this many failures in a row: doubling from [`DELAY_MIN`] to
+/// [`DELAY_MAX`], of which the upper half is chance, so that those who failed together do not
+/// come back together. Nothing after no failure.
+#[must_use]
+pub fn delay(failures: u32, draw: u64) -> Duration {
+    let Some(doublings) = failures.checked_sub(1) else {
+        return Duration::ZERO;
+    };
+    let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+    let whole = DELAY_MIN.saturating_mul(factor).min(DELAY_MAX);
+    let half = whole / 2;
+    let chance_ns = (u128::from(draw) * (whole - half).as_nanos()) >> 64;
+    half + Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX))
+}
+
+/// After the first failure, at most: a restarting process is back within a few of these.
+pub const DELAY_MIN: Duration = Duration::from_millis(100);
+
+/// However often it failed: the price of a mistake is bounded by this.
+pub const DELAY_MAX: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn doubles_up_to_the_bound() {
+        for (failures, most_ms) in [(0, 0), (1, 100), (2, 200), (7, 6_400), (8, 10_000)] {
+            let most = Duration::from_millis(most_ms);
+            assert_eq!(delay(failures, 0), most / 2, "{failures}");
+            assert!(most - delay(failures, u64::MAX) <= Duration::from_nanos(1), "{failures}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn stays_within_bounds(failures in 1..=u32::MAX, draw in any::<u64>()) {
+            let delay = delay(failures, draw);
+            prop_assert!(delay >= DELAY_MIN / 2);
+            prop_assert!(delay <= DELAY_MAX);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Balancing: of two endpoints chosen at random, the one with less in flight.
+
+/// The endpoints to choose from, as the caller keeps them.
+pub trait Candidates {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// What the one at this index, below [`Self::len`], has in flight.
+    fn load(&self, index: usize) -> u32;
+
+    /// Whether the one at this index, below [`Self::len`], may be chosen; one that failed to
+    /// connect and backs off may not.
+    fn usable(&self, index: usize) -> bool;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Chooses two different usable candidates at random and takes the one with less load.
+///
+/// When none is usable, all of them are candidates: they were put aside on old evidence, and
+/// trying one is better than a certain failure. `None` only when there are none at all.
+#[must_use]
+pub fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+    let count = candidates.len();
+    if count <= 1 {
+        return count.checked_sub(1);
+    }
+    let (first, second) = pair(count, draw);
+    match (candidates.usable(first), candidates.usable(second)) {
+        (true, true) => Some(lighter(candidates, first, second)),
+        _ => pick_usable(candidates, draw, (first, second)),
+    }
+}
+
+/// The slow way, for when a first choice turned out to be unusable.
+fn pick_usable<C: Candidates + ?Sized>(
+    candidates: &C,
+    draw: u64,
+    choice: (usize, usize),
+) -> Option<usize> {
+    let usable = || (0..candidates.len()).filter(|index| candidates.usable(*index));
+    match usable().count() {
+        0 => Some(lighter(candidates, choice.0, choice.1)),
+        1 => usable().next(),
+        count => {
+            // A fresh number: the old one is known to point at something unusable.
+            let (first, second) = pair(count, remix(draw));
+            Some(lighter(candidates, usable().nth(first)?, usable().nth(second)?))
+        }
+    }
+}
+
+fn lighter<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
+    match candidates.load(first) <= candidates.load(second) {
+        true => first,
+        false => second,
+    }
+}
+
+/// Two different numbers below `count`, which is at least 2, from the halves of the draw.
+fn pair(count: usize, draw: u64) -> (usize, usize) {
+    let first = below(count, draw >> 32);
+    let second = below(count - 1, draw & HALF);
+    (first, second + usize::from(second >= first))
+}
+
+/// A number below `count` from 32 random bits, by multiplication instead of division.
+fn below(count: usize, random: u64) -> usize {
+    let count = (count as u64).min(HALF);
+    usize::try_from((random * count) >> 32).unwrap_or(usize::MAX)
+}
+
+/// SplitMix64's finaliser: every bit of the result depends on every bit of the draw.
+fn remix(draw: u64) -> u64 {
+    let mut z = draw.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+const HALF: u64 = 0xFFFF_FFFF;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Table(Vec<(u32, bool)>);
+
+    impl Candidates for Table {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn load(&self, index: usize) -> u32 {
+            self.0[index].0
+        }
+        fn usable(&self, index: usize) -> bool {
+            self.0[index].1
+        }
+    }
+
+    /// How often each candidate is picked in `DRAWS` seeded draws.
+    fn counts(table: &Table) -> Vec<u32> {
+        let mut counts = vec![0; table.len()];
+        for draw in draws() {
+            counts[pick(table, draw).unwrap()] += 1;
+        }
+        counts
+    }
+
+    fn draws() -> impl Iterator<Item = u64> {
+        (0..DRAWS).map(|n| remix(u64::from(n) ^ 0xA5A5_5A5A))
+    }
+
+    const DRAWS: u32 = 60_000;
+
+    fn near(count: u32, share: f64) -> bool {
+        let expected = f64::from(DRAWS) * share;
+        (f64::from(count) - expected).abs() < f64::from(DRAWS) * 0.01
+    }
+
+    #[test]
+    fn none_of_none_and_the_only_one() {
+        assert_eq!(pick(&Table(vec![]), 7), None);
+        assert_eq!(pick(&Table(vec![(9, true)]), 7), Some(0));
+        assert_eq!(pick(&Table(vec![(9, false)]), 7), Some(0), "panic mode");
+    }
+
+    #[test]
+    fn equal_candidates_get_equal_shares() {
+        for n in [2, 3, 5] {
+            let counts = counts(&Table(vec![(1, true); n]));
+            assert!(counts.iter().all(|c| near(*c, 1.0 / n as f64)), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn two_candidates_always_yield_the_lighter() {
+        assert_eq!(counts(&Table(vec![(3, true), (2, true)])), [0, DRAWS]);
+    }
+
+    #[test]
+    fn the_heaviest_of_many_is_never_chosen_and_the_lightest_most() {
+        let counts = counts(&Table(vec![(0, true), (5, true), (9, true)]));
+        assert!(near(counts[0], 2.0 / 3.0), "{counts:?}");
+        assert!(near(counts[1], 1.0 / 3.0), "{counts:?}");
+        assert_eq!(counts[2], 0);
+    }
+
+    #[test]
+    fn unusable_candidates_are_passed_over_without_favouring_a_neighbour() {
+        let table = |usable: &[bool]| Table(usable.iter().map(|u| (1, *u)).collect());
+        for usable in [
+            &[false, true, false, true, true][..],
+            &[true, false, false, false, true],
+            &[false, false, true],
+        ] {
+            let share = 1.0 / usable.iter().filter(|u| **u).count() as f64;
+            let counts = counts(&table(usable));
+            for (count, usable) in counts.iter().zip(usable) {
+                assert!(if *usable { near(*count, share) } else { *count == 0 }, "{counts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn all_are_tried_when_none_is_usable() {
+        let counts = counts(&Table(vec![(1, false); 4]));
+        assert!(counts.iter().all(|c| near(*c, 0.25)), "{counts:?}");
+    }
+
+    #[test]
+    fn load_evens_out() {
+        // 1,000 balls into 10 bins: two choices stay within a few of the mean; one does not.
+        let mut table = Table(vec![(0, true); 10]);
+        for draw in draws().take(1_000) {
+            let index = pick(&table, draw).unwrap();
+            table.0[index].0 += 1;
+        }
+        assert!(table.0.iter().all(|(load, _)| (95..=105).contains(load)), "{:?}", table.0);
+    }
+}

@@ -1,0 +1,27 @@
+//! What should happen to this request: pure functions of snapshot, request, time and chance.
+//!
+//! Nothing here waits, reads a clock or draws a number: `leno explain` on a laptop and a sidecar
+//! under load call the same functions with the same arguments.
+
+pub mod authorize;
+pub mod backoff;
+pub mod balance;
+pub mod host;
+pub mod matcher;
+pub mod plan;
+pub mod request;
+pub mod retry;
+pub mod route;
+
+mod pattern;
+
+pub use authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
+pub use backoff::delay;
+pub use balance::{Candidates, pick};
+pub use host::service_of;
+pub use matcher::RequestMatcher;
+pub use pattern::{BadPattern, PatternField, check_pattern};
+pub use plan::{Plans, PortPlan, ServicePlan};
+pub use request::{Fields, RequestView};
+pub use retry::{Attempt, Sent, is_idempotent, retry};
+pub use route::{CompiledRule, PortRoutes, RouteChoice};

@@ -1,0 +1,182 @@
+//! Tables of requests and what they match.
+
+use super::*;
+
+/// Whether `GET http://shop:80{target}` with `x-team: ops` and two `accept` headers matches.
+fn check(request: &RequestMatch, target: &str) -> bool {
+    let fields: Vec<(String, String)> = [("X-Team", "ops"), ("accept", "a"), ("Accept", "b")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    let (path, query) = match target.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (target, None),
+    };
+    RequestMatcher::compile(request).unwrap().matches(&RequestView {
+        method: "GET",
+        path,
+        query,
+        authority: "shop:80",
+        fields: &fields,
+    })
+}
+
+fn exact(name: &str, value: &str) -> FieldMatch {
+    let (name, value) = (name.to_owned(), ValueMatch::Exact(value.to_owned()));
+    FieldMatch { name, value }
+}
+
+fn regex(name: &str, pattern: &str) -> FieldMatch {
+    let (name, value) = (name.to_owned(), ValueMatch::Regex(pattern.to_owned()));
+    FieldMatch { name, value }
+}
+
+#[test]
+fn paths() {
+    let prefix = |p: &str| PathMatch::Prefix(p.to_owned());
+    let exact = |p: &str| PathMatch::Exact(p.to_owned());
+    let regex = |p: &str| PathMatch::Regex(p.to_owned());
+    for (path, target, expected) in [
+        (PathMatch::Any, "/a", true),
+        (PathMatch::Any, "*", true),
+        (exact("/a"), "/a", true),
+        (exact("/a"), "/a?b=c", true),
+        (exact("/a"), "/a/", false),
+        (exact("/a"), "/A", false),
+        (prefix("/a"), "/a", true),
+        (prefix("/a"), "/a/", true),
+        (prefix("/a"), "/a/b", true),
+        (prefix("/a"), "/ab", false),
+        (prefix("/a/"), "/a", true),
+        (prefix("/a/"), "/a/b", true),
+        (prefix("/a/"), "/ab", false),
+        (prefix("/a/b"), "/a", false),
+        (prefix("/"), "/a", true),
+        (prefix("/"), "*", true),
+        (prefix(""), "/a", true),
+        (regex("/[a-z]+"), "/abc", true),
+        (regex("/[a-z]+"), "/abc?1", true),
+        (regex("/[a-z]+"), "/abc/1", false),
+        (regex("[a-z]+"), "/abc", false),
+    ] {
+        let request = RequestMatch { path, ..RequestMatch::default() };
+        assert_eq!(check(&request, target), expected, "{:?} {target}", request.path);
+    }
+}
+
+#[test]
+fn methods() {
+    for (methods, expected) in [
+        (&[][..], true),
+        (&["GET"], true),
+        (&["POST", "GET"], true),
+        (&["POST"], false),
+        (&["get"], false),
+    ] {
+        let methods = methods.iter().map(|m| (*m).to_owned()).collect();
+        let request = RequestMatch { methods, ..RequestMatch::default() };
+        assert_eq!(check(&request, "/"), expected, "{request:?}");
+    }
+}
+
+#[test]
+fn headers() {
+    for (headers, expected) in [
+        (vec![exact("x-team", "ops")], true),
+        (vec![exact("X-Team", "ops")], true),
+        (vec![exact("x-team", "Ops")], false),
+        (vec![exact("x-absent", "")], false),
+        (vec![regex("x-absent", ".*")], false),
+        (vec![regex("x-team", "(shop|ops)")], true),
+        (vec![regex("x-team", "op")], false),
+        (vec![exact("accept", "a, b")], true),
+        (vec![exact("accept", "a")], false),
+        (vec![regex("accept", ".*b.*")], true),
+        (vec![exact(":authority", "shop:80")], true),
+        (vec![exact("host", "shop:80")], true),
+        (vec![exact("Host", "shop")], false),
+        (vec![exact("x-team", "ops"), exact("host", "other")], false),
+    ] {
+        let request = RequestMatch { headers, ..RequestMatch::default() };
+        assert_eq!(check(&request, "/"), expected, "{request:?}");
+    }
+}
+
+#[test]
+fn query_parameters() {
+    for (query, target, expected) in [
+        (exact("a", "1"), "/", false),
+        (exact("a", "1"), "/?a=1", true),
+        (exact("a", "1"), "/?b=2&a=1", true),
+        (exact("a", "1"), "/?A=1", false),
+        (exact("a", "1"), "/?a=2&a=1", false),
+        (exact("a", "1"), "/?a=1&a=2", true),
+        (exact("a", "1"), "/?aa=1", false),
+        (exact("a", ""), "/?a", true),
+        (exact("a", ""), "/?a=", true),
+        (exact("a", "b=c"), "/?a=b=c", true),
+        (exact("a", "b c"), "/?a=b%20c", true),
+        (exact("a", "b c"), "/?a=b+c", false),
+        (exact("a", "b+c"), "/?a=b+c", true),
+        (exact("ä", "ö"), "/?%C3%a4=%c3%B6", true),
+        (exact("a", "%zz"), "/?a=%zz", true),
+        (exact("a", "%2"), "/?a=%2", true),
+        (exact("a", "%"), "/?a=%", true),
+        (regex("a", "[0-9]+"), "/?a=12", true),
+        (regex("a", "[0-9]+"), "/?a=%312", true),
+        (regex("a", "[0-9]+"), "/?a=1x", false),
+        (regex("a", ".*"), "/?a=%ff", false),
+        (regex("a", ".*"), "/?a=%0a", false),
+    ] {
+        let request = RequestMatch { query: vec![query], ..RequestMatch::default() };
+        assert_eq!(check(&request, target), expected, "{:?} {target}", request.query);
+    }
+}
+
+#[test]
+fn every_part_must_hold() {
+    let request = RequestMatch {
+        path: PathMatch::Prefix("/a".to_owned()),
+        methods: vec!["GET".to_owned()],
+        headers: vec![exact("x-team", "ops")],
+        query: vec![exact("v", "2")],
+    };
+    assert!(check(&request, "/a?v=2"));
+    assert!(!check(&request, "/b?v=2"));
+    assert!(!check(&request, "/a?v=1"));
+}
+
+#[test]
+fn a_bad_pattern_names_its_field() {
+    for (request, field) in [
+        (
+            RequestMatch { path: PathMatch::Regex("(".into()), ..RequestMatch::default() },
+            PatternField::Path,
+        ),
+        (
+            RequestMatch { headers: vec![regex("X-A", "(")], ..RequestMatch::default() },
+            PatternField::Header("x-a".to_owned()),
+        ),
+        (
+            RequestMatch { query: vec![regex("a", "(")], ..RequestMatch::default() },
+            PatternField::Query("a".to_owned()),
+        ),
+    ] {
+        assert_eq!(RequestMatcher::compile(&request).unwrap_err().field, field);
+    }
+}
+
+#[test]
+fn knows_whether_it_constrains_the_path() {
+    for (path, expected) in [
+        (PathMatch::Any, false),
+        (PathMatch::Prefix("/".into()), false),
+        (PathMatch::Regex(".*".into()), false),
+        (PathMatch::Regex("/a.*".into()), true),
+        (PathMatch::Regex(".+".into()), true),
+        (PathMatch::Exact("/".into()), true),
+    ] {
+        let request = RequestMatch { path, ..RequestMatch::default() };
+        let matcher = RequestMatcher::compile(&request).unwrap();
+        assert_eq!(matcher.constrains_path(), expected, "{request:?}");
+    }
+}

@@ -1,0 +1,206 @@
+//! Patterns: regular expressions that must match a whole value, with bounded size.
+
+use leno_model::ObjectKey;
+use regex::{Regex, RegexBuilder};
+
+/// A compiled pattern. The common shapes of the rules people write need no regular expression.
+#[derive(Debug, Clone)]
+pub(crate) enum Pattern {
+    /// Exactly this value.
+    Literal(Box<str>),
+    /// This beginning, then anything: the regular expression `literal.*`.
+    Beginning(Box<str>),
+    /// A regular expression anchored at both ends.
+    Regex(Regex),
+}
+
+impl Pattern {
+    /// Compiles a regular expression that must match in full.
+    pub(crate) fn compile(pattern: &str) -> Result<Self, regex::Error> {
+        let (literal, open) = match pattern.strip_suffix(".*") {
+            Some(beginning) => (beginning, true),
+            None => (pattern, false),
+        };
+        if !literal.contains(METACHARACTERS) {
+            return Ok(match open {
+                true => Self::Beginning(literal.into()),
+                false => Self::Literal(literal.into()),
+            });
+        }
+        // Alone first: `a)|(b` is no pattern, but would become one inside the anchoring group.
+        build(pattern)?;
+        build(&format!("^(?:{pattern})$")).map(Self::Regex)
+    }
+
+    /// Whether the whole value fits.
+    pub(crate) fn matches(&self, value: &str) -> bool {
+        match self {
+            Self::Literal(literal) => value == &**literal,
+            // `.` stands for any character but a line feed.
+            Self::Beginning(literal) => {
+                value.strip_prefix(&**literal).is_some_and(|rest| !rest.contains('\n'))
+            }
+            Self::Regex(regex) => regex.is_match(value),
+        }
+    }
+}
+
+/// Checks a regular expression as a rule would use it, so that readers can refuse it in place.
+///
+/// # Errors
+/// [`BadPattern`] when it cannot be read, or is too large when compiled.
+pub fn check_pattern(pattern: &str) -> Result<(), BadPattern> {
+    match Pattern::compile(pattern) {
+        Ok(_) => Ok(()),
+        Err(cause) => Err(BadPattern::new(pattern, PatternField::Alone, cause)),
+    }
+}
+
+/// A regular expression of a rule that cannot be used.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "{}the regular expression `{pattern}`{field} cannot be used: write it in RE2 syntax, without \
+     look-around or back-references, and without large counted repetitions", object_prefix(.object)
+)]
+pub struct BadPattern {
+    /// The expression, cut to 200 characters.
+    pub pattern: String,
+    /// What it should have matched.
+    pub field: PatternField,
+    /// The object that it stands in, where that is known.
+    pub object: Option<Box<ObjectKey>>,
+    /// What the compiler says.
+    #[source]
+    cause: regex::Error,
+}
+
+impl BadPattern {
+    pub(crate) fn new(pattern: &str, field: PatternField, cause: regex::Error) -> Self {
+        Self {
+            pattern: pattern.chars().take(PATTERN_SHOWN_MAX).collect(),
+            field,
+            object: None,
+            cause,
+        }
+    }
+
+    pub(crate) fn within(mut self, object: ObjectKey) -> Self {
+        self.object = Some(Box::new(object));
+        self
+    }
+}
+
+/// What a pattern should have matched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PatternField {
+    /// Not known: the pattern was checked alone.
+    Alone,
+    /// The path.
+    Path,
+    /// A header.
+    Header(String),
+    /// A query parameter.
+    Query(String),
+}
+
+impl std::fmt::Display for PatternField {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Alone => Ok(()),
+            Self::Path => f.write_str(" for the path"),
+            Self::Header(name) => write!(f, " for the header `{name}`"),
+            Self::Query(name) => write!(f, " for the query parameter `{name}`"),
+        }
+    }
+}
+
+fn object_prefix(object: &Option<Box<ObjectKey>>) -> String {
+    object.as_ref().map(|key| format!("{key}: ")).unwrap_or_default()
+}
+
+fn build(pattern: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(pattern)
+        .size_limit(REGEX_BYTES_MAX)
+        .dfa_size_limit(REGEX_CACHE_BYTES_MAX)
+        .build()
+}
+
+/// A pattern without these characters matches exactly itself.
+const METACHARACTERS: &[char] =
+    &['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
+
+/// The compiled size of one expression: far above what people write, far below what hurts a
+/// sidecar.
+const REGEX_BYTES_MAX: usize = 1024 * 1024;
+
+/// What one expression may remember of its own matching, for each thread.
+const REGEX_CACHE_BYTES_MAX: usize = 256 * 1024;
+
+/// How much of a bad pattern an error repeats.
+const PATTERN_SHOWN_MAX: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn matches_in_full() {
+        for (pattern, value, expected) in [
+            ("/buy", "/buy", true),
+            ("/buy", "/xbuyer", false),
+            ("/buy", "/buy/1", false),
+            ("/buy.*", "/buyer", true),
+            ("/buy.*", "/sell", false),
+            (".*", "", true),
+            (".*", "/x", true),
+            ("", "", true),
+            ("", "/", false),
+            ("/items/[0-9]+", "/items/12", true),
+            ("/items/[0-9]+", "/items/12/x", false),
+            ("/a|/b", "/a", true),
+            ("/a|/b", "/bc", false),
+            ("(?i)/a", "/A", true),
+            (r"/a\.*", "/a..", true),
+            (r"/a\.*", "/axx", false),
+            ("/buy.*", "/buy\nx", false),
+        ] {
+            let compiled = Pattern::compile(pattern).unwrap();
+            assert_eq!(compiled.matches(value), expected, "{pattern:?} {value:?}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_cannot_be_read_or_is_too_large() {
+        for bad in ["(", "a)|(b", "[z-a]", "(?=a)", r"(a)\1", r"\w{1000}", "((a{100}){100}){100}"] {
+            let error = check_pattern(bad).unwrap_err();
+            assert!(error.to_string().contains(bad), "{error}");
+            assert!(error.source().is_some());
+        }
+        assert!(check_pattern("/items/[0-9]+").is_ok());
+    }
+
+    #[test]
+    fn an_error_repeats_only_the_beginning_of_a_long_pattern() {
+        let error = check_pattern(&"(".repeat(10_000)).unwrap_err();
+        assert_eq!(error.pattern.len(), PATTERN_SHOWN_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn short_cuts_agree_with_the_regular_expression(
+            literal in "[a-b/ -]{0,3}",
+            open in any::<bool>(),
+            value in "[a-b/\n -]{0,5}",
+        ) {
+            let pattern = format!("{literal}{}", if open { ".*" } else { "" });
+            let compiled = Pattern::compile(&pattern).unwrap();
+            prop_assert!(!matches!(compiled, Pattern::Regex(_)));
+            let regex = build(&format!("^(?:{pattern})$")).unwrap();
+            prop_assert_eq!(compiled.matches(&value), regex.is_match(&value));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What is compiled again, and what is taken over.
+
+use leno_model::{
+    Access, EndpointId, PathMatch, Reach, RequestMatch, RouteName, RouteRule, ServiceAccount,
+    TrustDomain, WorkloadName, WorkloadPlan,
+};
+
+use super::*;
+
+fn service(name: &str) -> ServiceName {
+    ServiceName::new("shop", name).unwrap()
+}
+
+fn endpoint(port: u16) -> Arc<Endpoint> {
+    Arc::new(Endpoint {
+        id: EndpointId {
+            service: service("stock"),
+            port: 80,
+            workload: WorkloadName::new("shop", "stock-1").unwrap(),
+        },
+        address: ([127, 0, 0, 1], port).into(),
+        account: ServiceAccount::new("shop", "stock").unwrap(),
+    })
+}
+
+fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceView> {
+    let request = RequestMatch { path: PathMatch::Regex(path.into()), ..RequestMatch::default() };
+    let rule = RouteRule {
+        route: RouteName::new("shop", "r").unwrap(),
+        matches: vec![request],
+        backends: Vec::new(),
+        request_timeout: None,
+    };
+    let port = PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: true,
+        rules: vec![rule],
+        endpoints,
+    };
+    Arc::new(ServiceView {
+        name: service(name),
+        reach: Reach::Allowed,
+        ports: BTreeMap::from([(80, port)]),
+    })
+}
+
+fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
+    let plan = WorkloadPlan {
+        workload: WorkloadName::new("shop", "web-1").unwrap(),
+        account: ServiceAccount::new("shop", "web").unwrap(),
+        trust_domain: TrustDomain::new("cluster.local").unwrap(),
+        address: [127, 0, 0, 1].into(),
+        ports: Vec::new(),
+        served: BTreeMap::new(),
+        doors: Vec::new(),
+        access,
+    };
+    let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
+    Arc::new(Snapshot { plan: Arc::new(plan), services })
+}
+
+#[test]
+fn what_did_not_change_is_taken_over() {
+    let stay = view("stay", "/a+", Vec::new());
+    let equal = || view("equal", "/b+", Vec::new());
+    let first =
+        snapshot(Access::Permissive, vec![stay.clone(), equal(), view("gone", "/", vec![])]);
+    let before = Plans::build(first, None).unwrap();
+    let second = snapshot(Access::Permissive, vec![stay, equal(), view("new", "/", vec![])]);
+    let after = Plans::build(second, Some(&before)).unwrap();
+
+    for name in ["stay", "equal"] {
+        let plan = |plans: &Plans| Arc::clone(plans.service(&service(name)).unwrap());
+        assert!(Arc::ptr_eq(&plan(&before), &plan(&after)), "{name}");
+    }
+    assert!(Arc::ptr_eq(&before.access, &after.access));
+    assert!(after.service(&service("gone")).is_none());
+    assert!(after.service(&service("new")).is_some());
+}
+
+#[test]
+fn new_endpoints_need_no_new_routes_but_new_rules_do() {
+    let plans = |path: &str, endpoints, previous: Option<&Plans>| {
+        let views = vec![view("stock", path, endpoints)];
+        Plans::build(snapshot(Access::Permissive, views), previous).unwrap()
+    };
+    let port = |plans: &Plans| {
+        let plan = &plans.service(&service("stock")).unwrap().ports[&80];
+        (Arc::clone(&plan.routes), plan.endpoints.len())
+    };
+    let first = plans("/a+", vec![endpoint(1)], None);
+    let moved = plans("/a+", vec![endpoint(1), endpoint(2)], Some(&first));
+    let ruled = plans("/b+", vec![endpoint(1)], Some(&moved));
+    let ((first, one), (moved, two), (ruled, _)) = (port(&first), port(&moved), port(&ruled));
+    assert!(Arc::ptr_eq(&first, &moved));
+    assert_eq!((one, two), (1, 2));
+    assert!(!Arc::ptr_eq(&moved, &ruled));
+}
+
+#[test]
+fn changed_access_is_compiled_again() {
+    let permissive = Plans::build(snapshot(Access::Permissive, vec![]), None).unwrap();
+    let strict = snapshot(Access::Strict(vec![]), vec![]);
+    let strict = Plans::build(strict, Some(&permissive)).unwrap();
+    assert!(!Arc::ptr_eq(&permissive.access, &strict.access));
+}
+
+#[test]
+fn one_bad_pattern_refuses_the_snapshot() {
+    let views = vec![view("good", "/a+", vec![]), view("stock", "(", vec![])];
+    let error = Plans::build(snapshot(Access::Permissive, views), None).unwrap_err();
+    assert!(error.to_string().contains("HTTPRoute shop/r"), "{error}");
+}

@@ -1,0 +1,184 @@
+//! Routing: which rule of the attached routes decides a request, and which backend takes it.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use leno_model::{
+    ObjectKey, PathMatch, PortView, RequestMatch, RouteName, RouteRule, WeightedBackend,
+};
+
+use crate::matcher::{RequestMatcher, prefix_elements};
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+
+/// The routes of one service port, compiled.
+///
+/// Of all matches that a request fits, the first by this order decides (Gateway API,
+/// `HTTPRouteRule`): exact path; longest prefix; regular expression; any path (also the prefix
+/// `/`); then a match that names methods; most headers; most query parameters; and between
+/// equals the name of the route, the order of its rules and of their matches. The Gateway API
+/// leaves the place of regular expressions open; here a catch-all does not hide them.
+#[derive(Debug, Clone)]
+pub struct PortRoutes {
+    attached: bool,
+    /// Sorted: the first that fits is the one that decides.
+    matches: Box<[CompiledMatch]>,
+    rules: Box<[CompiledRule]>,
+}
+
+impl PortRoutes {
+    /// Compiles the rules of a port.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used; it names the route.
+    pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
+        let mut ranked = Vec::new();
+        for (index, rule) in view.rules.iter().enumerate() {
+            for request in &rule.matches {
+                let matcher = RequestMatcher::compile(request)
+                    .map_err(|bad| bad.within(ObjectKey::HttpRoute(rule.route.clone())))?;
+                ranked.push((rank(request), CompiledMatch { matcher, rule: index }));
+            }
+        }
+        // A stable sort: equals stay in the order of routes, rules and matches.
+        ranked.sort_by_key(|(rank, _)| Reverse(*rank));
+        Ok(Self {
+            attached: view.routed,
+            matches: ranked.into_iter().map(|(_, compiled)| compiled).collect(),
+            rules: view.rules.iter().enumerate().map(CompiledRule::new).collect(),
+        })
+    }
+
+    /// Where a request goes; `draw` is a random number that chooses among weighted backends.
+    #[must_use]
+    pub fn choose(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {
+        if !self.attached {
+            return RouteChoice::Direct;
+        }
+        let decisive = self.matches.iter().find(|m| m.matcher.matches(request));
+        let Some(rule) = decisive.and_then(|found| self.rules.get(found.rule)) else {
+            return RouteChoice::NoRoute;
+        };
+        match rule.backend(draw) {
+            Some((index, backend)) => RouteChoice::To { rule, backend, index },
+            None => RouteChoice::InvalidBackend { rule },
+        }
+    }
+
+    /// Whether no route is attached: every request goes to the service's own endpoints.
+    #[must_use]
+    pub fn is_trivial(&self) -> bool {
+        !self.attached
+    }
+
+    /// The rules, in the order of the port's view.
+    #[must_use]
+    pub fn rules(&self) -> &[CompiledRule] {
+        &self.rules
+    }
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, Copy)]
+pub enum RouteChoice<'a> {
+    /// No route is attached: to the service's own endpoints.
+    Direct,
+    /// A rule decided. Its backend may still be unknown to the mesh; then the answer is
+    /// `invalid-backend` as well.
+    To {
+        /// The rule.
+        rule: &'a CompiledRule,
+        /// The backend that takes the request.
+        backend: &'a WeightedBackend,
+        /// The backend's place in [`CompiledRule::backends`].
+        index: usize,
+    },
+    /// Routes are attached, and the request fits none of their matches.
+    NoRoute,
+    /// The rule that decided has no backends, or none with a weight.
+    InvalidBackend {
+        /// The rule.
+        rule: &'a CompiledRule,
+    },
+}
+
+/// A rule, without its matches.
+#[derive(Debug, Clone)]
+pub struct CompiledRule {
+    /// Its place among the rules of the port's view.
+    pub index: usize,
+    /// The route that it came from.
+    pub route: RouteName,
+    /// How long the whole exchange may take; no limit when absent.
+    pub request_timeout: Option<Duration>,
+    /// Where its requests go.
+    pub backends: Box<[WeightedBackend]>,
+    weight_total: u64,
+}
+
+impl CompiledRule {
+    fn new((index, rule): (usize, &RouteRule)) -> Self {
+        Self {
+            index,
+            route: rule.route.clone(),
+            request_timeout: rule.request_timeout,
+            backends: rule.backends.as_slice().into(),
+            weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum(),
+        }
+    }
+
+    /// The backend whose share of the weights the draw falls into.
+    fn backend(&self, draw: u64) -> Option<(usize, &WeightedBackend)> {
+        // Weights are 32 bits: the bias of the remainder is below one in four billion.
+        let mut point = draw.checked_rem(self.weight_total)?;
+        self.backends.iter().enumerate().find(|(_, backend)| {
+            let weight = u64::from(backend.weight);
+            let taken = point < weight;
+            point = point.saturating_sub(weight);
+            taken
+        })
+    }
+}
+
+#[derive(Debug, Clone)]
+struct CompiledMatch {
+    matcher: RequestMatcher,
+    rule: usize,
+}
+
+/// How specific a match is; the greatest decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    path: PathRank,
+    names_methods: bool,
+    headers: usize,
+    parameters: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum PathRank {
+    Any,
+    Regex,
+    Prefix(usize),
+    Exact,
+}
+
+fn rank(request: &RequestMatch) -> Rank {
+    Rank {
+        path: match &request.path {
+            PathMatch::Any => PathRank::Any,
+            PathMatch::Regex(_) => PathRank::Regex,
+            PathMatch::Prefix(prefix) => match prefix_elements(prefix).len() {
+                0 => PathRank::Any,
+                length => PathRank::Prefix(length),
+            },
+            PathMatch::Exact(_) => PathRank::Exact,
+        },
+        names_methods: !request.methods.is_empty(),
+        headers: request.headers.len(),
+        parameters: request.query.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! The router against tables, and against a naive model of the precedence rules.
+
+use std::collections::HashMap;
+
+use leno_model::{FieldMatch, Protocol, ServiceName, ValueMatch};
+use proptest::prelude::*;
+
+use super::*;
+
+fn backend(name: &str, weight: u32) -> WeightedBackend {
+    let service = ServiceName::new("shop", name).unwrap();
+    WeightedBackend { service, port: 80, weight }
+}
+
+fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
+    RouteRule {
+        route: RouteName::new("shop", route).unwrap(),
+        matches,
+        backends: vec![backend("stock", 1)],
+        request_timeout: None,
+    }
+}
+
+fn port(rules: Vec<RouteRule>) -> PortView {
+    PortView { name: None, protocol: Protocol::Http, routed: true, rules, endpoints: Vec::new() }
+}
+
+fn prefix(path: &str) -> RequestMatch {
+    RequestMatch { path: PathMatch::Prefix(path.into()), ..RequestMatch::default() }
+}
+
+fn exact(path: &str) -> RequestMatch {
+    RequestMatch { path: PathMatch::Exact(path.into()), ..RequestMatch::default() }
+}
+
+fn regex(path: &str) -> RequestMatch {
+    RequestMatch { path: PathMatch::Regex(path.into()), ..RequestMatch::default() }
+}
+
+fn with(mut request: RequestMatch, method: bool, headers: usize, query: usize) -> RequestMatch {
+    let fields = |names: &[&str], count: usize| -> Vec<FieldMatch> {
+        let field = |name: &&str| FieldMatch {
+            name: (*name).to_owned(),
+            value: ValueMatch::Exact("1".to_owned()),
+        };
+        names.iter().take(count).map(field).collect()
+    };
+    request.methods = vec!["GET".to_owned(); usize::from(method)];
+    request.headers = fields(&["x-a", "x-b"], headers);
+    request.query = fields(&["a", "b"], query);
+    request
+}
+
+/// The rule that decides `GET {path}?a=1&b=1` with `x-a: 1` and `x-b: 1`.
+fn decides(routes: &PortRoutes, path: &str) -> Option<usize> {
+    let fields = vec![("x-a".to_owned(), "1".to_owned()), ("x-b".to_owned(), "1".to_owned())];
+    let request = RequestView {
+        method: "GET",
+        path,
+        query: Some("a=1&b=1"),
+        authority: "stock",
+        fields: &fields,
+    };
+    match routes.choose(&request, 0) {
+        RouteChoice::To { rule, .. } | RouteChoice::InvalidBackend { rule } => Some(rule.index),
+        RouteChoice::NoRoute => None,
+        RouteChoice::Direct => panic!("routes are attached"),
+    }
+}
+
+#[test]
+fn the_more_specific_match_decides_wherever_it_stands() {
+    // Each list from the most to the least specific; all of them match `/a/b/c`.
+    for order in [
+        vec![
+            exact("/a/b/c"),
+            prefix("/a/b/c"),
+            prefix("/a/b/"),
+            prefix("/a"),
+            regex("/a.*"),
+            prefix("/"),
+        ],
+        vec![prefix("/a/b"), with(prefix("/a"), true, 2, 2)],
+        vec![with(prefix("/a"), true, 0, 0), with(prefix("/a"), false, 2, 2)],
+        vec![with(prefix("/a"), true, 2, 0), with(prefix("/a"), true, 1, 2)],
+        vec![with(prefix("/a"), true, 1, 2), with(prefix("/a"), true, 1, 1)],
+        vec![regex("/a/b/c"), RequestMatch::default()],
+    ] {
+        for (better, worse) in order.iter().zip(order.iter().skip(1)) {
+            let both = |first: &RequestMatch, second: &RequestMatch| {
+                let rules = vec![rule("r", vec![first.clone()]), rule("r", vec![second.clone()])];
+                PortRoutes::compile(&port(rules)).unwrap()
+            };
+            assert_eq!(decides(&both(better, worse), "/a/b/c"), Some(0), "{better:?} {worse:?}");
+            assert_eq!(decides(&both(worse, better), "/a/b/c"), Some(1), "{better:?} {worse:?}");
+        }
+    }
+}
+
+#[test]
+fn between_equals_the_first_rule_decides() {
+    let rules = vec![rule("a", vec![prefix("/x")]), rule("b", vec![prefix("/x/")])];
+    let routes = PortRoutes::compile(&port(rules)).unwrap();
+    assert_eq!(decides(&routes, "/x/y"), Some(0));
+    assert_eq!(decides(&routes, "/y"), None);
+}
+
+#[test]
+fn without_routes_traffic_goes_straight_and_with_empty_ones_nowhere() {
+    let fields = Vec::<(String, String)>::new();
+    let request =
+        RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
+    let attached = PortRoutes::compile(&port(Vec::new())).unwrap();
+    assert!(matches!(attached.choose(&request, 0), RouteChoice::NoRoute));
+    assert!(!attached.is_trivial());
+    let view = PortView { routed: false, ..port(Vec::new()) };
+    let direct = PortRoutes::compile(&view).unwrap();
+    assert!(matches!(direct.choose(&request, 0), RouteChoice::Direct));
+    assert!(direct.is_trivial());
+}
+
+/// The backends that 1,000 draws in a row choose.
+fn shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
+    let fields = Vec::<(String, String)>::new();
+    let request =
+        RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
+    let mut only = rule("r", vec![RequestMatch::default()]);
+    only.backends = backends.iter().map(|(name, weight)| backend(name, *weight)).collect();
+    let routes = PortRoutes::compile(&port(vec![only])).unwrap();
+    let mut shares = HashMap::new();
+    for draw in 0..1_000 {
+        let name = match routes.choose(&request, draw) {
+            RouteChoice::To { backend, rule, index } => {
+                assert_eq!(rule.backends[index], *backend);
+                backend.service.name.to_string()
+            }
+            RouteChoice::InvalidBackend { .. } => "invalid".to_owned(),
+            other => panic!("{other:?}"),
+        };
+        *shares.entry(name).or_default() += 1;
+    }
+    shares
+}
+
+#[test]
+fn backends_take_their_shares() {
+    for (backends, expected) in [
+        (&[("v1", 90), ("v2", 10)][..], &[("v1", 900), ("v2", 100)][..]),
+        (&[("v1", 1)], &[("v1", 1_000)]),
+        (&[("v1", 0), ("v2", 3), ("v3", 0), ("v4", 1)], &[("v2", 750), ("v4", 250)]),
+        (&[("v1", 0), ("v2", 0)], &[("invalid", 1_000)]),
+        (&[], &[("invalid", 1_000)]),
+        (&[("v1", u32::MAX), ("v2", u32::MAX)], &[("v1", 1_000)]),
+    ] {
+        let expected = expected.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
+        assert_eq!(shares(backends), expected, "{backends:?}");
+    }
+}
+
+#[test]
+fn a_bad_pattern_names_its_route() {
+    let view = port(vec![rule("r", vec![regex("(")])]);
+    let error = PortRoutes::compile(&view).unwrap_err().to_string();
+    assert!(error.starts_with("HTTPRoute shop/r: "), "{error}");
+}
+
+/// A match on paths of the elements `a` and `b`, small enough that many match one request.
+fn any_match() -> impl Strategy<Value = RequestMatch> {
+    let path = prop_oneof![
+        Just(RequestMatch::default()),
+        "(/[ab]){0,3}/?".prop_map(|p| prefix(&p)),
+        "(/[ab]){1,3}".prop_map(|p| exact(&p)),
+        prop::sample::select(vec!["/a.*", "/[ab]/.*", "/a|/b", ".*"]).prop_map(regex),
+    ];
+    (path, any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(p, m, h, q)| with(p, m, h, q))
+}
+
+/// What the documents say, in the plainest way: of all that match, compare pair by pair.
+fn naive(view: &PortView, path: &str) -> Option<usize> {
+    let mut best: Option<(usize, &RequestMatch)> = None;
+    for (index, rule) in view.rules.iter().enumerate() {
+        for candidate in &rule.matches {
+            let wins = best.is_none_or(|(_, best)| naive_beats(candidate, best));
+            if naive_matches(&candidate.path, path) && wins {
+                best = Some((index, candidate));
+            }
+        }
+    }
+    best.map(|(index, _)| index)
+}
+
+/// Methods, headers and parameters of [`any_match`] always fit the request of [`decides`].
+fn naive_matches(matched: &PathMatch, path: &str) -> bool {
+    let elements = |path: &str| -> Vec<String> {
+        path.trim_matches('/').split('/').filter(|e| !e.is_empty()).map(str::to_owned).collect()
+    };
+    match matched {
+        PathMatch::Any => true,
+        PathMatch::Exact(exact) => exact == path,
+        PathMatch::Prefix(prefix) => elements(path).starts_with(&elements(prefix)),
+        PathMatch::Regex(pattern) => match pattern.as_str() {
+            "/a.*" => path.starts_with("/a"),
+            "/[ab]/.*" => path.len() > 2 && path.as_bytes()[2] == b'/',
+            "/a|/b" => path == "/a" || path == "/b",
+            _ => true,
+        },
+    }
+}
+
+fn naive_beats(left: &RequestMatch, right: &RequestMatch) -> bool {
+    let prefix_length = |path: &PathMatch| match path {
+        PathMatch::Prefix(prefix) => prefix.trim_end_matches('/').len(),
+        _ => 0,
+    };
+    let is_exact = |path: &PathMatch| matches!(path, PathMatch::Exact(_));
+    let is_regex = |path: &PathMatch| matches!(path, PathMatch::Regex(_));
+    let (l, r) = (&left.path, &right.path);
+    if is_exact(l) != is_exact(r) {
+        return is_exact(l);
+    }
+    if prefix_length(l) != prefix_length(r) {
+        return prefix_length(l) > prefix_length(r);
+    }
+    if is_regex(l) != is_regex(r) {
+        return is_regex(l);
+    }
+    if left.methods.is_empty() != right.methods.is_empty() {
+        return right.methods.is_empty();
+    }
+    if left.headers.len() != right.headers.len() {
+        return left.headers.len() > right.headers.len();
+    }
+    left.query.len() > right.query.len()
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_the_naive_model(
+        rules in prop::collection::vec(prop::collection::vec(any_match(), 1..4), 0..8),
+        path in "(/[ab]){1,3}",
+    ) {
+        let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
+        let routes = PortRoutes::compile(&view).unwrap();
+        prop_assert_eq!(decides(&routes, &path), naive(&view, &path));
+    }
+}

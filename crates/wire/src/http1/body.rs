@@ -1,0 +1,243 @@
+//! Bodies: where they end, and their framing in chunks.
+
+use std::ops::Range;
+
+use bytes::BytesMut;
+
+use super::field::field_line;
+use super::scan::{Cursor, section};
+use super::{BodyLength, FIELDS_MAX, FieldName, Malformed, Parsed};
+
+/// Finds the content of one body in the bytes of a connection, without copying it.
+#[derive(Clone, Debug)]
+pub struct BodyDecoder {
+    state: State,
+}
+
+/// What one call of [`BodyDecoder::decode`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Skip this many bytes, framing and content. Zero without `complete`: more input is needed.
+    pub consumed: usize,
+    /// The content, within the consumed bytes; perhaps empty.
+    pub data: Range<usize>,
+    /// The raw trailer section, its final CR LF included, if the body ended with one.
+    pub trailers: Option<Range<usize>>,
+    /// This was the end of the body: what follows the consumed bytes is not part of it.
+    pub complete: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Known(u64),
+    UntilClose,
+    ChunkSize,
+    ChunkData(u64),
+    ChunkEnd,
+    Trailers,
+    Complete,
+}
+
+impl BodyDecoder {
+    /// A decoder at the start of a body.
+    #[must_use]
+    pub fn new(length: BodyLength) -> Self {
+        let state = match length {
+            BodyLength::Empty | BodyLength::Known(0) => State::Complete,
+            BodyLength::Known(length) => State::Known(length),
+            BodyLength::Chunked => State::ChunkSize,
+            BodyLength::UntilClose => State::UntilClose,
+        };
+        Self { state }
+    }
+
+    /// Finds the next piece of content at the start of `bytes`: everything available of a plain
+    /// body, at most one chunk of a chunked one. What is not consumed must be given again: at
+    /// most a chunk size, or a trailer section of [`HEAD_BYTES_MAX`](super::HEAD_BYTES_MAX).
+    ///
+    /// # Errors
+    /// The framing is broken; the connection cannot be used any further.
+    pub fn decode(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
+        match self.state {
+            State::Known(left) => Ok(self.plain(left, bytes.len())),
+            State::UntilClose => {
+                Ok(Piece { consumed: bytes.len(), data: 0..bytes.len(), ..Piece::default() })
+            }
+            State::Complete => Ok(Piece { complete: true, ..Piece::default() }),
+            State::ChunkSize | State::ChunkData(_) | State::ChunkEnd | State::Trailers => {
+                self.chunks(bytes)
+            }
+        }
+    }
+
+    /// Whether the whole body has been seen.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        matches!(self.state, State::Complete)
+    }
+
+    /// Tells the decoder that the connection was closed.
+    ///
+    /// # Errors
+    /// The body is not complete and is not one that ends this way.
+    pub fn end_of_input(&mut self) -> Result<(), Malformed> {
+        match self.state {
+            State::UntilClose | State::Complete => {
+                self.state = State::Complete;
+                Ok(())
+            }
+            _ => Err(Malformed::BodyTruncated),
+        }
+    }
+
+    fn plain(&mut self, left: u64, available: usize) -> Piece {
+        let (take, left) = take(left, available);
+        self.state = if left == 0 { State::Complete } else { State::Known(left) };
+        Piece { consumed: take, data: 0..take, trailers: None, complete: left == 0 }
+    }
+
+    /// One chunk of content at most, with all the framing around it that is there.
+    fn chunks(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
+        let mut piece = Piece::default();
+        loop {
+            let rest = bytes.get(piece.consumed..).unwrap_or_default();
+            let step = match self.state {
+                State::ChunkSize => self.chunk_size(rest)?,
+                State::ChunkEnd => self.chunk_end(rest)?,
+                State::ChunkData(left) if piece.data.is_empty() => {
+                    let (take, left) = take(left, rest.len());
+                    self.state = if left == 0 { State::ChunkEnd } else { State::ChunkData(left) };
+                    piece.data = piece.consumed..piece.consumed.saturating_add(take);
+                    take
+                }
+                State::Trailers => {
+                    let length = self.trailers(rest)?;
+                    if length > CHUNK_END.len() {
+                        let end = piece.consumed.saturating_add(length);
+                        piece.trailers = Some(piece.consumed..end);
+                    }
+                    length
+                }
+                State::ChunkData(_) | State::Complete | State::Known(_) | State::UntilClose => 0,
+            };
+            piece.consumed = piece.consumed.saturating_add(step);
+            piece.complete = self.is_complete();
+            if step == 0 || piece.complete {
+                return Ok(piece);
+            }
+        }
+    }
+
+    /// The length of a chunk size line, or 0 if it is not all there (RFC 9112 §7.1).
+    fn chunk_size(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+        let mut size = 0_u64;
+        for (at, byte) in bytes.iter().enumerate() {
+            if let Some(digit) = char::from(*byte).to_digit(16) {
+                if at >= CHUNK_SIZE_DIGITS_MAX {
+                    return Err(Malformed::ChunkSize);
+                }
+                size = size.wrapping_shl(4) | u64::from(digit);
+                continue;
+            }
+            return match (byte, bytes.get(at.saturating_add(1))) {
+                _ if at == 0 => Err(Malformed::ChunkSize),
+                (b'\r', Some(b'\n')) => {
+                    self.state = if size == 0 { State::Trailers } else { State::ChunkData(size) };
+                    Ok(at.saturating_add(CHUNK_END.len()))
+                }
+                (b'\r', None) => Ok(0),
+                (b'\r' | b'\n', _) => Err(Malformed::LineEnd),
+                (b';' | b' ' | b'\t', _) => Err(Malformed::ChunkExtension),
+                _ => Err(Malformed::ChunkSize),
+            };
+        }
+        Ok(0)
+    }
+
+    /// The length of the CR LF after the data of a chunk, or 0 if it is not all there.
+    fn chunk_end(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+        match bytes {
+            [] | [b'\r'] => Ok(0),
+            [b'\r', b'\n', ..] => {
+                self.state = State::ChunkSize;
+                Ok(CHUNK_END.len())
+            }
+            _ => Err(Malformed::ChunkEnd),
+        }
+    }
+
+    /// The length of the trailer section with its final CR LF, or 0 if it is not all there.
+    fn trailers(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+        let length = match bytes {
+            [] | [b'\r'] => 0,
+            [b'\r', b'\n', ..] => CHUNK_END.len(),
+            _ => match section(bytes, check_trailers)? {
+                Parsed::Complete(length) => length,
+                Parsed::Partial => 0,
+            },
+        };
+        if length > 0 {
+            self.state = State::Complete;
+        }
+        Ok(length)
+    }
+}
+
+/// Appends the size line of a chunk; its data and [`CHUNK_END`] follow. Zero would end the body,
+/// so nothing is written for it.
+pub fn write_chunk_size(length: usize, out: &mut BytesMut) {
+    let mut line = *b"0000000000000000\r\n";
+    let mut rest = length;
+    let mut digits = 0_usize;
+    for place in line.iter_mut().rev().skip(CHUNK_END.len()) {
+        if rest == 0 {
+            break;
+        }
+        *place = HEX.get(rest & 15).copied().unwrap_or(b'0');
+        rest = rest.wrapping_shr(4);
+        digits = digits.saturating_add(1);
+    }
+    let start = CHUNK_SIZE_DIGITS_MAX.saturating_sub(digits);
+    if digits > 0 {
+        out.extend_from_slice(line.get(start..).unwrap_or_default());
+    }
+}
+
+/// What follows the data of every chunk.
+pub const CHUNK_END: &[u8] = b"\r\n";
+
+/// The end of a chunked body without trailers.
+pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// The end of a chunked body with trailers; a raw trailer section follows.
+pub const TRAILERS_FOLLOW: &[u8] = b"0\r\n";
+
+/// How much of `left` is available, and what is left then.
+fn take(left: u64, available: usize) -> (usize, u64) {
+    let take = usize::try_from(left).unwrap_or(usize::MAX).min(available);
+    (take, left.saturating_sub(take as u64))
+}
+
+/// Steps over a valid trailer section. Fields that frame or route a message may not come
+/// late (RFC 9110 §6.5.1): a reader that merges them would be told another length.
+fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
+    let mut count = 0_usize;
+    while !cursor.skip(CHUNK_END) {
+        if count >= FIELDS_MAX {
+            return Err(Malformed::TooManyFields);
+        }
+        if field_line(cursor)?.kind != FieldName::Other {
+            return Err(Malformed::TrailerField);
+        }
+        count = count.saturating_add(1);
+    }
+    Ok(())
+}
+
+/// Sixteen hexadecimal digits are 64 bits.
+const CHUNK_SIZE_DIGITS_MAX: usize = 16;
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+#[cfg(test)]
+mod tests;

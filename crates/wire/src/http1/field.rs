@@ -1,0 +1,289 @@
+//! Field lines: one pass that classifies, checks the framing fields and finds the hop-by-hop ones.
+
+use super::scan::{Cursor, TOKEN, is};
+use super::{BodyLength, FIELDS_MAX, Malformed, Span, Version};
+
+/// One field line of a head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Field {
+    /// The name as received.
+    pub name: Span,
+    /// The value without the white space around it.
+    pub value: Span,
+    /// Which of the names that concern a proxy it is.
+    pub kind: FieldName,
+    /// It is meant for this connection only: by its kind, or because `Connection` names it.
+    pub hop_by_hop: bool,
+}
+
+/// The field names that concern a proxy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the field of that name")]
+pub enum FieldName {
+    Host,
+    Connection,
+    ContentLength,
+    TransferEncoding,
+    Te,
+    Trailer,
+    Upgrade,
+    KeepAlive,
+    ProxyConnection,
+    ProxyAuthorization,
+    ProxyAuthenticate,
+    Expect,
+    /// Any other field: it passes through untouched.
+    #[default]
+    Other,
+}
+
+impl FieldName {
+    /// Which field `name` is, whatever its case.
+    #[inline]
+    #[must_use]
+    pub fn of(name: &[u8]) -> Self {
+        let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
+        match name.len() {
+            2 if is(b"te") => Self::Te,
+            4 if is(b"host") => Self::Host,
+            6 if is(b"expect") => Self::Expect,
+            7 if is(b"upgrade") => Self::Upgrade,
+            7 if is(b"trailer") => Self::Trailer,
+            10 if is(b"connection") => Self::Connection,
+            10 if is(b"keep-alive") => Self::KeepAlive,
+            14 if is(b"content-length") => Self::ContentLength,
+            16 if is(b"proxy-connection") => Self::ProxyConnection,
+            17 if is(b"transfer-encoding") => Self::TransferEncoding,
+            18 if is(b"proxy-authenticate") => Self::ProxyAuthenticate,
+            19 if is(b"proxy-authorization") => Self::ProxyAuthorization,
+            _ => Self::Other,
+        }
+    }
+
+    /// Whether it never travels beyond one connection (RFC 9110 §7.6.1, §11.7).
+    #[inline]
+    #[must_use]
+    pub fn is_hop_by_hop(self) -> bool {
+        match self {
+            Self::Connection
+            | Self::TransferEncoding
+            | Self::Te
+            | Self::Upgrade
+            | Self::KeepAlive
+            | Self::ProxyConnection
+            | Self::ProxyAuthorization
+            | Self::ProxyAuthenticate => true,
+            Self::Host | Self::ContentLength | Self::Trailer | Self::Expect | Self::Other => false,
+        }
+    }
+}
+
+/// What the fields of one head say about its connection and its body.
+#[derive(Default)]
+pub(super) struct Section {
+    pub(super) host: Option<Span>,
+    pub(super) expect_continue: bool,
+    pub(super) close: bool,
+    pub(super) keep_alive: bool,
+    content_length: Option<u64>,
+    chunked: bool,
+    upgrade_option: bool,
+    upgrade_field: bool,
+    upgrade_http2: bool,
+    named: [Span; CONNECTION_OPTIONS_MAX],
+    named_count: usize,
+}
+
+impl Section {
+    /// Reads field lines up to and including the empty line that ends them.
+    pub(super) fn parse(
+        cursor: &mut Cursor<'_>,
+        fields: &mut Vec<Field>,
+    ) -> Result<Self, Malformed> {
+        let mut section = Self::default();
+        while !cursor.skip(b"\r\n") {
+            if fields.len() >= FIELDS_MAX {
+                return Err(Malformed::TooManyFields);
+            }
+            let field = field_line(cursor)?;
+            if field.kind != FieldName::Other {
+                section.note(&field, cursor.bytes)?;
+            }
+            fields.push(field);
+        }
+        section.mark_named(cursor.bytes, fields);
+        Ok(section)
+    }
+
+    /// The body length that the fields announce, if they do (RFC 9112 §6.3).
+    pub(super) fn announced(&self, version: Version) -> Result<Option<BodyLength>, Malformed> {
+        match (self.content_length, self.chunked) {
+            (Some(_), true) => Err(Malformed::TwoLengths),
+            (None, true) if version == Version::Http10 => Err(Malformed::TransferEncodingInHttp10),
+            (None, true) => Ok(Some(BodyLength::Chunked)),
+            (Some(length), false) => Ok(Some(BodyLength::Known(length))),
+            (None, false) => Ok(None),
+        }
+    }
+
+    /// Whether the connection may carry another message after this one (RFC 9112 §9.3).
+    pub(super) fn persists(&self, version: Version) -> bool {
+        !self.close && (version == Version::Http11 || self.keep_alive)
+    }
+
+    /// Whether the connection is asked, or about, to change its protocol (RFC 9110 §7.8).
+    ///
+    /// Never to HTTP/2: that upgrade is obsolete (RFC 9113 §3.1) and would carry requests past
+    /// the proxy unseen; left out, the client goes on in HTTP/1.1.
+    pub(super) fn upgrades(&self, version: Version) -> bool {
+        version == Version::Http11
+            && self.upgrade_option
+            && self.upgrade_field
+            && !self.upgrade_http2
+    }
+
+    fn note(&mut self, field: &Field, bytes: &[u8]) -> Result<(), Malformed> {
+        let value = field.value.of(bytes);
+        match field.kind {
+            FieldName::Host => {
+                if self.host.replace(field.value).is_some() {
+                    return Err(Malformed::HostRepeated);
+                }
+            }
+            FieldName::ContentLength => {
+                if self.content_length.replace(decimal(value)?).is_some() {
+                    return Err(Malformed::ContentLengthRepeated);
+                }
+            }
+            FieldName::TransferEncoding => {
+                if self.chunked || !value.eq_ignore_ascii_case(b"chunked") {
+                    return Err(Malformed::TransferEncoding);
+                }
+                self.chunked = true;
+            }
+            FieldName::Connection => self.note_options(field.value, bytes)?,
+            FieldName::Expect => {
+                self.expect_continue |= value.eq_ignore_ascii_case(b"100-continue")
+            }
+            FieldName::Upgrade => {
+                self.upgrade_field |= !value.is_empty();
+                self.upgrade_http2 |= value.split(|byte| *byte == b',').any(is_http2);
+            }
+            FieldName::Te
+            | FieldName::Trailer
+            | FieldName::KeepAlive
+            | FieldName::ProxyConnection
+            | FieldName::ProxyAuthorization
+            | FieldName::ProxyAuthenticate
+            | FieldName::Other => {}
+        }
+        Ok(())
+    }
+
+    fn note_options(&mut self, value: Span, bytes: &[u8]) -> Result<(), Malformed> {
+        let mut start = value.start as usize;
+        for element in value.of(bytes).split(|byte| *byte == b',') {
+            let leading = element.iter().take_while(|byte| is_blank(**byte)).count();
+            let option = element.trim_ascii();
+            let at = start.saturating_add(leading);
+            start = start.saturating_add(element.len()).saturating_add(1);
+            if !option.is_empty() {
+                self.note_option(option, Span::new(at, at.saturating_add(option.len())))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_option(&mut self, option: &[u8], span: Span) -> Result<(), Malformed> {
+        if option.eq_ignore_ascii_case(b"close") {
+            self.close = true;
+            return Ok(());
+        }
+        match FieldName::of(option) {
+            FieldName::KeepAlive => self.keep_alive = true,
+            FieldName::Upgrade => self.upgrade_option = true,
+            // Dropping these on a stranger's word would change where a message goes or ends.
+            FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => {
+                return Err(Malformed::ConnectionOption);
+            }
+            kind if kind.is_hop_by_hop() => {}
+            _ if !option.iter().all(|byte| is(*byte, TOKEN)) => {
+                return Err(Malformed::ConnectionOption);
+            }
+            _ => {
+                let Some(slot) = self.named.get_mut(self.named_count) else {
+                    return Err(Malformed::TooManyConnectionOptions);
+                };
+                *slot = span;
+                self.named_count = self.named_count.saturating_add(1);
+            }
+        }
+        Ok(())
+    }
+
+    fn mark_named(&self, bytes: &[u8], fields: &mut [Field]) {
+        for option in self.named.iter().take(self.named_count) {
+            let option = option.of(bytes);
+            for field in fields.iter_mut() {
+                field.hop_by_hop |= field.name.of(bytes).eq_ignore_ascii_case(option);
+            }
+        }
+    }
+}
+
+/// Reads one field line, its line end included (RFC 9112 §5).
+#[inline]
+pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
+    let name = cursor.run(TOKEN);
+    if name.is_empty() || !cursor.skip(b":") {
+        return Err(match cursor.peek() {
+            Some(b' ' | b'\t') if name.is_empty() => Malformed::FoldedField,
+            Some(b' ' | b'\t') => Malformed::SpaceBeforeColon,
+            Some(b'\r' | b'\n') if name.is_empty() => Malformed::LineEnd,
+            _ => Malformed::FieldName,
+        });
+    }
+    let value = cursor.value();
+    cursor.line_end(Malformed::FieldValue)?;
+    let kind = FieldName::of(name.of(cursor.bytes));
+    Ok(Field { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
+}
+
+/// The values of all fields called `name`, whatever its case.
+pub(super) fn find<'b>(
+    fields: &[Field],
+    bytes: &'b [u8],
+    name: &str,
+) -> impl Iterator<Item = &'b [u8]> {
+    fields
+        .iter()
+        .filter(move |field| field.name.of(bytes).eq_ignore_ascii_case(name.as_bytes()))
+        .map(move |field| field.value.of(bytes))
+}
+
+/// Digits only and no leading zero, which some readers take for octal.
+fn decimal(value: &[u8]) -> Result<u64, Malformed> {
+    if value.is_empty() || (value.len() > 1 && value.starts_with(b"0")) {
+        return Err(Malformed::ContentLength);
+    }
+    value
+        .iter()
+        .try_fold(0_u64, |number, byte| {
+            let digit = char::from(*byte).to_digit(10)?;
+            number.checked_mul(10)?.checked_add(u64::from(digit))
+        })
+        .ok_or(Malformed::ContentLength)
+}
+
+fn is_http2(protocol: &[u8]) -> bool {
+    let protocol = protocol.trim_ascii();
+    protocol.eq_ignore_ascii_case(b"h2c") || protocol.eq_ignore_ascii_case(b"h2")
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+/// The most fields that `Connection` may name beyond the known ones: each costs a look at every
+/// field, and a 64 KiB `Connection` could name thirty thousand.
+const CONNECTION_OPTIONS_MAX: usize = 16;

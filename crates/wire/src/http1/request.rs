@@ -1,0 +1,120 @@
+//! The head of a request.
+
+use super::field::{self, Section};
+use super::scan::{Cursor, TARGET, TOKEN, section};
+use super::target::{split_authority, take_apart};
+use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
+
+/// The head of a request, as spans of the bytes it was parsed from. Reuse it: its fields keep
+/// their allocation.
+#[derive(Debug, Default)]
+pub struct RequestHead {
+    /// The method, a token.
+    pub method: Span,
+    /// The request target as received; [`target`](super::target()) takes it apart and cannot fail on it.
+    pub target: Span,
+    /// The version of the sender.
+    pub version: Version,
+    /// The field lines in order.
+    pub fields: Vec<Field>,
+    /// The value of `Host`: valid, perhaps empty, absent only in HTTP/1.0.
+    pub host: Option<Span>,
+    /// How the end of the body is found. A head that travelled over a link announces no chunks,
+    /// so whoever knows better sets this.
+    pub body: BodyLength,
+    /// The client would send another request on this connection (RFC 9112 §9.3).
+    pub keep_alive: bool,
+    /// The client waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
+    pub expect_continue: bool,
+    /// `Connection: upgrade` with an `Upgrade` that does not ask for HTTP/2.
+    pub upgrade: bool,
+}
+
+impl RequestHead {
+    /// Parses the head at the start of `bytes`. Call again with more bytes after
+    /// [`Parsed::Partial`]; unless complete, the head is left empty.
+    ///
+    /// # Errors
+    /// The first rule that the head breaks; the connection cannot be used any further.
+    pub fn parse(&mut self, bytes: &[u8]) -> Result<Parsed, Malformed> {
+        self.clear();
+        let parsed = section(bytes, |cursor| self.read(cursor));
+        if !matches!(parsed, Ok(Parsed::Complete(_))) {
+            self.clear();
+        }
+        parsed
+    }
+
+    /// The values of all fields called `name`, whatever its case; `bytes` are those it was
+    /// parsed from.
+    pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
+        field::find(&self.fields, bytes, name)
+    }
+
+    fn read(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
+        // One empty line before the request line is a known habit (RFC 9112 §2.2).
+        cursor.skip(b"\r\n");
+        self.read_request_line(cursor)?;
+        let section = Section::parse(cursor, &mut self.fields)?;
+        self.host = section.host;
+        match self.host.map(|host| host.of(cursor.bytes)) {
+            None if self.version == Version::Http11 => return Err(Malformed::HostMissing),
+            None | Some(b"") => {}
+            Some(host) => {
+                split_authority(host)?;
+            }
+        }
+        self.body = section.announced(self.version)?.unwrap_or_default();
+        if self.method.of(cursor.bytes) == b"CONNECT" {
+            if !matches!(self.body, BodyLength::Empty | BodyLength::Known(0)) {
+                return Err(Malformed::BodyForbidden);
+            }
+            self.body = BodyLength::Empty;
+        }
+        self.keep_alive = section.persists(self.version);
+        self.upgrade = section.upgrades(self.version);
+        self.expect_continue = section.expect_continue && self.version == Version::Http11;
+        Ok(())
+    }
+
+    fn read_request_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
+        self.method = cursor.run(TOKEN);
+        if self.method.is_empty() || !cursor.skip(b" ") {
+            return Err(Malformed::Method);
+        }
+        self.target = cursor.run(TARGET);
+        if self.target.is_empty() || !cursor.skip(b" ") {
+            return Err(match cursor.peek() {
+                Some(b' ' | b'\r' | b'\n') => Malformed::RequestLine,
+                _ => Malformed::TargetCharacter,
+            });
+        }
+        self.version = version(cursor).ok_or(if cursor.rest().starts_with(b"HTTP/") {
+            Malformed::Version
+        } else {
+            Malformed::RequestLine
+        })?;
+        cursor.line_end(Malformed::RequestLine)?;
+        take_apart(self.method.of(cursor.bytes), self.target.of(cursor.bytes)).map(|_| ())
+    }
+
+    fn clear(&mut self) {
+        let mut fields = std::mem::take(&mut self.fields);
+        fields.clear();
+        *self = Self { fields, ..Self::default() };
+    }
+}
+
+/// Reads `HTTP/1.0` or `HTTP/1.1` (RFC 9112 §2.3).
+pub(super) fn version(cursor: &mut Cursor<'_>) -> Option<Version> {
+    if cursor.skip(b"HTTP/1.1") {
+        Some(Version::Http11)
+    } else if cursor.skip(b"HTTP/1.0") {
+        Some(Version::Http10)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+//! Heads of requests: accepted, refused, split anywhere.
+
+#![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::http1::{FIELDS_MAX, FieldName, HEAD_BYTES_MAX};
+
+#[test]
+fn parses_a_plain_request() {
+    let bytes = b"POST /a/b?c=d HTTP/1.1\r\nHost: ratings:9080\r\nContent-Length: 5\r\n\
+                  X-Many: one \t\r\nx-many:\t two\r\nX-Empty:\r\n\r\nhello";
+    let mut head = RequestHead::default();
+    assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len() - 5)));
+    assert_eq!(head.method.of(bytes), b"POST");
+    assert_eq!(head.target.of(bytes), b"/a/b?c=d");
+    assert_eq!(head.version, Version::Http11);
+    assert_eq!(head.host.unwrap().of(bytes), b"ratings:9080");
+    assert_eq!(head.body, BodyLength::Known(5));
+    assert!(head.keep_alive && !head.upgrade && !head.expect_continue);
+    assert_eq!(head.fields.len(), 5);
+    let many: Vec<&[u8]> = head.find(bytes, "X-MANY").collect();
+    assert_eq!(many, [b"one", b"two"]);
+    assert_eq!(head.find(bytes, "x-empty").next(), Some(&b""[..]));
+    assert_eq!(head.find(bytes, "x-absent").next(), None);
+}
+
+#[test]
+fn accepts_what_the_rules_allow() {
+    let good: [&[u8]; 22] = [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhOsT:a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost:\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n",
+        b"GET http://a/b HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
+        b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\nContent-Length: 0\r\n\r\n",
+        b"M-SEARCH!#$%&'*+.^_`|~ / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: caf\xc3\xa9 \xff\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: a\tb\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551615\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: ,close,, x-gone\r\n\r\n",
+        b"GET /?a={b:[1]}^`~ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /%00%zz;a=b|c?\\ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET //evil.example/%2e%2e HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\n\r\n",
+    ];
+    for bytes in good {
+        let parsed = RequestHead::default().parse(bytes);
+        let expected = Ok(Parsed::Complete(bytes.len()));
+        assert_eq!(parsed, expected, "{}", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn refuses_a_bad_request_line() {
+    let bad: [(&[u8], Malformed); 29] = [
+        (b" GET / HTTP/1.1", Malformed::Method),
+        (b"\r\n\r\nGET / HTTP/1.1", Malformed::Method),
+        (b"G(T / HTTP/1.1", Malformed::Method),
+        (b"G\0T / HTTP/1.1", Malformed::Method),
+        (b"GET\t/ HTTP/1.1", Malformed::Method),
+        (b"GET", Malformed::Method),
+        (b"GET  / HTTP/1.1", Malformed::RequestLine),
+        (b"GET /  HTTP/1.1", Malformed::RequestLine),
+        (b"GET / HTTP/1.1 ", Malformed::RequestLine),
+        (b"GET /", Malformed::RequestLine),
+        (b"GET /a b HTTP/1.1", Malformed::RequestLine),
+        (b"GET /#top HTTP/1.1", Malformed::TargetCharacter),
+        (b"GET /\x7f HTTP/1.1", Malformed::TargetCharacter),
+        (b"GET /\xc3\xa9 HTTP/1.1", Malformed::TargetCharacter),
+        (b"GET /a\tb HTTP/1.1", Malformed::TargetCharacter),
+        (b"GET /<a> HTTP/1.1", Malformed::TargetCharacter),
+        (b"GET /..\\admin HTTP/1.1", Malformed::TargetCharacter),
+        (b"GET a/b HTTP/1.1", Malformed::TargetForm),
+        (b"GET * HTTP/1.1", Malformed::TargetForm),
+        (b"GET http:// HTTP/1.1", Malformed::Authority),
+        (b"GET http://u@a/ HTTP/1.1", Malformed::Authority),
+        (b"CONNECT a HTTP/1.1", Malformed::TargetForm),
+        (b"CONNECT /a HTTP/1.1", Malformed::Authority),
+        (b"GET / HTTP/2.0", Malformed::Version),
+        (b"GET / HTTP/1.2", Malformed::Version),
+        (b"GET / HTTP/01.1", Malformed::Version),
+        (b"GET / http/1.1", Malformed::RequestLine),
+        (b"GET / HTTP/1.10", Malformed::RequestLine),
+        (b"GET / HTTP/1.1\r", Malformed::LineEnd),
+    ];
+    for (line, fault) in bad {
+        let bytes = [line, b"\r\nHost: a\r\n\r\n"].concat();
+        refuses(&bytes, fault);
+    }
+}
+
+#[test]
+fn refuses_bad_fields() {
+    let bad: [(&[u8], Malformed); 28] = [
+        (b"X : a", Malformed::SpaceBeforeColon),
+        (b"X\t: a", Malformed::SpaceBeforeColon),
+        (b"Transfer-Encoding : chunked", Malformed::SpaceBeforeColon),
+        (b": a", Malformed::FieldName),
+        (b"X", Malformed::FieldName),
+        (b"X(y): a", Malformed::FieldName),
+        (b"X\0: a", Malformed::FieldName),
+        (b"\xef\xbb\xbfX: a", Malformed::FieldName),
+        (b"X: a\r\n folded", Malformed::FoldedField),
+        (b"X: a\r\n\tfolded", Malformed::FoldedField),
+        (b"X: a\0b", Malformed::FieldValue),
+        (b"X: a\x0bb", Malformed::FieldValue),
+        (b"X: a\x7f", Malformed::FieldValue),
+        (b"X: a\rb", Malformed::LineEnd),
+        (b"X: a\nY: b", Malformed::LineEnd),
+        (b"X: a\r\r\nY: b", Malformed::LineEnd),
+        (b"\nX: a", Malformed::LineEnd),
+        (b"\rX: a", Malformed::LineEnd),
+        (b"Host: b", Malformed::HostRepeated),
+        (b"Host: a", Malformed::HostRepeated),
+        (b"Connection: host", Malformed::ConnectionOption),
+        (b"Connection: close, Content-Length", Malformed::ConnectionOption),
+        (b"Connection: transfer-encoding", Malformed::ConnectionOption),
+        (b"Connection: a b", Malformed::ConnectionOption),
+        (b"Connection: \"close\"", Malformed::ConnectionOption),
+        (b"Connection: 1,2,3,4,5,6,7,8,9,a,b,c,d,e,f,g,h", Malformed::TooManyConnectionOptions),
+        (b"Connection: 1,2,3,4,5,6,7,8,9,a,b,c\r\nConnection: d,e,f,g,h", {
+            Malformed::TooManyConnectionOptions
+        }),
+        (b"X: \x80\x01", Malformed::FieldValue),
+    ];
+    for (field, fault) in bad {
+        refuses(&[b"GET / HTTP/1.1\r\nHost: a\r\n", field, b"\r\n\r\n"].concat(), fault);
+        if !field.starts_with(b"Host") {
+            refuses(&[b"GET / HTTP/1.1\r\n", field, b"\r\nHost: a\r\n\r\n"].concat(), fault);
+        }
+    }
+}
+
+#[test]
+fn refuses_ambiguous_lengths() {
+    let bad: [(&[u8], Malformed); 21] = [
+        (b"Content-Length: 5\r\nContent-Length: 5", Malformed::ContentLengthRepeated),
+        (b"Content-Length: 5\r\nContent-Length: 6", Malformed::ContentLengthRepeated),
+        (b"Content-Length: 0\r\ncontent-length: 0", Malformed::ContentLengthRepeated),
+        (b"Content-Length: 5, 5", Malformed::ContentLength),
+        (b"Content-Length: +5", Malformed::ContentLength),
+        (b"Content-Length: -5", Malformed::ContentLength),
+        (b"Content-Length:", Malformed::ContentLength),
+        (b"Content-Length: 0x5", Malformed::ContentLength),
+        (b"Content-Length: 05", Malformed::ContentLength),
+        (b"Content-Length: 5 5", Malformed::ContentLength),
+        (b"Content-Length: 18446744073709551616", Malformed::ContentLength),
+        (b"Content-Length: \xd9\xa5", Malformed::ContentLength),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 0", Malformed::TwoLengths),
+        (b"Transfer-Encoding: gzip, chunked", Malformed::TransferEncoding),
+        (b"Transfer-Encoding: chunked, chunked", Malformed::TransferEncoding),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", Malformed::TransferEncoding),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", Malformed::TransferEncoding),
+        (b"Transfer-Encoding: identity", Malformed::TransferEncoding),
+        (b"Transfer-Encoding: xchunked", Malformed::TransferEncoding),
+        (b"Transfer-Encoding:", Malformed::TransferEncoding),
+    ];
+    for (fields, fault) in bad {
+        refuses(&[b"POST / HTTP/1.1\r\nHost: a\r\n", fields, b"\r\n\r\n"].concat(), fault);
+    }
+    refuses(
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        Malformed::TransferEncodingInHttp10,
+    );
+    for length in ["Content-Length: 1", "Transfer-Encoding: chunked"] {
+        let bytes = format!("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n{length}\r\n\r\n");
+        refuses(bytes.as_bytes(), Malformed::BodyForbidden);
+    }
+}
+
+#[test]
+fn demands_one_valid_host() {
+    refuses(b"GET / HTTP/1.1\r\n\r\n", Malformed::HostMissing);
+    refuses(b"GET / HTTP/1.1\r\nX-Host: a\r\n\r\n", Malformed::HostMissing);
+    refuses(b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", Malformed::HostRepeated);
+    for host in ["a b", "a/b", "u@a", "a:b", "a:65536", "a:1:2", "[::1", "::1", ":80", "a?b"] {
+        let bytes = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        refuses(bytes.as_bytes(), Malformed::Authority);
+    }
+}
+
+#[test]
+fn reads_what_the_connection_is_asked_for() {
+    // Version and fields; expected: keep_alive, upgrade, expect_continue.
+    let cases: [(&str, &str, [bool; 3]); 14] = [
+        ("1.1", "X: y", [true, false, false]),
+        ("1.1", "Connection: close", [false, false, false]),
+        ("1.1", "Connection: keep-alive, CLOSE", [false, false, false]),
+        ("1.1", "Connection: x\r\nConnection: close", [false, false, false]),
+        ("1.0", "X: y", [false, false, false]),
+        ("1.0", "Connection: Keep-Alive", [true, false, false]),
+        ("1.1", "Connection: Upgrade\r\nUpgrade: websocket", [true, true, false]),
+        ("1.1", "Upgrade: websocket\r\nConnection: keep-alive, upgrade", [true, true, false]),
+        ("1.1", "Upgrade: websocket", [true, false, false]),
+        ("1.1", "Connection: upgrade", [true, false, false]),
+        ("1.1", "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c", [true, false, false]),
+        ("1.0", "Connection: Upgrade\r\nUpgrade: websocket", [false, false, false]),
+        ("1.1", "Expect: 100-continue", [true, false, true]),
+        ("1.0", "Expect: 100-continue", [false, false, false]),
+    ];
+    for (version, fields, expected) in cases {
+        let bytes = format!("GET / HTTP/{version}\r\nHost: a\r\n{fields}\r\n\r\n");
+        let mut head = RequestHead::default();
+        assert_eq!(head.parse(bytes.as_bytes()), Ok(Parsed::Complete(bytes.len())));
+        assert_eq!([head.keep_alive, head.upgrade, head.expect_continue], expected, "{bytes}");
+    }
+}
+
+#[test]
+fn knows_which_fields_stay_on_this_connection() {
+    let bytes = b"GET / HTTP/1.1\r\nX-Named: 1\r\nHost: a\r\nConnection: x-NAMED , keep-alive\r\n\
+                  Keep-Alive: 5\r\nProxy-Connection: a\r\nTE: trailers\r\nUpgrade: a\r\n\
+                  Proxy-Authorization: b\r\nX-Kept: 2\r\nx-named: 3\r\nTrailer: c\r\n\r\n";
+    let mut head = RequestHead::default();
+    assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
+    let kept: Vec<&[u8]> =
+        head.fields.iter().filter(|it| !it.hop_by_hop).map(|it| it.name.of(bytes)).collect();
+    assert_eq!(kept, [&b"Host"[..], b"X-Kept", b"Trailer"]);
+    assert!(head.fields.iter().any(|field| field.kind == FieldName::ProxyConnection));
+}
+
+#[test]
+fn every_prefix_is_partial() {
+    let bytes = b"\r\nPOST /a?b HTTP/1.1\r\nHost: a:1\r\nTransfer-Encoding: chunked\r\n\
+                  Connection: x, close\r\nX: y z \r\n\r\n";
+    let mut head = RequestHead::default();
+    for end in 0..bytes.len() {
+        assert_eq!(head.parse(&bytes[..end]), Ok(Parsed::Partial), "{end}");
+        assert!(head.fields.is_empty() && head.method.is_empty());
+    }
+    let whole = Ok(Parsed::Complete(bytes.len()));
+    assert_eq!(head.parse(bytes), whole);
+    let mut longer = RequestHead::default();
+    assert_eq!(longer.parse(&[&bytes[..], b"0\r\n\r\nGET"].concat()), whole);
+    assert_eq!(format!("{head:?}"), format!("{longer:?}"));
+}
+
+#[test]
+fn notices_wrong_line_ends_before_the_head_is_complete() {
+    for bytes in [&b"GET / HTTP/1.1\n"[..], b"GET / HTTP/1.1\r\nHost: a\n\n", b"\n"] {
+        refuses(bytes, Malformed::LineEnd);
+    }
+}
+
+#[test]
+fn bounds_the_head() {
+    let line = b"GET / HTTP/1.1\r\nHost: a\r\nX: ";
+    let fill = |total: usize| {
+        let mut bytes = line.to_vec();
+        bytes.resize(total - 4, b'x');
+        bytes.extend_from_slice(b"\r\n\r\n");
+        bytes
+    };
+    let mut head = RequestHead::default();
+    let largest = fill(HEAD_BYTES_MAX);
+    assert_eq!(head.parse(&largest), Ok(Parsed::Complete(HEAD_BYTES_MAX)));
+    assert_eq!(head.parse(&largest[..HEAD_BYTES_MAX - 1]), Ok(Parsed::Partial));
+    let larger = fill(HEAD_BYTES_MAX + 1);
+    refuses(&larger, Malformed::HeadTooLarge);
+    refuses(&larger[..HEAD_BYTES_MAX], Malformed::HeadTooLarge);
+    assert_eq!(Malformed::HeadTooLarge.status(), 431);
+
+    let many = |count: usize| {
+        let fields = "X: y\r\n".repeat(count - 1);
+        format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n").into_bytes()
+    };
+    assert!(matches!(head.parse(&many(FIELDS_MAX)), Ok(Parsed::Complete(_))));
+    assert_eq!(head.fields.len(), FIELDS_MAX);
+    refuses(&many(FIELDS_MAX + 1), Malformed::TooManyFields);
+    refuses(&many(1000), Malformed::TooManyFields);
+}
+
+#[test]
+fn a_reused_head_forgets_the_last_one() {
+    let mut head = RequestHead::default();
+    let first = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 3\r\n\r\n";
+    assert!(head.parse(first).is_ok());
+    let capacity = head.fields.capacity();
+    let second = b"GET / HTTP/1.0\r\n\r\n";
+    assert_eq!(head.parse(second), Ok(Parsed::Complete(second.len())));
+    let mut fresh = RequestHead::default();
+    assert!(fresh.parse(second).is_ok());
+    assert_eq!(format!("{head:?}"), format!("{fresh:?}"));
+    assert_eq!(head.fields.capacity(), capacity);
+}
+
+proptest! {
+    #[test]
+    fn never_panics_on_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let mut head = RequestHead::default();
+        if let Ok(Parsed::Complete(length)) = head.parse(&bytes) {
+            prop_assert!(length <= bytes.len());
+        }
+        let framed = [b"GET / HTTP/1.1\r\nHost: a\r\n", &bytes[..], b"\r\n\r\n"].concat();
+        if let Ok(Parsed::Complete(length)) = head.parse(&framed) {
+            prop_assert!(length <= framed.len());
+        }
+    }
+}
+
+fn refuses(bytes: &[u8], fault: Malformed) {
+    let mut head = RequestHead::default();
+    assert_eq!(head.parse(bytes), Err(fault), "{}", bytes.escape_ascii());
+    assert!(head.fields.is_empty() && head.host.is_none());
+}

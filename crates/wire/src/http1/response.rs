@@ -1,0 +1,132 @@
+//! The head of a response.
+
+use super::field::{self, Section};
+use super::request::version;
+use super::scan::{Cursor, section};
+use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
+
+/// The head of a response, as spans of the bytes it was parsed from. Reuse it: its fields keep
+/// their allocation.
+#[derive(Debug, Default)]
+pub struct ResponseHead {
+    /// The version of the sender.
+    pub version: Version,
+    /// The status, 100 to 999.
+    pub status: u16,
+    /// The reason phrase, perhaps empty.
+    pub reason: Span,
+    /// The field lines in order.
+    pub fields: Vec<Field>,
+    /// How the end of the body is found. A head that travelled over a link announces no chunks,
+    /// so whoever knows better sets this.
+    pub body: BodyLength,
+    /// The server would take another request on this connection (RFC 9112 §9.3).
+    pub keep_alive: bool,
+    /// `Connection: upgrade` with an `Upgrade` that does not name HTTP/2.
+    pub upgrade: bool,
+    /// What follows is another protocol: 101, or 2xx to CONNECT.
+    pub tunnel: bool,
+}
+
+/// The method of the request that a response answers, as far as its body depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Answers {
+    /// HEAD: never a body.
+    Head,
+    /// CONNECT: a tunnel after 2xx.
+    Connect,
+    /// Any other method.
+    #[default]
+    Other,
+}
+
+impl Answers {
+    /// What answering `method` means.
+    #[must_use]
+    pub fn to(method: &[u8]) -> Self {
+        match method {
+            b"HEAD" => Self::Head,
+            b"CONNECT" => Self::Connect,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl ResponseHead {
+    /// Parses the head at the start of `bytes`. Call again with more bytes after
+    /// [`Parsed::Partial`]; unless complete, the head is left empty.
+    ///
+    /// # Errors
+    /// The first rule that the head breaks; the connection cannot be used any further.
+    pub fn parse(&mut self, bytes: &[u8], answers: Answers) -> Result<Parsed, Malformed> {
+        self.clear();
+        let parsed = section(bytes, |cursor| self.read(cursor, answers));
+        if !matches!(parsed, Ok(Parsed::Complete(_))) {
+            self.clear();
+        }
+        parsed
+    }
+
+    /// The values of all fields called `name`, whatever its case; `bytes` are those it was
+    /// parsed from.
+    pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
+        field::find(&self.fields, bytes, name)
+    }
+
+    /// Whether another head answers the same request: 1xx other than 101 (RFC 9110 §15.2).
+    #[must_use]
+    pub fn is_interim(&self) -> bool {
+        matches!(self.status, 100 | 102..=199)
+    }
+
+    /// Whether a response of this status never has content nor announces any (RFC 9110 §8.6).
+    pub(super) fn is_bare(&self) -> bool {
+        matches!(self.status, 100..=199 | 204) || self.tunnel
+    }
+
+    fn read(&mut self, cursor: &mut Cursor<'_>, answers: Answers) -> Result<(), Malformed> {
+        self.read_status_line(cursor)?;
+        let section = Section::parse(cursor, &mut self.fields)?;
+        let announced = section.announced(self.version)?;
+        self.tunnel =
+            self.status == 101 || (answers == Answers::Connect && matches!(self.status, 200..=299));
+        self.body = match announced {
+            // Announced lengths are to be ignored here (RFC 9110 §9.3.6).
+            _ if self.tunnel && self.status != 101 => BodyLength::Empty,
+            None | Some(BodyLength::Known(0)) if self.is_bare() => BodyLength::Empty,
+            Some(_) if self.is_bare() => return Err(Malformed::BodyForbidden),
+            _ if answers == Answers::Head || self.status == 304 => BodyLength::Empty,
+            Some(length) => length,
+            None => BodyLength::UntilClose,
+        };
+        self.keep_alive =
+            section.persists(self.version) && self.body != BodyLength::UntilClose && !self.tunnel;
+        self.upgrade = section.upgrades(self.version);
+        Ok(())
+    }
+
+    /// `HTTP-version SP status-code SP [ reason-phrase ]` (RFC 9112 §4).
+    fn read_status_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
+        self.version = version(cursor).ok_or(Malformed::Version)?;
+        let Some([b' ', hundreds @ b'1'..=b'9', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b' ', ..]) =
+            cursor.rest().first_chunk::<5>()
+        else {
+            return Err(Malformed::StatusLine);
+        };
+        self.status = [hundreds, tens, ones].iter().fold(0, |status: u16, digit| {
+            status.saturating_mul(10).saturating_add(u16::from(digit.wrapping_sub(b'0')))
+        });
+        cursor.at = cursor.at.saturating_add(5);
+        self.reason = cursor.value();
+        cursor.line_end(Malformed::FieldValue)
+    }
+
+    fn clear(&mut self) {
+        let mut fields = std::mem::take(&mut self.fields);
+        fields.clear();
+        *self = Self { fields, ..Self::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests;

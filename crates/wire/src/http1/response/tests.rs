@@ -1,0 +1,139 @@
+//! Heads of responses: accepted, refused, and where their bodies end.
+
+#![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
+
+use super::*;
+use crate::http1::FieldName;
+
+#[test]
+fn parses_a_plain_response() {
+    let bytes = b"HTTP/1.1 404 Not \xc3\xa0 Found\r\nServer: a\r\nContent-Length: 2\r\n\r\nno";
+    let mut head = ResponseHead::default();
+    assert_eq!(head.parse(bytes, Answers::Other), Ok(Parsed::Complete(bytes.len() - 2)));
+    assert_eq!((head.status, head.version), (404, Version::Http11));
+    assert_eq!(head.reason.of(bytes), b"Not \xc3\xa0 Found");
+    assert_eq!(head.body, BodyLength::Known(2));
+    assert_eq!(head.fields[1].kind, FieldName::ContentLength);
+    assert_eq!(head.find(bytes, "server").next(), Some(&b"a"[..]));
+    assert!(head.keep_alive && !head.tunnel && !head.is_interim());
+}
+
+#[test]
+fn finds_the_end_of_every_body() {
+    use Answers::{Connect, Head, Other};
+    use BodyLength::{Chunked, Empty, Known, UntilClose};
+    let cases: [(Answers, &str, &str, BodyLength); 22] = [
+        (Other, "200", "", UntilClose),
+        (Other, "200", "Content-Length: 7\r\n", Known(7)),
+        (Other, "200", "Content-Length: 0\r\n", Known(0)),
+        (Other, "200", "Transfer-Encoding: chunked\r\n", Chunked),
+        (Other, "500", "", UntilClose),
+        (Head, "200", "", Empty),
+        (Head, "200", "Content-Length: 7\r\n", Empty),
+        (Head, "200", "Transfer-Encoding: chunked\r\n", Empty),
+        (Head, "404", "Content-Length: 7\r\n", Empty),
+        (Other, "304", "Content-Length: 7\r\n", Empty),
+        (Other, "304", "Transfer-Encoding: chunked\r\n", Empty),
+        (Other, "204", "", Empty),
+        (Other, "204", "Content-Length: 0\r\n", Empty),
+        (Other, "100", "", Empty),
+        (Other, "103", "Link: a\r\n", Empty),
+        (Other, "101", "", Empty),
+        (Connect, "200", "", Empty),
+        (Connect, "200", "Content-Length: 7\r\n", Empty),
+        (Connect, "200", "Transfer-Encoding: chunked\r\n", Empty),
+        (Connect, "407", "Content-Length: 7\r\n", Known(7)),
+        (Connect, "503", "", UntilClose),
+        (Connect, "503", "Transfer-Encoding: chunked\r\n", Chunked),
+    ];
+    for (answers, status, fields, body) in cases {
+        let bytes = format!("HTTP/1.1 {status} \r\n{fields}\r\n");
+        let mut head = ResponseHead::default();
+        let parsed = head.parse(bytes.as_bytes(), answers);
+        assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())), "{bytes}");
+        assert_eq!(head.body, body, "{answers:?} {bytes}");
+        assert_eq!(head.tunnel, status == "101" || (answers == Connect && status == "200"));
+        assert_eq!(head.is_interim(), status == "100" || status == "103");
+        assert_eq!(head.keep_alive, body != UntilClose && !head.tunnel, "{bytes}");
+    }
+}
+
+#[test]
+fn refuses_a_bad_status_line() {
+    let bad: [(&[u8], Malformed); 19] = [
+        (b"HTTP/1.1 200", Malformed::StatusLine),
+        (b"HTTP/1.1 20 OK", Malformed::StatusLine),
+        (b"HTTP/1.1 2000 OK", Malformed::StatusLine),
+        (b"HTTP/1.1 099 OK", Malformed::StatusLine),
+        (b"HTTP/1.1 +20 OK", Malformed::StatusLine),
+        (b"HTTP/1.1 2 0 OK", Malformed::StatusLine),
+        (b"HTTP/1.1  200 OK", Malformed::StatusLine),
+        (b"HTTP/1.1\t200 OK", Malformed::StatusLine),
+        (b"HTTP/1.1 OK", Malformed::StatusLine),
+        (b"HTTP/1.1", Malformed::StatusLine),
+        (b"HTTP/2 200 OK", Malformed::Version),
+        (b"ICY 200 OK", Malformed::Version),
+        (b" HTTP/1.1 200 OK", Malformed::Version),
+        (b"\r\nHTTP/1.1 200 OK", Malformed::Version),
+        (b"", Malformed::Version),
+        (b"HTTP/1.1 200 O\0K", Malformed::FieldValue),
+        (b"HTTP/1.1 200 O\rK", Malformed::LineEnd),
+        (b"HTTP/1.1 200 O\nK", Malformed::LineEnd),
+        (b"HTTP/1.1 200 OK\r", Malformed::LineEnd),
+    ];
+    for (line, fault) in bad {
+        refuses(&[line, b"\r\nContent-Length: 0\r\n\r\n"].concat(), fault);
+    }
+}
+
+#[test]
+fn refuses_a_hostile_upstream() {
+    let bad: [(&str, &str, Malformed); 12] = [
+        ("200", "Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
+        ("304", "Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
+        ("200", "Content-Length: 5\r\nContent-Length: 6", Malformed::ContentLengthRepeated),
+        ("200", "Content-Length: 5,5", Malformed::ContentLength),
+        ("200", "Transfer-Encoding: gzip", Malformed::TransferEncoding),
+        ("204", "Content-Length: 5", Malformed::BodyForbidden),
+        ("204", "Transfer-Encoding: chunked", Malformed::BodyForbidden),
+        ("100", "Content-Length: 5", Malformed::BodyForbidden),
+        ("101", "Transfer-Encoding: chunked", Malformed::BodyForbidden),
+        ("200", "Connection: content-length\r\nContent-Length: 5", Malformed::ConnectionOption),
+        ("200", "X: a\r\n b", Malformed::FoldedField),
+        ("200", "Host: a\r\nHost: b", Malformed::HostRepeated),
+    ];
+    for (status, fields, fault) in bad {
+        refuses(format!("HTTP/1.1 {status} A\r\n{fields}\r\n\r\n").as_bytes(), fault);
+    }
+    refuses(
+        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        Malformed::TransferEncodingInHttp10,
+    );
+    refuses(b"HTTP/1.1 200 OK\n", Malformed::LineEnd);
+    refuses(&[b'x'; crate::http1::HEAD_BYTES_MAX], Malformed::HeadTooLarge);
+}
+
+#[test]
+fn every_prefix_is_partial() {
+    let bytes =
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: a, close\r\nA: b\r\n\r\n";
+    let mut head = ResponseHead::default();
+    for end in 0..bytes.len() {
+        assert_eq!(head.parse(&bytes[..end], Answers::Other), Ok(Parsed::Partial), "{end}");
+        assert_eq!(head.status, 0);
+    }
+    assert_eq!(head.parse(bytes, Answers::Other), Ok(Parsed::Complete(bytes.len())));
+    assert!(!head.keep_alive);
+}
+
+#[test]
+fn knows_what_a_method_means_for_the_answer() {
+    assert_eq!(Answers::to(b"HEAD"), Answers::Head);
+    assert_eq!(Answers::to(b"CONNECT"), Answers::Connect);
+    assert_eq!(Answers::to(b"head"), Answers::Other);
+}
+
+fn refuses(bytes: &[u8], fault: Malformed) {
+    let mut head = ResponseHead::default();
+    assert_eq!(head.parse(bytes, Answers::Other), Err(fault), "{}", bytes.escape_ascii());
+}

@@ -1,0 +1,160 @@
+//! The four forms of a request target (RFC 9112 §3.2).
+
+use std::borrow::Cow;
+
+use memchr::memchr;
+
+use super::Malformed;
+use super::scan::{ADDRESS, HOST, TARGET, is};
+
+/// A request target, taken apart. Percent-encoding stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target<'a> {
+    /// `/path?query`, what servers receive.
+    Origin {
+        /// From the first slash to the question mark.
+        path: &'a [u8],
+        /// After the question mark.
+        query: Option<&'a [u8]>,
+    },
+    /// `http://authority/path?query`, what proxies receive. The authority replaces `Host`.
+    Absolute {
+        /// Such as `http`, in the case it was written.
+        scheme: &'a [u8],
+        /// Host and perhaps port, valid and not empty; see [`split_authority`].
+        authority: &'a [u8],
+        /// `/` when it was left out, `*` when it was left out of an OPTIONS.
+        path: &'a [u8],
+        /// After the question mark.
+        query: Option<&'a [u8]>,
+    },
+    /// `host:port`, for CONNECT only.
+    Authority {
+        /// A name or an address; one of IP version 6 keeps its brackets.
+        host: &'a [u8],
+        /// Never absent.
+        port: u16,
+    },
+    /// `*`, for OPTIONS only.
+    Asterisk,
+}
+
+/// Takes a request target apart.
+///
+/// # Errors
+/// A character that no target has (a fragment among them), or a form that `method` does not allow.
+pub fn target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
+    if !target.iter().all(|byte| is(*byte, TARGET)) {
+        return Err(Malformed::TargetCharacter);
+    }
+    take_apart(method, target)
+}
+
+/// [`target`] for bytes already known to be target characters.
+pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
+    if method == b"CONNECT" {
+        let (host, port) = split_authority(target)?;
+        return match port {
+            Some(port) => Ok(Target::Authority { host, port }),
+            None => Err(Malformed::TargetForm),
+        };
+    }
+    if target.starts_with(b"/") {
+        let (path, query) = split_query(target)?;
+        return Ok(Target::Origin { path, query });
+    }
+    if target == b"*" && method == b"OPTIONS" {
+        return Ok(Target::Asterisk);
+    }
+    let (scheme, rest) = split_scheme(target)?;
+    let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
+    let (authority, rest) = rest.split_at_checked(end).ok_or(Malformed::TargetForm)?;
+    split_authority(authority)?;
+    let (path, query) = split_query(rest)?;
+    let path = match (path, query) {
+        (b"", None) if method == b"OPTIONS" => b"*",
+        (b"", _) => b"/",
+        (path, _) => path,
+    };
+    Ok(Target::Absolute { scheme, authority, path, query })
+}
+
+/// What to send to the server itself: a target without scheme and authority. Allocates only for
+/// an absolute target that has a query but no path.
+///
+/// # Errors
+/// As [`target`].
+pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]>, Malformed> {
+    let Target::Absolute { scheme, authority, path, query } = target(method, received)? else {
+        return Ok(Cow::Borrowed(received));
+    };
+    let prefix = scheme.len().saturating_add(b"://".len()).saturating_add(authority.len());
+    let rest = received.get(prefix..).unwrap_or_default();
+    Ok(match query {
+        _ if rest.starts_with(b"/") => Cow::Borrowed(rest),
+        Some(query) => Cow::Owned([b"/?", query].concat()),
+        None => Cow::Borrowed(path),
+    })
+}
+
+/// Splits `host` or `host:port`; an address of IP version 6 keeps its brackets.
+///
+/// # Errors
+/// An empty host, one with user information, or a port that is no number.
+pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malformed> {
+    let bracketed = authority.starts_with(b"[");
+    let end = if bracketed {
+        memchr(b']', authority).map(|at| at.saturating_add(1))
+    } else {
+        memchr(b':', authority).or(Some(authority.len()))
+    };
+    let (host, port) =
+        end.and_then(|end| authority.split_at_checked(end)).ok_or(Malformed::Authority)?;
+    let valid = if bracketed {
+        let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
+        address.is_some_and(|address| {
+            address.len() > 1 && address.iter().all(|byte| is(*byte, ADDRESS))
+        })
+    } else {
+        !host.is_empty() && host.iter().all(|byte| is(*byte, HOST))
+    };
+    if !valid {
+        return Err(Malformed::Authority);
+    }
+    let port = match port {
+        b"" | b":" => None,
+        [b':', digits @ ..] => Some(port_number(digits).ok_or(Malformed::Authority)?),
+        _ => return Err(Malformed::Authority),
+    };
+    Ok((host, port))
+}
+
+fn port_number(digits: &[u8]) -> Option<u16> {
+    digits.iter().try_fold(0_u16, |port, byte| {
+        let digit = char::from(*byte).to_digit(10)?;
+        port.checked_mul(10)?.checked_add(u16::try_from(digit).ok()?)
+    })
+}
+
+/// `scheme "://" rest` (RFC 3986 §3.1).
+fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let colon = memchr(b':', target).ok_or(Malformed::TargetForm)?;
+    let (scheme, rest) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
+    let rest = rest.strip_prefix(b"://").ok_or(Malformed::TargetForm)?;
+    let named = scheme.first().is_some_and(u8::is_ascii_alphabetic)
+        && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
+    if named { Ok((scheme, rest)) } else { Err(Malformed::TargetForm) }
+}
+
+/// A backslash in a path is a slash to some servers, so a rule about paths could be walked around.
+fn split_query(rest: &[u8]) -> Result<(&[u8], Option<&[u8]>), Malformed> {
+    let end = memchr(b'?', rest).unwrap_or(rest.len());
+    let (path, query) = rest.split_at_checked(end).ok_or(Malformed::TargetForm)?;
+    if memchr(b'\\', path).is_some() {
+        return Err(Malformed::TargetCharacter);
+    }
+    Ok((path, query.strip_prefix(b"?")))
+}
+
+#[cfg(test)]
+mod tests;

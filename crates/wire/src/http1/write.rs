@@ -1,0 +1,268 @@
+//! Writing a received head onwards: ranges of the received bytes, with few splices.
+
+use std::fmt::Write as _;
+
+use bytes::BytesMut;
+
+use super::scan::{TARGET, is};
+use super::{BodyLength, Field, FieldName, RequestHead, ResponseHead, Span};
+
+/// What changes in a request on its way. The default forwards it as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RequestEdits<'a> {
+    /// Another request target, such as its [`origin_form`](super::origin_form).
+    pub target: Option<&'a [u8]>,
+    /// Another value of `Host`.
+    pub host: Option<&'a [u8]>,
+    /// How the end of the body is announced.
+    pub framing: Framing,
+    /// Fields to append, name and value; never `Host` or a field of framing or connection.
+    pub add: &'a [(&'a str, &'a [u8])],
+    /// Names of fields to leave out; `Host` and the framing fields are not affected.
+    pub remove: &'a [&'a str],
+    /// What becomes of the connection.
+    pub connection: Connection,
+}
+
+/// What changes in a response on its way. The default forwards it as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResponseEdits<'a> {
+    /// How the end of the body is announced.
+    pub framing: Framing,
+    /// Fields to append, name and value; never a field of framing or connection.
+    pub add: &'a [(&'a str, &'a [u8])],
+    /// Names of fields to leave out; the framing fields are not affected.
+    pub remove: &'a [&'a str],
+    /// What becomes of the connection; for a client of HTTP/1.0 pass [`Connection::Close`].
+    pub connection: Connection,
+}
+
+/// How a written head announces the end of its body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Framing {
+    /// By what `body` of the head says: its length as received, or chunks.
+    #[default]
+    Keep,
+    /// Not at all, because a link carries it; a known length is kept for information.
+    Outside,
+    /// By chunks, whatever was received.
+    Chunked,
+}
+
+/// What a written head says about its connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Connection {
+    /// Nothing, which keeps it in HTTP/1.1.
+    #[default]
+    KeepAlive,
+    /// That it closes after this message.
+    Close,
+    /// That it changes its protocol; `Upgrade` stays as received.
+    Upgrade,
+}
+
+/// Appends the request parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields
+/// (RFC 9110 §7.6.1). What is neither dropped nor edited stays byte for byte in its order.
+pub fn write_request(
+    bytes: &[u8],
+    head: &RequestHead,
+    edits: &RequestEdits<'_>,
+    out: &mut BytesMut,
+) {
+    reserve(bytes, &head.fields, out);
+    out.extend_from_slice(head.method.of(bytes));
+    out.extend_from_slice(b" ");
+    match edits.target {
+        Some(target) => put_target(target, out),
+        None => out.extend_from_slice(head.target.of(bytes)),
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    if head.host.is_none() {
+        // HTTP/1.1 demands one, empty if need be (RFC 9112 §3.2).
+        put_field("host", edits.host.unwrap_or_default(), out);
+    }
+    let length = matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
+    let rules = Rules {
+        host: edits.host,
+        length,
+        upgrade: edits.connection == Connection::Upgrade,
+        remove: edits.remove,
+    };
+    let length_kept = put_fields(bytes, &head.fields, &rules, out);
+    put_framing(edits.framing, head.body, length_kept, out);
+    put_end(edits.connection, edits.add, out);
+}
+
+/// Appends the response parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields
+/// (RFC 9110 §7.6.1). What is neither dropped nor edited stays byte for byte in its order.
+pub fn write_response(
+    bytes: &[u8],
+    head: &ResponseHead,
+    edits: &ResponseEdits<'_>,
+    out: &mut BytesMut,
+) {
+    reserve(bytes, &head.fields, out);
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(&status_digits(head.status));
+    out.extend_from_slice(b" ");
+    out.extend_from_slice(head.reason.of(bytes));
+    out.extend_from_slice(b"\r\n");
+    let bare = head.is_bare();
+    // Without a body, a length tells what GET would have brought (RFC 9110 §8.6).
+    let told = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
+    let rules = Rules {
+        host: None,
+        length: told && !bare && edits.framing != Framing::Chunked,
+        upgrade: edits.connection == Connection::Upgrade,
+        remove: edits.remove,
+    };
+    let length_kept = put_fields(bytes, &head.fields, &rules, out);
+    if !bare {
+        put_framing(edits.framing, head.body, length_kept, out);
+    }
+    put_end(edits.connection, edits.add, out);
+}
+
+/// Which received fields go on.
+struct Rules<'a> {
+    host: Option<&'a [u8]>,
+    length: bool,
+    upgrade: bool,
+    remove: &'a [&'a str],
+}
+
+enum Fate<'a> {
+    Keep,
+    Drop,
+    Replace(&'a [u8]),
+}
+
+impl<'a> Rules<'a> {
+    #[inline]
+    fn fate(&self, bytes: &[u8], field: &Field) -> Fate<'a> {
+        let keep = match field.kind {
+            FieldName::Host => return self.host.map_or(Fate::Keep, Fate::Replace),
+            FieldName::ContentLength => self.length,
+            FieldName::Upgrade => self.upgrade && !self.removes(bytes, field.name),
+            _ => !field.hop_by_hop && !self.removes(bytes, field.name),
+        };
+        if keep { Fate::Keep } else { Fate::Drop }
+    }
+
+    #[inline]
+    fn removes(&self, bytes: &[u8], name: Span) -> bool {
+        let name = name.of(bytes);
+        self.remove.iter().any(|removed| name.eq_ignore_ascii_case(removed.as_bytes()))
+    }
+}
+
+/// Copies the fields that stay, neighbours at once; tells whether `Content-Length` was one.
+fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut BytesMut) -> bool {
+    let mut run = 0..0;
+    let mut length_kept = false;
+    for field in fields {
+        match rules.fate(bytes, field) {
+            Fate::Drop => {}
+            Fate::Keep => {
+                let start = field.name.start as usize;
+                if start != run.end {
+                    out.extend_from_slice(bytes.get(run).unwrap_or_default());
+                    run = start..start;
+                }
+                run.end = line_end(bytes, field);
+                length_kept |= field.kind == FieldName::ContentLength;
+            }
+            Fate::Replace(value) => {
+                out.extend_from_slice(bytes.get(run).unwrap_or_default());
+                run = 0..0;
+                out.extend_from_slice(field.name.of(bytes));
+                put_value(value, out);
+            }
+        }
+    }
+    out.extend_from_slice(bytes.get(run).unwrap_or_default());
+    length_kept
+}
+
+/// One past the line end of a field: behind its value there is only white space and CR LF.
+#[inline]
+fn line_end(bytes: &[u8], field: &Field) -> usize {
+    let end = field.value.end as usize;
+    let behind = bytes.get(end..).unwrap_or_default();
+    let blank = behind.iter().take_while(|byte| **byte != b'\n').count();
+    end.saturating_add(blank).saturating_add(1)
+}
+
+fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut BytesMut) {
+    match (framing, body) {
+        (Framing::Chunked, _) | (Framing::Keep, BodyLength::Chunked) => {
+            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+        }
+        (Framing::Keep, BodyLength::Known(length)) if !length_kept => {
+            write!(out, "content-length: {length}\r\n").expect("a buffer that grows takes all");
+        }
+        (Framing::Keep | Framing::Outside, _) => {}
+    }
+}
+
+fn put_end(connection: Connection, add: &[(&str, &[u8])], out: &mut BytesMut) {
+    match connection {
+        Connection::KeepAlive => {}
+        Connection::Close => out.extend_from_slice(b"connection: close\r\n"),
+        Connection::Upgrade => out.extend_from_slice(b"connection: upgrade\r\n"),
+    }
+    for (name, value) in add {
+        put_field(name, value, out);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {
+    debug_assert!(!name.is_empty() && !name.contains([':', '\r', '\n']), "not a name: {name}");
+    out.extend_from_slice(name.as_bytes());
+    put_value(value, out);
+}
+
+/// A value that would end its line ends nothing: control characters become spaces, as RFC 9110
+/// §5.5 allows. Values that were parsed have none; this is for those a caller made.
+fn put_value(value: &[u8], out: &mut BytesMut) {
+    out.extend_from_slice(b": ");
+    if value.iter().any(u8::is_ascii_control) {
+        out.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
+    } else {
+        out.extend_from_slice(value);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// A target that would end the request line ends nothing: such characters are percent-encoded.
+fn put_target(target: &[u8], out: &mut BytesMut) {
+    if target.iter().all(|byte| is(*byte, TARGET)) {
+        out.extend_from_slice(target);
+        return;
+    }
+    for byte in target {
+        if is(*byte, TARGET) {
+            out.extend_from_slice(&[*byte]);
+        } else {
+            write!(out, "%{byte:02X}").expect("a buffer that grows takes all");
+        }
+    }
+}
+
+fn status_digits(status: u16) -> [u8; 3] {
+    let digit = |number: u16| u8::try_from(number % 10).map_or(b'0', |it| b'0'.wrapping_add(it));
+    [digit(status / 100), digit(status / 10), digit(status)]
+}
+
+/// Room for everything received up to the last field, and for usual additions.
+fn reserve(bytes: &[u8], fields: &[Field], out: &mut BytesMut) {
+    let received = fields.last().map_or(bytes.len(), |field| field.value.end as usize);
+    out.reserve(received.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
+}
+
+/// Enough for the fields a proxy usually appends; more only costs another reservation.
+const ADDITIONS_BYTES: usize = 256;
+
+#[cfg(test)]
+mod tests;

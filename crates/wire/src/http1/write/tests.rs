@@ -1,0 +1,286 @@
+//! Written heads: what stays, what goes, and that they parse to the same.
+
+#![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::http1::{Answers, Malformed, Parsed};
+
+#[test]
+fn forwards_requests() {
+    let plain = RequestEdits::default();
+    let check = |received: &str, edits: &RequestEdits<'_>, expected: &str| {
+        assert_eq!(request(received, edits), expected, "{received}");
+    };
+    check(
+        "GET /a HTTP/1.1\r\nHost: a\r\nX-Odd:  b \t\r\naccept:c\r\n\r\n",
+        &plain,
+        "GET /a HTTP/1.1\r\nHost: a\r\nX-Odd:  b \t\r\naccept:c\r\n\r\n",
+    );
+    check("\r\nGET / HTTP/1.0\r\n\r\n", &plain, "GET / HTTP/1.1\r\nhost: \r\n\r\n");
+    check(
+        "GET / HTTP/1.1\r\nA: 1\r\nConnection: x-gone, keep-alive\r\nHost: a\r\nX-Gone: 2\r\n\
+         Keep-Alive: 3\r\nProxy-Connection: 4\r\nTE: trailers\r\nUpgrade: 5\r\nB: 6\r\n\
+         Proxy-Authorization: 7\r\n\r\n",
+        &plain,
+        "GET / HTTP/1.1\r\nA: 1\r\nHost: a\r\nB: 6\r\n\r\n",
+    );
+    check(
+        "GET http://a/b HTTP/1.1\r\nA: 1\r\nhOST: evil\r\nB: 2\r\n\r\n",
+        &RequestEdits { target: Some(b"/b"), host: Some(b"a"), ..plain },
+        "GET /b HTTP/1.1\r\nA: 1\r\nhOST: a\r\nB: 2\r\n\r\n",
+    );
+    check(
+        "GET / HTTP/1.1\r\nHost: a\r\nX-Claim: forged\r\nx-claim: again\r\nB: 2\r\n\r\n",
+        &RequestEdits { add: &[("x-claim", b"true")], remove: &["X-CLAIM"], ..plain },
+        "GET / HTTP/1.1\r\nHost: a\r\nB: 2\r\nx-claim: true\r\n\r\n",
+    );
+    check(
+        "GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        &RequestEdits { connection: Connection::Upgrade, ..plain },
+        "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+    );
+    check(
+        "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        &RequestEdits { connection: Connection::Close, ..plain },
+        "GET / HTTP/1.1\r\nHost: a\r\nconnection: close\r\n\r\n",
+    );
+}
+
+#[test]
+fn announces_the_body_of_a_request() {
+    let known = "Content-Length: 5\r\n";
+    let chunked = "transfer-encoding: chunked\r\n";
+    let cases = [
+        (known, Framing::Keep, known),
+        (known, Framing::Outside, known),
+        (known, Framing::Chunked, chunked),
+        ("Transfer-Encoding: Chunked\r\n", Framing::Keep, chunked),
+        ("Transfer-Encoding: chunked\r\n", Framing::Outside, ""),
+        ("Transfer-Encoding: chunked\r\n", Framing::Chunked, chunked),
+        ("", Framing::Keep, ""),
+        ("", Framing::Outside, ""),
+        ("Content-Length: 0\r\n", Framing::Keep, "Content-Length: 0\r\n"),
+    ];
+    for (received, framing, written) in cases {
+        let edits = RequestEdits { framing, remove: &["content-length", "host"], ..<_>::default() };
+        let head = |fields| format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+        assert_eq!(request(&head(received), &edits), head(written), "{received} {framing:?}");
+    }
+}
+
+#[test]
+fn the_body_of_the_head_decides_whatever_its_fields_say() {
+    let cases = [
+        ("", BodyLength::Chunked, "transfer-encoding: chunked\r\n"),
+        ("", BodyLength::Known(12), "content-length: 12\r\n"),
+        ("Content-Length: 5\r\n", BodyLength::Chunked, "transfer-encoding: chunked\r\n"),
+        ("Content-Length: 5\r\n", BodyLength::Empty, ""),
+    ];
+    for (fields, body, written) in cases {
+        let bytes = format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+        let mut head = RequestHead::default();
+        head.parse(bytes.as_bytes()).unwrap();
+        head.body = body;
+        let mut out = BytesMut::new();
+        write_request(bytes.as_bytes(), &head, &RequestEdits::default(), &mut out);
+        assert_eq!(text(&out), format!("POST / HTTP/1.1\r\nHost: a\r\n{written}\r\n"));
+    }
+}
+
+#[test]
+fn forwards_responses() {
+    // What the fields were, and what they become.
+    let same = |fields: &'static str| (fields, fields);
+    let known = same("Content-Length: 5\r\n");
+    let chunks = ("Transfer-Encoding: Chunked\r\n", "transfer-encoding: chunked\r\n");
+    let check = |answers, status: u16, framing, (received, written): (&str, &str)| {
+        let edits = ResponseEdits { framing, ..<_>::default() };
+        let head = |fields| format!("HTTP/1.1 {status} Some Reason\r\n{fields}\r\n");
+        assert_eq!(response(&head(received), answers, &edits), head(written));
+    };
+    check(Answers::Other, 200, Framing::Keep, known);
+    check(Answers::Other, 200, Framing::Outside, known);
+    check(Answers::Other, 200, Framing::Chunked, (known.0, chunks.1));
+    check(Answers::Other, 200, Framing::Keep, chunks);
+    check(Answers::Other, 200, Framing::Outside, (chunks.0, ""));
+    check(Answers::Other, 200, Framing::Keep, same(""));
+    check(Answers::Other, 200, Framing::Chunked, ("", chunks.1));
+    check(Answers::Head, 200, Framing::Keep, known);
+    check(Answers::Head, 200, Framing::Outside, known);
+    check(Answers::Head, 200, Framing::Keep, (chunks.0, ""));
+    check(Answers::Other, 304, Framing::Keep, known);
+    check(Answers::Other, 204, Framing::Keep, ("Content-Length: 0\r\n", ""));
+    check(Answers::Other, 204, Framing::Chunked, same(""));
+    check(Answers::Connect, 200, Framing::Keep, (known.0, ""));
+    check(Answers::Other, 103, Framing::Chunked, same("Link: a\r\n"));
+    check(Answers::Other, 200, Framing::Keep, ("Connection: a\r\nA: 1\r\nB: 2\r\n", "B: 2\r\n"));
+}
+
+#[test]
+fn edits_responses() {
+    let edits = ResponseEdits {
+        add: &[("x-new", b"1")],
+        remove: &["server"],
+        connection: Connection::Close,
+        ..<_>::default()
+    };
+    let written =
+        response("HTTP/1.0 999 \r\nA: b\r\nServer: c\r\nD: e\r\n\r\n", Answers::Other, &edits);
+    assert_eq!(written, "HTTP/1.1 999 \r\nA: b\r\nD: e\r\nconnection: close\r\nx-new: 1\r\n\r\n");
+    let edits = ResponseEdits { connection: Connection::Upgrade, ..<_>::default() };
+    let switch = "HTTP/1.1 101 Go\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n";
+    assert_eq!(response(switch, Answers::Other, &edits), switch);
+}
+
+#[test]
+fn no_edit_can_split_a_message() {
+    let edits = RequestEdits {
+        target: Some(b"/a HTTP/1.1\r\nX: y\xff"),
+        host: Some(b"a\r\nX: y"),
+        add: &[("x-id", b"a\r\n\r\nGET / HTTP/1.1\0")],
+        ..<_>::default()
+    };
+    let written = request("GET / HTTP/1.1\r\nHost: b\r\n\r\n", &edits);
+    assert_eq!(
+        written,
+        "GET /a%20HTTP/1.1%0D%0AX:%20y%FF HTTP/1.1\r\nHost: a  X: y\r\n\
+         x-id: a    GET / HTTP/1.1 \r\n\r\n"
+    );
+}
+
+#[test]
+fn a_smuggled_request_never_leaves() {
+    // Each would be read differently by some server behind us; none may even be parsed.
+    let attacks = [
+        ("Content-Length: 6\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 4", Malformed::TwoLengths),
+        ("Transfer-Encoding: xchunked\r\nContent-Length: 4", Malformed::TransferEncoding),
+        ("Transfer-Encoding : chunked\r\nContent-Length: 4", Malformed::SpaceBeforeColon),
+        ("X: y\r\n Transfer-Encoding: chunked", Malformed::FoldedField),
+        ("X: y\nTransfer-Encoding: chunked", Malformed::LineEnd),
+        ("X: y\rTransfer-Encoding: chunked", Malformed::LineEnd),
+        ("Transfer-Encoding: \x0bchunked", Malformed::FieldValue),
+        ("Transfer-Encoding\0: chunked", Malformed::FieldName),
+        ("Content-Length: 4\r\nContent-Length: 44", Malformed::ContentLengthRepeated),
+        ("Content-Length: 4\r\nConnection: Content-Length", Malformed::ConnectionOption),
+    ];
+    for (fields, fault) in attacks {
+        let bytes = format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n0\r\n\r\nG");
+        assert_eq!(RequestHead::default().parse(bytes.as_bytes()), Err(fault), "{fields}");
+        let bytes = format!("HTTP/1.1 200 OK\r\nA: b\r\n{fields}\r\n\r\n0\r\n\r\nH");
+        let parsed = ResponseHead::default().parse(bytes.as_bytes(), Answers::Other);
+        assert_eq!(parsed, Err(fault), "{fields}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_written_request_parses_to_the_same(
+        (method, target) in request_line(),
+        fields in fields(),
+        body in body(),
+        framing in prop_oneof![Just(Framing::Keep), Just(Framing::Outside)],
+    ) {
+        let received =
+            format!("{method} {target} HTTP/1.1\r\nHost: a.b:1\r\n{fields}{body}\r\n");
+        let edits = RequestEdits { framing, ..<_>::default() };
+        prop_assume!(method != "CONNECT" || matches!(body, "" | "Content-Length: 0\r\n"));
+        let (mut before, mut after) = (RequestHead::default(), RequestHead::default());
+        before.parse(received.as_bytes()).unwrap();
+        let written = request(&received, &edits);
+        prop_assert_eq!(after.parse(written.as_bytes()), Ok(Parsed::Complete(written.len())));
+        prop_assert_eq!(before.method.of(received.as_bytes()), after.method.of(written.as_bytes()));
+        prop_assert_eq!(before.target.of(received.as_bytes()), after.target.of(written.as_bytes()));
+        prop_assert_eq!(end_to_end(&received, &before.fields), end_to_end(&written, &after.fields));
+        if framing == Framing::Keep || before.body != BodyLength::Chunked {
+            prop_assert_eq!(before.body, after.body);
+        }
+        prop_assert_eq!(request(&written, &edits), written);
+    }
+
+    #[test]
+    fn a_written_response_parses_to_the_same(
+        status in 200_u16..=999,
+        reason in "[ -~]{0,20}",
+        fields in fields(),
+        body in body(),
+        answers in prop_oneof![Just(Answers::Other), Just(Answers::Head)],
+    ) {
+        let received = format!("HTTP/1.1 {status} {reason}\r\n{fields}{body}\r\n");
+        let mut before = ResponseHead::default();
+        prop_assume!(before.parse(received.as_bytes(), answers).is_ok());
+        let written = response(&received, answers, &ResponseEdits::default());
+        let mut after = ResponseHead::default();
+        let parsed = after.parse(written.as_bytes(), answers);
+        prop_assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
+        prop_assert_eq!(before.status, after.status);
+        prop_assert_eq!(before.body, after.body);
+        prop_assert_eq!(before.reason.of(received.as_bytes()), after.reason.of(written.as_bytes()));
+        prop_assert_eq!(end_to_end(&received, &before.fields), end_to_end(&written, &after.fields));
+    }
+}
+
+fn request_line() -> impl Strategy<Value = (String, String)> {
+    prop_oneof![
+        ("[A-Z!#$%&'*+.^_`|~-]{1,8}", "/[!$-;=?-\\[\\]-~]{0,30}"),
+        ("GET|OPTIONS", "https?://[a-z0-9.-]{1,9}(:[0-9]{1,4})?(/[a-z%?]{0,9})?"),
+        (Just("CONNECT".to_owned()), "[a-z]{1,9}:[0-9]{1,4}"),
+    ]
+    .prop_filter("CONNECT has a form of its own", |(method, target)| {
+        (method != "CONNECT") == (target.starts_with('/') || target.contains("://"))
+    })
+}
+
+fn fields() -> impl Strategy<Value = String> {
+    let field = ("(x|y|z)-[A-Za-z0-9!#$%&'*+.^_`|~-]{0,9}", "[ \t]{0,2}[ -~\u{80}-\u{ff}]{0,40}")
+        .prop_map(|(name, value)| format!("{name}:{value}\r\n"));
+    let hop = prop_oneof![
+        Just("Connection: keep-alive, x-\r\n".to_owned()),
+        Just("TE: trailers\r\n".to_owned()),
+        Just("Keep-Alive: 5\r\n".to_owned()),
+    ];
+    proptest::collection::vec(prop_oneof![4 => field, 1 => hop], 0..20)
+        .prop_map(|fields| fields.concat())
+}
+
+fn body() -> impl Strategy<Value = &'static str> {
+    prop_oneof![
+        Just(""),
+        Just("Content-Length: 0\r\n"),
+        Just("content-length: 12\t\r\n"),
+        Just("Transfer-Encoding: chunked\r\n"),
+    ]
+}
+
+fn end_to_end(head: &str, fields: &[Field]) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let bytes = head.as_bytes();
+    fields
+        .iter()
+        .filter(|field| !field.hop_by_hop && field.kind != FieldName::ContentLength)
+        .map(|field| (field.name.of(bytes).to_vec(), field.value.of(bytes).to_vec()))
+        .collect()
+}
+
+fn request(received: &str, edits: &RequestEdits<'_>) -> String {
+    let mut head = RequestHead::default();
+    let parsed = head.parse(received.as_bytes());
+    assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
+    let mut out = BytesMut::new();
+    write_request(received.as_bytes(), &head, edits, &mut out);
+    text(&out)
+}
+
+fn response(received: &str, answers: Answers, edits: &ResponseEdits<'_>) -> String {
+    let mut head = ResponseHead::default();
+    let parsed = head.parse(received.as_bytes(), answers);
+    assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
+    let mut out = BytesMut::new();
+    write_response(received.as_bytes(), &head, edits, &mut out);
+    text(&out)
+}
+
+fn text(out: &BytesMut) -> String {
+    String::from_utf8(out.to_vec()).unwrap()
+}

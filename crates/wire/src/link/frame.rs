@@ -1,0 +1,209 @@
+//! The eight-byte frame header and the payloads of the frames that carry numbers.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use super::{Limits, LinkError, Role, StreamId, VERSION};
+
+/// What a frame is for. The low half of the fourth byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Hello = 1,
+    Open = 2,
+    Head = 3,
+    Data = 4,
+    Trailers = 5,
+    Reset = 6,
+    Credit = 7,
+    GoAway = 8,
+    Ping = 9,
+    Pong = 10,
+}
+
+/// The eight bytes before every payload: u24 length, u4 flags, u4 kind, u32 stream, big-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) length: u32,
+    pub(super) kind: Kind,
+    pub(super) flags: u8,
+    pub(super) stream: StreamId,
+}
+
+impl Header {
+    pub(super) fn new(kind: Kind, stream: StreamId, length: u32) -> Self {
+        Self { length, kind, flags: 0, stream }
+    }
+
+    pub(super) fn with(mut self, flag: u8, on: bool) -> Self {
+        if on {
+            self.flags |= flag;
+        }
+        self
+    }
+
+    pub(super) fn has(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
+        let [_, a, b, c] = self.length.to_be_bytes();
+        let [d, e, f, g] = self.stream.number().to_be_bytes();
+        [a, b, c, self.flags | self.kind as u8, d, e, f, g]
+    }
+
+    /// The header at the front of `input`, if all of it is there.
+    pub(super) fn peek(input: &[u8]) -> Result<Option<Self>, LinkError> {
+        let Some(&[a, b, c, what, d, e, f, g]) = input.first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let kind = Kind::from_wire(what & KIND_BITS)?;
+        let flags = what & !KIND_BITS;
+        if flags & !kind.flags() != 0 {
+            return Err(LinkError::Malformed { fault: "a flag that its kind does not have" });
+        }
+        let stream = StreamId(u32::from_be_bytes([d, e, f, g]));
+        if (stream.number() == 0) != kind.is_about_link() {
+            return Err(LinkError::Malformed {
+                fault: "a stream number where none belongs, or none",
+            });
+        }
+        Ok(Some(Self { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }))
+    }
+
+    /// Whether the announced length suits the kind: checked before anything is buffered.
+    pub(super) fn check_length(self, limits: &Limits) -> Result<(), LinkError> {
+        let (least, max) = match self.kind {
+            Kind::Hello => (HELLO_BYTES, HELLO_BYTES_MAX),
+            Kind::Open | Kind::Head | Kind::Trailers => (0, limits.head_max),
+            Kind::Data => (0, limits.frame_max),
+            Kind::Reset => (RESET_BYTES, RESET_BYTES),
+            Kind::Credit => (CREDIT_BYTES, CREDIT_BYTES),
+            Kind::GoAway => (GO_AWAY_BYTES, GO_AWAY_BYTES),
+            Kind::Ping | Kind::Pong => (0, 0),
+        };
+        if self.length > max {
+            return Err(LinkError::FrameTooLarge { length: self.length, max });
+        }
+        if self.length < least {
+            return Err(LinkError::Malformed { fault: "a payload shorter than its kind needs" });
+        }
+        Ok(())
+    }
+}
+
+impl Kind {
+    fn from_wire(nibble: u8) -> Result<Self, LinkError> {
+        Ok(match nibble {
+            1 => Self::Hello,
+            2 => Self::Open,
+            3 => Self::Head,
+            4 => Self::Data,
+            5 => Self::Trailers,
+            6 => Self::Reset,
+            7 => Self::Credit,
+            8 => Self::GoAway,
+            9 => Self::Ping,
+            10 => Self::Pong,
+            _ => {
+                return Err(LinkError::Malformed { fault: "a kind that version 1 does not know" });
+            }
+        })
+    }
+
+    const fn flags(self) -> u8 {
+        match self {
+            Self::Open => END | TCP,
+            Self::Head => END | INTERIM,
+            Self::Data => END,
+            _ => 0,
+        }
+    }
+
+    const fn is_about_link(self) -> bool {
+        matches!(self, Self::Hello | Self::GoAway | Self::Ping | Self::Pong)
+    }
+}
+
+pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &Limits) {
+    output.put_slice(&Header::new(Kind::Hello, StreamId::NONE, HELLO_BYTES).encode());
+    output.put_u16(VERSION);
+    output.put_u8(role_byte(role));
+    output.put_u8(0);
+    output.put_u32(limits.streams_max);
+    output.put_u32(limits.window);
+    output.put_u32(limits.head_max);
+    output.put_u32(limits.frame_max);
+}
+
+/// The peer's limits. Bytes beyond those of version 1 are left to later releases.
+pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<Limits, LinkError> {
+    let short = |_| LinkError::Hello { fault: "is too short" };
+    let version = payload.try_get_u16().map_err(short)?;
+    if version != VERSION {
+        return Err(LinkError::Version { theirs: version });
+    }
+    let role = payload.try_get_u8().map_err(short)?;
+    let theirs = match ours {
+        Role::Opener => Role::Acceptor,
+        Role::Acceptor => Role::Opener,
+    };
+    if role != role_byte(theirs) {
+        return Err(LinkError::Hello { fault: "claims the role of this side" });
+    }
+    payload.try_get_u8().map_err(short)?;
+    let limits = Limits {
+        streams_max: payload.try_get_u32().map_err(short)?,
+        window: payload.try_get_u32().map_err(short)?,
+        head_max: payload.try_get_u32().map_err(short)?,
+        frame_max: payload.try_get_u32().map_err(short)?,
+        ..Limits::least()
+    };
+    if limits.is_within_range() {
+        Ok(limits)
+    } else {
+        Err(LinkError::Hello { fault: "states a limit out of range" })
+    }
+}
+
+pub(super) fn write_reset(output: &mut BytesMut, stream: StreamId, code: u8) {
+    output.put_slice(&Header::new(Kind::Reset, stream, RESET_BYTES).encode());
+    output.put_u8(code);
+}
+
+pub(super) fn write_credit(output: &mut BytesMut, stream: StreamId, bytes: u32) {
+    output.put_slice(&Header::new(Kind::Credit, stream, CREDIT_BYTES).encode());
+    output.put_u32(bytes);
+}
+
+pub(super) fn write_go_away(output: &mut BytesMut, last: u32, code: u8) {
+    output.put_slice(&Header::new(Kind::GoAway, StreamId::NONE, GO_AWAY_BYTES).encode());
+    output.put_u32(last);
+    output.put_u8(code);
+}
+
+pub(super) fn write_empty(output: &mut BytesMut, kind: Kind) {
+    output.put_slice(&Header::new(kind, StreamId::NONE, 0).encode());
+}
+
+const fn role_byte(role: Role) -> u8 {
+    match role {
+        Role::Opener => 1,
+        Role::Acceptor => 2,
+    }
+}
+
+/// The length of every frame header.
+pub(super) const HEADER_BYTES: usize = 8;
+/// The sender's direction of the stream ends with this frame.
+pub(super) const END: u8 = 0x10;
+/// A 1xx head: another head follows.
+pub(super) const INTERIM: u8 = 0x20;
+/// The stream carries bytes, not a request.
+pub(super) const TCP: u8 = 0x40;
+
+const KIND_BITS: u8 = 0x0f;
+pub(super) const HELLO_BYTES: u32 = 20;
+pub(super) const HELLO_BYTES_MAX: u32 = 256;
+pub(super) const RESET_BYTES: u32 = 1;
+pub(super) const CREDIT_BYTES: u32 = 4;
+pub(super) const GO_AWAY_BYTES: u32 = 5;

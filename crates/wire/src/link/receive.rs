@@ -1,0 +1,270 @@
+//! Received frames, one at a time, to events.
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::frame::{self, HEADER_BYTES, Header, Kind};
+use super::stream::{Stream, Wrong};
+use super::{Event, GoAwayCode, Link, LinkError, ResetCode, Role, StreamId, StreamKind};
+
+impl Link {
+    /// Takes whole frames off `input` until one of them is an event. None: more bytes are needed.
+    ///
+    /// An input buffer of [`Limits::input_max`](super::Limits::input_max) always suffices.
+    ///
+    /// # Errors
+    ///
+    /// The peer broke the protocol: all streams are gone. Write the output, which ends with a
+    /// GOAWAY, and close the connection. Every later call returns the same error.
+    pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<Event>, LinkError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        let received = self.next_event(input);
+        received.map_err(|error| self.fail(error))
+    }
+
+    fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<Event>, LinkError> {
+        if let Some(event) = self.next_awakened() {
+            return Ok(Some(event));
+        }
+        let waiting = self.output.len();
+        if waiting > self.ours.output_limit {
+            return Err(LinkError::Stalled { bytes: waiting });
+        }
+        while let Some((header, payload)) = self.next_frame(input)? {
+            if let Some(event) = self.frame(header, payload)? {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_frame(&self, input: &mut BytesMut) -> Result<Option<(Header, Bytes)>, LinkError> {
+        let Some(header) = Header::peek(input)? else {
+            return Ok(None);
+        };
+        if !self.greeted && header.kind != Kind::Hello {
+            return Err(LinkError::Hello { fault: "is not the first frame" });
+        }
+        header.check_length(&self.ours)?;
+        let length = usize::try_from(header.length).unwrap_or(usize::MAX);
+        if input.len() < length.saturating_add(HEADER_BYTES) {
+            return Ok(None);
+        }
+        input.advance(HEADER_BYTES);
+        let payload = if length == 0 { Bytes::new() } else { input.split_to(length).freeze() };
+        Ok(Some((header, payload)))
+    }
+
+    fn frame(&mut self, header: Header, payload: Bytes) -> Result<Option<Event>, LinkError> {
+        match header.kind {
+            Kind::Hello => self.hello(payload).map(Some),
+            Kind::Open => self.opened(header, payload),
+            Kind::Head => self.head(header, payload),
+            Kind::Data => self.data(header, payload),
+            Kind::Trailers => self.trailers(header, payload),
+            Kind::Reset => self.was_reset(header, payload),
+            Kind::Credit => self.credited(header, payload),
+            Kind::GoAway => self.heard_go_away(payload).map(Some),
+            Kind::Ping => self.pinged(),
+            Kind::Pong => self.ponged(),
+        }
+    }
+
+    fn hello(&mut self, payload: Bytes) -> Result<Event, LinkError> {
+        if self.greeted {
+            return Err(LinkError::Hello { fault: "came twice" });
+        }
+        let theirs = frame::read_hello(payload, self.role)?;
+        let more = theirs.window.saturating_sub(self.theirs.window);
+        self.greeted = true;
+        self.theirs = theirs;
+        for (id, stream) in &mut self.streams {
+            if stream.is_starved() && more > 0 {
+                self.awakened.push(*id);
+            }
+            stream.credit = stream.credit.saturating_add(more);
+        }
+        Ok(Event::Ready)
+    }
+
+    /// The streams that HELLO gave credit, as many as were open before it came.
+    fn next_awakened(&mut self) -> Option<Event> {
+        while let Some(id) = self.awakened.pop() {
+            if self.streams.contains_key(&id) {
+                return Some(Event::Credit { stream: id });
+            }
+        }
+        None
+    }
+
+    fn opened(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
+        let stream = header.stream;
+        let misplaced = |fault| LinkError::Misplaced { stream, fault };
+        if self.role == Role::Opener {
+            return Err(misplaced("the acceptor opens no streams"));
+        }
+        if self.heard_last.is_some() {
+            return Err(misplaced("opened after GOAWAY"));
+        }
+        if stream == StreamId::ALL || self.last.number().checked_add(1) != Some(stream.number()) {
+            return Err(misplaced("stream numbers must be consecutive"));
+        }
+        self.last = stream;
+        if self.said_last.is_some_and(|said| stream > said) {
+            // The peer reads in our GOAWAY that this stream was never looked at.
+            self.budget.expect_late(self.ours.window);
+            self.budget.idle_frame()?;
+            return Ok(None);
+        }
+        let max = self.ours.streams_max;
+        if self.streams.len() >= usize::try_from(max).unwrap_or(usize::MAX) {
+            return Err(LinkError::StreamsExceeded { max });
+        }
+        let tcp = header.has(frame::TCP);
+        let kind = if tcp { StreamKind::Tcp } else { StreamKind::Http };
+        let end = header.has(frame::END);
+        let mut state = Stream::new(kind, &self.ours, &self.theirs);
+        state.receiving.head(header.length, false, end).map_err(|w| misplaced(w.fault()))?;
+        self.streams.insert(stream, state);
+        self.budget.useful_frame();
+        Ok(Some(Event::Opened { stream, kind, head, end }))
+    }
+
+    fn head(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
+        let stream = header.stream;
+        if self.role == Role::Acceptor {
+            return Err(LinkError::Misplaced {
+                stream,
+                fault: "the opener's head comes with OPEN",
+            });
+        }
+        let interim = header.has(frame::INTERIM);
+        let end = header.has(frame::END);
+        let Some(state) = self.known(stream)? else {
+            return self.late();
+        };
+        checked(stream, state.receiving.head(header.length, interim, end))?;
+        self.budget.useful_frame();
+        self.settle(stream);
+        Ok(Some(Event::Head { stream, head, interim, end }))
+    }
+
+    fn data(&mut self, header: Header, data: Bytes) -> Result<Option<Event>, LinkError> {
+        let stream = header.stream;
+        let end = header.has(frame::END);
+        let Some(state) = self.known(stream)? else {
+            self.budget.late_data(header.length)?;
+            return Ok(None);
+        };
+        checked(stream, state.receiving.data(end))?;
+        let left = state.granted.checked_sub(header.length);
+        state.granted = left.ok_or(LinkError::FlowControl { stream })?;
+        if data.is_empty() && !end {
+            self.budget.idle_frame()?;
+            return Ok(None);
+        }
+        self.budget.useful_frame();
+        if end {
+            self.settle(stream);
+        }
+        Ok(Some(Event::Data { stream, data, end }))
+    }
+
+    fn trailers(&mut self, header: Header, trailers: Bytes) -> Result<Option<Event>, LinkError> {
+        let stream = header.stream;
+        let Some(state) = self.known(stream)? else {
+            return self.late();
+        };
+        checked(stream, state.receiving.trailers(header.length))?;
+        self.budget.useful_frame();
+        self.settle(stream);
+        Ok(Some(Event::Trailers { stream, trailers }))
+    }
+
+    fn was_reset(
+        &mut self,
+        header: Header,
+        mut payload: Bytes,
+    ) -> Result<Option<Event>, LinkError> {
+        let stream = header.stream;
+        if self.known(stream)?.is_none() {
+            return self.late();
+        }
+        let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
+        let answered = self.streams.remove(&stream).is_some_and(|state| state.answered);
+        if self.role == Role::Acceptor && !answered {
+            self.budget.churned()?;
+        }
+        self.budget.stream_over();
+        Ok(Some(Event::Reset { stream, code }))
+    }
+
+    fn credited(&mut self, header: Header, mut payload: Bytes) -> Result<Option<Event>, LinkError> {
+        let stream = header.stream;
+        let window = self.theirs.window;
+        let bytes = payload.try_get_u32().unwrap_or_default();
+        if bytes == 0 {
+            return Err(LinkError::Malformed { fault: "a credit of nothing" });
+        }
+        let Some(state) = self.known(stream)? else {
+            return self.late();
+        };
+        let credit = state.credit.checked_add(bytes).filter(|credit| *credit <= window);
+        let starved = state.is_starved();
+        state.credit = credit.ok_or(LinkError::FlowControl { stream })?;
+        if bytes < window.div_ceil(2) {
+            self.budget.idle_frame()?;
+        }
+        Ok(starved.then_some(Event::Credit { stream }))
+    }
+
+    fn heard_go_away(&mut self, mut payload: Bytes) -> Result<Event, LinkError> {
+        let last = StreamId(payload.try_get_u32().unwrap_or_default());
+        let code = GoAwayCode::from_wire(payload.try_get_u8().unwrap_or_default());
+        match self.heard_last {
+            Some(heard) if last > heard => {
+                return Err(LinkError::Malformed { fault: "GOAWAY takes back what it refused" });
+            }
+            Some(_) => self.budget.idle_frame()?,
+            None => {}
+        }
+        self.heard_last = Some(last);
+        if self.role == Role::Opener {
+            self.streams.retain(|id, _| *id <= last);
+        }
+        Ok(Event::GoAway { last, code })
+    }
+
+    /// One answer serves all pings that came since the output was last taken.
+    fn pinged(&mut self) -> Result<Option<Event>, LinkError> {
+        if std::mem::replace(&mut self.pong_owed, true) {
+            self.budget.idle_frame()?;
+        }
+        Ok(None)
+    }
+
+    fn ponged(&mut self) -> Result<Option<Event>, LinkError> {
+        if std::mem::take(&mut self.ping_unanswered) {
+            return Ok(Some(Event::Pong));
+        }
+        self.late()
+    }
+
+    /// The open stream that a frame names. None: it is over, and the frame is late.
+    fn known(&mut self, stream: StreamId) -> Result<Option<&mut Stream>, LinkError> {
+        if stream > self.last {
+            return Err(LinkError::Misplaced { stream, fault: "never opened" });
+        }
+        Ok(self.streams.get_mut(&stream))
+    }
+
+    fn late(&mut self) -> Result<Option<Event>, LinkError> {
+        self.budget.idle_frame()?;
+        Ok(None)
+    }
+}
+
+fn checked(stream: StreamId, step: Result<(), Wrong>) -> Result<(), LinkError> {
+    step.map_err(|wrong| LinkError::Misplaced { stream, fault: wrong.fault() })
+}

@@ -1,0 +1,240 @@
+//! The calls that put frames into the output of a link.
+
+use bytes::{BufMut, BytesMut};
+
+use super::frame::{self, HEADER_BYTES, Header, Kind};
+use super::stream::{Stream, Wrong};
+use super::{
+    GoAwayCode, Gone, Link, OpenError, ResetCode, Role, STREAM_LAST, StreamId, StreamKind,
+};
+
+impl Link {
+    /// Opens a stream whose head `write_head` appends to the output; it must not touch what is
+    /// already there. With `end` nothing follows in this direction.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is written: the link is full, going away or broken, or the head is too large.
+    pub fn open(
+        &mut self,
+        kind: StreamKind,
+        end: bool,
+        write_head: impl FnOnce(&mut BytesMut),
+    ) -> Result<StreamId, OpenError> {
+        if self.broken.is_some() || self.role == Role::Acceptor {
+            return Err(OpenError::Broken);
+        }
+        if self.is_going_away() {
+            return Err(OpenError::GoingAway);
+        }
+        if self.vacancies() == 0 {
+            return Err(OpenError::Full);
+        }
+        let number = self.last.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
+        let id = StreamId(number.ok_or(OpenError::GoingAway)?);
+        let mut stream = Stream::new(kind, &self.ours, &self.theirs);
+        let header = Header::new(Kind::Open, id, 0)
+            .with(frame::END, end)
+            .with(frame::TCP, kind == StreamKind::Tcp);
+        let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
+        let first = stream.sending.head(length, false, end);
+        first.expect("a section within head_max fits the allowance of a new stream");
+        self.last = id;
+        self.streams.insert(id, stream);
+        if id.number() == STREAM_LAST {
+            self.go_away(GoAwayCode::Exhausted);
+        }
+        Ok(id)
+    }
+
+    /// Sends a response head, which `write_head` appends to the output. Any number of `interim`
+    /// (1xx) heads within the section allowance may precede the one that is not.
+    ///
+    /// A head that is too large, or comes out of order, resets the stream.
+    ///
+    /// # Errors
+    ///
+    /// The stream takes no head any more, or was reset just now.
+    pub fn send_head(
+        &mut self,
+        stream: StreamId,
+        interim: bool,
+        end: bool,
+        write_head: impl FnOnce(&mut BytesMut),
+    ) -> Result<(), Gone> {
+        self.sendable(stream)?;
+        let header =
+            Header::new(Kind::Head, stream, 0).with(frame::END, end).with(frame::INTERIM, interim);
+        self.send_section(header, write_head, |state, length| {
+            state.sending.head(length, interim, end)?;
+            Ok(!interim)
+        })
+    }
+
+    /// Sends as much of `data` as the peer has granted and says how much that was. `end` takes
+    /// effect once all was accepted. After less than all, an [`Event::Credit`](super::Event)
+    /// tells when to go on.
+    ///
+    /// # Errors
+    ///
+    /// The stream takes no data any more; or it came before the response head, which resets it.
+    pub fn send_data(&mut self, stream: StreamId, data: &[u8], end: bool) -> Result<usize, Gone> {
+        let state = self.streams.get_mut(&stream).ok_or(Gone)?;
+        let granted = usize::try_from(state.credit).unwrap_or(usize::MAX);
+        let (now, later) = data.split_at_checked(granted).unwrap_or((data, &[]));
+        let end = end && later.is_empty();
+        match state.sending.data(end) {
+            Ok(()) => {}
+            Err(Wrong::Ended) => return Err(Gone),
+            Err(Wrong::Order | Wrong::Sections) => {
+                self.reset(stream, ResetCode::Failed);
+                return Err(Gone);
+            }
+        }
+        let spent = u32::try_from(now.len()).unwrap_or(u32::MAX);
+        state.credit = state.credit.saturating_sub(spent);
+        let first_answer = spent > 0 && !std::mem::replace(&mut state.answered, true);
+        self.write_data(stream, now, end);
+        if first_answer {
+            self.note_answer();
+        }
+        if end {
+            self.settle(stream);
+        }
+        Ok(now.len())
+    }
+
+    /// Sends the trailer section of a body, as HTTP/1.1 writes it; this ends the direction.
+    ///
+    /// A section that is too large, or comes out of order, resets the stream.
+    ///
+    /// # Errors
+    ///
+    /// The stream takes no trailers any more, or was reset just now.
+    pub fn send_trailers(&mut self, stream: StreamId, trailers: &[u8]) -> Result<(), Gone> {
+        self.sendable(stream)?;
+        let header = Header::new(Kind::Trailers, stream, 0);
+        let write = |output: &mut BytesMut| output.put_slice(trailers);
+        self.send_section(header, write, |state, length| {
+            state.sending.trailers(length)?;
+            Ok(false)
+        })
+    }
+
+    /// Cuts the stream off in both directions. Does nothing if it is gone already.
+    pub fn reset(&mut self, stream: StreamId, code: ResetCode) {
+        if let Some(state) = self.streams.remove(&stream) {
+            if !state.receiving.is_ended() {
+                self.budget.expect_late(state.granted);
+            }
+            self.budget.stream_over();
+            frame::write_reset(&mut self.output, stream, code as u8);
+        }
+    }
+
+    /// Says that so many received bytes left this side's memory, so that the peer may send as many
+    /// again. It is told once half a window is due.
+    pub fn consumed(&mut self, stream: StreamId, bytes: u32) {
+        let window = self.ours.window;
+        let Some(state) = self.streams.get_mut(&stream) else {
+            return;
+        };
+        if state.receiving.is_ended() {
+            return;
+        }
+        let held = window.saturating_sub(state.granted);
+        debug_assert!(bytes <= held.saturating_sub(state.owed), "consumed what was never received");
+        state.owed = state.owed.saturating_add(bytes).min(held);
+        if state.owed >= window.div_ceil(2) {
+            let owed = std::mem::take(&mut state.owed);
+            state.granted = state.granted.saturating_add(owed);
+            frame::write_credit(&mut self.output, stream, owed);
+        }
+    }
+
+    fn sendable(&self, stream: StreamId) -> Result<(), Gone> {
+        match self.streams.get(&stream) {
+            Some(state) if !state.sending.is_ended() => Ok(()),
+            _ => Err(Gone),
+        }
+    }
+
+    /// Writes a head or trailers to an open stream; `account` applies the rules of its direction
+    /// and says whether this was the answer.
+    fn send_section(
+        &mut self,
+        header: Header,
+        write: impl FnOnce(&mut BytesMut),
+        account: impl FnOnce(&mut Stream, u32) -> Result<bool, Wrong>,
+    ) -> Result<(), Gone> {
+        let stream = header.stream;
+        let start = self.output.len();
+        let Some(length) = self.write_section(header, write) else {
+            self.reset(stream, ResetCode::TooLarge);
+            return Err(Gone);
+        };
+        let state = self.streams.get_mut(&stream).ok_or(Gone)?;
+        match account(state, length) {
+            Ok(answer) => {
+                let first_answer = answer && !std::mem::replace(&mut state.answered, true);
+                if first_answer {
+                    self.note_answer();
+                }
+                self.settle(stream);
+                Ok(())
+            }
+            Err(wrong) => {
+                self.output.truncate(start);
+                let code = match wrong {
+                    Wrong::Sections => ResetCode::TooLarge,
+                    Wrong::Ended | Wrong::Order => ResetCode::Failed,
+                };
+                self.reset(stream, code);
+                Err(Gone)
+            }
+        }
+    }
+
+    /// Writes a frame whose payload `write` appends, and its length into the header afterwards.
+    /// None: the payload is larger than the peer accepts, and the output is as it was.
+    fn write_section(&mut self, header: Header, write: impl FnOnce(&mut BytesMut)) -> Option<u32> {
+        let start = self.output.len();
+        self.output.put_bytes(0, HEADER_BYTES);
+        let payload = self.output.len();
+        write(&mut self.output);
+        let length = self.output.len().checked_sub(payload);
+        debug_assert!(length.is_some(), "a head writer removed earlier frames");
+        let length = length.and_then(|length| u32::try_from(length).ok());
+        let length = length.filter(|length| *length <= self.theirs.head_max);
+        let place = self.output.get_mut(start..payload);
+        let (Some(length), Some(place)) = (length, place) else {
+            self.output.truncate(start);
+            return None;
+        };
+        place.copy_from_slice(&Header { length, ..header }.encode());
+        Some(length)
+    }
+
+    fn write_data(&mut self, stream: StreamId, data: &[u8], end: bool) {
+        let frame_max = usize::try_from(self.theirs.frame_max).unwrap_or(usize::MAX);
+        let mut rest = data;
+        while !rest.is_empty() || end {
+            let (part, after) = rest.split_at_checked(frame_max).unwrap_or((rest, &[]));
+            let last = after.is_empty();
+            let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
+            let header = Header::new(Kind::Data, stream, length).with(frame::END, end && last);
+            self.output.put_slice(&header.encode());
+            self.output.put_slice(part);
+            if last {
+                return;
+            }
+            rest = after;
+        }
+    }
+
+    fn note_answer(&mut self) {
+        if self.role == Role::Acceptor {
+            self.budget.answered();
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! One stream: its two directions, its credit and its number.
+
+use std::fmt;
+use std::hash::Hasher;
+
+use super::limits::{SECTION_COST, SECTIONS_PER_DIRECTION};
+use super::{Limits, StreamKind};
+
+/// The number of a stream on its link. The opener counts from one; no number is used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub(super) u32);
+
+impl StreamId {
+    /// No stream: what GOAWAY names when none was looked at.
+    pub const NONE: Self = Self(0);
+    /// Above every stream: what GOAWAY names when none is given up yet.
+    pub const ALL: Self = Self(u32::MAX);
+
+    /// The number as it stands in frames.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Hashes stream numbers with one multiplication.
+///
+/// The peer cannot choose the numbers (they are consecutive), so nothing stronger is needed. Whoever
+/// drives a link may use it for a map of its own, through `BuildHasherDefault`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StreamIdHasher(u64);
+
+impl Hasher for StreamIdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0.rotate_left(8) ^ u64::from(number)).wrapping_mul(GOLDEN);
+    }
+}
+
+/// What the link knows of one open stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// What this side sends.
+    pub(super) sending: Half,
+    /// What the peer sends.
+    pub(super) receiving: Half,
+    /// DATA bytes that the peer still accepts.
+    pub(super) credit: u32,
+    /// DATA bytes that this side still accepts.
+    pub(super) granted: u32,
+    /// Consumed bytes for which no CREDIT was sent yet.
+    pub(super) owed: u32,
+    /// This side, accepting, sent a final head or bytes.
+    pub(super) answered: bool,
+}
+
+impl Stream {
+    pub(super) fn new(kind: StreamKind, ours: &Limits, theirs: &Limits) -> Self {
+        Self {
+            sending: Half::new(kind, theirs.head_max),
+            receiving: Half::new(kind, ours.head_max),
+            credit: theirs.window,
+            granted: ours.window,
+            owed: 0,
+            answered: false,
+        }
+    }
+
+    /// Whether the caller may be waiting for credit: it was told that there is none.
+    pub(super) fn is_starved(&self) -> bool {
+        !self.sending.is_ended() && self.credit == 0
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.sending.is_ended() && self.receiving.is_ended()
+    }
+}
+
+/// One direction of a stream: the order of its frames, checked alike by sender and receiver.
+#[derive(Debug, Clone)]
+pub(super) struct Half {
+    phase: Phase,
+    kind: StreamKind,
+    sections_left: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Head,
+    Body,
+    Ended,
+}
+
+/// Why a frame may not come now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// The direction has ended.
+    Ended,
+    /// Another frame must come first, or this one had its turn.
+    Order,
+    /// The sections of this direction are larger together than allowed.
+    Sections,
+}
+
+impl Wrong {
+    pub(super) const fn fault(self) -> &'static str {
+        match self {
+            Self::Ended => "a frame after the end of its direction",
+            Self::Order => "a frame out of order",
+            Self::Sections => "heads and trailers exceed their allowance",
+        }
+    }
+}
+
+impl Half {
+    fn new(kind: StreamKind, head_max: u32) -> Self {
+        let sections_left = head_max.saturating_mul(SECTIONS_PER_DIRECTION);
+        Self { phase: Phase::Head, kind, sections_left }
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    pub(super) fn is_tcp(&self) -> bool {
+        self.kind == StreamKind::Tcp
+    }
+
+    /// A head of a request, a response or a TCP connection; interim ones come before the last.
+    pub(super) fn head(&mut self, length: u32, interim: bool, end: bool) -> Result<(), Wrong> {
+        match self.phase {
+            Phase::Ended => return Err(Wrong::Ended),
+            Phase::Body => return Err(Wrong::Order),
+            Phase::Head if interim && (end || self.is_tcp()) => return Err(Wrong::Order),
+            Phase::Head => {}
+        }
+        self.section(length)?;
+        if !interim {
+            self.phase = if end { Phase::Ended } else { Phase::Body };
+        }
+        Ok(())
+    }
+
+    /// Bytes of the body. TCP may start with them: its acceptor need not send a head.
+    pub(super) fn data(&mut self, end: bool) -> Result<(), Wrong> {
+        match self.phase {
+            Phase::Ended => return Err(Wrong::Ended),
+            Phase::Head if !self.is_tcp() => return Err(Wrong::Order),
+            Phase::Head | Phase::Body => {}
+        }
+        self.phase = if end { Phase::Ended } else { Phase::Body };
+        Ok(())
+    }
+
+    /// The trailer section, which ends the direction.
+    pub(super) fn trailers(&mut self, length: u32) -> Result<(), Wrong> {
+        match self.phase {
+            Phase::Ended => return Err(Wrong::Ended),
+            Phase::Head => return Err(Wrong::Order),
+            Phase::Body if self.is_tcp() => return Err(Wrong::Order),
+            Phase::Body => {}
+        }
+        self.section(length)?;
+        self.phase = Phase::Ended;
+        Ok(())
+    }
+
+    fn section(&mut self, length: u32) -> Result<(), Wrong> {
+        let cost = length.saturating_add(SECTION_COST);
+        self.sections_left = self.sections_left.checked_sub(cost).ok_or(Wrong::Sections)?;
+        Ok(())
+    }
+}
+
+/// 2^64 divided by the golden ratio: neighbouring numbers land far apart.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

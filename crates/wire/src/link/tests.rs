@@ -1,0 +1,419 @@
+//! The rules of the link, one by one.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "a test that fails by panic is a test that fails"
+)]
+
+mod document;
+mod drain;
+mod hostile;
+mod limits;
+mod simulation;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use proptest::prelude::*;
+
+use super::frame::{self, Header, Kind};
+use super::*;
+
+#[test]
+fn a_request_and_its_response_cross_the_link() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = opener.open(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
+    assert_eq!(opener.send_data(id, b"hello", true), Ok(5));
+    let events = deliver(&mut opener, &mut acceptor);
+    let head = Bytes::from_static(b"POST / HTTP/1.1\r\n\r\n");
+    let opened = Event::Opened { stream: id, kind: StreamKind::Http, head, end: false };
+    assert_eq!(events, [opened, data(id, b"hello", true)]);
+
+    acceptor.send_head(id, true, false, write(b"100")).unwrap();
+    acceptor.send_head(id, false, false, write(b"200")).unwrap();
+    assert_eq!(acceptor.send_data(id, b"world", false), Ok(5));
+    acceptor.send_trailers(id, b"a: b\r\n").unwrap();
+    let events = deliver(&mut acceptor, &mut opener);
+    let expected = [
+        head_event(id, b"100", true, false),
+        head_event(id, b"200", false, false),
+        data(id, b"world", false),
+        Event::Trailers { stream: id, trailers: Bytes::from_static(b"a: b\r\n") },
+    ];
+    assert_eq!(events, expected);
+    assert!(opener.is_idle() && acceptor.is_idle());
+}
+
+#[test]
+fn everything_one_turn_produces_is_one_output() {
+    let (mut opener, mut acceptor) = greeted();
+    for _ in 0..10 {
+        opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
+    }
+    let mut wire = opener.output().split();
+    assert_eq!(wire.len(), 10 * (8 + 3));
+    assert_eq!(all(&mut acceptor, &mut wire).len(), 10);
+}
+
+#[test]
+fn the_opener_may_send_before_the_peer_has_greeted() {
+    let mut opener = Link::new(Role::Opener, Limits::default());
+    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    let id = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
+    let body = vec![7; WINDOW as usize];
+    assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW_LEAST as usize));
+    assert_eq!(opener.vacancies(), STREAMS_LEAST as usize - 1);
+    assert_eq!(deliver(&mut opener, &mut acceptor).first(), Some(&Event::Ready));
+
+    let events = deliver(&mut acceptor, &mut opener);
+    assert_eq!(events, [Event::Ready, Event::Credit { stream: id }]);
+    assert_eq!(opener.credit(id), WINDOW - WINDOW_LEAST);
+    assert_eq!(opener.vacancies(), STREAMS_MAX as usize - 1);
+    let rest = &body[WINDOW_LEAST as usize..];
+    assert_eq!(opener.send_data(id, rest, true), Ok(rest.len()));
+}
+
+#[test]
+fn tcp_half_closes_both_ways() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = opener.open(StreamKind::Tcp, false, write(b"to")).unwrap();
+    opener.send_data(id, b"", true).unwrap();
+    let events = deliver(&mut opener, &mut acceptor);
+    assert_eq!(events.last(), Some(&data(id, b"", true)));
+    assert_eq!((opener.streams(), acceptor.streams()), (1, 1));
+    assert_eq!(opener.send_data(id, b"late", false), Err(Gone));
+
+    // The acceptor of a TCP stream needs no head, and goes on after the opener has ended.
+    acceptor.send_data(id, b"still here", false).unwrap();
+    acceptor.send_data(id, b"", true).unwrap();
+    let events = deliver(&mut acceptor, &mut opener);
+    assert_eq!(events, [data(id, b"still here", false), data(id, b"", true)]);
+    assert_eq!((opener.streams(), acceptor.streams()), (0, 0));
+}
+
+#[test]
+fn a_sender_stops_at_the_window_and_goes_on_with_credit() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    let body = vec![1; WINDOW as usize + 10];
+    assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW as usize));
+    assert_eq!(opener.send_data(id, &body[WINDOW as usize..], true), Ok(0));
+    assert_eq!(opener.credit(id), 0);
+    let got: usize = deliver(&mut opener, &mut acceptor).iter().map(data_len).sum();
+    assert_eq!(got, WINDOW as usize);
+
+    // Credit is told once half a window is due, and not before.
+    acceptor.consumed(id, WINDOW / 2 - 1);
+    assert!(acceptor.output().is_empty());
+    acceptor.consumed(id, 1);
+    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Credit { stream: id }]);
+    assert_eq!(opener.credit(id), WINDOW / 2);
+    assert_eq!(opener.send_data(id, &body[WINDOW as usize..], true), Ok(10));
+    assert_eq!(deliver(&mut opener, &mut acceptor), [data(id, &[1; 10], true)]);
+}
+
+#[test]
+fn credit_for_a_sender_that_has_some_is_no_event() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    opener.send_data(id, &[0; 40_000], false).unwrap();
+    deliver(&mut opener, &mut acceptor);
+    acceptor.consumed(id, 40_000);
+    assert_eq!(deliver(&mut acceptor, &mut opener), []);
+    assert_eq!(opener.credit(id), WINDOW);
+}
+
+#[test]
+fn control_frames_need_no_credit() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    let other = opener.open(StreamKind::Tcp, false, write(b"")).unwrap();
+    opener.send_data(id, &[0; WINDOW as usize], false).unwrap();
+    assert_eq!(opener.credit(id), 0);
+    opener.send_trailers(id, b"").unwrap();
+    opener.reset(other, ResetCode::Cancelled);
+    opener.ping();
+    let events = deliver(&mut opener, &mut acceptor);
+    assert!(events.contains(&Event::Trailers { stream: id, trailers: Bytes::new() }));
+    assert!(events.contains(&Event::Reset { stream: other, code: ResetCode::Cancelled }));
+    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Pong]);
+}
+
+#[test]
+fn data_is_cut_to_frames_and_the_end_is_on_the_last() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    opener.send_data(id, &[3; 2 * FRAME_MAX as usize + 1], true).unwrap();
+    let lengths: Vec<_> = deliver(&mut opener, &mut acceptor)
+        .iter()
+        .map(|event| (data_len(event), matches!(event, Event::Data { end: true, .. })))
+        .collect();
+    let frame = FRAME_MAX as usize;
+    assert_eq!(lengths, [(frame, false), (frame, false), (1, true)]);
+}
+
+#[test]
+fn an_empty_send_without_end_writes_nothing() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    assert_eq!(opener.send_data(id, b"", false), Ok(0));
+    assert!(opener.output().is_empty());
+}
+
+#[test]
+fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    acceptor.send_head(id, false, false, write(b"200")).unwrap();
+    acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
+    acceptor.send_trailers(id, b"x: y\r\n").unwrap();
+    opener.reset(id, ResetCode::Cancelled);
+    opener.reset(id, ResetCode::Failed);
+    assert_eq!(opener.streams(), 0);
+    assert_eq!(opener.send_data(id, b"x", true), Err(Gone));
+    assert_eq!(deliver(&mut acceptor, &mut opener), []);
+
+    let reset = Event::Reset { stream: id, code: ResetCode::Cancelled };
+    assert_eq!(deliver(&mut opener, &mut acceptor), [reset]);
+    assert_eq!(acceptor.streams(), 0);
+    assert_eq!(acceptor.send_head(id, false, true, write(b"x")), Err(Gone));
+    assert_eq!(acceptor.credit(id), 0);
+    acceptor.consumed(id, 5);
+    acceptor.reset(id, ResetCode::Failed);
+    assert!(acceptor.output().is_empty());
+}
+
+#[test]
+fn pings_wait_for_their_answer_and_answers_coalesce() {
+    let (mut opener, mut acceptor) = greeted();
+    opener.ping();
+    opener.ping();
+    assert_eq!(opener.output().len(), 8);
+    let mut wire = BytesMut::new();
+    for _ in 0..100 {
+        wire.extend_from_slice(&raw(Kind::Ping, 0, 0, b""));
+    }
+    assert_eq!(all(&mut acceptor, &mut wire), []);
+    assert!(!acceptor.is_idle());
+    assert_eq!(acceptor.output().len(), 8);
+    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Pong]);
+    assert!(acceptor.is_idle());
+    opener.ping();
+    assert_eq!(opener.output().len(), 16);
+}
+
+#[test]
+fn unknown_codes_have_a_meaning() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    let mut wire = raw(Kind::Reset, 0, id.number(), &[200]);
+    let reset = Event::Reset { stream: id, code: ResetCode::Failed };
+    assert_eq!(all(&mut acceptor, &mut wire), [reset]);
+    let mut wire = raw(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
+    let away = Event::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
+    assert_eq!(all(&mut acceptor, &mut wire), [away]);
+    for code in ResetCode::ALL {
+        assert_eq!(ResetCode::from_wire(*code as u8), *code);
+    }
+    for code in GoAwayCode::ALL {
+        assert_eq!(GoAwayCode::from_wire(*code as u8), *code);
+    }
+}
+
+#[test]
+fn a_head_that_is_too_large_never_leaves() {
+    let (mut opener, mut acceptor) = greeted();
+    let large = vec![b'x'; HEAD_MAX as usize + 1];
+    let refused = opener.open(StreamKind::Http, true, write(&large));
+    assert_eq!(refused, Err(OpenError::TooLarge));
+    assert!(opener.is_idle());
+    let fits = vec![b'x'; HEAD_MAX as usize];
+    let id = opener.open(StreamKind::Http, false, write(&fits)).unwrap();
+    assert_eq!(id.number(), 1);
+    assert_eq!(deliver(&mut opener, &mut acceptor).len(), 1);
+    assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(Gone));
+    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge };
+    assert_eq!(deliver(&mut acceptor, &mut opener), [reset]);
+}
+
+#[test]
+fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
+    type Misuse = fn(&mut Link, &mut Link, StreamId) -> Result<(), Gone>;
+    let cases: [(&str, Misuse); 5] = [
+        ("data before the head", |_, acceptor, id| acceptor.send_data(id, b"x", true).map(drop)),
+        ("trailers before the head", |_, acceptor, id| acceptor.send_trailers(id, b"")),
+        ("an interim head that ends", |_, acceptor, id| acceptor.send_head(id, true, true, |_| {})),
+        ("a head from the opener", |opener, _, id| opener.send_head(id, false, false, |_| {})),
+        ("two heads", |_, acceptor, id| {
+            acceptor.send_head(id, false, false, |_| {})?;
+            acceptor.send_head(id, false, false, |_| {})
+        }),
+    ];
+    for (name, misuse) in cases {
+        let (mut opener, mut acceptor) = greeted();
+        let id = open(&mut opener, &mut acceptor);
+        assert_eq!(misuse(&mut opener, &mut acceptor, id), Err(Gone), "{name}");
+        deliver(&mut acceptor, &mut opener);
+        deliver(&mut opener, &mut acceptor);
+        assert_eq!((opener.streams(), acceptor.streams()), (0, 0), "{name}");
+        open(&mut opener, &mut acceptor);
+    }
+}
+
+#[test]
+fn a_broken_link_stays_broken_and_says_why() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    let mut wire = raw(Kind::Data, 0, 9, b"x");
+    let error = acceptor.receive(&mut wire).unwrap_err();
+    assert_eq!(error.code(), GoAwayCode::Protocol);
+    assert_eq!(acceptor.receive(&mut raw(Kind::Ping, 0, 0, b"")), Err(error));
+    assert_eq!(acceptor.streams(), 0);
+    assert_eq!(acceptor.send_data(id, b"x", true), Err(Gone));
+    acceptor.ping();
+    acceptor.go_away(GoAwayCode::Drain);
+    let away = Event::GoAway { last: id, code: GoAwayCode::Protocol };
+    assert_eq!(deliver(&mut acceptor, &mut opener), [away]);
+
+    opener.receive(&mut raw(Kind::Open, 0, 2, b"")).unwrap_err();
+    assert_eq!(opener.open(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
+    assert!(opener.is_going_away());
+}
+
+#[test]
+fn only_the_opener_opens() {
+    let (_, mut acceptor) = greeted();
+    assert_eq!(acceptor.open(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
+    assert_eq!(acceptor.vacancies(), 0);
+}
+
+#[test]
+fn data_events_share_the_input_buffer() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    opener.send_data(id, &[5; 1000], false).unwrap();
+    let mut wire = opener.output().split();
+    let place = wire.as_ptr().wrapping_add(8);
+    match acceptor.receive(&mut wire) {
+        Ok(Some(Event::Data { data, .. })) => assert_eq!(data.as_ptr(), place),
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_header_reads_as_it_was_written(
+        length in 0u32..1 << 24,
+        nibble in 1u8..=10,
+        stream in 1u32..,
+        end: bool,
+    ) {
+        let written = raw_header(length, nibble, 0, stream);
+        let header = Header::peek(&written);
+        match nibble {
+            1 | 8..=10 => prop_assert!(header.is_err()),
+            _ => {
+                let header = header.unwrap().unwrap();
+                prop_assert_eq!(header.length, length);
+                prop_assert_eq!(header.stream.number(), stream);
+                prop_assert_eq!(&header.encode()[..], &written[..]);
+                let data = header.kind == Kind::Data;
+                let ended = header.with(frame::END, end && data);
+                prop_assert_eq!(Header::peek(&ended.encode()), Ok(Some(ended)));
+            }
+        }
+    }
+
+    #[test]
+    fn events_do_not_depend_on_how_the_bytes_were_cut(cuts in prop::collection::vec(1usize..40, 1..50)) {
+        let (wire, expected) = conversation();
+        let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+        let mut input = BytesMut::new();
+        let mut events = Vec::new();
+        let mut rest = &wire[..];
+        let mut cuts = cuts.iter().cycle();
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at((*cuts.next().unwrap()).min(rest.len()));
+            rest = later;
+            input.extend_from_slice(now);
+            events.extend(all(&mut acceptor, &mut input));
+        }
+        prop_assert_eq!(events, expected);
+    }
+}
+
+/// What an opener sends in one busy turn, and the events of it.
+fn conversation() -> (Bytes, Vec<Event>) {
+    let mut opener = Link::new(Role::Opener, Limits::default());
+    let first = opener.open(StreamKind::Http, false, write(b"POST /a")).unwrap();
+    let second = opener.open(StreamKind::Tcp, false, write(b"to b")).unwrap();
+    opener.send_data(second, b"bytes", false).unwrap();
+    opener.send_data(first, &[1; 100], false).unwrap();
+    opener.ping();
+    opener.send_trailers(first, b"t: 1\r\n").unwrap();
+    opener.reset(second, ResetCode::TimedOut);
+    opener.go_away(GoAwayCode::Idle);
+    let wire = opener.output().split().freeze();
+    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    let events = all(&mut acceptor, &mut BytesMut::from(&wire[..]));
+    assert_eq!(events.len(), 8);
+    (wire, events)
+}
+
+/// Two ends that know each other's limits.
+fn greeted() -> (Link, Link) {
+    let mut opener = Link::new(Role::Opener, Limits::default());
+    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    assert_eq!(deliver(&mut opener, &mut acceptor), [Event::Ready]);
+    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Ready]);
+    (opener, acceptor)
+}
+
+/// An HTTP stream that both ends know, its request not ended.
+fn open(opener: &mut Link, acceptor: &mut Link) -> StreamId {
+    let id = opener.open(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
+    assert_eq!(deliver(opener, acceptor).len(), 1);
+    id
+}
+
+fn deliver(from: &mut Link, to: &mut Link) -> Vec<Event> {
+    let mut wire = from.output().split();
+    let events = all(to, &mut wire);
+    assert!(wire.is_empty());
+    events
+}
+
+fn all(link: &mut Link, wire: &mut BytesMut) -> Vec<Event> {
+    std::iter::from_fn(|| link.receive(wire).unwrap()).collect()
+}
+
+fn write(head: &[u8]) -> impl FnOnce(&mut BytesMut) {
+    move |output| output.put_slice(head)
+}
+
+fn data(stream: StreamId, data: &[u8], end: bool) -> Event {
+    Event::Data { stream, data: Bytes::copy_from_slice(data), end }
+}
+
+fn head_event(stream: StreamId, head: &[u8], interim: bool, end: bool) -> Event {
+    Event::Head { stream, head: Bytes::copy_from_slice(head), interim, end }
+}
+
+fn data_len(event: &Event) -> usize {
+    match event {
+        Event::Data { data, .. } => data.len(),
+        _ => 0,
+    }
+}
+
+fn raw(kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> BytesMut {
+    let mut frame = raw_header(payload.len() as u32, kind as u8, flags, stream);
+    frame.put_slice(payload);
+    frame
+}
+
+fn raw_header(length: u32, kind: u8, flags: u8, stream: u32) -> BytesMut {
+    let mut frame = BytesMut::new();
+    frame.put_uint(u64::from(length), 3);
+    frame.put_u8(kind | flags);
+    frame.put_u32(stream);
+    frame
+}

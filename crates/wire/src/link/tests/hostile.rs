@@ -1,0 +1,210 @@
+//! Peers that send anything: the link never panics and never exceeds its bounds.
+
+use super::simulation::Chance;
+use super::*;
+
+#[test]
+fn frames_of_any_kind_in_any_order_stay_within_bounds() {
+    let mut broken = 0;
+    let mut events = 0;
+    for seed in 0..RUNS {
+        let mut chance = Chance(seed);
+        let role = if chance.one_in(2) { Role::Opener } else { Role::Acceptor };
+        let mut victim = Victim::new(role);
+        let mut alive = true;
+        for _ in 0..FRAMES {
+            let frame = any_frame(&mut chance, &victim);
+            if !victim.swallow(&frame, &mut chance) {
+                alive = false;
+                break;
+            }
+        }
+        broken += usize::from(!alive);
+        events += victim.events;
+    }
+    // Some links must break and some frames must be taken, or this tests nothing.
+    assert!(broken > RUNS as usize / 2 && events > RUNS as usize * 5, "{broken} {events}");
+}
+
+#[test]
+fn a_damaged_conversation_stays_within_bounds() {
+    let (wire, _) = conversation();
+    for seed in 0..RUNS {
+        let mut chance = Chance(seed);
+        let mut damaged = BytesMut::from(&wire[..]);
+        for _ in 0..=chance.below(4) {
+            let place = chance.below(damaged.len());
+            match chance.below(3) {
+                0 => damaged[place] = chance.below(256) as u8,
+                1 => damaged.truncate(place.max(1)),
+                _ => damaged[place] ^= 1 << chance.below(8),
+            }
+        }
+        Victim::new(Role::Acceptor).swallow(&damaged, &mut chance);
+    }
+}
+
+/// A link under attack, and a driver that keeps everything it may.
+struct Victim {
+    link: Link,
+    inbox: BytesMut,
+    held: StreamMap,
+    events: usize,
+}
+
+type StreamMap = std::collections::BTreeMap<StreamId, usize>;
+
+impl Victim {
+    fn new(role: Role) -> Self {
+        let limits = Limits { streams_max: 64, window: WINDOW_LEAST, ..Limits::default() };
+        Self {
+            link: Link::new(role, limits),
+            inbox: BytesMut::new(),
+            held: StreamMap::new(),
+            events: 0,
+        }
+    }
+
+    /// False once the link broke.
+    fn swallow(&mut self, wire: &[u8], chance: &mut Chance) -> bool {
+        self.inbox.extend_from_slice(wire);
+        loop {
+            let before = self.inbox.len();
+            match self.link.receive(&mut self.inbox) {
+                Ok(None) => break,
+                Ok(Some(event)) => self.event(event, chance),
+                Err(error) => {
+                    assert_eq!(self.link.receive(&mut self.inbox), Err(error));
+                    assert_eq!(self.link.streams(), 0);
+                    assert!(!self.link.output().is_empty());
+                    return false;
+                }
+            }
+            assert!(self.inbox.len() <= before);
+            self.check();
+        }
+        self.act(chance);
+        self.check();
+        assert!(self.inbox.len() < self.link.limits().input_max());
+        true
+    }
+
+    fn event(&mut self, event: Event, chance: &mut Chance) {
+        self.events += 1;
+        match event {
+            Event::Opened { stream, .. } => {
+                self.held.insert(stream, 0);
+                match chance.below(3) {
+                    0 => self.link.reset(stream, ResetCode::Refused),
+                    1 => drop(self.link.send_head(stream, false, chance.one_in(2), write(b"200"))),
+                    _ => {}
+                }
+            }
+            Event::Data { stream, data, end } => {
+                assert!(end || !data.is_empty());
+                let held = self.held.entry(stream).or_default();
+                *held += data.len();
+                assert!(*held <= WINDOW_LEAST as usize);
+            }
+            Event::Reset { stream, .. } => {
+                self.held.remove(&stream);
+                assert_eq!(self.link.credit(stream), 0);
+            }
+            _ => {}
+        }
+    }
+
+    /// What a driver might do meanwhile.
+    fn act(&mut self, chance: &mut Chance) {
+        let stream = StreamId(chance.below(8) as u32);
+        match chance.below(6) {
+            0 => drop(self.link.open(StreamKind::Http, chance.one_in(2), write(b"GET"))),
+            1 => drop(self.link.send_data(stream, &[1; 700], chance.one_in(5))),
+            2 => self.link.reset(stream, ResetCode::Cancelled),
+            3 => self.link.output().clear(),
+            4 => self.link.ping(),
+            _ => {
+                let held = self.held.remove(&stream).unwrap_or_default();
+                self.link.consumed(stream, held as u32);
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        assert!(self.link.streams() <= 64);
+        assert!(self.link.awakened.len() <= STREAMS_LEAST as usize);
+        assert!(self.link.output().len() <= 700 * 64 * 8);
+    }
+}
+
+/// A frame that is often plausible: HELLO first, stream numbers near those in use.
+fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
+    if !victim.link.greeted && !chance.one_in(20) {
+        let mut hello = BytesMut::new();
+        let role = match victim.link.role {
+            Role::Opener => Role::Acceptor,
+            Role::Acceptor => Role::Opener,
+        };
+        frame::write_hello(&mut hello, role, &Limits::default());
+        return hello;
+    }
+    let kinds = match victim.link.role {
+        _ if chance.one_in(50) => [1, 2, 3, 5, 7, 8, 11, 15],
+        Role::Opener if victim.link.last == StreamId::NONE => [9; 8],
+        Role::Opener => [3, 4, 4, 4, 6, 6, 9, 10],
+        Role::Acceptor => [2, 2, 2, 4, 4, 4, 6, 9],
+    };
+    let kind = kinds[chance.below(kinds.len())];
+    let last = victim.link.last.number() as usize;
+    let stream = match kind {
+        1 | 8..=10 => 0,
+        2 => last + 1,
+        _ => 1 + chance.below(last.max(1)),
+    };
+    let stream = if chance.one_in(100) { chance.below(6) } else { stream } as u32;
+    let kind = if chance.one_in(10) { kind } else { plausible(kind, stream, victim) };
+    let flags = match chance.below(12) {
+        0 if matches!(kind, 2..=4) => frame::END,
+        1 if kind == 2 => frame::TCP,
+        1 if kind == 3 => frame::INTERIM,
+        2 if chance.one_in(50) => 0x80,
+        _ => 0,
+    };
+    let length = match kind {
+        6 => 1,
+        7 => 4,
+        8 => 5,
+        9 | 10 => 0,
+        _ if chance.one_in(10) => chance.below(17_000),
+        _ => chance.below(300),
+    };
+    let payload: Vec<u8> = (0..length).map(|_| chance.below(256) as u8).collect();
+    let mut frame = raw_header(length as u32, kind, flags, stream);
+    match kind {
+        7 => frame.put_u32(chance.below(40_000) as u32),
+        8 => frame.put_slice(&[0, 0, 0, chance.below(8) as u8, 1]),
+        _ => frame.put_slice(&payload),
+    }
+    frame
+}
+
+/// The kind that the state of the stream allows, in place of one that breaks the link at once.
+fn plausible(kind: u8, stream: u32, victim: &Victim) -> u8 {
+    let state = victim.link.streams.get(&StreamId(stream));
+    match state.map(|state| state.receiving.clone()) {
+        Some(half) if half.is_ended() => 6,
+        Some(mut half) if matches!(kind, 3..=5) => {
+            if half.data(false).is_ok() {
+                4
+            } else {
+                3
+            }
+        }
+        _ => kind,
+    }
+}
+
+/// Seeds per run of the tests.
+const RUNS: u64 = 2_000;
+/// Frames per seed, if the link lives so long.
+const FRAMES: u32 = 60;

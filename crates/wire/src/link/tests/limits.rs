@@ -1,0 +1,397 @@
+//! What a peer may not do, and how much of what it may.
+
+use super::*;
+
+#[test]
+fn the_first_frame_is_hello_and_comes_once() {
+    let hello = |f: &dyn Fn(&mut Limits)| {
+        let mut limits = Limits::default();
+        f(&mut limits);
+        let mut wire = BytesMut::new();
+        frame::write_hello(&mut wire, Role::Opener, &limits);
+        wire
+    };
+    let good = hello(&|_| {});
+    let mut version = good.clone();
+    version[9] = 2;
+    let mut role = good.clone();
+    role[10] = 2;
+    let twice = [&good[..], &good[..]].concat();
+    let cases: [(&str, &[u8], GoAwayCode); 11] = [
+        ("ping first", &raw(Kind::Ping, 0, 0, b""), GoAwayCode::Protocol),
+        ("another protocol", b"GET / HTTP/1.1\r\n", GoAwayCode::Protocol),
+        ("another version", &version, GoAwayCode::Version),
+        ("our role", &role, GoAwayCode::Protocol),
+        ("twice", &twice, GoAwayCode::Protocol),
+        ("short", &raw(Kind::Hello, 0, 0, &[0, 1]), GoAwayCode::Protocol),
+        ("long", &raw_header(HELLO_LONG, 1, 0, 0), GoAwayCode::Protocol),
+        ("few streams", &hello(&|l| l.streams_max = 1), GoAwayCode::Protocol),
+        ("small window", &hello(&|l| l.window = 1), GoAwayCode::Protocol),
+        ("huge window", &hello(&|l| l.window = u32::MAX), GoAwayCode::Protocol),
+        ("small heads", &hello(&|l| l.head_max = 1), GoAwayCode::Protocol),
+    ];
+    for (name, wire, code) in cases {
+        let error = outcome(&mut Link::new(Role::Acceptor, Limits::default()), wire);
+        assert_eq!(error.map(|error| error.code()), Some(code), "{name}");
+    }
+}
+
+#[test]
+fn a_longer_hello_of_a_later_release_is_understood() {
+    let mut wire = BytesMut::new();
+    frame::write_hello(&mut wire, Role::Opener, &Limits::default());
+    wire[2] += 4;
+    wire.put_u32(77);
+    wire.extend_from_slice(&raw(Kind::Open, frame::END, 1, b"GET"));
+    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    assert_eq!(all(&mut acceptor, &mut wire).len(), 2);
+}
+
+#[test]
+fn limits_out_of_range_are_moved_into_it() {
+    let nothing =
+        Limits { streams_max: 0, window: 0, head_max: 0, frame_max: 0, ..Limits::default() };
+    let link = Link::new(Role::Opener, nothing);
+    assert!(link.limits().is_within_range());
+    let max = u32::MAX;
+    let all = Limits {
+        streams_max: max,
+        window: max,
+        head_max: max,
+        frame_max: max,
+        ..Limits::default()
+    };
+    assert!(Link::new(Role::Opener, all).limits().is_within_range());
+    assert_eq!(Limits::default().input_max(), HEAD_MAX as usize + 8);
+    assert!(Limits::default().is_within_range() && Limits::least().is_within_range());
+}
+
+#[test]
+fn frames_that_cannot_be_read_break_the_link() {
+    for (name, wire) in [
+        ("an unknown kind", raw_header(0, 11, 0, 1)),
+        ("an unknown flag", raw_header(0, 4, 0x80, 1)),
+        ("data for the link", raw(Kind::Data, 0, 0, b"x")),
+        ("a ping for a stream", raw_header(0, 9, 0, 1)),
+        ("a short reset", raw(Kind::Reset, 0, 1, b"")),
+        ("a long ping", raw(Kind::Ping, 0, 0, b"x")),
+        ("a credit of nothing", raw(Kind::Credit, 0, 1, &[0; 4])),
+        ("long data, before it arrives", raw_header(FRAME_MAX + 1, 4, 0, 1)),
+        ("a long head, before it arrives", raw_header(HEAD_MAX + 1, 2, 0, 2)),
+    ] {
+        breaks_the_acceptor(name, &wire, GoAwayCode::Protocol);
+    }
+}
+
+#[test]
+fn frames_out_of_place_break_the_link() {
+    let after_end = [raw(Kind::Data, frame::END, 1, b""), raw(Kind::Data, 0, 1, b"x")].concat();
+    let trailers = raw(Kind::Trailers, 0, 1, b"").repeat(2);
+    for (name, wire) in [
+        ("data for a stream never opened", &raw(Kind::Data, 0, 2, b"x")[..]),
+        ("a reset of it", &raw(Kind::Reset, 0, 2, &[1])),
+        ("a number twice", &raw(Kind::Open, 0, 1, b"")),
+        ("a number left out", &raw(Kind::Open, 0, 3, b"")),
+        ("a head from the opener", &raw(Kind::Head, 0, 1, b"")),
+        ("data after the end", &after_end),
+        ("trailers twice", &trailers),
+    ] {
+        breaks_the_acceptor(name, wire, GoAwayCode::Protocol);
+    }
+}
+
+#[test]
+fn more_than_was_granted_breaks_the_link() {
+    let mut overrun = raw(Kind::Data, 0, 1, &[0; FRAME_MAX as usize]).repeat(4);
+    breaks_the_acceptor("more credit", &raw(Kind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
+    breaks_the_acceptor("huge credit", &raw(Kind::Credit, 0, 1, &[255; 4]), FLOW);
+    overrun.extend_from_slice(&raw(Kind::Data, 0, 1, b"x"));
+    breaks_the_acceptor("more data", &overrun, FLOW);
+}
+
+#[test]
+fn broken_rules_of_the_openers_peer() {
+    let go_away = |last: u32| raw(Kind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
+    let takes_back = [go_away(0), go_away(1)].concat();
+    let two_heads = [raw(Kind::Head, 0, 1, b""), raw(Kind::Head, 0, 1, b"")].concat();
+    let cases: [(&str, &[u8]); 7] = [
+        ("an open", &raw(Kind::Open, 0, 2, b"")),
+        ("data before the head", &raw(Kind::Data, 0, 1, b"x")),
+        ("trailers before the head", &raw(Kind::Trailers, 0, 1, b"")),
+        ("an interim end", &raw(Kind::Head, frame::INTERIM | frame::END, 1, b"")),
+        ("two heads", &two_heads),
+        ("a stream never opened", &raw(Kind::Head, 0, 2, b"")),
+        ("a go away that takes back", &takes_back),
+    ];
+    for (name, wire) in cases {
+        let (mut opener, mut acceptor) = greeted();
+        open(&mut opener, &mut acceptor);
+        let error = outcome(&mut opener, wire);
+        assert_eq!(error.map(|error| error.code()), Some(GoAwayCode::Protocol), "{name}");
+    }
+}
+
+#[test]
+fn streams_beyond_the_limit_break_the_link() {
+    let limits = Limits { streams_max: STREAMS_LEAST, ..Limits::default() };
+    let mut opener = Link::new(Role::Opener, Limits::default());
+    let mut acceptor = Link::new(Role::Acceptor, limits);
+    deliver(&mut opener, &mut acceptor);
+    deliver(&mut acceptor, &mut opener);
+    for _ in 0..STREAMS_LEAST {
+        opener.open(StreamKind::Http, true, write(b"")).unwrap();
+    }
+    assert_eq!(opener.open(StreamKind::Http, true, write(b"")), Err(OpenError::Full));
+    deliver(&mut opener, &mut acceptor);
+    let mut wire = raw(Kind::Open, 0, STREAMS_LEAST + 1, b"");
+    let error = acceptor.receive(&mut wire).unwrap_err();
+    assert_eq!(error, LinkError::StreamsExceeded { max: STREAMS_LEAST });
+}
+
+#[test]
+fn heads_of_one_stream_together_are_bounded() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    let interim = vec![b'i'; 1000];
+    let mut sent = 0;
+    while acceptor.send_head(id, true, false, write(&interim)).is_ok() {
+        sent += 1;
+    }
+    assert_eq!(sent, HEAD_MAX * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
+    // The honest sender stops itself with a reset; a receiver would not have taken more either.
+    let events = deliver(&mut acceptor, &mut opener);
+    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge };
+    assert_eq!(events.last(), Some(&reset));
+    let (mut opener, mut acceptor) = greeted();
+    open(&mut opener, &mut acceptor);
+    let head = raw(Kind::Head, frame::INTERIM, 1, &interim);
+    let wire = head.repeat(sent as usize + 1);
+    let error = outcome(&mut opener, &wire).unwrap();
+    assert_eq!(error.code(), GoAwayCode::Protocol);
+}
+
+#[test]
+fn frames_that_do_nothing_are_counted() {
+    let ping = raw(Kind::Ping, 0, 0, b"");
+    let pong = raw(Kind::Pong, 0, 0, b"");
+    let empty = raw(Kind::Data, 0, 1, b"");
+    let late = raw(Kind::Trailers, 0, 2, b"");
+    let away = raw(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 1]);
+    for (name, frame) in
+        [("ping", ping), ("pong", pong), ("empty", empty), ("late", late), ("away", away)]
+    {
+        let (mut opener, mut acceptor) = greeted();
+        open(&mut opener, &mut acceptor);
+        let over = open(&mut opener, &mut acceptor);
+        acceptor.reset(over, ResetCode::Failed);
+        let allowed = frame.repeat(IDLE_FRAMES_MAX as usize);
+        assert_eq!(outcome(&mut acceptor, &allowed), None, "{name}");
+        let error = outcome(&mut acceptor, &frame.repeat(2)).unwrap();
+        assert_eq!(error.code(), GoAwayCode::Flood, "{name}");
+    }
+}
+
+#[test]
+fn small_credits_are_counted() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    acceptor.send_head(id, false, false, write(b"200")).unwrap();
+    acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
+    acceptor.output().clear();
+    let credit = raw(Kind::Credit, 0, id.number(), &1u32.to_be_bytes());
+    let error = outcome(&mut acceptor, &credit.repeat(IDLE_FRAMES_MAX as usize + 1));
+    assert_eq!(error.map(|error| error.code()), Some(GoAwayCode::Flood));
+}
+
+#[test]
+fn one_ping_for_each_write_goes_on_forever() {
+    let (_, mut acceptor) = greeted();
+    for _ in 0..IDLE_FRAMES_MAX * 3 {
+        assert_eq!(outcome(&mut acceptor, &raw(Kind::Ping, 0, 0, b"")), None);
+        assert_eq!(acceptor.output().split().len(), 8);
+    }
+}
+
+#[test]
+fn streams_opened_and_reset_unanswered_are_a_flood() {
+    let (mut opener, mut acceptor) = greeted();
+    let churn = |opener: &mut Link, acceptor: &mut Link, rounds: u32| {
+        (0..rounds).find_map(|_| {
+            let id = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
+            opener.reset(id, ResetCode::Cancelled);
+            outcome(acceptor, &opener.output().split())
+        })
+    };
+    assert_eq!(churn(&mut opener, &mut acceptor, CHURN_MAX), None);
+    acceptor.renew_allowances();
+    assert_eq!(churn(&mut opener, &mut acceptor, CHURN_MAX), None);
+    let error = churn(&mut opener, &mut acceptor, 1).unwrap();
+    assert_eq!(error.code(), GoAwayCode::Flood);
+}
+
+#[test]
+fn resets_among_answered_streams_are_no_flood() {
+    let (mut opener, mut acceptor) = greeted();
+    for _ in 0..CHURN_MAX * 2 {
+        let cancelled = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
+        let answered = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
+        opener.reset(cancelled, ResetCode::Cancelled);
+        assert_eq!(deliver(&mut opener, &mut acceptor).len(), 3);
+        acceptor.send_head(answered, false, false, write(b"200")).unwrap();
+        deliver(&mut acceptor, &mut opener);
+        opener.reset(answered, ResetCode::Cancelled);
+        deliver(&mut opener, &mut acceptor);
+    }
+}
+
+#[test]
+fn data_for_streams_that_are_over_is_bounded_by_what_was_granted() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    acceptor.reset(id, ResetCode::Refused);
+    opener.send_data(id, &[0; WINDOW as usize], true).unwrap();
+    assert_eq!(deliver(&mut opener, &mut acceptor), []);
+    let error = outcome(&mut acceptor, &raw(Kind::Data, 0, id.number(), b"x")).unwrap();
+    assert_eq!(error.code(), GoAwayCode::Flood);
+}
+
+#[test]
+fn no_data_is_late_on_a_stream_that_the_peer_had_ended() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    opener.send_data(id, b"all", true).unwrap();
+    deliver(&mut opener, &mut acceptor);
+    acceptor.reset(id, ResetCode::Failed);
+    let error = outcome(&mut acceptor, &raw(Kind::Data, 0, id.number(), b"x")).unwrap();
+    assert_eq!(error.code(), GoAwayCode::Flood);
+}
+
+#[test]
+fn trailers_count_with_the_heads() {
+    let (mut opener, mut acceptor) = greeted();
+    let id = open(&mut opener, &mut acceptor);
+    let large = vec![b'x'; HEAD_MAX as usize];
+    acceptor.send_head(id, false, false, write(&large)).unwrap();
+    assert_eq!(acceptor.send_trailers(id, &large), Err(Gone));
+    let events = deliver(&mut acceptor, &mut opener);
+    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge };
+    assert_eq!((events.len(), events.last()), (2, Some(&reset)));
+
+    let (mut opener, mut acceptor) = greeted();
+    open(&mut opener, &mut acceptor);
+    let wire = [raw(Kind::Head, 0, 1, &large), raw(Kind::Trailers, 0, 1, &large)].concat();
+    assert_eq!(outcome(&mut opener, &wire).map(|e| e.code()), Some(GoAwayCode::Protocol));
+}
+
+#[test]
+fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
+    let limits = Limits { streams_max: 64, idle_frames_max: 0, churn_max: 0, ..Limits::default() };
+    let fresh = || {
+        let mut acceptor = Link::new(Role::Acceptor, limits);
+        let mut hello = BytesMut::new();
+        frame::write_hello(&mut hello, Role::Opener, &limits);
+        assert_eq!(outcome(&mut acceptor, &hello), None);
+        acceptor
+    };
+    let pong = raw(Kind::Pong, 0, 0, b"");
+    let earns = |link: &mut Link, frames: usize| {
+        assert_eq!(outcome(link, &pong.repeat(frames)), None);
+        assert_eq!(outcome(link, &pong).map(|e| e.code()), Some(GoAwayCode::Flood));
+    };
+    earns(&mut fresh(), 64 * 8);
+
+    // OPEN and DATA earn one each.
+    let mut acceptor = fresh();
+    assert_eq!(outcome(&mut acceptor, &pong.repeat(64 * 8)), None);
+    let request = [raw(Kind::Open, 0, 1, b""), raw(Kind::Data, frame::END, 1, b"x")].concat();
+    assert_eq!(outcome(&mut acceptor, &request), None);
+    earns(&mut acceptor, 2);
+
+    // So does a finished stream, for the frames that may cross with its end.
+    let mut acceptor = fresh();
+    assert_eq!(outcome(&mut acceptor, &pong.repeat(64 * 8)), None);
+    assert_eq!(outcome(&mut acceptor, &request), None);
+    acceptor.send_head(StreamId(1), false, true, write(b"200")).unwrap();
+    earns(&mut acceptor, 2 + 8);
+
+    let mut acceptor = fresh();
+    let churn = |number| [raw(Kind::Open, 0, number, b""), raw(Kind::Reset, 0, number, &[1])];
+    for number in 1..=64 {
+        assert_eq!(outcome(&mut acceptor, &churn(number).concat()), None);
+    }
+    let error = outcome(&mut acceptor, &churn(65).concat());
+    assert_eq!(error.map(|e| e.code()), Some(GoAwayCode::Flood));
+}
+
+#[test]
+fn nothing_follows_the_last_go_away() {
+    let ping = raw(Kind::Ping, 0, 0, b"");
+    let wrong = raw(Kind::Data, 0, 9, b"x");
+    breaks_the_acceptor("a ping and a fault", &[ping, wrong].concat(), GoAwayCode::Protocol);
+}
+
+#[test]
+fn an_opener_keeps_to_its_own_limit_of_streams_too() {
+    let mut opener = Link::new(Role::Opener, Limits { streams_max: 100, ..Limits::default() });
+    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    deliver(&mut acceptor, &mut opener);
+    assert_eq!(opener.vacancies(), 100);
+}
+
+#[test]
+fn a_peer_that_asks_and_does_not_read_is_cut_off() {
+    let limits = Limits { output_limit: 100_000, ..Limits::default() };
+    let mut acceptor = Link::new(Role::Acceptor, limits);
+    let mut opener = Link::new(Role::Opener, limits);
+    deliver(&mut opener, &mut acceptor);
+    let error = (1..20_000).find_map(|number| {
+        let mut wire = raw(Kind::Open, frame::END, number, b"GET");
+        match acceptor.receive(&mut wire) {
+            Ok(Some(Event::Opened { stream, .. })) => acceptor.reset(stream, ResetCode::Refused),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => return Some(error),
+        }
+        None
+    });
+    let error = error.unwrap();
+    assert!(matches!(error, LinkError::Stalled { bytes } if bytes <= 100_000 + 9), "{error}");
+}
+
+#[test]
+fn congestion_is_told_from_the_soft_bound_on() {
+    let (mut opener, mut acceptor) = greeted();
+    let mut written = 0;
+    while !opener.is_congested() {
+        let id = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
+        written += 8 + 4 + opener.send_data(id, &[0; 60_000], false).unwrap() + 4 * 8;
+        assert_eq!(opener.output().len(), written);
+    }
+    assert!((OUTPUT_MAX..OUTPUT_MAX + 61_000).contains(&written));
+    deliver(&mut opener, &mut acceptor);
+    assert!(!opener.is_congested());
+}
+
+/// After stream 1 was opened and not ended, these bytes break the link with this code.
+fn breaks_the_acceptor(name: &str, wire: &[u8], code: GoAwayCode) {
+    let (mut opener, mut acceptor) = greeted();
+    open(&mut opener, &mut acceptor);
+    let error = outcome(&mut acceptor, wire);
+    assert_eq!(error.map(|error| error.code()), Some(code), "{name}");
+    let goodbye = raw(Kind::GoAway, 0, 0, &[0, 0, 0, acceptor.last.number() as u8, code as u8]);
+    assert!(acceptor.output().ends_with(&goodbye), "{name}");
+}
+
+/// The error that these bytes lead to, if any; the output is left in place.
+fn outcome(link: &mut Link, wire: &[u8]) -> Option<LinkError> {
+    let mut input = BytesMut::from(wire);
+    loop {
+        match link.receive(&mut input) {
+            Ok(Some(_)) => {}
+            Ok(None) => return None,
+            Err(error) => return Some(error),
+        }
+    }
+}
+
+const HELLO_LONG: u32 = 257;
+const FLOW: GoAwayCode = GoAwayCode::FlowControl;

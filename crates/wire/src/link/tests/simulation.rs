@@ -1,0 +1,460 @@
+//! Two links joined by byte pipes that cut, stall and reorder nothing: a seed decides what happens.
+//!
+//! A failure names its seed; put it into [`ALONE`] to run it by itself.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+
+#[test]
+fn every_byte_arrives_once_and_in_order_and_everything_ends() {
+    let seeds: Vec<u64> = if ALONE.is_empty() { (0..SEEDS).collect() } else { ALONE.to_vec() };
+    let mut seen = Seen::default();
+    for seed in seeds {
+        let run = catch_unwind(AssertUnwindSafe(|| World::new(seed).run()));
+        match run {
+            Ok(run) => seen.add(run),
+            Err(_) => panic!("the simulation failed with seed {seed}"),
+        }
+    }
+    // A simulation in which nothing happens proves nothing.
+    if ALONE.is_empty() {
+        let Seen { opened, full, starved, congested, resets, refused, trailers, pongs } = seen;
+        for (what, count) in [
+            ("opened", opened),
+            ("full", full),
+            ("starved", starved),
+            ("congested", congested),
+            ("resets", resets),
+            ("refused by go away", refused),
+            ("trailers", trailers),
+            ("pongs", pongs),
+        ] {
+            assert!(count > 10, "{what}: {count}");
+        }
+    }
+}
+
+/// What happened in a run, summed over all of them.
+#[derive(Debug, Default, Clone, Copy)]
+struct Seen {
+    opened: usize,
+    full: usize,
+    starved: usize,
+    congested: usize,
+    resets: usize,
+    refused: usize,
+    trailers: usize,
+    pongs: usize,
+}
+
+impl Seen {
+    fn add(&mut self, other: Self) {
+        self.opened += other.opened;
+        self.full += other.full;
+        self.starved += other.starved;
+        self.congested += other.congested;
+        self.resets += other.resets;
+        self.refused += other.refused;
+        self.trailers += other.trailers;
+        self.pongs += other.pongs;
+    }
+}
+
+/// Both ends, the pipes between them, and the truth about what was sent.
+struct World {
+    chance: Chance,
+    sides: [Side; 2],
+    /// Bytes that left side 0 or 1 and did not arrive.
+    wires: [BytesMut; 2],
+    /// Steps for which nothing arrives from side 0 or 1.
+    stalls: [u32; 2],
+    sent: BTreeMap<(usize, StreamId), Sent>,
+    resets: BTreeMap<StreamId, Vec<ResetCode>>,
+    accepted_last: StreamId,
+    refused_after: Option<StreamId>,
+    seen: Seen,
+}
+
+/// One end and what its driver knows.
+struct Side {
+    link: Link,
+    inbox: BytesMut,
+    streams: BTreeMap<StreamId, Local>,
+}
+
+/// A stream as its driver sees it.
+struct Local {
+    kind: StreamKind,
+    head_sent: bool,
+    /// Bytes still to send, how to end, and whether that has happened.
+    left: usize,
+    trailers: bool,
+    sent_end: bool,
+    /// Bytes received, and of them not consumed.
+    received: usize,
+    held: usize,
+    received_end: bool,
+}
+
+/// What one side put on a stream.
+#[derive(Default)]
+struct Sent {
+    heads: Vec<Vec<u8>>,
+    heads_seen: usize,
+    bytes: usize,
+    ended: bool,
+    trailers: bool,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance(seed);
+        let limits = |chance: &mut Chance| Limits {
+            streams_max: STREAMS_LEAST,
+            window: WINDOW_LEAST + chance.below(50_000) as u32,
+            output_max: 4_000 + chance.below(250_000),
+            ..Limits::default()
+        };
+        let side = |role, chance: &mut Chance| Side {
+            link: Link::new(role, limits(chance)),
+            inbox: BytesMut::new(),
+            streams: BTreeMap::new(),
+        };
+        let sides = [side(Role::Opener, &mut chance), side(Role::Acceptor, &mut chance)];
+        Self {
+            chance,
+            sides,
+            wires: Default::default(),
+            stalls: [0; 2],
+            sent: BTreeMap::new(),
+            resets: BTreeMap::new(),
+            accepted_last: StreamId::NONE,
+            refused_after: None,
+            seen: Seen::default(),
+        }
+    }
+
+    fn run(mut self) -> Seen {
+        for step in 0..STEPS {
+            self.step(step);
+            self.check_bounds();
+        }
+        self.finish();
+        self.seen
+    }
+
+    fn step(&mut self, step: u32) {
+        let side = self.chance.below(2);
+        match self.chance.below(100) {
+            0..=17 => self.open(),
+            18..=44 => self.send(side),
+            45..=59 => self.consume(side, false),
+            60..=61 => self.reset(side),
+            62 => self.sides[side].link.ping(),
+            63 => self.stalls[side] = self.chance.below(80) as u32,
+            64..=80 => self.flush(side, false),
+            81 if step > STEPS / 2 && self.chance.one_in(30) => self.go_away(),
+            _ => self.deliver(side, false),
+        }
+    }
+
+    fn open(&mut self) {
+        let kind = if self.chance.one_in(3) { StreamKind::Tcp } else { StreamKind::Http };
+        let mut local = Local::new(kind, &mut self.chance);
+        local.head_sent = true;
+        local.sent_end = local.left == 0 && !local.trailers;
+        let head = self.chance.head();
+        let opener = &mut self.sides[0];
+        if opener.link.is_congested() {
+            self.seen.congested += 1;
+            return;
+        }
+        match opener.link.open(kind, local.sent_end, write(&head)) {
+            Ok(id) => {
+                let sent = Sent { heads: vec![head], ended: local.sent_end, ..Sent::default() };
+                self.sent.insert((0, id), sent);
+                opener.streams.insert(id, local);
+                self.seen.opened += 1;
+            }
+            Err(OpenError::Full) => self.seen.full += 1,
+            Err(OpenError::GoingAway) => assert!(opener.link.is_going_away()),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn send(&mut self, side: usize) {
+        if self.sides[side].link.is_congested() {
+            self.seen.congested += 1;
+        } else if let Some(id) = self.pick(side) {
+            self.send_on(side, id);
+        }
+    }
+
+    fn send_on(&mut self, side: usize, id: StreamId) {
+        let Side { link, streams, .. } = &mut self.sides[side];
+        let local = streams.get_mut(&id).unwrap();
+        let sent = self.sent.entry((side, id)).or_default();
+        if local.sent_end {
+            assert_eq!(link.send_data(id, b"x", false), Err(Gone));
+        } else if !local.head_sent && local.kind == StreamKind::Http {
+            let interim = self.chance.one_in(4);
+            local.head_sent = !interim;
+            local.sent_end = !interim && local.left == 0 && !local.trailers;
+            let head = self.chance.head();
+            link.send_head(id, interim, local.sent_end, write(&head)).unwrap();
+            sent.heads.push(head);
+        } else if local.left == 0 && local.trailers {
+            link.send_trailers(id, &pattern(side, id, 0, 30)).unwrap();
+            local.sent_end = true;
+            sent.trailers = true;
+            self.seen.trailers += 1;
+        } else {
+            let wanted = self.chance.below(local.left + 1);
+            let data = pattern(side, id, sent.bytes, wanted);
+            let end = wanted == local.left && !local.trailers;
+            let credit = link.credit(id) as usize;
+            let accepted = link.send_data(id, &data, end).unwrap();
+            assert_eq!(accepted, wanted.min(credit));
+            self.seen.starved += usize::from(accepted < wanted);
+            sent.bytes += accepted;
+            local.left -= accepted;
+            local.sent_end = end && accepted == wanted;
+        }
+        sent.ended = local.sent_end;
+        self.drop_finished(side, id);
+    }
+
+    fn consume(&mut self, side: usize, all: bool) {
+        let Some(id) = self.pick(side) else {
+            return;
+        };
+        let Side { link, streams, .. } = &mut self.sides[side];
+        let local = streams.get_mut(&id).unwrap();
+        let bytes = if all { local.held } else { self.chance.below(local.held + 1) };
+        local.held -= bytes;
+        link.consumed(id, bytes as u32);
+    }
+
+    fn reset(&mut self, side: usize) {
+        if let Some(id) = self.pick(side) {
+            let code = ResetCode::ALL[self.chance.below(ResetCode::ALL.len())];
+            let Side { link, streams, .. } = &mut self.sides[side];
+            link.reset(id, code);
+            streams.remove(&id);
+            self.resets.entry(id).or_default().push(code);
+            self.seen.resets += 1;
+        }
+    }
+
+    fn go_away(&mut self) {
+        let link = &mut self.sides[1].link;
+        if self.chance.one_in(2) {
+            link.drain();
+        } else if self.refused_after.is_none() {
+            self.refused_after = Some(self.accepted_last);
+            link.go_away(GoAwayCode::Drain);
+        }
+    }
+
+    fn flush(&mut self, side: usize, all: bool) {
+        let output = self.sides[side].link.output();
+        let bytes = if all { output.len() } else { self.chance.below(output.len() + 1) };
+        self.wires[side].unsplit(output.split_to(bytes));
+    }
+
+    /// Some of what `side` wrote reaches the other one.
+    fn deliver(&mut self, side: usize, all: bool) {
+        if !all && self.stalls[side] > 0 {
+            self.stalls[side] -= 1;
+            return;
+        }
+        let wire = &mut self.wires[side];
+        let bytes = if all { wire.len() } else { self.chance.below(wire.len() + 1) };
+        let arrived = wire.split_to(bytes);
+        let to = 1 - side;
+        self.sides[to].inbox.extend_from_slice(&arrived);
+        loop {
+            let Side { link, inbox, .. } = &mut self.sides[to];
+            match link.receive(inbox).unwrap() {
+                Some(event) => self.event(to, event),
+                None => break,
+            }
+        }
+        assert!(self.sides[to].inbox.len() < Limits::default().input_max());
+    }
+
+    fn event(&mut self, side: usize, event: Event) {
+        match event {
+            Event::Opened { stream, kind, head, end } => {
+                assert_eq!(stream.number(), self.accepted_last.number() + 1);
+                assert!(self.refused_after.is_none_or(|last| stream <= last));
+                self.accepted_last = stream;
+                let local = Local::new(kind, &mut self.chance);
+                self.sides[side].streams.insert(stream, local);
+                self.head(side, stream, &head, end);
+            }
+            Event::Head { stream, head, interim, end } => {
+                assert!(!interim || !end);
+                self.head(side, stream, &head, end);
+            }
+            Event::Data { stream, data, end } => {
+                let local = self.sides[side].streams.get_mut(&stream).unwrap();
+                assert_eq!(data, pattern(1 - side, stream, local.received, data.len()));
+                local.received += data.len();
+                local.held += data.len();
+                self.ended(side, stream, end);
+            }
+            Event::Trailers { stream, trailers } => {
+                assert_eq!(trailers, pattern(1 - side, stream, 0, 30));
+                assert!(self.sent[&(1 - side, stream)].trailers);
+                self.ended(side, stream, true);
+            }
+            Event::Reset { stream, code } => {
+                assert!(self.resets[&stream].contains(&code));
+                self.sides[side].streams.remove(&stream).unwrap();
+            }
+            Event::Credit { stream } => {
+                assert!(self.sides[side].link.credit(stream) > 0);
+                assert!(!self.sides[side].streams[&stream].sent_end);
+            }
+            Event::GoAway { last, .. } => {
+                let next = StreamId(last.number().saturating_add(1));
+                let lost = self.sides[side].streams.split_off(&next);
+                self.seen.refused += lost.len();
+            }
+            Event::Pong => self.seen.pongs += 1,
+            Event::Ready => assert!(self.sides[side].link.greeted),
+        }
+    }
+
+    fn head(&mut self, side: usize, stream: StreamId, head: &[u8], end: bool) {
+        let sent = self.sent.get_mut(&(1 - side, stream)).unwrap();
+        assert_eq!(sent.heads[sent.heads_seen], head);
+        sent.heads_seen += 1;
+        self.ended(side, stream, end);
+    }
+
+    fn ended(&mut self, side: usize, stream: StreamId, end: bool) {
+        if end {
+            let local = self.sides[side].streams.get_mut(&stream).unwrap();
+            let sent = &self.sent[&(1 - side, stream)];
+            assert!(sent.ended && sent.heads_seen == sent.heads.len());
+            assert_eq!(local.received, sent.bytes);
+            local.received_end = true;
+            self.drop_finished(side, stream);
+        }
+    }
+
+    fn drop_finished(&mut self, side: usize, id: StreamId) {
+        let local = &self.sides[side].streams[&id];
+        if local.sent_end && local.received_end {
+            self.sides[side].streams.remove(&id);
+        }
+    }
+
+    fn pick(&mut self, side: usize) -> Option<StreamId> {
+        let streams = &self.sides[side].streams;
+        let place = self.chance.below(streams.len().max(1));
+        streams.keys().nth(place).copied()
+    }
+
+    fn check_bounds(&mut self) {
+        for side in &mut self.sides {
+            let limits = *side.link.limits();
+            assert_eq!(side.link.streams(), side.streams.len());
+            assert!(side.streams.len() <= STREAMS_LEAST as usize);
+            for local in side.streams.values() {
+                assert!(local.held <= limits.window as usize);
+            }
+            // One send beyond the soft bound, and control frames for every stream.
+            let beyond = WINDOW_LEAST as usize + 50_000 + 20_000;
+            assert!(side.link.output().len() <= limits.output_max + beyond);
+        }
+    }
+
+    /// Stop opening, read and send everything: all streams end and nothing is left.
+    fn finish(&mut self) {
+        for _ in 0..ROUNDS {
+            for side in [0, 1] {
+                let open: Vec<_> = self.sides[side].streams.keys().copied().collect();
+                for id in open {
+                    let local = self.sides[side].streams.get_mut(&id).unwrap();
+                    let bytes = std::mem::take(&mut local.held);
+                    let (sent_end, congested) =
+                        (local.sent_end, self.sides[side].link.is_congested());
+                    self.sides[side].link.consumed(id, bytes as u32);
+                    if !sent_end && !congested {
+                        self.send_on(side, id);
+                    }
+                }
+                self.flush(side, true);
+                self.deliver(side, true);
+                self.check_bounds();
+            }
+            let quiet = self.sides.iter().all(|side| side.link.is_idle());
+            if quiet && self.wires.iter().all(BytesMut::is_empty) {
+                return;
+            }
+        }
+        panic!("streams are left over: {:?}", self.sides.each_ref().map(|side| &side.link.streams));
+    }
+}
+
+impl Local {
+    fn new(kind: StreamKind, chance: &mut Chance) -> Self {
+        let size = [0, 10, 2_000, 150_000][chance.below(4)];
+        Self {
+            kind,
+            head_sent: false,
+            left: chance.below(size + 1),
+            trailers: kind == StreamKind::Http && chance.one_in(4),
+            sent_end: false,
+            received: 0,
+            held: 0,
+            received_end: false,
+        }
+    }
+}
+
+/// A small generator of numbers that a seed determines (splitmix64).
+pub(super) struct Chance(pub(super) u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    pub(super) fn one_in(&mut self, bound: usize) -> bool {
+        self.below(bound) == 0
+    }
+
+    fn head(&mut self) -> Vec<u8> {
+        let size = if self.one_in(50) { 8_000 } else { 400 };
+        (0..self.below(size)).map(|_| self.0 as u8).collect()
+    }
+}
+
+/// The bytes of a body at a place: another place or another stream has others.
+fn pattern(side: usize, stream: StreamId, offset: usize, length: usize) -> Vec<u8> {
+    let start = side * 101 + stream.number() as usize * 31 + offset;
+    (start..start + length).map(|place| (place % 251) as u8).collect()
+}
+
+/// How many seeds every run of the tests tries.
+const SEEDS: u64 = 64;
+/// Seeds to run instead of all, to look into a failure.
+const ALONE: &[u64] = &[];
+/// Random steps per seed.
+const STEPS: u32 = 3_000;
+/// Rounds in which everything must end.
+const ROUNDS: u32 = 3_000;

@@ -1,0 +1,101 @@
+//! What protocol the first bytes of a connection speak, from as few of them as will do.
+
+/// What the first bytes of a connection are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sniffed {
+    /// Not yet decided: ask again with more bytes. Never with [`SNIFF_BYTES_MAX`] of them.
+    More,
+    /// A request line of HTTP/1; whether it is well formed is for its parser to say.
+    Http1,
+    /// The connection preface of HTTP/2 (RFC 9113 §3.4).
+    Http2,
+    /// A ClientHello of TLS (RFC 8446 §4.1.2).
+    Tls,
+    /// Anything else.
+    Opaque,
+}
+
+/// Tells what protocol a client speaks that opens with `first_bytes`. Protocols in which the
+/// server speaks first stay at [`Sniffed::More`]: bound the wait.
+#[must_use]
+pub fn sniff(first_bytes: &[u8]) -> Sniffed {
+    let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);
+    match first_bytes {
+        [] => Sniffed::More,
+        [TLS_HANDSHAKE, ..] => sniff_tls(first_bytes),
+        _ if first_bytes.starts_with(HTTP2_PREFACE) => Sniffed::Http2,
+        _ if HTTP2_PREFACE.starts_with(first_bytes) => Sniffed::More,
+        _ => sniff_http1(first_bytes),
+    }
+}
+
+/// How many bytes always suffice for a decision: a request whose method is not registered is
+/// only known by the version behind its target.
+pub const SNIFF_BYTES_MAX: usize = 1024;
+
+/// A record of type handshake, version 3.x, of a length that may be, that begins a ClientHello.
+fn sniff_tls(bytes: &[u8]) -> Sniffed {
+    let expected: [fn(u8) -> bool; 6] = [
+        |kind| kind == TLS_HANDSHAKE,
+        |major| major == 3,
+        |minor| minor <= 4,
+        |length_high| length_high <= 0x40,
+        |_| true,
+        |message| message == TLS_CLIENT_HELLO,
+    ];
+    if !bytes.iter().zip(expected).all(|(byte, fits)| fits(*byte)) {
+        Sniffed::Opaque
+    } else if bytes.len() < expected.len() {
+        Sniffed::More
+    } else {
+        Sniffed::Tls
+    }
+}
+
+/// `METHOD SP` and a slash or a scheme for registered methods; otherwise a whole request line,
+/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`).
+fn sniff_http1(bytes: &[u8]) -> Sniffed {
+    let length = bytes.iter().take_while(|byte| is_method(**byte)).count();
+    let (method, rest) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
+    if method.len() > METHOD_BYTES_MAX {
+        return Sniffed::Opaque;
+    }
+    let target = match rest {
+        [] => return Sniffed::More,
+        [b' ', target @ ..] if !method.is_empty() => target,
+        _ => return Sniffed::Opaque,
+    };
+    if METHODS.contains(&method) && STARTS.iter().any(|start| target.starts_with(start)) {
+        return Sniffed::Http1;
+    }
+    let length = target.iter().take_while(|byte| byte.is_ascii_graphic()).count();
+    let (target, version) = target.split_at_checked(length).unwrap_or((target, b""));
+    if version.starts_with(VERSION) && !target.is_empty() {
+        Sniffed::Http1
+    } else if VERSION.starts_with(version) && bytes.len() < SNIFF_BYTES_MAX {
+        Sniffed::More
+    } else {
+        Sniffed::Opaque
+    }
+}
+
+fn is_method(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_.!#$%&'*+^`|~".contains(&byte)
+}
+
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0";
+const TLS_HANDSHAKE: u8 = 22;
+const TLS_CLIENT_HELLO: u8 = 1;
+const VERSION: &[u8] = b" HTTP/1.";
+
+/// Methods after which a slash or a scheme is proof enough.
+const METHODS: [&[u8]; 8] =
+    [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"];
+
+const STARTS: [&[u8]; 3] = [b"/", b"http://", b"https://"];
+
+/// Longer than any registered method (`UPDATEREDIRECTREF` has 17 letters).
+const METHOD_BYTES_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests;

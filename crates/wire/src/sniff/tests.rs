@@ -1,0 +1,64 @@
+//! First bytes and what they are.
+
+#![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn decides_from_the_fewest_bytes() {
+    // The bytes that decide, and the decision; every shorter prefix asks for more.
+    let cases: [(&[u8], Sniffed); 22] = [
+        (b"GET /", Sniffed::Http1),
+        (b"POST /", Sniffed::Http1),
+        (b"OPTIONS * HTTP/1.", Sniffed::Http1),
+        (b"GET http://", Sniffed::Http1),
+        (b"CONNECT a.b:443 HTTP/1.", Sniffed::Http1),
+        (b"PROPFIND /x HTTP/1.", Sniffed::Http1),
+        (b"M-SEARCH * HTTP/1.", Sniffed::Http1),
+        (b"PRI * HTTP/2.0", Sniffed::Http2),
+        (b"PRI * HTTP/1.", Sniffed::Http1),
+        (b"\x16\x03\x01\x02\x00\x01", Sniffed::Tls),
+        (b"\x16\x03\x01\x02\x00\x02", Sniffed::Opaque),
+        (b"\x16\x02", Sniffed::Opaque),
+        (b"\x16\x03\x01\x41", Sniffed::Opaque),
+        (b"PING\r", Sniffed::Opaque),
+        (b"*1\r", Sniffed::Opaque),
+        (b"get key\r", Sniffed::Opaque),
+        (b"GET key\r", Sniffed::Opaque),
+        (b"EHLO a.b\r", Sniffed::Opaque),
+        (b"a b c", Sniffed::Opaque),
+        (b"\0", Sniffed::Opaque),
+        (b" ", Sniffed::Opaque),
+        (b"SSH-2.0-OpenSSH_9.2p1\r", Sniffed::Opaque),
+    ];
+    for (bytes, expected) in cases {
+        for end in 0..bytes.len() {
+            assert_eq!(sniff(&bytes[..end]), Sniffed::More, "{}", bytes[..end].escape_ascii());
+        }
+        assert_eq!(sniff(bytes), expected, "{}", bytes.escape_ascii());
+        assert_eq!(sniff(&[bytes, b"and more"].concat()), expected);
+    }
+}
+
+#[test]
+fn never_asks_for_more_than_its_bound() {
+    let endless = [b"LIST ", vec![b'a'; SNIFF_BYTES_MAX].as_slice()].concat();
+    assert_eq!(sniff(&endless[..SNIFF_BYTES_MAX - 1]), Sniffed::More);
+    assert_eq!(sniff(&endless[..SNIFF_BYTES_MAX]), Sniffed::Opaque);
+    assert_eq!(sniff(&[&endless[..], b" HTTP/1.1\r\n"].concat()), Sniffed::Opaque);
+    assert_eq!(sniff(&[b'A'; 33]), Sniffed::Opaque);
+}
+
+proptest! {
+    #[test]
+    fn a_decision_stands(bytes in "([A-Z]{1,8} )?[ -~\\r\\n\\x00-\\x16]{0,60}") {
+        let bytes = bytes.as_bytes();
+        let decided = sniff(bytes);
+        for end in 0..bytes.len() {
+            let early = sniff(&bytes[..end]);
+            prop_assert!(early == Sniffed::More || early == decided);
+        }
+    }
+}

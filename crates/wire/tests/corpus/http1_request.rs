@@ -1,0 +1,53 @@
+//! What must hold for any bytes taken as the head of a request.
+
+use bytes::BytesMut;
+use leno_wire::http1::{
+    BodyLength, Field, FieldName, Framing, Parsed, RequestEdits, RequestHead, origin_form, target,
+    write_request,
+};
+
+/// A head that is accepted is whole, was not before, and is forwarded without a change of
+/// meaning; a second hop changes nothing at all.
+pub(crate) fn check(bytes: &[u8]) {
+    let mut head = RequestHead::default();
+    let Ok(Parsed::Complete(length)) = head.parse(bytes) else {
+        return;
+    };
+    let bytes = &bytes[..length];
+    let mut again = RequestHead::default();
+    for end in [length - 1, length / 2, 1] {
+        assert_eq!(again.parse(&bytes[..end]), Ok(Parsed::Partial));
+    }
+    let (method, received) = (head.method.of(bytes), head.target.of(bytes));
+    target(method, received).expect("an accepted head has an accepted target");
+    let origin = origin_form(method, received).expect("an accepted target has an origin form");
+    assert!(method == b"CONNECT" || origin.starts_with(b"/") || *origin == *b"*");
+
+    for framing in [Framing::Keep, Framing::Outside] {
+        let edits = RequestEdits { framing, ..RequestEdits::default() };
+        let mut written = BytesMut::new();
+        write_request(bytes, &head, &edits, &mut written);
+        assert_eq!(again.parse(&written), Ok(Parsed::Complete(written.len())));
+        assert_eq!(again.method.of(&written), method);
+        assert_eq!(again.target.of(&written), received);
+        if framing == Framing::Keep || head.body != BodyLength::Chunked {
+            assert_eq!(again.body, head.body);
+        }
+        assert!(end_to_end(bytes, &head.fields).eq(end_to_end(&written, &again.fields)));
+        let mut twice = BytesMut::new();
+        write_request(&written, &again, &edits, &mut twice);
+        assert_eq!(written, twice);
+    }
+}
+
+/// The fields that must arrive. `Host` may be new, a needless length may be gone.
+fn end_to_end<'a>(
+    bytes: &'a [u8],
+    fields: &'a [Field],
+) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+    fields
+        .iter()
+        .filter(|field| !field.hop_by_hop)
+        .filter(|field| !matches!(field.kind, FieldName::Host | FieldName::ContentLength))
+        .map(|field| (field.name.of(bytes), field.value.of(bytes)))
+}

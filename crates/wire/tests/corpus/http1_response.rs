@@ -1,0 +1,39 @@
+//! What must hold for any bytes taken as the head of a response.
+
+use bytes::BytesMut;
+use leno_wire::http1::{
+    Answers, BodyLength, Framing, Parsed, ResponseEdits, ResponseHead, write_response,
+};
+
+/// A head that is accepted is whole, was not before, and is forwarded without a change of
+/// meaning, whatever it answers; a second hop changes nothing at all.
+pub(crate) fn check(bytes: &[u8]) {
+    for answers in [Answers::Other, Answers::Head, Answers::Connect] {
+        let mut head = ResponseHead::default();
+        let Ok(Parsed::Complete(length)) = head.parse(bytes, answers) else {
+            continue;
+        };
+        let bytes = &bytes[..length];
+        let mut again = ResponseHead::default();
+        for end in [length - 1, length / 2, 0] {
+            assert_eq!(again.parse(&bytes[..end], answers), Ok(Parsed::Partial));
+        }
+        assert!((100..=999).contains(&head.status));
+        assert!(answers != Answers::Head || head.body == BodyLength::Empty);
+
+        for framing in [Framing::Keep, Framing::Outside, Framing::Chunked] {
+            let edits = ResponseEdits { framing, ..ResponseEdits::default() };
+            let mut written = BytesMut::new();
+            write_response(bytes, &head, &edits, &mut written);
+            assert_eq!(again.parse(&written, answers), Ok(Parsed::Complete(written.len())));
+            assert_eq!((again.status, again.tunnel), (head.status, head.tunnel));
+            assert_eq!(again.reason.of(&written), head.reason.of(bytes));
+            if framing == Framing::Keep || head.body == BodyLength::Empty {
+                assert_eq!(again.body, head.body);
+            }
+            let mut twice = BytesMut::new();
+            write_response(&written, &again, &edits, &mut twice);
+            assert_eq!(written, twice);
+        }
+    }
+}

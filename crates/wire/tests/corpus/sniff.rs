@@ -1,0 +1,13 @@
+//! What must hold for any first bytes of a connection.
+
+use leno_wire::sniff::{SNIFF_BYTES_MAX, Sniffed, sniff};
+
+/// A decision comes within its bound, and more bytes never change it.
+pub(crate) fn check(bytes: &[u8]) {
+    let decided = sniff(bytes);
+    assert!(decided != Sniffed::More || bytes.len() < SNIFF_BYTES_MAX);
+    for end in 0..bytes.len() {
+        let early = sniff(&bytes[..end]);
+        assert!(early == Sniffed::More || early == decided, "changed its mind at {end}");
+    }
+}

@@ -1,0 +1,10 @@
+//! Fuzzes bodies and their framing with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/wire/tests/corpus/http1_body.rs"]
+mod http1_body;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| http1_body::check(bytes));

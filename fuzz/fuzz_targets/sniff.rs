@@ -1,0 +1,10 @@
+//! Fuzzes the recognition of protocols with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/wire/tests/corpus/sniff.rs"]
+mod sniff;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| sniff::check(bytes));

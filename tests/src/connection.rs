@@ -1,0 +1,94 @@
+//! A client's connection that stays: request after request, or bytes that are no request at all.
+
+use std::io::{self, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::http::{PATIENCE, Response};
+use crate::message::{Undeclared, read_body, read_head};
+
+/// A client's connection.
+pub struct Connection(BufReader<TcpStream>);
+
+impl Connection {
+    /// Connects.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub fn open(address: SocketAddr) -> io::Result<Self> {
+        let tcp = TcpStream::connect_timeout(&address, PATIENCE)?;
+        tcp.set_read_timeout(Some(PATIENCE))?;
+        tcp.set_write_timeout(Some(PATIENCE))?;
+        tcp.set_nodelay(true)?;
+        Ok(Self(BufReader::with_capacity(BUFFER_BYTES, tcp)))
+    }
+
+    /// Sends bytes as they are.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        self.0.get_mut().write_all(bytes.as_ref())
+    }
+
+    /// Receives one response, with its body taken out of its chunks.
+    ///
+    /// # Errors
+    /// What the socket says, or `InvalidData` for what is no HTTP.
+    pub fn receive(&mut self) -> io::Result<Response> {
+        let head = read_head(&mut self.0)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.ok_or(io::ErrorKind::InvalidData)?;
+        let body = match status {
+            100..200 | 204 | 304 => Vec::new(),
+            _ => read_body(&mut self.0, &head, Undeclared::UntilEnd)?,
+        };
+        Ok(Response { status, head, body })
+    }
+
+    /// GETs a path and leaves the connection open.
+    ///
+    /// # Errors
+    /// As [`Connection::send`] and [`Connection::receive`].
+    pub fn get(&mut self, path: &str) -> io::Result<Response> {
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n"))?;
+        self.receive()
+    }
+
+    /// Waits at most so long for the next byte, and tells whether one (or the end) is there.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub fn stirs(&mut self, patience: Duration) -> io::Result<bool> {
+        let tcp = self.0.get_mut();
+        tcp.set_read_timeout(Some(patience))?;
+        let peeked = tcp.peek(&mut [0]);
+        tcp.set_read_timeout(Some(PATIENCE))?;
+        match peeked {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Says that nothing more will be sent.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub fn finish(&mut self) -> io::Result<()> {
+        self.0.get_mut().shutdown(std::net::Shutdown::Write)
+    }
+
+    /// Everything that still comes, to the end.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub fn rest(mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.0.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Small: a test may hold ten thousand of them.
+const BUFFER_BYTES: usize = 256;

@@ -1,0 +1,44 @@
+//! The processes that a process has started, as the kernel lists them.
+
+use std::fs;
+
+/// A process that another one started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Descendant {
+    /// Its process id.
+    pub pid: u32,
+    /// Its command line, words separated by spaces.
+    pub command: String,
+}
+
+/// The processes that `parent` has started and that still run.
+///
+/// # Panics
+/// When the kernel does not list processes.
+#[must_use]
+pub fn children(parent: u32) -> Vec<Descendant> {
+    let entries = fs::read_dir("/proc").expect("the kernel lists processes");
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let ours = |pid: &u32| status(*pid).is_some_and(|(state, of)| state != 'Z' && of == parent);
+    pids.filter(ours).map(|pid| Descendant { pid, command: command(pid) }).collect()
+}
+
+/// Whether a process runs; one that has ended and nobody has waited for does not.
+#[must_use]
+pub fn is_running(pid: u32) -> bool {
+    status(pid).is_some_and(|(state, _)| state != 'Z')
+}
+
+/// Its state and its parent (proc(5), `/proc/PID/stat`).
+fn status(pid: u32) -> Option<(char, u32)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program may hold anything, parentheses too.
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+fn command(pid: u32) -> String {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).replace('\0', " ")
+}

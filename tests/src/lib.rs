@@ -1,0 +1,92 @@
+//! Fixtures for scenario tests: real processes on loopback, awaited by what they do.
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a fixture that cannot do its part fails the test that uses it"
+)]
+
+mod admin_page;
+mod application;
+mod connection;
+mod family;
+mod http;
+mod load;
+mod machines;
+pub mod manifests;
+mod mesh;
+mod message;
+mod nginx;
+mod program;
+mod sidecar;
+
+pub use admin_page::AdminPage;
+pub use application::{Answer, Application, Received};
+pub use connection::Connection;
+pub use family::{Descendant, children, is_running};
+pub use http::{Response, exchange, get};
+pub use load::{Load, Outcome};
+pub use machines::{ControlPlane, Proxy};
+pub use mesh::{Mesh, manifest};
+pub use nginx::Nginx;
+pub use program::{Program, leno, signal_pid};
+pub use sidecar::Sidecar;
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::net::TcpListener;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A port that nothing listens on now, and that neither the kernel nor this function will give to
+/// somebody else: it lies below those of outgoing connections, and each is given once.
+///
+/// # Panics
+/// When loopback has no free port.
+#[must_use]
+pub fn free_port() -> u16 {
+    static NEXT: LazyLock<AtomicU64> =
+        LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse::<u64>().ok());
+    let above = first.unwrap_or(EPHEMERAL_PORT_MIN).max(PORT_MIN + 1);
+    let candidates = std::iter::repeat_with(|| {
+        let port = PORT_MIN + NEXT.fetch_add(1, Ordering::Relaxed) % (above - PORT_MIN);
+        u16::try_from(port).expect("a port is below the first ephemeral one")
+    });
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    candidates.take(PORTS_TRIED_MAX).find(free).expect("loopback has a free port")
+}
+
+/// Below it are ports that well-known services use.
+const PORT_MIN: u64 = 16_384;
+/// The first port of outgoing connections unless the machine says otherwise.
+const EPHEMERAL_PORT_MIN: u64 = 32_768;
+/// Enough to find one on a machine full of servers.
+const PORTS_TRIED_MAX: usize = 1000;
+
+/// Asks again and again until `look` finds something; each look must do real work (a request, a
+/// read). Returns what it found and how long that took.
+///
+/// # Panics
+/// When nothing was found within `patience`; `what` says what was awaited.
+pub fn eventually<T>(
+    what: &str,
+    patience: Duration,
+    mut look: impl FnMut() -> Option<T>,
+) -> (T, Duration) {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return (found, began.elapsed());
+        }
+        assert!(began.elapsed() < patience, "not within {patience:?}: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Whether this is root: some scenarios need namespaces or raw sockets.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

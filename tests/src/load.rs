@@ -1,0 +1,141 @@
+//! Load while something breaks: threads that ask without pause and remember what went wrong.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+use crate::http::Response;
+
+/// Threads that send requests until they are told to stop.
+pub struct Load {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What became of a load.
+#[derive(Debug, Default, Clone)]
+pub struct Outcome {
+    /// The ids of requests that were answered with 200.
+    pub answered: Vec<u64>,
+    /// The ids of the others, and what happened instead.
+    pub failed: Vec<(u64, String)>,
+}
+
+struct Shared {
+    method: &'static str,
+    door: SocketAddr,
+    next: AtomicU64,
+    stop: AtomicBool,
+    outcome: Mutex<Outcome>,
+    news: Condvar,
+}
+
+impl Load {
+    /// Begins to send requests to a door, each to `/ID` with an id of its own, from `threads`
+    /// kept-alive connections. A connection that fails is opened anew.
+    #[must_use]
+    pub fn start(method: &'static str, door: SocketAddr, threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            method,
+            door,
+            next: AtomicU64::new(1),
+            stop: AtomicBool::new(false),
+            outcome: Mutex::default(),
+            news: Condvar::new(),
+        });
+        let spawn = |_| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.run())
+        };
+        let threads = (0..threads).map(spawn).collect();
+        Self { shared, threads }
+    }
+
+    /// Waits until `count` more requests have been answered well.
+    ///
+    /// # Panics
+    /// When they are not within 20 seconds; shows the last failures.
+    pub fn wait_for(&self, count: usize) {
+        let until = Instant::now() + PATIENCE;
+        let mut outcome = self.shared.outcome.lock().unwrap();
+        let target = outcome.answered.len() + count;
+        while outcome.answered.len() < target {
+            let left = until.saturating_duration_since(Instant::now());
+            let last = outcome.failed.last();
+            assert!(!left.is_zero(), "no answers at {}: {last:?}", self.shared.door);
+            outcome = self.shared.news.wait_timeout(outcome, left).unwrap().0;
+        }
+    }
+
+    /// Lets requests under way finish, and says what became of all.
+    ///
+    /// # Panics
+    /// When a thread has panicked.
+    #[must_use]
+    pub fn finish(mut self) -> Outcome {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            thread.join().expect("threads of a load do not panic");
+        }
+        self.shared.outcome.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Outcome {
+    /// Asserts that nothing failed.
+    ///
+    /// # Panics
+    /// When something did; shows the first.
+    pub fn assert_whole(&self) {
+        let (answered, failed) = (self.answered.len(), self.failed.len());
+        let first = &self.failed[..failed.min(5)];
+        assert!(failed == 0, "{failed} requests failed beside {answered} answered: {first:?}");
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut kept = None;
+        while !self.stop.load(Ordering::SeqCst) {
+            let id = self.next.fetch_add(1, Ordering::SeqCst);
+            let failure = match self.ask(id, &mut kept) {
+                Ok(response) if response.status == 200 => None,
+                Ok(response) => {
+                    let reason = response.reason().unwrap_or_default();
+                    Some(format!("{} {reason}", response.status))
+                }
+                Err(error) => Some(format!("no answer: {error}")),
+            };
+            let mut outcome = self.outcome.lock().unwrap();
+            match failure {
+                None => outcome.answered.push(id),
+                Some(failure) => outcome.failed.push((id, failure)),
+            }
+            self.news.notify_all();
+        }
+    }
+
+    /// One exchange, over the connection of the last one if that is still good.
+    fn ask(&self, id: u64, kept: &mut Option<Connection>) -> io::Result<Response> {
+        let mut connection = kept.take().map_or_else(|| Connection::open(self.door), Ok)?;
+        let request =
+            format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
+        connection.send(request)?;
+        let response = connection.receive()?;
+        let closes = response.header("connection") == Some("close");
+        *kept = (!closes).then_some(connection);
+        Ok(response)
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,219 @@
+//! A mesh whose parts are started one by one, as on several machines: `leno control`, `leno proxy`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::admin_page::AdminPage;
+use crate::eventually;
+use crate::http::get;
+use crate::program::{Program, leno};
+
+/// `leno control` on files that the test writes.
+pub struct ControlPlane {
+    directory: TempDir,
+    arguments: Vec<String>,
+    address: SocketAddr,
+    /// The running program.
+    pub program: Program,
+}
+
+impl ControlPlane {
+    /// Starts a control plane on manifests.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn start(manifests: &str, arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory for the mesh");
+        std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
+        std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let (program, address) = start(directory.path(), &arguments, "127.0.0.1:0");
+        Self { directory, arguments, address, program }
+    }
+
+    /// Kills it (SIGKILL).
+    ///
+    /// # Panics
+    /// When it is gone already.
+    pub fn kill(&mut self) {
+        self.program.signal(Signal::KILL);
+        self.program.wait(PATIENCE);
+    }
+
+    /// Starts it again, at the same address on the same files and data.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn start_again(&mut self) {
+        let address = self.address.to_string();
+        let (program, address) = start(self.directory.path(), &self.arguments, &address);
+        assert_eq!(address, self.address);
+        self.program = program;
+    }
+
+    /// A one-time token for a workload, in a file of its own.
+    ///
+    /// # Panics
+    /// When the control plane does not give one.
+    #[must_use]
+    pub fn token(&self, workload: &str) -> PathBuf {
+        let file = self.directory.path().join(format!("{}.token", workload.replace('/', "-")));
+        let output = self.leno(&["token", workload, "--out", file.to_str().expect("UTF-8")]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        file
+    }
+
+    /// What `leno get THINGS -o json` says.
+    ///
+    /// # Panics
+    /// When it fails or prints no JSON.
+    #[must_use]
+    pub fn ask(&self, things: &str) -> Value {
+        let output = self.leno(&["get", things, "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+            panic!("leno get {things}: {error}: {}", String::from_utf8_lossy(&output.stderr))
+        })
+    }
+
+    /// Runs `leno` against this mesh.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn leno(&self, arguments: &[&str]) -> Output {
+        let mut command = leno();
+        command.args(arguments).arg("--data").arg(self.directory.path().join("data"));
+        command.output().expect("leno runs")
+    }
+
+    /// Writes a file of manifests beside the first.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn write(&self, file: &str, manifests: &str) {
+        std::fs::write(self.directory.path().join("mesh").join(file), manifests)
+            .expect("manifests");
+    }
+
+    /// Removes such a file.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn remove(&self, file: &str) {
+        std::fs::remove_file(self.directory.path().join("mesh").join(file)).expect("it is there");
+    }
+
+    /// A place for the state of a workload's proxy.
+    #[must_use]
+    pub fn state(&self, workload: &str) -> PathBuf {
+        self.directory.path().join("state").join(workload)
+    }
+}
+
+fn start(directory: &Path, arguments: &[String], listen: &str) -> (Program, SocketAddr) {
+    let mut command = leno();
+    command.arg("control").arg("-f").arg(directory.join("mesh"));
+    command.arg("--data").arg(directory.join("data")).args(["--listen", listen]).args(arguments);
+    let program = Program::start("leno control", &mut command);
+    let line = program.wait_for_line("the control plane is up", PATIENCE);
+    let address = field(&line, "address=").parse().expect("an address");
+    (program, address)
+}
+
+/// `leno proxy` for one workload.
+pub struct Proxy {
+    workload: String,
+    state: PathBuf,
+    arguments: Vec<String>,
+    /// The running program.
+    pub program: Program,
+    /// Its admin page.
+    pub page: AdminPage,
+}
+
+impl Proxy {
+    /// Starts the proxy of a workload with a token of its own, and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not get ready.
+    #[must_use]
+    pub fn join(control: &ControlPlane, workload: &str, arguments: &[&str]) -> Self {
+        let token = control.token(workload);
+        let proxy = Self::launch(workload, &token, &control.state(workload), arguments);
+        proxy.wait_until_ready();
+        proxy
+    }
+
+    /// Starts the proxy of a workload with a token file; it may never get ready.
+    ///
+    /// # Panics
+    /// When it does not even start.
+    #[must_use]
+    pub fn launch(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let (program, page) = run(workload, Some(token), state, &arguments);
+        let state = state.to_owned();
+        Self { workload: workload.to_owned(), state, arguments, program, page }
+    }
+
+    /// Starts it again from its state directory, without a token, and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not get ready.
+    pub fn start_again(&mut self) {
+        (self.program, self.page) = run(&self.workload, None, &self.state, &self.arguments);
+        self.wait_until_ready();
+    }
+
+    /// Kills it (SIGKILL).
+    ///
+    /// # Panics
+    /// When it is gone already.
+    pub fn kill(&mut self) {
+        self.program.signal(Signal::KILL);
+        self.program.wait(PATIENCE);
+    }
+
+    /// Waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait_until_ready(&self) {
+        eventually(&format!("the proxy of {} is ready", self.workload), PATIENCE, || {
+            get(self.page.address, "/ready").ok().filter(|response| response.status == 200)
+        });
+    }
+}
+
+fn run(
+    workload: &str,
+    token: Option<&Path>,
+    state: &Path,
+    arguments: &[String],
+) -> (Program, AdminPage) {
+    let mut command = leno();
+    command.args(["proxy", "--workload", workload]).arg("--state").arg(state).args(arguments);
+    if let Some(token) = token {
+        command.arg("--token-file").arg(token);
+    }
+    let program = Program::start(&format!("leno proxy of {workload}"), &mut command);
+    let line = program.wait_for_line("the sidecar starts", PATIENCE);
+    let address = field(&line, "admin=").parse().expect("an address");
+    let page = AdminPage { pid: program.pid(), address };
+    (program, page)
+}
+
+/// The value of a field in a line of a log.
+fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
+    rest.split_whitespace().next().unwrap_or_default()
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,101 @@
+//! Manifests, piece by piece: each function writes whole documents of the namespace `shop`.
+
+use std::fmt::Write as _;
+
+/// The mesh itself; `mode` is `permissive` or `strict`.
+#[must_use]
+pub fn mesh_config(mode: &str) -> String {
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {{name: mesh}}
+spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
+"
+    )
+}
+
+/// A workload `NAME-1` that listens on `port` (run by `command`, or by the test when empty) and
+/// a service NAME in front of it, at port 9080.
+#[must_use]
+pub fn server(name: &str, port: u16, command: &[&str]) -> String {
+    let run = run(command);
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: {name}-1, namespace: shop, labels: {{app: {name}}}}}
+spec:
+  serviceAccount: {name}
+  ports: [{{name: http, port: {port}, protocol: HTTP}}]
+{run}---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: shop}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 9080, targetPort: http}}]}}
+"
+    )
+}
+
+/// A service NAME without a workload of its own, at port 9080: only routes lead anywhere.
+#[must_use]
+pub fn service(name: &str) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: shop}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 9080, appProtocol: http}}]}}
+"
+    )
+}
+
+/// A route of the service `name`, with its rules as a list of YAML, a line each.
+#[must_use]
+pub fn route(name: &str, rules: &[&str]) -> String {
+    let mut text = format!(
+        "---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  parentRefs: [{{group: \"\", kind: Service, name: {name}, port: 9080}}]
+  rules:
+"
+    );
+    for rule in rules {
+        writeln!(text, "  - {rule}").expect("a String takes what is written");
+    }
+    text
+}
+
+/// A workload `NAME-1` that only calls others, with fixed doors on loopback: service and port.
+#[must_use]
+pub fn client(name: &str, command: &[&str], doors: &[(&str, u16)]) -> String {
+    let mut text = format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: {name}-1, namespace: shop, labels: {{app: {name}}}}}
+spec:
+  serviceAccount: {name}
+{}",
+        run(command)
+    );
+    if !doors.is_empty() {
+        text.push_str("  outbound:\n");
+    }
+    for (service, port) in doors {
+        let door = format!("{{service: {service}, port: 9080, listen: \"127.0.0.1:{port}\"}}");
+        writeln!(text, "  - {door}").expect("a String takes what is written");
+    }
+    text
+}
+
+fn run(command: &[&str]) -> String {
+    match command {
+        [] => String::new(),
+        // Strings quoted as in JSON are strings of YAML.
+        words => format!("  run: {}\n", serde_json::json!(words)),
+    }
+}

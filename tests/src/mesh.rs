@@ -1,0 +1,132 @@
+//! A mesh under test: `leno up` on files in a directory of its own.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::program::{Program, leno};
+
+/// A mesh that `leno up` runs from files that the test writes.
+pub struct Mesh {
+    directory: TempDir,
+    /// `leno up` itself.
+    pub up: Program,
+}
+
+impl Mesh {
+    /// Starts a mesh on manifests, and waits until all of it is up.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn up(manifests: &str) -> Self {
+        Self::up_with(manifests, &[])
+    }
+
+    /// The same with further arguments to `leno up`.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn up_with(manifests: &str, arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory for the mesh");
+        std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
+        std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
+        let mut command = leno();
+        command.arg("up").arg("-f").arg(directory.path().join("mesh"));
+        command.arg("--data").arg(directory.path().join("data")).args(arguments);
+        let up = Program::start("leno up", &mut command);
+        up.wait_for_line("The mesh is up", Duration::from_secs(60));
+        Self { directory, up }
+    }
+
+    /// Writes a file of manifests beside the first; the mesh takes it up by itself.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn write(&self, file: &str, manifests: &str) {
+        std::fs::write(self.file(file), manifests).expect("manifests");
+    }
+
+    /// Removes such a file.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub fn remove(&self, file: &str) {
+        std::fs::remove_file(self.file(file)).expect("the file is there");
+    }
+
+    /// The directory of the mesh's data.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// A file of manifests.
+    #[must_use]
+    pub fn file(&self, file: &str) -> PathBuf {
+        self.directory.path().join("mesh").join(file)
+    }
+
+    /// What `leno get THINGS -o json` says.
+    ///
+    /// # Panics
+    /// When it fails or prints no JSON.
+    #[must_use]
+    pub fn ask(&self, things: &str) -> Value {
+        let output = self.leno(&["get", things, "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+            panic!("leno get {things}: {error}: {}", String::from_utf8_lossy(&output.stderr))
+        })
+    }
+
+    /// Runs `leno` against this mesh.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    #[must_use]
+    pub fn leno(&self, arguments: &[&str]) -> Output {
+        let mut command = leno();
+        command.args(arguments).arg("--data").arg(self.data());
+        command.output().expect("leno runs")
+    }
+}
+
+/// Manifests of a service `ratings` on `port` (run by `command`, or by the test when empty) and a
+/// client with a door to it at `door`; `mode` is `permissive` or `strict`.
+#[must_use]
+pub fn manifest(command: &str, port: u16, door: u16, mode: &str) -> String {
+    let run = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    format!(
+        "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: ratings-1, namespace: bookinfo, labels: {{app: ratings, version: v1}}}}
+spec:
+  serviceAccount: ratings
+  ports: [{{name: http, port: {port}, protocol: HTTP}}]{run}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: ratings, namespace: bookinfo}}
+spec: {{selector: {{app: ratings}}, ports: [{{name: http, port: 9080, targetPort: http}}]}}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: client-1, namespace: bookinfo, labels: {{app: client}}}}
+spec:
+  serviceAccount: client
+  outbound:
+  - {{service: ratings.bookinfo, port: 9080, listen: \"{door}\"}}
+---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {{name: mesh}}
+spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
+"
+    )
+}

@@ -1,0 +1,91 @@
+//! HTTP/1.1 messages off a blocking socket, as either side of a test reads them.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::TcpStream;
+
+/// Whether a message without a declared length goes on to the end of the connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Undeclared {
+    /// Requests: there is no body.
+    Empty,
+    /// Responses: all that comes is the body.
+    UntilEnd,
+}
+
+/// Reads one head; `None` when the peer ended the connection instead.
+pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<String>> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.by_ref().take(HEAD_BYTES_MAX).read_line(&mut head)? == 0 {
+            return if head.is_empty() { Ok(None) } else { Err(ended()) };
+        }
+    }
+    Ok(Some(head))
+}
+
+/// Reads the body that belongs to a head.
+pub(crate) fn read_body(
+    reader: &mut BufReader<TcpStream>,
+    head: &str,
+    undeclared: Undeclared,
+) -> io::Result<Vec<u8>> {
+    if header(head, "transfer-encoding").is_some_and(|coding| coding.ends_with("chunked")) {
+        return read_chunks(reader);
+    }
+    let mut body = Vec::new();
+    match header(head, "content-length") {
+        Some(length) => {
+            let length: u64 = length.parse().map_err(|_| io::Error::from(INVALID))?;
+            if reader.by_ref().take(length).read_to_end(&mut body)? as u64 != length {
+                return Err(ended());
+            }
+        }
+        None if undeclared == Undeclared::UntilEnd => {
+            reader.read_to_end(&mut body)?;
+        }
+        None => {}
+    }
+    Ok(body)
+}
+
+/// The first header of this name.
+pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().skip(1).find_map(|line| {
+        let (found, value) = line.split_once(':')?;
+        found.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
+}
+
+fn read_chunks(reader: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let size = line.split(';').next().unwrap_or_default().trim();
+        let size = u64::from_str_radix(size, 16).map_err(|_| io::Error::from(INVALID))?;
+        if reader.by_ref().take(size).read_to_end(&mut body)? as u64 != size {
+            return Err(ended());
+        }
+        // The end of a chunk, or of the trailers.
+        loop {
+            line.clear();
+            reader.read_line(&mut line)?;
+            match line.as_str() {
+                "\r\n" => break,
+                _ if size == 0 && !line.is_empty() => {}
+                _ => return Err(INVALID.into()),
+            }
+        }
+        if size == 0 {
+            return Ok(body);
+        }
+    }
+}
+
+fn ended() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
+}
+
+const INVALID: io::ErrorKind = io::ErrorKind::InvalidData;
+/// A line of a head that a test is willing to read.
+const HEAD_BYTES_MAX: u64 = 128 * 1024;

@@ -1,0 +1,85 @@
+//! An unmodified nginx with a configuration, files and a folder of its own.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::{free_port, is_root};
+
+/// An nginx to be run by somebody.
+pub struct Nginx {
+    directory: TempDir,
+    /// Where it listens.
+    pub port: u16,
+}
+
+impl Nginx {
+    /// Writes its configuration; `locations` go into its only server.
+    ///
+    /// # Panics
+    /// When there is no place for its files.
+    #[must_use]
+    pub fn prepare(locations: &str) -> Self {
+        let nginx = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
+        std::fs::create_dir(nginx.directory.path().join("www")).expect("a folder for its files");
+        std::fs::create_dir(nginx.directory.path().join("logs")).expect("a folder for its logs");
+        let configuration = nginx.configuration(locations);
+        std::fs::write(nginx.directory.path().join("nginx.conf"), configuration).expect("a file");
+        nginx
+    }
+
+    /// Writes one of the files that it serves.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write(&self, file: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.file(file), content).expect("a file to serve");
+    }
+
+    /// Where one of the files lies that it serves.
+    #[must_use]
+    pub fn file(&self, file: &str) -> PathBuf {
+        self.directory.path().join("www").join(file)
+    }
+
+    /// How it is started.
+    ///
+    /// # Panics
+    /// When its folder's path is not UTF-8.
+    #[must_use]
+    pub fn command(&self) -> [String; 7] {
+        let path = self.directory.path().to_str().expect("a path in UTF-8");
+        let debian = Path::new("/usr/sbin/nginx");
+        let binary = if debian.exists() { "/usr/sbin/nginx" } else { "nginx" };
+        [binary, "-p", path, "-c", "nginx.conf", "-e", "stderr"].map(str::to_owned)
+    }
+
+    fn configuration(&self, locations: &str) -> String {
+        // Its workers must be able to read a folder that is only ours.
+        let user = if is_root() { "user root root;" } else { "" };
+        let port = self.port;
+        format!(
+            "{user}
+daemon off;
+worker_processes 1;
+pid nginx.pid;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off;
+  client_body_temp_path body;
+  proxy_temp_path proxy;
+  fastcgi_temp_path fastcgi;
+  uwsgi_temp_path uwsgi;
+  scgi_temp_path scgi;
+  default_type text/plain;
+  keepalive_requests 1000000;
+  server {{
+    listen 127.0.0.1:{port};
+    root www;
+    {locations}
+  }}
+}}
+"
+        )
+    }
+}

@@ -1,0 +1,164 @@
+//! A program under test: started, listened to, stopped by its own pid and no other.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A running program and every line it has printed.
+pub struct Program {
+    name: String,
+    child: Child,
+    output: Arc<Output>,
+}
+
+#[derive(Default)]
+struct Output {
+    lines: Mutex<Vec<String>>,
+    news: Condvar,
+}
+
+/// The program of this project, built beside the tests.
+///
+/// # Panics
+/// When it was not built; `./test scenarios` builds it first.
+#[must_use]
+pub fn leno() -> Command {
+    let tests = std::env::current_exe().expect("a test has a path");
+    let folder = tests.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    let binary: PathBuf = folder.join("leno");
+    assert!(binary.exists(), "{} is missing: run ./test scenarios", binary.display());
+    Command::new(binary)
+}
+
+impl Program {
+    /// Starts a program; its output is gathered, line by line.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(name: &str, command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name} cannot be started: {error}"));
+        let output = Arc::new(Output::default());
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        gather(stdout, &output);
+        gather(stderr, &output);
+        Self { name: name.to_owned(), child, output }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it prints a line with `text` in it, and returns that line.
+    ///
+    /// # Panics
+    /// When it does not within `patience`; shows what it printed instead.
+    pub fn wait_for_line(&self, text: &str, patience: Duration) -> String {
+        let until = Instant::now() + patience;
+        let mut lines = self.output.lines.lock().unwrap();
+        loop {
+            if let Some(line) = lines.iter().find(|line| line.contains(text)) {
+                return line.clone();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "{} did not print `{text}` within {patience:?}:\n{}",
+                self.name,
+                lines.join("\n")
+            );
+            lines = self.output.news.wait_timeout(lines, left).unwrap().0;
+        }
+    }
+
+    /// All it has printed so far.
+    #[must_use]
+    pub fn printed(&self) -> String {
+        self.output.lines.lock().unwrap().join("\n")
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it is gone already.
+    pub fn signal(&self, signal: Signal) {
+        signal_pid(self.child.id(), signal);
+    }
+
+    /// Waits for its end, at most for `patience`.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn wait(&mut self, patience: Duration) -> ExitStatus {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                return status;
+            }
+            assert!(Instant::now() < until, "{} did not end:\n{}", self.name, self.printed());
+            // Its next line, or its end, or a short while.
+            let lines = self.output.lines.lock().unwrap();
+            drop(self.output.news.wait_timeout(lines, Duration::from_millis(20)).unwrap());
+        }
+    }
+
+    /// Asks it to end (SIGTERM) and waits.
+    pub fn stop(&mut self, patience: Duration) -> ExitStatus {
+        self.signal(Signal::TERM);
+        self.wait(patience)
+    }
+}
+
+/// Sends a signal to a process that belongs to the test.
+///
+/// # Panics
+/// When there is no such process.
+pub fn signal_pid(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process(pid, signal).expect("the process is there");
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- {} printed:\n{}", self.name, self.printed());
+        }
+        if let Ok(None) = self.child.try_wait() {
+            self.signal(Signal::TERM);
+            let until = Instant::now() + Duration::from_secs(20);
+            while Instant::now() < until {
+                if !matches!(self.child.try_wait(), Ok(None)) {
+                    return;
+                }
+                let lines =
+                    self.output.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                drop(self.output.news.wait_timeout(lines, Duration::from_millis(20)));
+            }
+            drop(self.child.kill());
+            drop(self.child.wait());
+        }
+    }
+}
+
+fn gather(stream: impl Read + Send + 'static, output: &Arc<Output>) {
+    let output = output.clone();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            output.lines.lock().unwrap().push(line);
+            output.news.notify_all();
+        }
+        output.news.notify_all();
+    });
+}

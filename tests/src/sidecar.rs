@@ -1,0 +1,85 @@
+//! A workload's sidecar under test: its process, its doors, what it holds.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::eventually;
+use crate::http::get;
+use crate::mesh::Mesh;
+
+/// A workload's sidecar.
+#[derive(Debug, Clone)]
+pub struct Sidecar {
+    /// Its process.
+    pub pid: u32,
+    /// Its admin page.
+    pub admin: SocketAddr,
+    /// Its HTTP proxy door.
+    pub proxy: SocketAddr,
+    /// Where it accepts mutual TLS for the application's first port, if that has one.
+    pub inbound: Option<SocketAddr>,
+}
+
+impl Mesh {
+    /// The sidecar of a workload, `namespace/name`.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn sidecar(&self, workload: &str) -> Sidecar {
+        let what = format!("the sidecar of {workload} is there");
+        eventually(&what, Duration::from_secs(20), || self.find_sidecar(workload)).0
+    }
+
+    fn find_sidecar(&self, workload: &str) -> Option<Sidecar> {
+        let proxies = self.ask("proxies");
+        let proxy = named(&proxies, "workload", workload)?;
+        let workloads = self.ask("workloads");
+        let listeners = named(&workloads, "name", workload)?["listeners"].as_object()?;
+        let admin = address(&proxy["admin"])?;
+        let world = get(admin, "/world").ok()?;
+        let world: Value = serde_json::from_slice(&world.body).ok()?;
+        Some(Sidecar {
+            pid: u32::try_from(proxy["pid"].as_u64()?).ok()?,
+            admin,
+            proxy: address(&world["doors"]["http-proxy"])?,
+            inbound: listeners.values().next().and_then(address),
+        })
+    }
+}
+
+impl Sidecar {
+    /// The memory that it alone holds, in KiB.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    #[must_use]
+    pub fn private_kib(&self) -> u64 {
+        let path = format!("/proc/{}/smaps_rollup", self.pid);
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let private = text.lines().filter(|line| line.starts_with("Private_"));
+        private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+    }
+
+    /// The sum of the metrics whose lines begin with `series`; 0 when there is none.
+    ///
+    /// # Panics
+    /// When the admin page does not answer.
+    #[must_use]
+    pub fn metric(&self, series: &str) -> f64 {
+        let page = get(self.admin, "/metrics").expect("the admin page answers");
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        let lines = text.lines().filter(|line| line.starts_with(series));
+        lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+    }
+}
+
+fn named<'a>(all: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
+    all.as_array()?.iter().find(|one| one[key] == name)
+}
+
+fn address(value: &Value) -> Option<SocketAddr> {
+    value.as_str()?.parse().ok()
+}

@@ -1,0 +1,103 @@
+//! Faults: what breaks, breaks alone, and is said.
+
+mod control_plane;
+mod discovery;
+mod drain;
+mod endpoints;
+mod full_disk;
+mod identity;
+mod renewal;
+mod sidecars;
+mod supervision;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{AdminPage, Answer, Application, Mesh, eventually, free_port, get};
+
+/// An application inside the test that counts the requests that reach it.
+struct Counted {
+    application: Application,
+    requests: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    /// Answers each request with what `answer` makes of its target; `answer` may block.
+    fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
+        let application = Application::start(move |request| {
+            count.fetch_add(1, Ordering::SeqCst);
+            Answer::ok(answer(request.what().1))
+        });
+        Self { application, requests }
+    }
+
+    /// Answers each request with its own target.
+    fn echo() -> Self {
+        Self::start(str::to_owned)
+    }
+
+    fn port(&self) -> u16 {
+        self.application.port()
+    }
+
+    /// How many requests have arrived, answered or not.
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+/// A service `ratings` that the test answers for, and a workload `web` with a door to it.
+struct Shop {
+    manifests: String,
+    ratings: Counted,
+    door: SocketAddr,
+}
+
+/// `mode` is `permissive` or `strict`.
+fn shop(mode: &str, ratings: Counted) -> Shop {
+    let port = free_port();
+    let manifests = [
+        mesh_config(mode),
+        server("ratings", ratings.port(), &[]),
+        client("web", &[], &[("ratings.shop", port)]),
+    ];
+    Shop { manifests: manifests.concat(), ratings, door: loopback(port) }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// The admin page of a workload's sidecar, once that is connected.
+fn sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
+    let look = || AdminPage::of(&mesh.ask("proxies"), workload);
+    eventually(&format!("the sidecar of {workload} is connected"), PATIENCE, look).0
+}
+
+/// Waits until a door answers with a status.
+fn turns(door: SocketAddr, status: u16) -> Duration {
+    let look = || get(door, "/").ok().filter(|response| response.status == status);
+    eventually(&format!("{door} answers {status}"), PATIENCE, look).1
+}
+
+/// Lets `web` GET everything of `ratings`.
+const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: ratings-http, namespace: shop}
+spec: {matches: [{name: read, pathRegex: \"/.*\", methods: [GET]}]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: web-reads-ratings, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: ratings, namespace: shop}
+  sources: [{kind: ServiceAccount, name: web, namespace: shop}]
+  rules: [{kind: HTTPRouteGroup, name: ratings-http, matches: [read]}]
+";
+
+const PATIENCE: Duration = Duration::from_secs(15);

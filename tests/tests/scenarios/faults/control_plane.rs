@@ -1,0 +1,105 @@
+//! Sidecars on machines of their own: how they join, and that they outlive the control plane.
+
+use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno};
+
+use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+
+#[test]
+fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
+    let shop = shop("strict", Counted::echo());
+    let mut control = ControlPlane::start(&shop.manifests, &[]);
+    control.write("policy.yaml", ALLOWED);
+    let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let mut web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+
+    let load = Load::start("GET", shop.door, 2);
+    load.wait_for(100);
+    control.kill();
+    load.wait_for(500);
+    eventually("its sidecars know that it is gone", PATIENCE, || {
+        (web.page.metric("leno_control_connected") == 0.0).then_some(())
+    });
+    load.wait_for(100);
+    load.finish().assert_whole();
+
+    // With nobody to ask, a sidecar serves from its disk: certificate, world, addresses.
+    let inbound = ratings.page.inbound(shop.ratings.port());
+    ratings.kill();
+    assert_eq!(get(shop.door, "/").unwrap().reason(), Some("connect-failed"));
+    ratings.start_again();
+    assert_eq!(ratings.page.inbound(shop.ratings.port()), inbound);
+    turns(shop.door, 200);
+    web.kill();
+    web.start_again();
+    turns(shop.door, 200);
+
+    let load = Load::start("GET", shop.door, 2);
+    load.wait_for(100);
+    control.start_again();
+    eventually("both follow it again", PATIENCE, || {
+        let proxies = control.ask("proxies");
+        AdminPage::of(&proxies, "shop/ratings-1").and(AdminPage::of(&proxies, "shop/web-1"))
+    });
+    load.wait_for(100);
+    load.finish().assert_whole();
+
+    // What changes while it is away arrives when it is back.
+    control.kill();
+    control.remove("policy.yaml");
+    control.start_again();
+    turns(shop.door, 403);
+    control.write("policy.yaml", ALLOWED);
+    turns(shop.door, 200);
+}
+
+#[test]
+fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
+    let shop = shop("permissive", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    let token = control.token("shop/ratings-1");
+    let copy = token.with_extension("copy");
+    std::fs::copy(&token, &copy).unwrap();
+
+    // Shown for somebody else it is refused, and stays good for whom it was made.
+    let web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
+    let line = web.program.wait_for_line("was made for another workload", PATIENCE);
+    assert!(line.contains("join token"), "{line}");
+    assert_eq!(get(web.page.address, "/ready").unwrap().status, 503);
+
+    let first = control.state("shop/ratings-1");
+    let ratings = Proxy::launch("shop/ratings-1", &token, &first, &[]);
+    ratings.wait_until_ready();
+    assert!(!token.exists(), "a token is removed once it is used");
+
+    let second = Proxy::launch("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
+    second.program.wait_for_line("was used already", PATIENCE);
+    assert_eq!(get(second.page.address, "/ready").unwrap().status, 503);
+    let proxies = control.ask("proxies");
+    assert_eq!(AdminPage::of(&proxies, "shop/ratings-1"), Some(ratings.page));
+}
+
+#[test]
+fn a_state_directory_is_for_one_proxy_at_a_time() {
+    let shop = shop("permissive", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+
+    let state = control.state("shop/ratings-1");
+    let second = leno()
+        .args(["proxy", "--workload", "shop/ratings-1", "--state"])
+        .arg(&state)
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let reason = String::from_utf8_lossy(&second.stderr);
+    assert!(reason.contains("another proxy serves from it"), "{reason}");
+    assert!(reason.contains(state.to_str().unwrap()) && reason.contains("--state"), "{reason}");
+
+    // One that was killed leaves nothing behind that would keep its successor out.
+    ratings.kill();
+    ratings.start_again();
+    turns(shop.door, 200);
+}

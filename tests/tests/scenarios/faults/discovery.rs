@@ -1,0 +1,76 @@
+//! A sidecar knows what it uses and no more, with and without a control plane.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{ControlPlane, Proxy, Response, eventually, exchange};
+
+use super::{Counted, PATIENCE};
+
+#[test]
+fn a_service_is_known_from_its_first_use_until_it_is_idle_and_not_before() {
+    let (ratings, details) = (Counted::echo(), Counted::echo());
+    let control = control(&ratings, &details);
+    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _details = Proxy::join(&control, "shop/details-1", &[]);
+    let web = Proxy::join(&control, "shop/web-1", &["--idle-subscription", "3s"]);
+    let door = web.page.http_proxy();
+    assert_eq!(web.page.services(), [""; 0], "nothing was asked for");
+
+    assert_eq!(ask(door, "ratings.shop").status, 200);
+    assert_eq!(web.page.services(), ["shop/ratings"]);
+    assert_eq!(ask(door, "details.shop").status, 200);
+    assert_eq!(web.page.services(), ["shop/details", "shop/ratings"]);
+
+    let unknown = ask(door, "nobody.shop");
+    assert_eq!((unknown.status, unknown.reason()), (404, Some("unknown-service")));
+
+    eventually("what is not used is forgotten", PATIENCE, || {
+        assert_eq!(ask(door, "ratings.shop").status, 200);
+        (web.page.services() == ["shop/ratings"]).then_some(())
+    });
+}
+
+#[test]
+fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time() {
+    let (ratings, details) = (Counted::echo(), Counted::echo());
+    let mut control = control(&ratings, &details);
+    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _details = Proxy::join(&control, "shop/details-1", &[]);
+    let web = Proxy::join(&control, "shop/web-1", &["--discovery-timeout", "500ms"]);
+    let door = web.page.http_proxy();
+    assert_eq!(ask(door, "ratings.shop").status, 200);
+    control.kill();
+
+    let began = Instant::now();
+    let new = ask(door, "details.shop");
+    assert_eq!((new.status, new.reason()), (503, Some("discovery-timeout")));
+    let took = began.elapsed();
+    assert!((Duration::from_millis(500)..Duration::from_secs(3)).contains(&took), "{took:?}");
+    assert_eq!(ask(door, "ratings.shop").status, 200);
+
+    // What was asked for in vain is asked for again by itself.
+    control.start_again();
+    eventually("the new one is found", PATIENCE, || {
+        (ask(door, "details.shop").status == 200).then_some(())
+    });
+}
+
+fn control(ratings: &Counted, details: &Counted) -> ControlPlane {
+    let manifests = [
+        mesh_config("permissive"),
+        server("ratings", ratings.port(), &[]),
+        server("details", details.port(), &[]),
+        client("web", &[], &[]),
+    ];
+    ControlPlane::start(&manifests.concat(), &[])
+}
+
+/// Asks a service through the HTTP proxy door.
+fn ask(door: SocketAddr, host: &str) -> Response {
+    let host = format!("{host}:9080");
+    let request =
+        format!("GET http://{host}/ HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    exchange(door, &request).expect("the door answers")
+}

@@ -1,0 +1,76 @@
+//! Going down in order: what is under way finishes, what is new is not taken.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use leno_tests::{ControlPlane, Mesh, Proxy, Response, eventually, get};
+use rustix::process::Signal;
+
+use super::{Counted, PATIENCE, Shop, shop, turns};
+
+#[test]
+fn a_sidecar_told_to_stop_finishes_the_response_under_way_and_takes_no_connection() {
+    let (shop, release) = slow_shop();
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    let inbound = ratings.page.inbound(shop.ratings.port());
+
+    let under_way = begin(&shop);
+    ratings.program.signal(Signal::TERM);
+    refuses(inbound);
+    release.send(()).unwrap();
+    assert_finished(under_way);
+    assert_eq!(ratings.program.wait(PATIENCE).code(), Some(0));
+}
+
+#[test]
+fn a_mesh_told_to_stop_finishes_the_response_under_way_and_ends_well() {
+    let (shop, release) = slow_shop();
+    let mut mesh = Mesh::up(&shop.manifests);
+    turns(shop.door, 200);
+
+    let under_way = begin(&shop);
+    mesh.up.signal(Signal::TERM);
+    refuses(shop.door);
+    release.send(()).unwrap();
+    assert_finished(under_way);
+    assert_eq!(mesh.up.wait(PATIENCE).code(), Some(0));
+}
+
+/// A shop whose answer to `/slow` waits for a word of the test.
+pub(super) fn slow_shop() -> (Shop, Sender<()>) {
+    let (release, released) = channel();
+    let released = Mutex::new(released);
+    let application = Counted::start(move |path| {
+        if path == "/slow" {
+            let released = released.lock().expect("no thread has panicked with it");
+            released.recv().expect("the test gives its word");
+        }
+        format!("answer to {path}")
+    });
+    (shop("permissive", application), release)
+}
+
+/// Asks for `/slow` and waits until the application has the request.
+pub(super) fn begin(shop: &Shop) -> JoinHandle<Response> {
+    let (door, before) = (shop.door, shop.ratings.requests());
+    let asking = std::thread::spawn(move || get(door, "/slow").expect("an answer"));
+    let arrived = || (shop.ratings.requests() > before).then_some(());
+    eventually("the application has the request", PATIENCE, arrived);
+    asking
+}
+
+fn refuses(address: SocketAddr) {
+    let refused = || TcpStream::connect(address).err();
+    eventually(&format!("{address} takes no connection"), PATIENCE, refused);
+}
+
+pub(super) fn assert_finished(under_way: JoinHandle<Response>) {
+    let response = under_way.join().expect("the client was answered");
+    assert_eq!(response.status, 200);
+    assert_eq!(response.body, b"answer to /slow");
+}

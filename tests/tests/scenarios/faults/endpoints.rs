@@ -1,0 +1,221 @@
+//! An endpoint dies under load: what can be repeated moves on, what cannot is never repeated.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use leno_tests::manifests::{client, mesh_config};
+use leno_tests::{Load, Mesh, Outcome, children, eventually, exchange, free_port, get, signal_pid};
+use rustix::process::Signal;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::{Counted, PATIENCE, loopback, sidecar};
+
+#[test]
+fn when_an_application_dies_every_get_is_answered_and_no_post_is_executed_twice() {
+    endure(|shop| {
+        let ledger = shop.ledgers[0].to_str().unwrap();
+        let children = children(shop.mesh.up.pid());
+        children.iter().find(|child| child.command.contains(ledger)).expect("it runs").pid
+    });
+}
+
+#[test]
+fn when_a_sidecar_dies_every_get_is_answered_and_no_post_is_executed_twice() {
+    endure(|shop| sidecar(&shop.mesh, "shop/ratings-1").pid);
+}
+
+#[test]
+fn when_a_sidecar_is_told_to_stop_no_request_is_lost_whatever_its_method() {
+    let shop = Shop::open();
+    let (gets, posts) = shop.load();
+    gets.wait_for(100);
+    let stopped = sidecar(&shop.mesh, "shop/ratings-1").pid;
+    signal_pid(stopped, Signal::TERM);
+    let other = || Some(sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
+    eventually("it is started again", PATIENCE, other);
+    shop.wait_for_the_first(&gets);
+    gets.finish().assert_whole();
+    let posts = posts.finish();
+    posts.assert_whole();
+    shop.assert_executed_once(&posts);
+}
+
+#[test]
+fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
+    let (port, taken) = breaker();
+    let healthy = Counted::echo();
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        SERVICE.to_owned(),
+        workload("1", port),
+        workload("2", healthy.port()),
+        client("web", &[], &[("ratings.shop", door)]),
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let mut failed = 0;
+    for id in 0..40 {
+        let response = get(loopback(door), &format!("/{id}")).unwrap();
+        assert_eq!(response.status, 200, "{response:?}");
+        let post = format!("POST /{id} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        let response = exchange(loopback(door), &post).unwrap();
+        let start = format!("POST /{id} HTTP/1.1");
+        let times = taken.lock().unwrap().iter().filter(|line| **line == start).count();
+        match response.status {
+            200 => assert_eq!(times, 0, "POST {id}"),
+            _ => {
+                assert_eq!((response.status, response.reason()), (502, Some("upstream-reset")));
+                assert_eq!(times, 1, "POST {id}");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 0, "both workloads are asked");
+    assert!(taken.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
+}
+
+/// Kills what `victim` names of the first workload, under load.
+fn endure(victim: impl Fn(&Shop) -> u32) {
+    let shop = Shop::open();
+    let (gets, posts) = shop.load();
+    gets.wait_for(100);
+    signal_pid(victim(&shop), Signal::KILL);
+    gets.wait_for(300);
+    shop.wait_for_the_first(&gets);
+    gets.finish().assert_whole();
+    shop.assert_executed_once(&posts.finish());
+    let retries = sidecar(&shop.mesh, "shop/web-1").metric("leno_retries_total");
+    assert!(retries >= 1.0, "requests were under way there");
+}
+
+/// A service of two workloads that keep ledgers of what they execute.
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    ledgers: [PathBuf; 2],
+    _scratch: TempDir,
+}
+
+impl Shop {
+    fn open() -> Self {
+        let scratch = tempfile::tempdir().expect("a folder for ledgers");
+        let ledgers = ["1", "2"].map(|number| scratch.path().join(format!("ledger-{number}")));
+        let door = free_port();
+        let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned()];
+        for (number, ledger) in ["1", "2"].iter().zip(&ledgers) {
+            manifests.push(application(number, ledger));
+        }
+        manifests.push(client("web", &[], &[("ratings.shop", door)]));
+        let mesh = Mesh::up(&manifests.concat());
+        let shop = Self { mesh, door: loopback(door), ledgers, _scratch: scratch };
+        eventually("both applications answer", PATIENCE, || {
+            let answered = get(shop.door, "/0").is_ok_and(|response| response.status == 200);
+            let busy = shop.ledgers.iter().all(|ledger| !entries(ledger).is_empty());
+            (answered && busy).then_some(())
+        });
+        shop
+    }
+
+    fn load(&self) -> (Load, Load) {
+        (Load::start("GET", self.door, 3), Load::start("POST", self.door, 3))
+    }
+
+    /// Waits until the first workload, having been away, serves again.
+    fn wait_for_the_first(&self, load: &Load) {
+        let before = entries(&self.ledgers[0]).len();
+        let serves = || (entries(&self.ledgers[0]).len() > before).then_some(());
+        eventually("the first workload is back", PATIENCE, serves);
+        load.wait_for(100);
+    }
+
+    /// Each answered POST was executed once, each failed one at most once.
+    fn assert_executed_once(&self, posts: &Outcome) {
+        let mut executed: BTreeMap<String, usize> = BTreeMap::new();
+        for entry in self.ledgers.iter().flat_map(|ledger| entries(ledger)) {
+            *executed.entry(entry).or_default() += 1;
+        }
+        let times = |id: u64| executed.get(&format!("POST /{id}")).copied().unwrap_or_default();
+        assert!(!posts.answered.is_empty(), "{posts:?}");
+        for id in &posts.answered {
+            assert_eq!(times(*id), 1, "POST {id} was answered");
+        }
+        for (id, failure) in &posts.failed {
+            assert!(times(*id) <= 1, "POST {id} failed ({failure}) and was executed twice");
+        }
+    }
+}
+
+fn entries(ledger: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(ledger).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// An application that takes each request and breaks its connection off, and the start lines of
+/// those requests.
+fn breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    let port = listener.local_addr().expect("a bound socket has an address").port();
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&taken);
+    std::thread::spawn(move || {
+        for tcp in listener.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(tcp).lines().map_while(Result::ok);
+            let first = lines.next();
+            // To the end of the head: unread bytes would make a reset of the end.
+            lines.find(String::is_empty);
+            noted.lock().expect("no thread panics with it").extend(first);
+        }
+    });
+    (port, taken)
+}
+
+fn application(number: &str, ledger: &Path) -> String {
+    let port = free_port();
+    let ledger = ledger.to_str().expect("a path in UTF-8");
+    let run = json!(["python3", "-c", LEDGER, port.to_string(), ledger]);
+    format!("{}  run: {run}\n", workload(number, port))
+}
+
+fn workload(number: &str, port: u16) -> String {
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: ratings-{number}, namespace: shop, labels: {{app: ratings}}}}
+spec:
+  serviceAccount: ratings
+  ports: [{{name: http, port: {port}, protocol: HTTP}}]
+"
+    )
+}
+
+const SERVICE: &str = "---
+apiVersion: v1
+kind: Service
+metadata: {name: ratings, namespace: shop}
+spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: http}]}
+";
+
+/// An application that writes down each request before it answers, after a while in which it can
+/// be killed.
+const LEDGER: &str = r#"
+import http.server, os, sys, time
+port, path = int(sys.argv[1]), sys.argv[2]
+ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+class Application(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        os.write(ledger, f"{self.command} {self.path}\n".encode())
+        time.sleep(0.003)
+        self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    do_GET = do_POST = answer
+    def log_message(self, *words): pass
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+Server(("127.0.0.1", port), Application).serve_forever()
+"#;

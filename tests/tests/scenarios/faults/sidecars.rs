@@ -1,0 +1,37 @@
+//! A sidecar dies: it comes back where it was, and nobody else notices.
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Load, Mesh, eventually, free_port, signal_pid};
+use rustix::process::Signal;
+
+use super::{Counted, PATIENCE, loopback, sidecar, turns};
+
+#[test]
+fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
+    let (ratings, details) = (Counted::echo(), Counted::echo());
+    let (to_ratings, to_details) = (free_port(), free_port());
+    let doors = [("ratings.shop", to_ratings), ("details.shop", to_details)];
+    let manifests = [
+        mesh_config("permissive"),
+        server("ratings", ratings.port(), &[]),
+        server("details", details.port(), &[]),
+        client("web", &[], &doors),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let before = sidecar(&mesh, "shop/ratings-1");
+    let inbound = before.inbound(ratings.port());
+    turns(loopback(to_ratings), 200);
+
+    let load = Load::start("GET", loopback(to_details), 2);
+    load.wait_for(100);
+    signal_pid(before.pid, Signal::KILL);
+    let is_new = || Some(sidecar(&mesh, "shop/ratings-1")).filter(|page| page.pid != before.pid);
+    let (after, _) = eventually("it is supervised back", PATIENCE, is_new);
+    turns(loopback(to_ratings), 200);
+    load.wait_for(100);
+    load.finish().assert_whole();
+
+    assert_eq!(after.inbound(ratings.port()), inbound);
+    let line = mesh.up.wait_for_line("the sidecar ended; it is started again", PATIENCE);
+    assert!(line.contains("shop/ratings-1") && line.contains("signal: 9"), "{line}");
+}

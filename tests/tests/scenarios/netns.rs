@@ -1,0 +1,125 @@
+//! Network namespaces: applications that know nothing of the mesh, and no way around it.
+#![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use leno_tests::{Mesh, eventually, get, is_root};
+
+const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: ratings-1, namespace: bookinfo, labels: {app: ratings}}
+spec:
+  serviceAccount: ratings
+  ports: [{name: http, port: 9080, protocol: HTTP}]
+  run: [\"python3\", \"-m\", \"http.server\", \"9080\"]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: ratings, namespace: bookinfo}
+spec: {selector: {app: ratings}, ports: [{name: http, port: 9080}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: client-1, namespace: bookinfo, labels: {app: client}}
+spec: {serviceAccount: client}
+";
+
+/// A mesh in namespaces, on a subnet that no other test uses.
+struct Placed {
+    mesh: Mesh,
+    client: Ipv4Addr,
+    server: Ipv4Addr,
+}
+
+impl Placed {
+    fn up(excluded_port: u16) -> Self {
+        let subnet = format!("10.{}.0.0/16", 100 + std::process::id() % 100);
+        let excluded = excluded_port.to_string();
+        let options = ["--netns", "--netns-subnet", &subnet, "--exclude-outbound-ports", &excluded];
+        let mesh = Mesh::up_with(MANIFESTS, &options);
+        let address = |workload: &str| {
+            let text = format!("workload=bookinfo/{workload} admin=");
+            let line = mesh.up.wait_for_line(&text, Duration::from_secs(10));
+            let address = line.split("admin=").nth(1).unwrap().split_whitespace().next().unwrap();
+            match address.parse::<SocketAddr>().unwrap() {
+                SocketAddr::V4(address) => *address.ip(),
+                SocketAddr::V6(_) => panic!("an IPv4 address was expected"),
+            }
+        };
+        let (client, server) = (address("client-1"), address("ratings-1"));
+        Self { mesh, client, server }
+    }
+
+    /// Runs curl, unmodified and with no proxy, where the client's application is.
+    fn curl(&self, url: &str) -> Output {
+        let [.., third, fourth] = self.client.octets();
+        let host = u16::from_be_bytes([third, fourth]);
+        let namespace = format!("leno{}-{host}", self.mesh.up.pid());
+        Command::new("ip")
+            .args(["netns", "exec", &namespace])
+            .args(["curl", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", url])
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .output()
+            .unwrap()
+    }
+}
+
+fn status(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn unmodified_programs_are_meshed_and_nothing_goes_around() {
+    if !is_root() {
+        return eprintln!("not shown: network namespaces need root");
+    }
+    let outside = TcpListener::bind("0.0.0.0:0").unwrap();
+    let outside_port = outside.local_addr().unwrap().port();
+    let placed = Placed::up(outside_port);
+
+    eventually("curl by name is answered", Duration::from_secs(20), || {
+        (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
+    });
+    assert_eq!(status(&placed.curl("http://ratings:9080/")), "200", "the short name");
+    let metrics = get(SocketAddr::from((placed.server, 15_000)), "/metrics").unwrap();
+    let metrics = String::from_utf8(metrics.body).unwrap();
+    let counted = metrics.lines().any(|line| {
+        line.starts_with("leno_requests_total")
+            && line.contains("direction=\"inbound\"")
+            && line.contains("peer=\"bookinfo/client\"")
+    });
+    assert!(counted, "the server's sidecar saw the client's identity:\n{metrics}");
+
+    let unknown = placed.curl("http://nobody.bookinfo:9080/");
+    assert_eq!(unknown.status.code(), Some(6), "an unknown name does not resolve: {unknown:?}");
+
+    // The reset may find curl still connecting (7), sending or waiting (56): nothing came either way.
+    let around = placed.curl(&format!("http://{}:9080/", placed.server));
+    assert!(matches!(around.status.code(), Some(7 | 56)), "the application's own address: {around:?}");
+    assert_eq!(status(&around), "000", "the application's own address: {around:?}");
+    for port in [9080, 15_003] {
+        let from_host = get(SocketAddr::from((placed.server, port)), "/");
+        let error = from_host.expect_err("nothing answers in plaintext");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "port {port}: {error}");
+    }
+
+    let [first, second, ..] = placed.server.octets();
+    let gateway = Ipv4Addr::new(first, second, 0, 1);
+    let answering = std::thread::spawn(move || {
+        let (mut tcp, _) = outside.accept().unwrap();
+        tcp.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").unwrap();
+    });
+    let excluded = placed.curl(&format!("http://{gateway}:{outside_port}/"));
+    assert_eq!(status(&excluded), "204", "an excluded port is left alone: {excluded:?}");
+    answering.join().unwrap();
+
+    let Placed { mut mesh, .. } = placed;
+    let name = format!("leno{}", mesh.up.pid());
+    assert!(mesh.up.stop(Duration::from_secs(20)).success());
+    let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&left.stdout).contains(&name), "namespaces are removed");
+}

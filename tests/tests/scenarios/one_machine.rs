@@ -1,0 +1,103 @@
+//! The first five minutes of a user: a server, a door, a policy, a mistake.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::{Mesh, eventually, free_port, get, manifest};
+
+const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: ratings-http, namespace: bookinfo}
+spec: {matches: [{name: read, pathRegex: \"/.*\", methods: [GET]}]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: client-reads-ratings, namespace: bookinfo}
+spec:
+  destination: {kind: ServiceAccount, name: ratings, namespace: bookinfo}
+  sources: [{kind: ServiceAccount, name: client, namespace: bookinfo}]
+  rules: [{kind: HTTPRouteGroup, name: ratings-http, matches: [read]}]
+";
+
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+}
+
+/// A Python web server behind one workload, a door to it at the other.
+fn shop(mode: &str) -> Shop {
+    let (port, door) = (free_port(), free_port());
+    let command = format!("[\"python3\", \"-m\", \"http.server\", \"{port}\"]");
+    let mesh = Mesh::up(&manifest(&command, port, door, mode));
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    eventually("the application answers", Duration::from_secs(20), || {
+        get(door, "/").ok().filter(|response| response.status != 503)
+    });
+    Shop { mesh, door }
+}
+
+fn turns(shop: &Shop, status: u16) -> Duration {
+    let what = format!("the door answers {status}");
+    let look = || get(shop.door, "/").ok().filter(|response| response.status == status);
+    eventually(&what, Duration::from_secs(10), look).1
+}
+
+#[test]
+fn curl_and_wrk_work_through_a_door_unmodified() {
+    let shop = shop("permissive");
+    let url = format!("http://{}/", shop.door);
+    let curl =
+        Command::new("curl").args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", &url]).output();
+    assert_eq!(String::from_utf8_lossy(&curl.unwrap().stdout), "200");
+    let wrk = Command::new("wrk").args(["-t1", "-c8", "-d2", &url]).output().unwrap();
+    let report = String::from_utf8_lossy(&wrk.stdout);
+    assert!(report.contains("requests in"), "{report}");
+    assert!(!report.contains("Non-2xx") && !report.contains("Socket errors"), "{report}");
+}
+
+#[test]
+fn the_proxy_door_reaches_services_by_name() {
+    let shop = shop("permissive");
+    let workloads = shop.mesh.ask("workloads");
+    assert!(workloads.to_string().contains("client-1"), "{workloads}");
+    let line = shop.mesh.up.wait_for_line("curl -x http://", Duration::from_secs(5));
+    let proxy = line.split_whitespace().nth(2).unwrap();
+    let code = |extra: &[&str], url: &str| {
+        let curl = Command::new("curl")
+            .args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", "-x", proxy])
+            .args(extra)
+            .arg(url)
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&curl.stdout).into_owned()
+    };
+    assert_eq!(code(&[], "http://ratings.bookinfo:9080/"), "200");
+    assert_eq!(code(&[], "http://ratings.bookinfo.svc.cluster.local:9080/"), "200");
+    assert_eq!(code(&["--proxytunnel"], "http://ratings.bookinfo:9080/"), "200");
+    assert_eq!(code(&[], "http://nobody.bookinfo:9080/"), "404");
+}
+
+#[test]
+fn a_policy_deleted_and_restored_decides_within_a_second() {
+    let shop = shop("strict");
+    assert_eq!(get(shop.door, "/").unwrap().status, 403, "strict without a policy denies");
+    shop.mesh.write("policy.yaml", ALLOWED);
+    assert!(turns(&shop, 200) < Duration::from_secs(1));
+    shop.mesh.remove("policy.yaml");
+    assert!(turns(&shop, 403) < Duration::from_secs(1));
+    shop.mesh.write("policy.yaml", ALLOWED);
+    assert!(turns(&shop, 200) < Duration::from_secs(1));
+}
+
+#[test]
+fn a_bad_document_is_refused_by_name_and_nothing_else_changes() {
+    let shop = shop("strict");
+    shop.mesh.write("policy.yaml", ALLOWED);
+    turns(&shop, 200);
+    shop.mesh.write("policy.yaml", &ALLOWED.replace("methods: [GET]", "method: [GET]"));
+    let line = shop.mesh.up.wait_for_line("policy.yaml:4", Duration::from_secs(5));
+    assert!(line.contains("HTTPRouteGroup bookinfo/ratings-http"), "{line}");
+    assert!(line.contains("spec.matches[0].method") && line.contains("methods"), "{line}");
+    assert_eq!(get(shop.door, "/").unwrap().status, 200, "the last good state stays");
+}

@@ -1,0 +1,56 @@
+//! Programs that know nothing of the mesh, hostile ones among them, and what operators see.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "all of it is tests, which show what they measured and fail where something is amiss"
+)]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::{eventually, get};
+
+mod command_line;
+mod demo;
+mod hostile;
+mod idle;
+mod languages;
+mod nginx;
+mod plaintext;
+mod routes;
+
+/// A port of loopback.
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Waits until the application behind a door answers; its process may have only begun.
+fn answers(door: SocketAddr) {
+    eventually("the application answers", Duration::from_secs(20), || {
+        get(door, "/").ok().filter(|response| response.status != 503)
+    });
+}
+
+/// What curl prints; fails with what it complains of.
+fn curl(arguments: &[&str]) -> String {
+    let output = Command::new("curl").args(["-sS", "--max-time", "15"]).args(arguments).output();
+    let output = output.expect("curl is installed");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "curl {arguments:?}: {complaint}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Bytes that do not compress and are the same at every run.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[0]
+    })
+    .take(length)
+    .collect()
+}

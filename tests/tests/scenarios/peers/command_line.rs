@@ -1,0 +1,143 @@
+//! What the command line says about a running mesh is what the mesh does.
+
+use std::net::SocketAddr;
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Application, Connection, Mesh, free_port, leno};
+use serde_json::Value;
+
+use super::loopback;
+
+const POLICY: &str = "---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: web, namespace: shop}
+spec: {matches: [{name: read, pathRegex: \"/items/.*\", methods: [GET]}]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: user-reads-web, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: web, namespace: shop}
+  sources: [{kind: ServiceAccount, name: user, namespace: shop}]
+  rules: [{kind: HTTPRouteGroup, name: web, matches: [read]}]
+";
+
+struct Shop {
+    mesh: Mesh,
+    door: u16,
+    _application: Application,
+}
+
+fn shop() -> Shop {
+    let (application, door) = (Application::echo(), free_port());
+    let manifests = [
+        mesh_config("strict"),
+        server("web", application.port(), &[]),
+        client("user", &[], &[("web.shop", door)]),
+        client("stranger", &[], &[]),
+        POLICY.to_owned(),
+    ];
+    Shop { mesh: Mesh::up(&manifests.concat()), door, _application: application }
+}
+
+impl Shop {
+    /// What `leno explain` predicts: its exit code and the status, 200 when it is the
+    /// application's own.
+    fn predicted(&self, from: &str, method: &str, url: &str) -> (i32, u64) {
+        let output = leno()
+            .args(["explain", "request", "-o", "json", "--from", from, "-X", method, "--url", url])
+            .arg("-f")
+            .arg(self.mesh.file("mesh.yaml"))
+            .output()
+            .unwrap();
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let status = if answer["allowed"] == true { Some(200) } else { answer["status"].as_u64() };
+        (output.status.code().unwrap(), status.unwrap_or(0))
+    }
+}
+
+/// What a workload's HTTP proxy door answers.
+fn answered(proxy: SocketAddr, method: &str, url: &str) -> u64 {
+    let host = url.split('/').nth(2).unwrap();
+    let mut connection = Connection::open(proxy).unwrap();
+    let head = format!("{method} {url} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n");
+    connection.send(head).unwrap();
+    u64::from(connection.receive().unwrap().status)
+}
+
+#[test]
+fn explain_predicts_what_the_mesh_answers() {
+    let shop = shop();
+    let proxy = |workload: &str| shop.mesh.sidecar(workload).proxy;
+    let (user, stranger) = (proxy("shop/user-1"), proxy("shop/stranger-1"));
+    let web = "http://web.shop:9080";
+    for (from, method, url, status) in [
+        ("shop/user-1", "GET", format!("{web}/items/1"), 200),
+        ("shop/user-1", "POST", format!("{web}/items/1"), 404),
+        ("shop/user-1", "GET", format!("{web}/other"), 404),
+        ("shop/user-1", "GET", "http://nobody.shop:9080/".to_owned(), 404),
+        ("shop/user-1", "GET", "http://web.shop:1/".to_owned(), 404),
+        ("shop/user-1", "GET", "http://web.shop.svc.cluster.local:9080/items/2".to_owned(), 200),
+        ("shop/user-1", "GET", "http://web:9080/items/2".to_owned(), 200),
+        ("shop/stranger-1", "GET", format!("{web}/items/1"), 403),
+    ] {
+        let what = format!("{from} {method} {url}");
+        let door = if from == "shop/user-1" { user } else { stranger };
+        assert_eq!(answered(door, method, &url), status, "{what}");
+        let code = if status == 200 { 0 } else { 3 };
+        assert_eq!(shop.predicted(from, method, &url), (code, status), "explain: {what}");
+    }
+}
+
+#[test]
+fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
+    let shop = shop();
+    let mut connection = Connection::open(loopback(shop.door)).unwrap();
+    assert_eq!(connection.get("/items/1").unwrap().status, 200);
+    for (topic, known) in [
+        ("workloads", "shop/stranger-1"),
+        ("services", "shop/web"),
+        ("certificates", "spiffe://cluster.local/ns/shop/sa/user"),
+        // The verified client at the server's sidecar.
+        ("connections", "spiffe://cluster.local/ns/shop/sa/user"),
+        ("proxies", "shop/user-1"),
+        ("policies", "shop/user-reads-web"),
+    ] {
+        let answer = shop.mesh.ask(topic).to_string();
+        assert!(answer.contains(known), "{topic}: {answer}");
+        let table = shop.mesh.leno(&["get", topic]);
+        assert!(table.status.success(), "{topic}: {}", String::from_utf8_lossy(&table.stderr));
+        let lines = String::from_utf8_lossy(&table.stdout).lines().count();
+        assert!(lines > 1, "{topic}: a header and something under it");
+    }
+    assert_eq!(shop.mesh.ask("status")["trust_domain"], "cluster.local");
+    let rejected = shop.mesh.ask("rejected");
+    assert_eq!(rejected["rejected"].as_array().map(Vec::len), Some(0), "{rejected}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let nobody =
+        leno().args(["get", "workloads", "--data"]).arg(elsewhere.path()).output().unwrap();
+    assert_eq!(nobody.status.code(), Some(1), "no mesh answers there");
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the remedy is named");
+}
+
+#[test]
+fn check_finds_before_what_up_refuses_afterwards() {
+    let shop = shop();
+    let bad = POLICY.replace("destination:", "destiny:").replace("web, namespace", "w, namespace");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("policy.yaml");
+    for (text, code) in [(POLICY, 0), (&bad, 1)] {
+        std::fs::write(&file, text).unwrap();
+        let check = leno().arg("check").arg("-f").arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&check.stdout).into_owned();
+        assert_eq!(check.status.code(), Some(code), "{said}");
+        assert_eq!(said.contains("policy.yaml:11:3: TrafficTarget"), code == 1, "{said}");
+    }
+    shop.mesh.write("policy.yaml", &bad);
+    let patience = std::time::Duration::from_secs(10);
+    let line = shop.mesh.up.wait_for_line("policy.yaml:11", patience);
+    assert!(line.contains("TrafficTarget"), "{line}");
+    let rejected = shop.mesh.ask("rejected").to_string();
+    assert!(rejected.contains("destiny"), "{rejected}");
+}

@@ -1,0 +1,26 @@
+//! The demo, as a visitor runs it.
+
+use leno_tests::leno;
+use serde_json::Value;
+
+#[test]
+fn the_demo_keeps_what_it_promises() {
+    let demo = leno().args(["demo", "--duration", "3s", "-o", "json"]).output().unwrap();
+    let printed = String::from_utf8_lossy(&demo.stdout).into_owned();
+    assert!(demo.status.success(), "{printed}\n{}", String::from_utf8_lossy(&demo.stderr));
+    let report: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((&report["mtls"], &report["denied_status"]), (&true.into(), &403.into()));
+    let services = report["services"].as_array().expect("services");
+    assert!(services.len() >= 6, "{services:?}");
+    for service in services {
+        let number = |key: &str| {
+            service[key].as_f64().unwrap_or_else(|| panic!("{key} is no number: {service}"))
+        };
+        assert!(service["name"].is_string(), "{service}");
+        assert!((number("success_rate") - 1.0).abs() < f64::EPSILON, "{service}");
+        for positive in ["requests", "p99_ms", "sidecar_cpu_us_per_request", "sidecar_private_kib"]
+        {
+            assert!(number(positive) > 0.0, "{positive}: {service}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Clients that lie, dribble, shout and leave: refused in bounds, and nobody else is harmed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Connection, Mesh, Response, Sidecar, eventually, free_port};
+
+use super::loopback;
+
+struct Target {
+    user: Sidecar,
+    web: Sidecar,
+    door: SocketAddr,
+    /// How many whole requests the application has seen.
+    seen: Arc<AtomicUsize>,
+    _application: Application,
+    _mesh: Mesh,
+}
+
+fn target() -> Target {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counter = seen.clone();
+    let application = Application::start(move |request| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Answer::ok(&request.body)
+    });
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        server("web", application.port(), &[]),
+        client("user", &[], &[("web.shop", door)]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
+    let target =
+        Target { user, web, door: loopback(door), seen, _application: application, _mesh: mesh };
+    target.still_serves();
+    target
+}
+
+impl Target {
+    fn still_serves(&self) {
+        assert_eq!(Connection::open(self.door).unwrap().get("/").unwrap().status, 200);
+    }
+
+    /// Sends bytes to the door and returns the first response.
+    fn send(&self, bytes: impl AsRef<[u8]>) -> std::io::Result<Response> {
+        let mut connection = Connection::open(self.door)?;
+        // The answer may be there, and the door closed, before all of them are sent.
+        drop(connection.send(bytes));
+        connection.receive()
+    }
+}
+
+#[test]
+fn what_is_no_request_is_refused_with_a_reason() {
+    let target = target();
+    let many: String = (0..1000).map(|i| format!("x-{i}: {i}\r\n")).collect();
+    let head = |fields: &str| format!("GET / HTTP/1.1\r\nhost: web\r\n{fields}\r\n");
+    let field = |length: usize| head(&format!("x: {}\r\n", "a".repeat(length)));
+    for (what, bytes, status, reason) in [
+        ("a head of 60 KiB", field(60 * 1024), 200, None),
+        ("a head of 65 KiB", field(65 * 1024), 431, Some("head-too-large")),
+        ("a head of a megabyte", field(1024 * 1024), 431, Some("head-too-large")),
+        ("1,000 fields", head(&many), 431, Some("head-too-large")),
+        ("garbage", "\u{1}\u{2}\u{3}\u{4} garbage\r\n\r\n".to_owned(), 400, Some("bad-request")),
+        ("no target", "GET\r\n\r\n".to_owned(), 400, Some("bad-request")),
+        (
+            "two lengths",
+            head("content-length: 1\r\ncontent-length: 2\r\n"),
+            400,
+            Some("bad-request"),
+        ),
+        (
+            "a length and chunks",
+            head("content-length: 1\r\ntransfer-encoding: chunked\r\n"),
+            400,
+            Some("bad-request"),
+        ),
+        ("a negative length", head("content-length: -1\r\n"), 400, Some("bad-request")),
+        ("a folded field", head("x: a\r\n b\r\n"), 400, Some("bad-request")),
+        ("a space before the colon", head("x : a\r\n"), 400, Some("bad-request")),
+        ("two hosts", head("host: other\r\n"), 400, Some("bad-request")),
+        (
+            "a chunk without a size",
+            head("transfer-encoding: chunked\r\n") + "zz\r\n",
+            400,
+            Some("bad-request"),
+        ),
+    ] {
+        let response = target.send(&bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!((response.status, response.reason()), (status, reason), "{what}");
+    }
+    target.still_serves();
+}
+
+#[test]
+fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
+    let target = target();
+    let before = target.seen.load(Ordering::Relaxed);
+    let post =
+        |length: usize| format!("POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n");
+    for lie in [post(100) + "short", chunked("5\r\nshort"), chunked("5\r\nshort\r\n")] {
+        let mut connection = Connection::open(target.door).unwrap();
+        connection.send(&lie).unwrap();
+        connection.finish().unwrap();
+        let said = connection.rest().unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{lie:?}");
+    }
+    target.still_serves();
+    let whole = target.seen.load(Ordering::Relaxed) - before;
+    assert_eq!(whole, 1, "the application saw no request but the last");
+    // What is longer than declared is the next request, and this one is none.
+    let mut connection = Connection::open(target.door).unwrap();
+    connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
+    assert_eq!(connection.receive().unwrap().body, b"five!");
+    assert_eq!(connection.receive().unwrap().status, 400);
+    assert_eq!(connection.rest().unwrap(), b"", "then the connection is closed");
+    target.still_serves();
+}
+
+fn chunked(chunks: &str) -> String {
+    format!("POST / HTTP/1.1\r\nhost: web\r\ntransfer-encoding: chunked\r\n\r\n{chunks}")
+}
+
+#[test]
+fn a_head_that_dribbles_in_has_its_time_and_no_more() {
+    let target = target();
+    let mut slow: Vec<Connection> =
+        (0..20).map(|_| Connection::open(target.door).unwrap()).collect();
+    let mut greeting = Connection::open(target.web.inbound.unwrap()).unwrap();
+    let began = Instant::now();
+    // The beginning of a TLS record, and of a ClientHello in it, of which no more will come.
+    greeting.send([22, 3, 1, 1, 0, 1, 0, 0, 252]).unwrap();
+    for connection in &mut slow {
+        connection.send("GET / HTTP/1.1\r\nx: ").unwrap();
+    }
+    // A byte each, again and again, and a look whether the answer is there.
+    while !slow[0].stirs(Duration::from_millis(200)).unwrap() {
+        for connection in &mut slow {
+            // It may have been closed since the look.
+            drop(connection.send("a"));
+        }
+        assert!(began.elapsed() < Duration::from_secs(15), "a head may dribble for ever");
+    }
+    for mut connection in slow {
+        let response = connection.receive().unwrap();
+        assert_eq!((response.status, response.reason()), (408, Some("head-timeout")));
+    }
+    assert!(began.elapsed() > Duration::from_secs(5), "others get their time");
+    assert!(greeting.stirs(Duration::from_secs(5)).unwrap_or(true), "nor may a handshake");
+    assert_eq!(greeting.rest().unwrap_or_default(), b"", "it is closed without a word");
+    target.still_serves();
+}
+
+#[test]
+fn noise_and_haste_leave_no_trace() {
+    let target = target();
+    let proxy = target.user.proxy;
+    let inbound = target.web.inbound.unwrap();
+    let garbage = "\u{16}\u{3}\u{1}\u{7f}\u{7f} no hello of any kind\r\n\r\n";
+    assert_eq!(Connection::open(proxy).unwrap().get("/").unwrap().status, 404, "host: test");
+    // Warm: whatever is made once is there.
+    haste(&target, 200);
+    let before = (target.user.private_kib(), target.web.private_kib());
+    haste(&target, 2000);
+    for _ in 0..50 {
+        for address in [target.door, proxy, inbound] {
+            let mut connection = Connection::open(address).unwrap();
+            connection.send(garbage).unwrap();
+            // Refused, reset or closed: but ended, and never served.
+            drop(connection.finish());
+            let said = connection.rest().unwrap_or_default();
+            assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{address}");
+        }
+    }
+    target.still_serves();
+    let after = (target.user.private_kib(), target.web.private_kib());
+    eprintln!("the client's sidecar: {} → {} KiB", before.0, after.0);
+    eprintln!("the server's sidecar: {} → {} KiB", before.1, after.1);
+    assert!(after.0 < before.0 + 1024 && after.1 < before.1 + 1024, "{before:?} → {after:?}");
+}
+
+/// Connections that are closed as soon as they are open, some of them in the middle of a word.
+fn haste(target: &Target, times: usize) {
+    let inbound = target.web.inbound.unwrap();
+    for turn in 0..times {
+        let address = [target.door, target.user.proxy, inbound][turn % 3];
+        let mut connection = Connection::open(address).unwrap();
+        if turn % 2 == 0 {
+            connection.send("GET / HT").unwrap();
+        }
+    }
+    eventually("the sidecar serves after them", Duration::from_secs(10), || {
+        Connection::open(target.door).ok()?.get("/").ok().filter(|response| response.status == 200)
+    });
+}

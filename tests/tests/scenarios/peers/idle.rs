@@ -1,0 +1,61 @@
+//! Ten thousand connections that are open and silent.
+
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Application, Connection, Mesh, eventually, free_port};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::loopback;
+
+const CONNECTIONS: usize = 10_000;
+/// What one silent connection may cost a sidecar, beyond what the kernel holds for it: half as
+/// much again as the 4.8 KiB that were measured, most of them the state of a request to come.
+const BYTES_PER_CONNECTION_MAX: u64 = 7 * 1024;
+
+#[test]
+fn ten_thousand_idle_connections_cost_little_and_still_work() {
+    let limit = getrlimit(Resource::Nofile);
+    let enough = limit.maximum.is_none_or(|files| files > CONNECTIONS as u64 + 1000);
+    assert!(enough, "this test needs 11,000 open files: raise the hard limit (ulimit -Hn)");
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let application = Application::echo();
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        server("web", application.port(), &[]),
+        client("user", &[], &[("web.shop", door)]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
+    let mut warm: Vec<Connection> = (0..50).map(|_| spoken(door)).collect();
+    let before = (user.private_kib(), web.private_kib());
+
+    let mut idle: Vec<Connection> = (0..CONNECTIONS).map(|_| spoken(door)).collect();
+    let after = (user.private_kib(), web.private_kib());
+    let bytes = (after.0.saturating_sub(before.0)) * 1024 / CONNECTIONS as u64;
+    let grown = after.1.saturating_sub(before.1);
+    eprintln!("the client's sidecar: {} → {} KiB, {bytes} bytes per connection", before.0, after.0);
+    eprintln!("the server's sidecar: {} → {} KiB", before.1, after.1);
+    assert!(bytes <= BYTES_PER_CONNECTION_MAX, "{bytes} bytes per idle connection");
+    assert!(grown < 1024, "links are shared: the server's sidecar grew by {grown} KiB");
+
+    // They are all held, and each of them still works.
+    let all = (CONNECTIONS + warm.len()).to_string();
+    let open = mesh.ask("connections").to_string();
+    assert!(open.contains(&format!("\"open\":{all}")), "{all} connections are open");
+    for connection in idle.iter_mut().step_by(20).chain(&mut warm) {
+        assert_eq!(connection.get("/again").unwrap().body, b"GET /again ");
+    }
+    drop((idle, warm));
+    eventually("the sidecar lets them go", Duration::from_secs(10), || {
+        mesh.ask("connections").to_string().contains("\"open\":0").then_some(())
+    });
+}
+
+/// A connection that has made its request.
+fn spoken(door: u16) -> Connection {
+    let mut connection = Connection::open(loopback(door)).unwrap();
+    assert_eq!(connection.get("/").unwrap().body, b"GET / ");
+    connection
+}

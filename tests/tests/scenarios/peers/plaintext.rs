@@ -1,0 +1,119 @@
+//! What travels between sidecars, seen from the wire.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Connection, Mesh, Program, free_port, is_root};
+use rustix::process::Signal;
+
+use super::loopback;
+
+/// In no certificate, header or cipher text by chance.
+const MARKER: &str = "8f3a-marker-that-nobody-may-read-c1d7";
+const REQUESTS: usize = 20;
+
+#[test]
+fn nothing_readable_travels_between_sidecars() {
+    if !is_root() {
+        return eprintln!("skipped: capturing packets needs root");
+    }
+    let application = Application::start(|request| {
+        let text = format!("{MARKER} {}", String::from_utf8_lossy(&request.body)).repeat(100);
+        let length = text.len();
+        let head = format!("HTTP/1.1 200 OK\r\nx-m: {MARKER}\r\ncontent-length: {length}\r\n\r\n");
+        Answer::Bytes((head + &text).into_bytes())
+    });
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        server("web", application.port(), &[]),
+        client("user", &[], &[("web.shop", door)]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let inbound = mesh.sidecar("shop/web-1").inbound.expect("it has a port").port();
+    let folder = tempfile::tempdir().unwrap();
+    let between = Capture::start(inbound, &folder.path().join("between"));
+    let behind = Capture::start(application.port(), &folder.path().join("behind"));
+
+    let mut connection = Connection::open(loopback(door)).unwrap();
+    for turn in 0..REQUESTS {
+        let body = MARKER.repeat(100);
+        let head = format!(
+            "POST /{MARKER}/{turn} HTTP/1.1\r\nhost: web\r\nx-m: {MARKER}\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        connection.send(head + &body).unwrap();
+        let response = connection.receive().unwrap();
+        assert!(response.status == 200 && response.body.len() > 100 * MARKER.len());
+    }
+
+    // The first of these connections began after the capture: its handshake is in it too.
+    let (between, behind) = (between.end(), behind.end());
+    let records = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
+    eprintln!("{} packets between the sidecars, {records} of them TLS records", between.len());
+    assert!(records >= 2 * REQUESTS, "each request and response is sealed: {records}");
+    assert!(!contains(&between, MARKER.as_bytes()), "the marker travels in the clear");
+    for word in ["HTTP/1.1 200", "content-length", "POST /"] {
+        assert!(!contains(&between, word.as_bytes()), "`{word}` travels in the clear");
+    }
+    assert!(contains(&behind, MARKER.as_bytes()), "the capture itself sees what is readable");
+}
+
+/// A running tcpdump on loopback.
+struct Capture {
+    tcpdump: Program,
+    file: std::path::PathBuf,
+}
+
+impl Capture {
+    fn start(port: u16, file: &Path) -> Self {
+        let mut command = Command::new("tcpdump");
+        // As root to the end, so that it may write into a folder that is only ours; at once, and
+        // with room for all that comes, so that its counters prove that nothing was missed.
+        command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-B", "65536", "-w"]);
+        command.arg(file).arg(format!("tcp port {port}"));
+        let tcpdump = Program::start("tcpdump", &mut command);
+        tcpdump.wait_for_line("listening on", Duration::from_secs(20));
+        Self { tcpdump, file: file.to_owned() }
+    }
+
+    /// Ends it and returns what was carried by the TCP segments it saw.
+    fn end(mut self) -> Vec<Vec<u8>> {
+        self.tcpdump.signal(Signal::INT);
+        self.tcpdump.wait(Duration::from_secs(20));
+        let printed = self.tcpdump.printed();
+        assert!(printed.contains("0 packets dropped by kernel"), "{printed}");
+        payloads(&std::fs::read(&self.file).unwrap())
+    }
+}
+
+/// Whether the bytes occur, in one packet or across two.
+fn contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
+    let all = packets.concat();
+    all.windows(bytes.len()).any(|window| window == bytes)
+}
+
+/// The payloads of the TCP segments in a capture file of Ethernet frames (libpcap's own format).
+fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
+    let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
+    assert_eq!((number(0), number(20)), (0xA1B2_C3D4, 1), "Ethernet, in this machine's order");
+    let mut found = Vec::new();
+    let mut at = 24;
+    while at < file.len() {
+        let length = number(at + 8);
+        let ip = &file[at + 16 + 14..at + 16 + length];
+        assert_eq!(ip[0] >> 4, 4, "IPv4");
+        let tcp = &ip[usize::from(ip[0] & 15) * 4..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];
+        let payload = &tcp[usize::from(tcp[12] >> 4) * 4..];
+        if !payload.is_empty() {
+            found.push(payload.to_vec());
+        }
+        at += 16 + length;
+    }
+    found
+}
+
+/// The beginning of a TLS record of application data (RFC 8446 §5.1).
+const APPLICATION_DATA: &[u8] = &[23, 3, 3];

@@ -1,0 +1,172 @@
+//! Routes decide for unmodified servers, and change while requests flow.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config, route, server, service};
+use leno_tests::{Answer, Application, Connection, Mesh, Nginx, Response, eventually, free_port};
+
+use super::{answers, loopback};
+
+/// A service `web` whose routes lead to `python` (a `python3 -m http.server`), to `nginx`, or to
+/// `silent`, which never answers.
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    _nginx: Nginx,
+    _files: tempfile::TempDir,
+    _silent: Application,
+}
+
+fn shop() -> Shop {
+    let nginx = Nginx::prepare("location / { return 200 nginx; }");
+    let files = tempfile::tempdir().unwrap();
+    for folder in ["", "a", "a/b", "ab", "who"] {
+        let folder = files.path().join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("index.html"), "python").unwrap();
+    }
+    let silent = Application::start(|_| Answer::Silence);
+    let [python, door, to_python, to_nginx] = std::array::from_fn(|_| free_port());
+    let port = python.to_string();
+    let folder = files.path().to_str().unwrap();
+    let run_python = ["python3", "-m", "http.server", &port, "--bind", "127.0.0.1", "-d", folder];
+    let run_nginx = nginx.command();
+    let run_nginx: Vec<&str> = run_nginx.iter().map(String::as_str).collect();
+    let doors = [("web.shop", door), ("python.shop", to_python), ("nginx.shop", to_nginx)];
+    let manifests = [
+        mesh_config("permissive"),
+        service("web"),
+        server("python", python, &run_python),
+        server("nginx", nginx.port, &run_nginx),
+        server("silent", silent.port(), &[]),
+        client("user", &[], &doors),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    answers(loopback(to_python));
+    answers(loopback(to_nginx));
+    Shop { mesh, door: loopback(door), _nginx: nginx, _files: files, _silent: silent }
+}
+
+impl Shop {
+    /// Replaces the routes of `web`, and waits until requests to `/who/` are answered so.
+    fn route(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) {
+        self.mesh.write("route.yaml", &route("web", rules));
+        let (_, after) = eventually("the new routes decide", Duration::from_secs(10), || {
+            let response = self.ask("GET", "/who/", "");
+            settled(&response).then_some(())
+        });
+        assert!(after < Duration::from_secs(1), "live in under a second, not in {after:?}");
+    }
+
+    fn ask(&self, method: &str, path: &str, fields: &str) -> Response {
+        let mut connection = Connection::open(self.door).unwrap();
+        let length = if method == "POST" { "content-length: 0\r\n" } else { "" };
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: web\r\n{length}{fields}\r\n");
+        connection.send(head).unwrap();
+        connection.receive().unwrap()
+    }
+
+    fn says(&self, method: &str, path: &str, fields: &str) -> String {
+        let response = self.ask(method, path, fields);
+        match response.reason() {
+            Some(reason) => format!("{} {reason}", response.status),
+            None => String::from_utf8(response.body).unwrap(),
+        }
+    }
+}
+
+fn is(body: &str) -> impl Fn(&Response) -> bool {
+    move |response| response.status == 200 && response.body == body.as_bytes()
+}
+
+const TO_PYTHON: &str = "backendRefs: [{name: python, port: 9080}]";
+const TO_NGINX: &str = "backendRefs: [{name: nginx, port: 9080}]";
+
+#[test]
+fn weights_split_requests_between_services_and_may_change_at_any_time() {
+    const REQUESTS: usize = 500;
+    let shop = shop();
+    assert_eq!(shop.says("GET", "/who/", ""), "503 no-endpoint", "nothing of its own behind it");
+    shop.route(&[TO_PYTHON], is("python"));
+    let split = |python: u32, nginx: u32| {
+        format!(
+            "backendRefs: [{{name: python, port: 9080, weight: {python}}}, \
+             {{name: nginx, port: 9080, weight: {nginx}}}]"
+        )
+    };
+    shop.route(&[&split(0, 1)], is("nginx"));
+    // Any answer may come now; that it is live is seen by the first one from the other side.
+    shop.route(&[&split(90, 10)], is("python"));
+    let mut connection = Connection::open(shop.door).unwrap();
+    let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
+    assert!(answers.iter().all(|answer| answer.status == 200));
+    let nginx = answers.iter().filter(|answer| answer.body == b"nginx").count();
+    eprintln!("{nginx} of {REQUESTS} went to the backend of weight 10");
+    // Five standard deviations of a binomial distribution: wrong once in a million runs.
+    let deviation = (REQUESTS as f64 * 0.9 * 0.1).sqrt() * 5.0;
+    assert!((nginx as f64 - REQUESTS as f64 * 0.1).abs() < deviation, "{nginx} of {REQUESTS}");
+    shop.route(&[&split(0, 0)], |response| response.status == 500);
+    shop.mesh.remove("route.yaml");
+    eventually("no routes again", Duration::from_secs(10), || {
+        (shop.says("GET", "/who/", "") == "503 no-endpoint").then_some(())
+    });
+}
+
+#[test]
+fn paths_headers_and_methods_choose_the_most_specific_rule() {
+    let shop = shop();
+    let rules = [
+        &format!("{{matches: [{{path: {{type: PathPrefix, value: /a}}}}], {TO_PYTHON}}}")[..],
+        &format!("{{matches: [{{path: {{type: PathPrefix, value: /a/b}}}}], {TO_NGINX}}}"),
+        &format!("{{matches: [{{path: {{type: Exact, value: /who/}}}}], {TO_PYTHON}}}"),
+        &format!(
+            "{{matches: [{{path: {{type: Exact, value: /who/}}, headers: [{{name: End-User, value: \
+             jason}}]}}], {TO_NGINX}}}"
+        ),
+        &format!("{{matches: [{{path: {{value: /a}}, method: POST}}], {TO_NGINX}}}"),
+        &format!(
+            "{{matches: [{{path: {{value: /a}}, queryParams: [{{name: to, value: nginx}}]}}], \
+             {TO_NGINX}}}"
+        ),
+    ];
+    shop.route(&rules, is("python"));
+    for (method, path, fields, expected) in [
+        ("GET", "/a/", "", "python"),
+        ("GET", "/a/b/", "", "nginx"),
+        ("GET", "/a/b", "", "nginx"),
+        ("GET", "/ab/", "", "404 no-route"),
+        ("POST", "/a/", "", "nginx"),
+        ("GET", "/a/?to=nginx", "", "nginx"),
+        ("GET", "/a/?to=python", "", "python"),
+        ("GET", "/who/", "", "python"),
+        ("GET", "/who/", "end-user: jason\r\n", "nginx"),
+        ("GET", "/who/", "end-user: jasons\r\n", "python"),
+        ("GET", "/", "", "404 no-route"),
+    ] {
+        assert_eq!(shop.says(method, path, fields), expected, "{method} {path} {fields}");
+    }
+    // The same rules with the header's turned round, live.
+    let turned: Vec<String> = rules.iter().map(|rule| rule.replace("jason", "mary")).collect();
+    let turned: Vec<&str> = turned.iter().map(String::as_str).collect();
+    shop.mesh.write("route.yaml", &route("web", &turned));
+    eventually("mary is sent to nginx", Duration::from_secs(1), || {
+        (shop.says("GET", "/who/", "end-user: mary\r\n") == "nginx").then_some(())
+    });
+    assert_eq!(shop.says("GET", "/who/", "end-user: jason\r\n"), "python");
+}
+
+#[test]
+fn a_request_that_takes_too_long_is_given_up_in_time() {
+    let shop = shop();
+    let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 300ms}, \
+                backendRefs: [{name: silent, port: 9080}]}";
+    shop.route(&[slow, &format!("{{{TO_PYTHON}}}")], is("python"));
+    for _ in 0..3 {
+        let began = Instant::now();
+        assert_eq!(shop.says("GET", "/slow", ""), "504 request-timeout");
+        let took = began.elapsed();
+        assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
+    }
+    assert_eq!(shop.says("GET", "/who/", ""), "python", "others are not held up");
+}

@@ -1,0 +1,210 @@
+//! The house keeps its own rules: arrows between crates, captions, lengths, names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Which of our crates each crate may import; what is not listed may not be.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("wire", &[]),
+    ("telemetry", &[]),
+    ("traffic", &["model"]),
+    ("identity", &["model"]),
+    ("discovery", &["model"]),
+    ("registry", &["model"]),
+    ("load", &["wire", "telemetry"]),
+    ("control", &["model", "registry", "discovery", "identity", "telemetry"]),
+    ("proxy", &["model", "wire", "traffic", "discovery", "identity", "telemetry"]),
+    (
+        "cli",
+        &[
+            "model",
+            "registry",
+            "traffic",
+            "discovery",
+            "identity",
+            "telemetry",
+            "control",
+            "proxy",
+            "load",
+        ],
+    ),
+];
+
+/// What the ground floors may not even list in their manifests.
+const FOREIGN: &[(&str, &[&str])] = &[
+    ("model", &["tokio", "serde", "prost", "kube", "hyper"]),
+    ("wire", &["tokio", "hyper", "h2"]),
+    ("traffic", &["tokio", "hyper"]),
+    ("telemetry", &["tokio"]),
+];
+
+/// Names that invite whatever has no home.
+const FORBIDDEN_MODULES: &[&str] = &[
+    "core", "common", "util", "utils", "helper", "helpers", "manager", "misc", "base", "info",
+    "data", "process", "handler", "handlers", "mod",
+];
+
+/// Files that may be longer than the limit, with their length today; it may only shrink.
+const RATCHET: &[(&str, usize)] = &[];
+
+const FILE_LINES_MAX: usize = 600;
+
+#[test]
+fn crates_import_only_what_stands_below_them() {
+    let allowed: BTreeMap<_, _> = ARROWS.iter().copied().collect();
+    let foreign: BTreeMap<_, _> = FOREIGN.iter().copied().collect();
+    let mut wrong = Vec::new();
+    for (name, manifest) in manifests() {
+        let allowed = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} has no arrows"));
+        for dependency in dependencies(&manifest) {
+            if let Some(ours) = dependency.strip_prefix("leno-")
+                && !allowed.contains(&ours)
+            {
+                wrong.push(format!("{name} must not import {ours}"));
+            }
+            if foreign.get(name.as_str()).is_some_and(|list| list.contains(&dependency.as_str())) {
+                wrong.push(format!("{name} must not import {dependency}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_crate_of_the_design_exists() {
+    let found: BTreeSet<_> = manifests().into_iter().map(|(name, _)| name).collect();
+    let drawn: BTreeSet<_> = ARROWS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(found, drawn);
+}
+
+#[test]
+fn every_file_opens_with_a_caption() {
+    check(|path, text| {
+        let first = text.lines().next().unwrap_or_default();
+        let generated = first.starts_with("// @generated") || first.starts_with("//! @generated");
+        let is_caption = first.starts_with("//! ") && first.len() > 12;
+        (!generated && !is_caption)
+            .then(|| format!("{}: the first line is no caption: {first}", path.display()))
+    });
+}
+
+#[test]
+fn files_stay_short() {
+    check(|path, text| {
+        let lines = production_lines(path, text);
+        let shown = path.display().to_string();
+        let limit = RATCHET
+            .iter()
+            .find(|(file, _)| shown.ends_with(file))
+            .map_or(FILE_LINES_MAX, |(_, lines)| *lines);
+        (lines > limit).then(|| format!("{shown}: {lines} lines, at most {limit}"))
+    });
+}
+
+#[test]
+fn modules_have_names_that_mean_something() {
+    check(|path, _| {
+        let stem = path.file_stem()?.to_str()?;
+        FORBIDDEN_MODULES
+            .contains(&stem)
+            .then(|| format!("{}: `{stem}` is a name for what has no home", path.display()))
+    });
+}
+
+#[test]
+fn open_ends_carry_an_issue_number() {
+    let mark = ["TO", "DO"].concat();
+    check(|path, text| {
+        text.lines()
+            .find(|line| line.contains(&mark) && !line.contains(&format!("{mark}(#")))
+            .map(|line| format!("{}: {}", path.display(), line.trim()))
+    });
+}
+
+#[test]
+fn the_life_documents_name_only_what_exists() {
+    let sources: String = sources().into_iter().map(|(_, text)| text).collect();
+    let mut unknown = Vec::new();
+    for document in ["docs/life-of-a-request.md", "docs/life-of-a-change.md"] {
+        let text = fs::read_to_string(root().join(document)).expect(document);
+        for symbol in text.split('`').skip(1).step_by(2) {
+            let Some(last) = symbol.rsplit("::").next().filter(|_| symbol.contains("::")) else {
+                continue;
+            };
+            let last = last.trim_end_matches("()");
+            let known = ["fn ", "struct ", "enum ", "trait ", "mod ", "const "]
+                .iter()
+                .any(|kind| sources.contains(&format!("{kind}{last}")));
+            if !known {
+                unknown.push(format!("{document}: {symbol}"));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+fn check(rule: impl Fn(&Path, &str) -> Option<String>) {
+    let wrong: Vec<_> = sources().iter().filter_map(|(path, text)| rule(path, text)).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
+}
+
+fn manifests() -> Vec<(String, String)> {
+    let crates = fs::read_dir(root().join("crates")).expect("crates/");
+    crates
+        .map(|entry| {
+            let path = entry.expect("a folder of crates/").path();
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            (name, fs::read_to_string(path.join("Cargo.toml")).expect("Cargo.toml"))
+        })
+        .collect()
+}
+
+/// The names under `[dependencies]`; what only tests use may point anywhere.
+fn dependencies(manifest: &str) -> Vec<String> {
+    manifest
+        .lines()
+        .skip_while(|line| *line != "[dependencies]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split(['.', ' ', '=']).next())
+        .filter(|name| !name.is_empty() && !name.starts_with('#'))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for top in ["crates", "tests"] {
+        walk(&root().join(top), &mut found);
+    }
+    assert!(found.len() > 50, "the sources were not found");
+    found
+}
+
+fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            walk(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a source file");
+            found.push((path, text));
+        }
+    }
+}
+
+/// Lines before the tests of a file; files of tests have none.
+fn production_lines(path: &Path, text: &str) -> usize {
+    let shown = path.to_string_lossy();
+    if shown.ends_with("tests.rs") || shown.contains("/tests/") || text.starts_with("// @generated")
+    {
+        return 0;
+    }
+    text.lines().take_while(|line| *line != "#[cfg(test)]").count()
+}
