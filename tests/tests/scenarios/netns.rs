@@ -99,7 +99,10 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
 
     // The reset may find curl still connecting (7), sending or waiting (56): nothing came either way.
     let around = placed.curl(&format!("http://{}:9080/", placed.server));
-    assert!(matches!(around.status.code(), Some(7 | 56)), "the application's own address: {around:?}");
+    assert!(
+        matches!(around.status.code(), Some(7 | 56)),
+        "the application's own address: {around:?}"
+    );
     assert_eq!(status(&around), "000", "the application's own address: {around:?}");
     for port in [9080, 15_003] {
         let from_host = get(SocketAddr::from((placed.server, port)), "/");
