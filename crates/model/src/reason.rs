@@ -23,8 +23,9 @@ pub enum Retry {
 }
 
 macro_rules! reasons {
-    ($($(#[doc = $caption:literal])+ $variant:ident $label:literal $status:literal $side:ident $retry:ident;)+) => {
-        /// Why a request or connection failed. One table: label, status, side, retry.
+    ($($(#[doc = $caption:literal])+ $variant:ident $label:literal $status:literal $side:ident $retry:ident
+        $remedy:literal;)+) => {
+        /// Why a request or connection failed. One table: label, status, side, retry, remedy.
         ///
         /// Status 0 means that no response is made: the connection is reset or was never opened.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +65,12 @@ macro_rules! reasons {
                 match self { $(Self::$variant => concat!($($caption),+).trim_ascii(),)+ }
             }
 
+            /// What an operator can do about it, in one sentence.
+            #[must_use]
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Self::$variant => $remedy,)+ }
+            }
+
             /// The reason with this label.
             #[must_use]
             pub fn from_label(label: &str) -> Option<Self> {
@@ -75,61 +82,99 @@ macro_rules! reasons {
 
 reasons! {
     /// The request is not valid HTTP/1.1, or is ambiguous about where it ends.
-    BadRequest "bad-request" 400 Downstream Never;
+    BadRequest "bad-request" 400 Downstream Never
+        "Correct the client; see the syntax that is refused in `crates/wire`.";
     /// The request's head is larger than 64 KiB or has too many header fields.
-    HeadTooLarge "head-too-large" 431 Downstream Never;
+    HeadTooLarge "head-too-large" 431 Downstream Never
+        "Send fewer or smaller header fields, cookies above all.";
     /// The request's head did not arrive in time.
-    HeadTimeout "head-timeout" 408 Downstream Never;
+    HeadTimeout "head-timeout" 408 Downstream Never
+        "Look at the client or the network; the limit is `--head-timeout`.";
+    /// The client stopped sending its body, or stopped reading the response, for too long.
+    BodyStalled "body-stalled" 408 Downstream Never
+        "Look at the client or the network; the limit is `--body-stall-timeout`.";
+    /// Nothing was said on a TCP connection, either way, for too long.
+    IdleTimeout "idle-timeout" 0 Downstream Never
+        "Let the client keep its connections alive; the limit is `--idle-connection`.";
     /// The client went away, or its body ended before its declared length.
-    DownstreamClosed "downstream-closed" 0 Downstream Never;
+    DownstreamClosed "downstream-closed" 0 Downstream Never
+        "Look at the client: it gave up or was cut off.";
     /// Plaintext arrived where mutual TLS is required.
-    PlaintextRefused "plaintext-refused" 0 Downstream Never;
+    PlaintextRefused "plaintext-refused" 0 Downstream Never
+        "Give the client a sidecar; it is not a member of the mesh.";
     /// The TLS handshake of the client failed or did not finish in time.
-    HandshakeFailed "handshake-failed" 0 Downstream Never;
+    HandshakeFailed "handshake-failed" 0 Downstream Never
+        "Look at the client's log; the limit is `--handshake-timeout`.";
     /// The peer's certificate is not signed by a root that this mesh trusts.
-    UntrustedPeer "untrusted-peer" 0 Downstream Never;
+    UntrustedPeer "untrusted-peer" 0 Downstream Never
+        "Let the client join this mesh: another authority signed it.";
     /// The peer's certificate has expired or is not valid yet.
-    ExpiredPeer "expired-peer" 0 Downstream Never;
+    ExpiredPeer "expired-peer" 0 Downstream Never
+        "See why the client's sidecar could not renew; compare the clocks.";
     /// The peer's identity belongs to another trust domain.
-    ForeignTrustDomain "foreign-trust-domain" 0 Downstream Never;
+    ForeignTrustDomain "foreign-trust-domain" 0 Downstream Never
+        "Use a peer of this mesh, or the same `spec.trustDomain` in both meshes.";
     /// This sidecar holds as many connections as it may.
-    TooManyConnections "too-many-connections" 503 Ours Never;
+    TooManyConnections "too-many-connections" 503 Ours Never
+        "Close idle connections, or raise `--connections-max`.";
     /// No service of this name, or no such port on it, is known to the mesh.
-    UnknownService "unknown-service" 404 Ours Never;
+    UnknownService "unknown-service" 404 Ours Never
+        "Correct the host name or the port, or add the Service.";
     /// The service has routes and none of them matches the request.
-    NoRoute "no-route" 404 Ours Never;
+    NoRoute "no-route" 404 Ours Never
+        "Add a match that fits to an HTTPRoute of the service.";
     /// No policy lets this client use the service at all.
-    DeniedOutbound "denied-outbound" 403 Ours Never;
+    DeniedOutbound "denied-outbound" 403 Ours Never
+        "Name the client's account as a source of a TrafficTarget whose destination is the \
+         account behind the service.";
     /// The destination's policies do not allow this peer to make this request.
-    Denied "denied" 403 Ours Never;
+    Denied "denied" 403 Ours Never
+        "Add the client's account to the sources of the policy that `leno explain request` names.";
     /// The destination's policies allow this peer some requests, but none like this one.
-    NoPolicyRoute "no-policy-route" 404 Ours Never;
+    NoPolicyRoute "no-policy-route" 404 Ours Never
+        "Add a match that fits to an HTTPRouteGroup that a policy uses.";
     /// The route's backend does not exist, or all its backends have weight 0.
-    InvalidBackend "invalid-backend" 500 Ours Never;
+    InvalidBackend "invalid-backend" 500 Ours Never
+        "Correct `backendRefs` of the HTTPRoute: names, ports, weights.";
     /// The control plane did not answer about this service in time.
-    DiscoveryTimeout "discovery-timeout" 503 Ours Never;
+    DiscoveryTimeout "discovery-timeout" 503 Ours Never
+        "Start the control plane, or find out why it does not answer.";
     /// The service has no endpoint that can be used now.
-    NoEndpoint "no-endpoint" 503 Ours Never;
+    NoEndpoint "no-endpoint" 503 Ours Never
+        "Start a workload that the service selects; see `leno get services`.";
     /// This sidecar is draining and takes no new requests.
-    Draining "draining" 503 Ours Never;
+    Draining "draining" 503 Ours Never
+        "Send to another endpoint: this one is being stopped.";
     /// Something that this version does not support was asked for.
-    Unsupported "unsupported" 501 Ours Never;
+    Unsupported "unsupported" 501 Ours Never
+        "Do without it; this version cannot do it.";
     /// The endpoint refused the connection, or could not be reached.
-    ConnectFailed "connect-failed" 503 Upstream Always;
+    ConnectFailed "connect-failed" 503 Upstream Always
+        "Look at the endpoint: `leno get workloads`, its log, its port.";
     /// The endpoint did not accept the connection in time.
-    ConnectTimeout "connect-timeout" 504 Upstream Always;
+    ConnectTimeout "connect-timeout" 504 Upstream Always
+        "Look at the endpoint and at the network between.";
     /// The TLS handshake with the endpoint failed.
-    UpstreamHandshakeFailed "upstream-handshake-failed" 502 Upstream Always;
+    UpstreamHandshakeFailed "upstream-handshake-failed" 502 Upstream Always
+        "Look at the log of the endpoint's sidecar.";
     /// The endpoint proved to be somebody else, or its certificate is not acceptable.
-    WrongIdentity "wrong-identity" 502 Upstream Never;
+    WrongIdentity "wrong-identity" 502 Upstream Never
+        "Find out who listens at the endpoint's address instead of it.";
     /// The upstream refused the request before looking at it (it drains or is full).
-    UpstreamRefused "upstream-refused" 503 Upstream Always;
+    UpstreamRefused "upstream-refused" 503 Upstream Always
+        "Look at the endpoint: it drains or is full.";
     /// The upstream connection broke before the response was complete.
-    UpstreamReset "upstream-reset" 502 Upstream IfUnsent;
+    UpstreamReset "upstream-reset" 502 Upstream IfUnsent
+        "Look at the application's log: it broke the connection.";
+    /// The upstream stopped sending its response, or stopped reading the request, for too long.
+    UpstreamStalled "upstream-stalled" 504 Upstream Never
+        "Look at the application: why it is stuck; the limit is `--body-stall-timeout`.";
     /// The upstream's response is not valid HTTP/1.1.
-    UpstreamMalformed "upstream-malformed" 502 Upstream Never;
+    UpstreamMalformed "upstream-malformed" 502 Upstream Never
+        "Correct the application: its response is not valid HTTP/1.1.";
     /// The request timeout of the route passed.
-    RequestTimeout "request-timeout" 504 Upstream Never;
+    RequestTimeout "request-timeout" 504 Upstream Never
+        "Make the application faster, or raise `timeouts.request`.";
 }
 
 #[cfg(test)]

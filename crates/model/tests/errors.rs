@@ -25,10 +25,14 @@ fn the_document_of_errors_is_the_list_of_reasons() {
 }
 
 #[test]
-fn no_cell_of_the_table_breaks_it() {
+fn every_cell_of_the_table_is_one_line_and_its_prose_a_sentence() {
     for reason in Reason::ALL {
-        for text in [reason.label(), reason.caption(), remedy(*reason)] {
+        for text in [reason.label(), reason.caption(), reason.remedy()] {
             assert!(!text.is_empty() && !text.contains(['|', '\n']), "{reason:?}: {text}");
+        }
+        for sentence in [reason.caption(), reason.remedy()] {
+            let begins = sentence.starts_with(|first: char| first.is_ascii_uppercase());
+            assert!(begins && sentence.ends_with('.'), "{reason:?}: {sentence}");
         }
     }
 }
@@ -47,7 +51,7 @@ fn render() -> String {
             side(reason.side()),
             retry(reason.retry()),
             reason.caption(),
-            remedy(*reason),
+            reason.remedy(),
         )
         .expect("a String takes what is written");
     }
@@ -68,44 +72,6 @@ fn retry(retry: Retry) -> &'static str {
         Retry::Never => "never",
         Retry::IfUnsent => "if unsent or idempotent",
         Retry::Always => "always",
-    }
-}
-
-fn remedy(reason: Reason) -> &'static str {
-    match reason {
-        Reason::BadRequest => {
-            "Correct the client; see the syntax that is refused in `crates/wire`."
-        }
-        Reason::HeadTooLarge => "Send fewer or smaller header fields, cookies above all.",
-        Reason::HeadTimeout => "Look at the client or the network; the limit is `--head-timeout`.",
-        Reason::DownstreamClosed => "Look at the client: it gave up or was cut off.",
-        Reason::PlaintextRefused => "Give the client a sidecar; it is not a member of the mesh.",
-        Reason::HandshakeFailed => "Look at the client's log; the limit is `--handshake-timeout`.",
-        Reason::UntrustedPeer => "Let the client join this mesh: another authority signed it.",
-        Reason::ExpiredPeer => "See why the client's sidecar could not renew; compare the clocks.",
-        Reason::ForeignTrustDomain => "Use a peer of this mesh, or one trust domain in both.",
-        Reason::TooManyConnections => "Close idle connections, or raise `--connections-max`.",
-        Reason::UnknownService => "Correct the host name or the port, or add the Service.",
-        Reason::NoRoute => "Add a match that fits to an HTTPRoute of the service.",
-        Reason::DeniedOutbound => {
-            "Name the client's account as a source of a TrafficTarget whose destination is the \
-             account behind the service."
-        }
-        Reason::Denied => "Add the client's account to the sources of the policy that is named.",
-        Reason::NoPolicyRoute => "Add a match that fits to an HTTPRouteGroup that a policy uses.",
-        Reason::InvalidBackend => "Correct `backendRefs` of the HTTPRoute: names, ports, weights.",
-        Reason::DiscoveryTimeout => "Start the control plane, or find out why it does not answer.",
-        Reason::NoEndpoint => "Start a workload that the service selects; see `leno get services`.",
-        Reason::Draining => "Send to another endpoint: this one is being stopped.",
-        Reason::Unsupported => "Do without it; this version cannot do it.",
-        Reason::ConnectFailed => "Look at the endpoint: `leno get workloads`, its log, its port.",
-        Reason::ConnectTimeout => "Look at the endpoint and at the network between.",
-        Reason::UpstreamHandshakeFailed => "Look at the log of the endpoint's sidecar.",
-        Reason::WrongIdentity => "Find out who listens at the endpoint's address instead of it.",
-        Reason::UpstreamRefused => "Look at the endpoint: it drains or is full.",
-        Reason::UpstreamReset => "Look at the application's log: it broke the connection.",
-        Reason::UpstreamMalformed => "Correct the application: its response is not valid HTTP/1.1.",
-        Reason::RequestTimeout => "Make the application faster, or raise `timeouts.request`.",
     }
 }
 

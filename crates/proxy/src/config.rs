@@ -92,7 +92,8 @@ pub enum AccessLog {
 /// Bounds on what strangers can make a proxy hold or wait for.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections per data thread; further ones are closed at once.
+    /// Connections accepted per data thread, and connections to the application behind it; further
+    /// ones are closed at once, or not made.
     pub connections_max: usize,
     /// TLS handshakes under way per data thread.
     pub handshakes_max: usize,
@@ -108,8 +109,12 @@ pub struct Limits {
     pub discovery_timeout: Duration,
     /// After this time without use a service is unsubscribed.
     pub idle_subscription: Duration,
-    /// A kept-alive connection without a request is closed after this time.
+    /// A kept-alive connection without a request, a TCP connection without a byte either way, and
+    /// a link without a stream are closed after this time.
     pub idle_connection: Duration,
+    /// How long a body may stand still: a client that stops in the middle of its request and is
+    /// not answered yet, or anybody who takes nothing of what waits for him.
+    pub body_stall_timeout: Duration,
     /// How long requests under way may take to finish after SIGTERM.
     pub drain_timeout: Duration,
 }
@@ -126,6 +131,7 @@ impl Default for Limits {
             discovery_timeout: Duration::from_secs(5),
             idle_subscription: Duration::from_secs(600),
             idle_connection: Duration::from_secs(3600),
+            body_stall_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
         }
     }

@@ -12,7 +12,7 @@ use leno_telemetry::{ConnectionSide, Count};
 use leno_wire::link::{Role, StreamKind};
 use leno_wire::sniff::{Sniffed, sniff};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{sleep_until, timeout};
 
 use crate::connections::{Connection, Counted, Listed};
 use crate::drain::Phase;
@@ -34,8 +34,6 @@ pub(crate) async fn carry(
     peer: SocketAddr,
 ) {
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Downstream);
-    // Failing means that the connection is gone already, which the first read will tell.
-    drop(tcp.set_nodelay(true));
     // Boxed here and below, so that each kind of connection holds the room that it needs and not
     // that of the largest: most connections are idle most of the time.
     match entrance {
@@ -45,9 +43,9 @@ pub(crate) async fn carry(
             let _listed = list(&session, "http", "HTTP proxy".to_owned());
             Box::pin(from_proxy_client(&session, Io::new(Stream::Plain(tcp)))).await;
         }
-        Entrance::Door { service, port } => {
+        Entrance::Door { .. } | Entrance::Service { .. } => {
             let io = Io::new(Stream::Plain(tcp));
-            Box::pin(to_service(&worker, (service, port), io, BytesMut::new(), peer)).await;
+            Box::pin(to_service(&worker, entrance, io, BytesMut::new(), peer)).await;
         }
     }
 }
@@ -76,21 +74,24 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
         }
     };
     worker.shard.add(Count::DownstreamHandshake, 1);
+    let expires = tls::until(accepted.peer.not_after);
     let identity = Some(Rc::new(accepted.peer.id));
     let speaks_link = accepted.tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK);
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
-    let session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
+    let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
+    session.expires = Some(expires);
     let protocol = if speaks_link { "link" } else { "http" };
     let _listed = list(&session, protocol, format!("application port {port}"));
     if speaks_link {
-        Box::pin(inbound_link(Rc::new(session), port, io)).await;
+        Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
     } else {
         serve(&session, &io, BytesMut::new()).await;
     }
 }
 
-/// Drives a link that another sidecar opened; each stream is a task of its own.
-async fn inbound_link(session: Rc<Session>, port: u16, io: Io) {
+/// Drives a link that another sidecar opened; each stream is a task of its own. It takes no new
+/// ones once its peer's certificate has expired.
+async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io: Io) {
     let worker = session.worker.clone();
     let _counted = Counted::link(&worker.shard, ConnectionSide::Downstream);
     let link = LinkHandle::new(Role::Acceptor);
@@ -104,14 +105,15 @@ async fn inbound_link(session: Rc<Session>, port: u16, io: Io) {
             }
         });
     };
-    let mut driven = std::pin::pin!(link.clone().drive(io, on_open));
+    let idle = worker.config.limits.idle_connection;
+    let mut driven = std::pin::pin!(link.clone().drive(io, idle, on_open));
     tokio::select! {
-        () = &mut driven => {}
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-            link.retire();
-            driven.await;
-        }
+        () = &mut driven => return,
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
+        () = sleep_until(expires.into()) => {}
     }
+    link.retire();
+    driven.await;
 }
 
 /// From the application as its HTTP proxy; a tunnel becomes a door to the service it names.
@@ -119,28 +121,32 @@ async fn from_proxy_client(session: &Session, io: Io) {
     let Served::Tunnel { authority, early } = serve(session, &io, BytesMut::new()).await else {
         return;
     };
-    let target = match route::tunnel(session, &authority).await {
-        Ok(target) => target,
+    let entrance = match route::tunnel(session, &authority).await {
+        Ok((service, port)) => Entrance::Service { service, port },
         Err(reason) => {
             refuse(session, &io, reason).await;
             return;
         }
     };
-    let mut writer = Writer::new(io.clone());
+    let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     writer.buffer.extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
     if writer.flush().await.is_ok() {
-        Box::pin(to_service(&session.worker, target, io, early, session.peer)).await;
+        Box::pin(to_service(&session.worker, entrance, io, early, session.peer)).await;
     }
 }
 
 /// From the application to one service, in whatever protocol the service speaks.
 async fn to_service(
     worker: &Rc<Worker>,
-    (service, port): (ServiceName, u16),
+    entrance: Entrance,
     io: Io,
     mut early: BytesMut,
     peer: SocketAddr,
 ) {
+    let (Entrance::Door { service, port } | Entrance::Service { service, port }) = entrance.clone()
+    else {
+        return;
+    };
     let declared = protocol(worker, &service, port).await;
     let is_http = match declared {
         Protocol::Http => true,
@@ -152,7 +158,6 @@ async fn to_service(
             timeout(patience, detect(&io, &mut early)).await.unwrap_or(false)
         }
     };
-    let entrance = Entrance::Door { service: service.clone(), port };
     let session = Session::new(worker.clone(), entrance, None, peer);
     let listed = if is_http { "http" } else { "tcp" };
     let _listed = list(&session, listed, format!("{service}:{port}"));

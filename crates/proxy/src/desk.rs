@@ -85,7 +85,7 @@ pub(crate) async fn keep_listeners(
             }
             let inbound = listeners.inbound(&follower.config, plan);
             let changed = *follower.listening.borrow() != inbound;
-            if changed {
+            if changed && !follower.withdrawn.get() {
                 follower.listening.replace(inbound.clone());
                 // Without a stream this waits, as there is no new plan to reconcile with either.
                 if requests.send(Request::Listeners(inbound)).await.is_err() {

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::config::Interception;
@@ -17,8 +18,22 @@ pub(crate) async fn dial(
     if let Interception::Redirect { mark, .. } = interception {
         SockRef::from(&socket).set_mark(*mark)?;
     }
-    let tcp = socket.connect(address).await?;
-    // Whole batches are written at once; waiting for more would only delay them.
-    tcp.set_nodelay(true)?;
-    Ok(tcp)
+    prepare(SockRef::from(&socket))?;
+    socket.connect(address).await
 }
+
+/// What every connection of the proxy has; accepted ones have it from their listener (tcp(7)).
+pub(crate) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
+    // Whole batches are written at once; waiting for more would only delay them.
+    socket.set_tcp_nodelay(true)?;
+    // A peer that went without a word is noticed, however long nobody has anything to say to it.
+    let keepalive = TcpKeepalive::new().with_time(ALIVE_AFTER).with_interval(ALIVE_AGAIN);
+    socket.set_tcp_keepalive(&keepalive.with_retries(ALIVE_RETRIES))
+}
+
+/// After this time of silence the kernel asks whether the peer is still there.
+const ALIVE_AFTER: Duration = Duration::from_secs(60);
+/// How long an answer is waited for before it is asked again.
+const ALIVE_AGAIN: Duration = Duration::from_secs(10);
+/// Unanswered questions after which the connection is given up.
+const ALIVE_RETRIES: u32 = 3;

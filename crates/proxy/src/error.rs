@@ -5,6 +5,7 @@ use leno_traffic::Denial;
 use leno_wire::http1::Malformed;
 
 use crate::http::message::ReadError;
+use crate::link::Lost;
 
 /// Why a request or connection goes no further.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +32,7 @@ pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
         ReadError::Io(_) | ReadError::Ended | ReadError::Malformed(Malformed::BodyTruncated) => {
             Reason::DownstreamClosed
         }
+        ReadError::Stalled => Reason::BodyStalled,
         ReadError::Malformed(Malformed::HeadTooLarge | Malformed::TooManyFields) => {
             Reason::HeadTooLarge
         }
@@ -44,6 +46,17 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
         ReadError::Io(_) | ReadError::Ended | ReadError::Malformed(Malformed::BodyTruncated) => {
             Reason::UpstreamReset
         }
+        ReadError::Stalled => Reason::UpstreamStalled,
         ReadError::Malformed(_) | ReadError::LengthMismatch => Reason::UpstreamMalformed,
+    }
+}
+
+/// What a stream that ended before its time means to the client's side.
+pub(crate) fn lost_reason(lost: Lost) -> Reason {
+    match lost {
+        Lost::Refused => Reason::UpstreamRefused,
+        Lost::Unreachable => Reason::ConnectFailed,
+        Lost::Denied => Reason::Denied,
+        Lost::Broken => Reason::UpstreamReset,
     }
 }

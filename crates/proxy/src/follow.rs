@@ -1,6 +1,6 @@
 //! Hearing of new worlds: join once, follow the control plane, apply, keep what was applied.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -27,6 +27,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::config::Config;
 use crate::dial::dial;
+use crate::keeper::Keeper;
 use crate::renew;
 use crate::state::StateDir;
 use crate::world::World;
@@ -36,12 +37,15 @@ pub(crate) struct Follower {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
     pub(crate) state: StateDir,
+    pub(crate) keeper: Keeper,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) shard: Shard,
     /// The services that requests have asked for and not yet forgotten.
     pub(crate) subscribed: RefCell<BTreeSet<ServiceName>>,
     /// What is listening now, for each hello.
     pub(crate) listening: RefCell<Vec<InboundListener>>,
+    /// The proxy is going: nothing is announced any more.
+    pub(crate) withdrawn: Cell<bool>,
     pub(crate) admin: SocketAddr,
     pub(crate) seed: u64,
 }
@@ -109,7 +113,7 @@ async fn follow_one(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         services: follower.subscribed.borrow().iter().cloned().collect(),
     };
-    let mut apply = |update: Update| apply(follower, &update);
+    let mut apply = |update: Update| apply(follower, update);
     Ended::Stream(leno_discovery::follow(stream, hello, subscriber, requests, &mut apply).await)
 }
 
@@ -161,14 +165,14 @@ async fn credential(follower: &Follower, control: SocketAddr) -> Result<Arc<Cred
 }
 
 /// Makes an update the current world, or says which of its resources cannot be.
-fn apply(follower: &Follower, update: &Update) -> Result<(), Vec<Refusal>> {
-    if let Err(error) = follower.world.swap(update) {
+fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
+    if let Err(error) = follower.world.swap(&update) {
         follower.shard.add(Count::SnapshotRefused, 1);
-        return Err(refusals(update, &error));
+        return Err(refusals(&update, &error));
     }
     follower.shard.add(Count::SnapshotApplied, 1);
     follower.telemetry.set(Level::SnapshotServices, update.snapshot.services.len() as u64);
-    follower.state.keep_world(&update.to_bytes());
+    follower.keeper.keep(update);
     Ok(())
 }
 

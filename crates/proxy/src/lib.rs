@@ -16,11 +16,13 @@ mod error;
 mod follow;
 mod http;
 mod io;
+mod keeper;
 mod link;
 mod listen;
 mod listeners;
 mod names;
 mod opened;
+mod patience;
 mod record;
 mod redirect;
 mod renew;
@@ -34,7 +36,7 @@ mod upstream;
 mod worker;
 mod world;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -54,6 +56,7 @@ use crate::admin::Admin;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::follow::Follower;
+use crate::keeper::Keeper;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
@@ -164,18 +167,28 @@ impl Proxy {
             world,
             state: self.state.clone(),
             subscribed: RefCell::new(BTreeSet::new()),
+            keeper: Keeper::default(),
             listening: RefCell::new(Vec::new()),
+            withdrawn: Cell::new(false),
             seed: seed(0),
         };
         let tasks = LocalSet::new();
         tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
         tasks.spawn_local(access_log::write(lines));
         let state = self.state.clone();
-        let requests = control(&tasks, follower, wanted, (workers, self.doors, self.state));
+        let follower = Rc::new(follower);
+        let keeping = tasks.spawn_local(keep(follower.clone()));
+        let parts = (workers, self.doors, self.state);
+        let requests = control(&tasks, follower.clone(), wanted, parts);
         tasks.run_until(stop).await;
         tracing::info!("draining");
+        // A successor reads what is on disk as soon as it may have the directory.
+        follower.keeper.end();
+        if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_err() {
+            tracing::warn!("the disk is slow: the last world may not be kept");
+        }
         state.release();
-        tasks.run_until(withdraw(&requests)).await;
+        tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
         let joined = tokio::task::spawn_blocking(move || {
             threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
@@ -190,11 +203,10 @@ impl Proxy {
 /// Starts what runs beside the data threads: the stream, subscriptions, listeners, certificates.
 fn control(
     tasks: &LocalSet,
-    follower: Follower,
+    follower: Rc<Follower>,
     wanted: mpsc::Receiver<leno_model::ServiceName>,
     (workers, doors, state): (Vec<mpsc::Sender<Command>>, Doors, StateDir),
 ) -> mpsc::Sender<Request> {
-    let follower = Rc::new(follower);
     if let Some(credential) = state.credential(&follower.config.workload, SystemTime::now()) {
         renew::adopt(&follower, credential);
     }
@@ -210,9 +222,15 @@ fn control(
     requests
 }
 
+async fn keep(follower: Rc<Follower>) {
+    follower.keeper.run(follower.state.clone()).await;
+}
+
 /// Tells the control plane that nothing listens here any more, so that no new request is sent
-/// here; what is on its way is still served.
-async fn withdraw(requests: &mpsc::Sender<Request>) {
+/// here; what is on its way is still served. Who reconnects from now on says so too.
+async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
+    follower.withdrawn.set(true);
+    follower.listening.borrow_mut().clear();
     let told = async {
         requests.send(Request::Listeners(Vec::new())).await.ok()?;
         // All places are free again when everything was taken up for sending.
@@ -245,6 +263,8 @@ fn seed(core: usize) -> u64 {
     mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// How long writing the last world may take.
+const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 /// How long the farewell may take; a control plane that is away must not delay the end.
 const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_millis(250);
 /// Commands that may wait for a data thread.

@@ -258,6 +258,7 @@ impl From<ResetCode> for Lost {
     fn from(code: ResetCode) -> Self {
         match code {
             ResetCode::Unreachable => Self::Unreachable,
+            ResetCode::Denied => Self::Denied,
             code if code.is_retry_safe() => Self::Refused,
             _ => Self::Broken,
         }

@@ -6,10 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use leno_discovery::InboundListener;
 use leno_model::{WorkloadPlan, WorkloadPort};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::mpsc;
 
 use crate::config::{Config, Interception};
+use crate::dial::prepare;
 use crate::listen::Command;
 use crate::redirect::Gate;
 use crate::session::Entrance;
@@ -73,7 +74,7 @@ impl Listeners {
             Gate::Fixed(Entrance::Inbound { port }) => {
                 Some(InboundListener { port, address: open.address })
             }
-            Gate::Fixed(Entrance::Door { .. } | Entrance::HttpProxy)
+            Gate::Fixed(Entrance::Door { .. } | Entrance::Service { .. } | Entrance::HttpProxy)
             | Gate::Inbound
             | Gate::Outbound => None,
         };
@@ -178,6 +179,7 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
 fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
+    prepare(SockRef::from(&socket))?;
     if matches!(address.ip(), IpAddr::V6(_)) {
         socket.set_only_v6(true)?;
     }

@@ -1,5 +1,6 @@
 //! What happened to one exchange: filled on the way, emitted once, when it is dropped.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
 
 use leno_model::{Reason, RouteName, ServiceName};
@@ -18,8 +19,8 @@ pub(crate) struct Record<'a> {
     pub(crate) subject: Subject,
     pub(crate) status: u16,
     pub(crate) reason: Option<Reason>,
-    pub(crate) bytes_in: u64,
-    pub(crate) bytes_out: u64,
+    pub(crate) bytes_in: Cell<u64>,
+    pub(crate) bytes_out: Cell<u64>,
     pub(crate) retries: u32,
     /// What only the access log wants; empty when it is off.
     pub(crate) line: Option<Box<LogLine>>,
@@ -52,8 +53,8 @@ impl<'a> Record<'a> {
             subject: Subject { protocol, service: None, port: 0, route: None },
             status: 0,
             reason: Some(Reason::DownstreamClosed),
-            bytes_in: 0,
-            bytes_out: 0,
+            bytes_in: Cell::new(0),
+            bytes_out: Cell::new(0),
             retries: 0,
             line: worker.log.is_some().then(|| Box::new(LogLine::of(session))),
         }
@@ -77,8 +78,8 @@ impl Drop for Record<'_> {
             status: self.status,
             reason: self.reason.map(Reason::label),
             duration: self.duration(),
-            bytes_in: self.bytes_in,
-            bytes_out: self.bytes_out,
+            bytes_in: self.bytes_in.get(),
+            bytes_out: self.bytes_out.get(),
         };
         worker.shard.record(series.id, &outcome);
         if let (Some(mut line), Some(log)) = (self.line.take(), &worker.log) {

@@ -35,7 +35,7 @@ impl Gate {
                     IpAddr::V6(_) => None,
                 };
                 let service = service.ok_or(Reason::UnknownService)?;
-                Ok(Entrance::Door { service, port: wanted.port() })
+                Ok(Entrance::Service { service, port: wanted.port() })
             }
             Self::Inbound => {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();

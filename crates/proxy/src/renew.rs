@@ -69,7 +69,9 @@ async fn renew(follower: &Follower, requests: &mpsc::Sender<Request>) -> Result<
     let (answer, issued) = oneshot::channel();
     let request = Request::Renew { csr: key.request(), answer };
     requests.send(request).await.map_err(|_| Unusable::Unanswered)?;
-    let issued = issued.await.map_err(|_| Unusable::Unanswered)?.map_err(Unusable::Refused)?;
+    let answered = tokio::time::timeout(ANSWER_MAX, issued).await;
+    let issued = answered.map_err(|_| Unusable::Unanswered)?.map_err(|_| Unusable::Unanswered)?;
+    let issued = issued.map_err(Unusable::Refused)?;
     accept(follower, key, issued)?;
     Ok(())
 }
@@ -89,6 +91,8 @@ pub(crate) enum Unusable {
     Refused(String),
 }
 
+/// How long one answer is waited for; the control plane signs within milliseconds.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Between attempts to renew, however short the life of certificates is.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 /// Between attempts to renew, however long the life of certificates is.

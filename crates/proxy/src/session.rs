@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use leno_model::{ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
@@ -17,8 +18,10 @@ use crate::world::Scene;
 pub(crate) enum Entrance {
     /// From another sidecar, for the application's port.
     Inbound { port: u16 },
-    /// From the application, through a door to one service.
+    /// From the application, through a door to one service: it knows the door's address only.
     Door { service: ServiceName, port: u16 },
+    /// From the application, to a service that it named itself.
+    Service { service: ServiceName, port: u16 },
     /// From the application, as its HTTP proxy.
     HttpProxy,
 }
@@ -29,6 +32,8 @@ pub(crate) struct Session {
     pub(crate) entrance: Entrance,
     /// The verified identity of the peer; none on the application's own connections.
     pub(crate) identity: Option<Rc<SpiffeId>>,
+    /// When that identity ends: nothing new is taken from the peer after it.
+    pub(crate) expires: Option<Instant>,
     pub(crate) peer: SocketAddr,
     /// The `Host` of the service behind a door: its client knows the door's address only.
     pub(crate) host: Option<Rc<str>>,
@@ -49,10 +54,16 @@ impl Session {
             Entrance::Door { service: ServiceName { namespace, name }, port } => {
                 Some(format!("{name}.{namespace}:{port}").into())
             }
-            Entrance::Inbound { .. } | Entrance::HttpProxy => None,
+            Entrance::Inbound { .. } | Entrance::Service { .. } | Entrance::HttpProxy => None,
         };
-        let series = RefCell::default();
-        Self { worker, entrance, identity, peer, host, series, permit: RefCell::new(None) }
+        let (series, permit) = (RefCell::default(), RefCell::default());
+        Self { worker, entrance, identity, expires: None, peer, host, series, permit }
+    }
+
+    /// How long its next request is waited for.
+    pub(crate) fn patience(&self) -> Duration {
+        let idle = self.worker.config.limits.idle_connection;
+        self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 
     pub(crate) fn is_inbound(&self) -> bool {

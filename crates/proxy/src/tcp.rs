@@ -1,22 +1,27 @@
 //! Opaque TCP: the same corridor without the HTTP stations.
 
+use std::cell::Cell;
 use std::future::poll_fn;
+use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_model::{Reach, Reason, ServiceName};
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::{ResetCode, StreamKind};
+use tokio::time::timeout;
 
-use crate::error::{Failure, downstream_reason, upstream_reason};
-use crate::http::body::{Broken, Sink, Source, pump};
+use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
+use crate::http::body::{Broken, Silence, Sink, Source, pump};
 use crate::http::message::{Reader, Writer};
 use crate::http::route::{self, Destination};
 use crate::io::Io;
 use crate::link::{LinkStream, Opened};
 use crate::record::Record;
 use crate::session::Session;
-use crate::upstream::{InFlight, Lease, pick::pick};
+use crate::upstream::{Destined, InFlight, Lease, Upstream, pick::pick};
+use crate::worker::Worker;
 
 /// Carries the application's connection to a service. `early`: what was read of it already.
 pub(crate) async fn to_service(
@@ -32,8 +37,9 @@ pub(crate) async fn to_service(
         Ok((stream, _in_flight)) => {
             let mut reader = Reader::new(io.clone());
             reader.buffer = early;
-            let mut plain = (reader, Writer::new(io.clone()));
-            carry(&mut plain, &stream, Towards::Link, &mut record).await
+            let patience = session.worker.config.limits.idle_connection;
+            let mut plain = (reader, Writer::new(io.clone(), patience));
+            carry(&mut plain, &stream, Towards::Link, patience, &mut record).await
         }
         Err(reason) => Err(reason),
     };
@@ -73,8 +79,11 @@ async fn attempt(
         return Err(Failure::from(Reason::NoEndpoint));
     };
     let connection = application.connect(&session.worker).await?;
-    let mut plain = (connection.reader, connection.writer);
-    let carried = carry(&mut plain, stream, Towards::Application, record).await;
+    // The other sidecar waits for this before it gives its client's bytes away.
+    stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
+    let patience = session.worker.config.limits.idle_connection;
+    let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let carried = carry(&mut plain, stream, Towards::Application, patience, record).await;
     if carried.is_err() {
         plain.1.io.reset();
     }
@@ -109,15 +118,9 @@ async fn open(
         let upstream = pick(worker, &port.endpoints, tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
-        let opened = match upstream.lease(worker).await {
-            Ok(Lease::Link(link)) => link
-                .open(StreamKind::Tcp, false, |_| {})
-                .map(|stream| (stream, in_flight))
-                .map_err(|_| Reason::UpstreamRefused),
-            // A foreign peer has no framing for opaque streams.
-            Ok(Lease::Http1(_)) => Err(Reason::Unsupported),
-            Err(reason) => Err(reason),
-        };
+        let opened = open_at(&upstream, worker).await;
+        Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
+        let opened = opened.map(|stream| (stream, in_flight));
         let attempt = Attempt {
             sent: Sent::Nothing,
             idempotent: false,
@@ -132,6 +135,20 @@ async fn open(
     }
 }
 
+/// Opens a stream to the application behind one endpoint, which has taken it when this returns:
+/// before that nothing of the client is given away, and another endpoint may be tried.
+async fn open_at(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<LinkStream, Reason> {
+    let link = match upstream.lease(worker).await? {
+        Lease::Link(link) => link,
+        // A foreign peer has no framing for opaque streams.
+        Lease::Http1(_) => return Err(Reason::Unsupported),
+    };
+    let stream = link.open(StreamKind::Tcp, false, |_| {}).map_err(|_| Reason::UpstreamRefused)?;
+    let answered = timeout(worker.config.limits.connect_timeout, stream.answered()).await;
+    answered.map_err(|_| Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    Ok(stream)
+}
+
 /// Which way the client's bytes go.
 #[derive(Clone, Copy)]
 enum Towards {
@@ -144,24 +161,25 @@ async fn carry(
     (reader, writer): &mut (Reader, Writer),
     stream: &LinkStream,
     towards: Towards,
+    patience: Duration,
     record: &mut Record<'_>,
 ) -> Result<(), Reason> {
     let (to_stream, to_plain) = match towards {
-        Towards::Link => (&mut record.bytes_in, &mut record.bytes_out),
-        Towards::Application => (&mut record.bytes_out, &mut record.bytes_in),
+        Towards::Link => (&record.bytes_in, &record.bytes_out),
+        Towards::Application => (&record.bytes_out, &record.bytes_in),
     };
     let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
-    let mut into_stream = Sink::Link { stream };
+    let mut into_stream = Sink::Link { stream, patience };
     let mut from_stream = Source::link(stream, BodyLength::UntilClose);
     let io = writer.io.clone();
     let mut into_plain = Sink::Http1 { writer, chunked: false };
     let forth = async {
-        let pumped = pump(&mut from_plain, &mut into_stream, to_stream).await;
+        let pumped = pump(&mut from_plain, &mut into_stream, Silence::Allowed, to_stream).await;
         pumped.map_err(|broken| towards.reason(Way::Forth, &broken))
     };
     let back = async {
         let pumped = async {
-            pump(&mut from_stream, &mut into_plain, to_plain).await?;
+            pump(&mut from_stream, &mut into_plain, Silence::Allowed, to_plain).await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
         };
         pumped.await.map_err(|broken| towards.reason(Way::Back, &broken))
@@ -171,6 +189,19 @@ async fn carry(
         carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
         // One side may be stuck; the other is not kept for it.
         _ = stream.lost() => Err(towards.lost()),
+        () = silence(patience, to_stream, to_plain) => Err(Reason::IdleTimeout),
+    }
+}
+
+/// Resolves when nothing was carried either way for as long as `patience`, or almost twice that.
+async fn silence(patience: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
+    let mut before = None;
+    loop {
+        let now = Some((forth.get(), back.get()));
+        if std::mem::replace(&mut before, now) == now {
+            return;
+        }
+        tokio::time::sleep(patience).await;
     }
 }
 
@@ -189,6 +220,7 @@ impl Towards {
             | (Self::Application, Way::Back, Broken::Source(error)) => downstream_reason(error),
             (Self::Link, Way::Back, Broken::Source(error))
             | (Self::Application, Way::Forth, Broken::Source(error)) => upstream_reason(error),
+            (_, _, Broken::SinkStalled) => Reason::IdleTimeout,
             (Self::Link, Way::Forth, Broken::Sink)
             | (Self::Application, Way::Back, Broken::Sink) => Reason::UpstreamReset,
             (Self::Link, Way::Back, Broken::Sink)

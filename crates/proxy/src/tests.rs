@@ -14,5 +14,6 @@ mod policy;
 mod renewal;
 mod retry;
 mod routes;
+mod stalls;
 mod tcp;
 mod telemetry;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use leno_identity::{Credential, Peer, VerifyError, client_config, peer, reason_of, server_config};
 use leno_model::{Reason, Side, SpiffeId};
@@ -76,6 +76,11 @@ impl Cached {
 pub(crate) struct Accepted {
     pub(crate) tls: TlsStream<TcpStream>,
     pub(crate) peer: Peer,
+}
+
+/// When a certificate's end is, on the clock that timers go by.
+pub(crate) fn until(not_after: SystemTime) -> Instant {
+    Instant::now() + not_after.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
 /// Waits for the first byte of a handshake. Plaintext gets no answer, not even a TLS alert that

@@ -31,6 +31,8 @@ pub(crate) struct Worker {
     pub(crate) tls: TlsConfigs,
     /// Room for handshakes that others begin: they cost CPU before anybody is known.
     pub(crate) handshakes: Semaphore,
+    /// Room for connections to the application: a link's streams are many to one connection.
+    pub(crate) places: Arc<Semaphore>,
     /// This thread's counters.
     pub(crate) shard: Rc<Shard>,
     /// Heads that were parsed into before, with the room they have.
@@ -62,6 +64,7 @@ impl Worker {
         let Parts { config, world, connections, phase, log, shard, seed } = parts;
         Rc::new(Self {
             handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
+            places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
             config,
             world,
             connections,
@@ -92,12 +95,15 @@ impl Worker {
 
     /// What this thread knows of an endpoint: its connections and its load.
     pub(crate) fn upstream(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
-        if let Some(upstream) = self.upstreams.borrow().get(&endpoint.id)
-            && upstream.endpoint == *endpoint
-        {
+        let known = self.upstreams.borrow().get(&endpoint.id).cloned();
+        if let Some(upstream) = known.as_ref().filter(|known| known.endpoint == *endpoint) {
             return upstream.clone();
         }
         let upstream = Rc::new(Upstream::new(endpoint.clone()));
+        // A request that holds an older world goes there by itself, and closes behind it.
+        if known.is_some_and(|known| self.world.is_current(&known.endpoint)) {
+            return upstream;
+        }
         let replaced = self.upstreams.borrow_mut().insert(endpoint.id.clone(), upstream.clone());
         if let Some(replaced) = replaced {
             replaced.retire();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
-use leno_model::{Reason, ServiceName};
+use leno_model::{Endpoint, Reason, ServiceName};
 use leno_traffic::{BadPattern, Plans};
 use tokio::sync::{mpsc, watch};
 
@@ -124,6 +124,16 @@ impl World {
             }
         };
         tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+    }
+
+    /// Whether the current version has exactly this endpoint.
+    pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
+        let Some(scene) = self.scene() else {
+            return false;
+        };
+        let service = scene.plans.snapshot.services.get(&endpoint.id.service);
+        let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
+        port.is_some_and(|port| port.endpoints.iter().any(|known| **known == *endpoint))
     }
 
     /// The services that nobody has used for `idle`.

@@ -45,6 +45,8 @@ pub struct Link {
     output: BytesMut,
     pong_owed: bool,
     ping_unanswered: bool,
+    /// Another ping was asked for before the answer to the last one.
+    ping_again: bool,
     budget: Budget,
     /// Streams that the peer's HELLO gave new credit, to be told one event at a time.
     awakened: Vec<StreamId>,
@@ -160,6 +162,7 @@ impl Link {
             output,
             pong_owed: false,
             ping_unanswered: false,
+            ping_again: false,
             budget: Budget::new(&ours),
             awakened: Vec::new(),
             broken: None,
@@ -175,9 +178,16 @@ impl Link {
     }
 
     /// Asks for a [`Event::Pong`]: a sign of life, or the proof that all the peer sent before it
-    /// saw the ping has arrived. Does nothing while an earlier one is unanswered.
+    /// saw the ping has arrived. While an earlier one is unanswered this one waits for it, and one
+    /// event then answers both: the answer to the earlier proves nothing about what came after.
     pub fn ping(&mut self) {
-        if self.broken.is_none() && !std::mem::replace(&mut self.ping_unanswered, true) {
+        if self.broken.is_some() {
+            return;
+        }
+        if self.ping_unanswered {
+            self.ping_again = true;
+        } else {
+            self.ping_unanswered = true;
             frame::write_empty(&mut self.output, frame::Kind::Ping);
         }
     }

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
 };
-use super::reason;
 
 /// The decision for people; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
@@ -136,12 +135,7 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
             "Add {source} to spec.sources of a TrafficTarget whose destination is the account of \
              the workloads behind {service}."
         ),
-        _ => {
-            let remedy = reason::remedy(reason);
-            let mut letters = remedy.chars();
-            let first = letters.next().map(|first| first.to_ascii_uppercase());
-            format!("{}{}.", first.map(String::from).unwrap_or_default(), letters.as_str())
-        }
+        _ => reason.remedy().to_owned(),
     }
 }
 

@@ -1,7 +1,10 @@
 //! Bodies in motion: where they come from, where they go, and the pump between the two.
 
+use std::cell::Cell;
 use std::future::poll_fn;
+use std::io;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use leno_wire::http1::{
@@ -10,6 +13,7 @@ use leno_wire::http1::{
 
 use super::message::{ReadError, Reader, Writer};
 use crate::link::{Incoming, LinkStream, Lost};
+use crate::patience::within;
 
 /// Where a body comes from.
 pub(crate) enum Source<'a> {
@@ -25,8 +29,17 @@ pub(crate) enum Source<'a> {
 pub(crate) enum Sink<'a> {
     /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
     Http1 { writer: &'a mut Writer, chunked: bool },
-    /// A stream of a link.
-    Link { stream: &'a LinkStream },
+    /// A stream of a link. `patience`: how long its peer may take nothing of what waits for it.
+    Link { stream: &'a LinkStream, patience: Duration },
+}
+
+/// How long a source may say nothing in the middle of a body.
+#[derive(Clone, Copy)]
+pub(crate) enum Silence<'a> {
+    /// For ever: its owner is known to live, or somebody else has an eye on it.
+    Allowed,
+    /// No longer than this, unless it was answered meanwhile: who has an answer may take turns.
+    Bounded { limit: Duration, answered: &'a Cell<bool> },
 }
 
 /// A piece of a body.
@@ -43,6 +56,8 @@ pub(crate) enum Broken {
     Source(ReadError),
     /// The sink takes no more.
     Sink,
+    /// The sink is there, and has taken nothing for too long.
+    SinkStalled,
 }
 
 impl<'a> Source<'a> {
@@ -155,7 +170,7 @@ fn poll_link(
             // What the peer says about a TCP connection. After a final head of HTTP the state
             // machine of the link lets no other pass.
             Ok(Incoming::Head { end, .. }) => *ended = end,
-            Err(Lost::Broken | Lost::Refused | Lost::Unreachable) => {
+            Err(Lost::Broken | Lost::Denied | Lost::Refused | Lost::Unreachable) => {
                 return Poll::Ready(Err(ReadError::Ended));
             }
         }
@@ -200,11 +215,7 @@ impl Sink<'_> {
                 if *chunked {
                     writer.buffer.extend_from_slice(CHUNK_END);
                 }
-                if writer.is_full() {
-                    writer.flush().await.map_err(|_| Broken::Sink)
-                } else {
-                    Ok(())
-                }
+                if writer.is_full() { flush(writer).await } else { Ok(()) }
             }
             (Self::Http1 { writer, chunked }, Piece::Trailers(trailers)) => {
                 if *chunked {
@@ -214,10 +225,10 @@ impl Sink<'_> {
                 }
                 Ok(())
             }
-            (Self::Link { stream }, Piece::Data(mut data)) => {
-                poll_fn(|cx| stream.poll_send(cx, &mut data, false)).await.map_err(|_| Broken::Sink)
+            (Self::Link { stream, patience }, Piece::Data(data)) => {
+                send(stream, data, false, *patience).await
             }
-            (Self::Link { stream }, Piece::Trailers(trailers)) => {
+            (Self::Link { stream, .. }, Piece::Trailers(trailers)) => {
                 stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
             }
         }
@@ -226,7 +237,7 @@ impl Sink<'_> {
     /// Hands on what is buffered.
     async fn flush(&mut self) -> Result<(), Broken> {
         match self {
-            Self::Http1 { writer, .. } => writer.flush().await.map_err(|_| Broken::Sink),
+            Self::Http1 { writer, .. } => flush(writer).await,
             Self::Link { .. } => Ok(()),
         }
     }
@@ -238,15 +249,34 @@ impl Sink<'_> {
                 if *chunked {
                     writer.buffer.extend_from_slice(LAST_CHUNK);
                 }
-                writer.flush().await.map_err(|_| Broken::Sink)
+                flush(writer).await
             }
             Self::Link { .. } if trailed => Ok(()),
-            Self::Link { stream } => {
-                let mut nothing = Bytes::new();
-                poll_fn(|cx| stream.poll_send(cx, &mut nothing, true))
-                    .await
-                    .map_err(|_| Broken::Sink)
-            }
+            Self::Link { stream, patience } => send(stream, Bytes::new(), true, *patience).await,
+        }
+    }
+}
+
+async fn flush(writer: &mut Writer) -> Result<(), Broken> {
+    writer.flush().await.map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => Broken::SinkStalled,
+        _ => Broken::Sink,
+    })
+}
+
+/// Sends all of `data`, for as long as the peer grants room for some of it now and then.
+pub(super) async fn send(
+    stream: &LinkStream,
+    mut data: Bytes,
+    end: bool,
+    patience: Duration,
+) -> Result<(), Broken> {
+    loop {
+        let before = data.len();
+        match within(patience, |cx| stream.poll_send(cx, &mut data, end)).await {
+            Some(sent) => return sent.map_err(|_| Broken::Sink),
+            None if data.len() < before => {}
+            None => return Err(Broken::SinkStalled),
         }
     }
 }
@@ -256,7 +286,8 @@ impl Sink<'_> {
 pub(crate) async fn pump(
     source: &mut Source<'_>,
     sink: &mut Sink<'_>,
-    bytes: &mut u64,
+    silence: Silence<'_>,
+    bytes: &Cell<u64>,
 ) -> Result<(), Broken> {
     let mut trailed = false;
     loop {
@@ -265,18 +296,33 @@ pub(crate) async fn pump(
             Poll::Ready(next) => next,
             Poll::Pending => {
                 sink.flush().await?;
-                poll_fn(|cx| source.poll_next(cx)).await
+                silence.next(source).await
             }
         };
         match next.map_err(Broken::Source)? {
             Some(piece) => {
                 match &piece {
-                    Piece::Data(data) => *bytes += data.len() as u64,
+                    Piece::Data(data) => bytes.set(bytes.get() + data.len() as u64),
                     Piece::Trailers(_) => trailed = true,
                 }
                 sink.push(piece).await?;
             }
             None => return sink.finish(trailed).await,
         }
+    }
+}
+
+impl Silence<'_> {
+    async fn next(self, source: &mut Source<'_>) -> Result<Option<Piece>, ReadError> {
+        if let Self::Bounded { limit, answered } = self
+            && !answered.get()
+        {
+            match within(limit, |cx| source.poll_next(cx)).await {
+                Some(next) => return next,
+                None if answered.get() => {}
+                None => return Err(ReadError::Stalled),
+            }
+        }
+        poll_fn(|cx| source.poll_next(cx)).await
     }
 }

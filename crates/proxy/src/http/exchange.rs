@@ -49,7 +49,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return true;
         };
         self.record.reason = Some(failure.reason);
-        if self.progress.response_started {
+        if self.progress.response_started.get() {
             // Half an answer is out: only a broken connection says that it is not whole.
             return false;
         }
@@ -154,7 +154,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
             body_replayable: !self.progress.body_taken,
-            response_started: self.progress.response_started,
+            response_started: self.progress.response_started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         }
     }

@@ -10,26 +10,27 @@ use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
 use leno_wire::link::{OpenError, StreamKind};
+use tokio::time::timeout;
 
-use super::body::{Broken, Sink, Source, pump};
+use super::body::{Broken, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
 use super::message::Reader;
 use super::request::Aim;
 use super::respond::Responder;
-use crate::error::{downstream_reason, upstream_reason};
-use crate::link::{Incoming, LinkHandle, LinkStream, Lost};
+use crate::error::{downstream_reason, lost_reason, upstream_reason};
+use crate::link::{Incoming, LinkHandle, LinkStream};
 use crate::upstream::{Destined, Http1Upstream, Lease};
 use crate::worker::Worker;
 
 /// How far an exchange has come: what decides whether it may be tried again.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Something of the request may have reached an upstream.
     pub(crate) request_sent: bool,
     /// Part of the request's body is gone from our hands.
     pub(crate) body_taken: bool,
     /// Part of the response may have reached the client.
-    pub(crate) response_started: bool,
+    pub(crate) response_started: Cell<bool>,
     /// The connection had served before, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
 }
@@ -58,7 +59,12 @@ async fn over_link(
     aim: &Aim<'_>,
     link: &LinkHandle,
 ) -> Result<(), Reason> {
-    link.uncongested().await.map_err(reason_of)?;
+    let limits = &exchange.session.worker.config.limits;
+    let patience = limits.body_stall_timeout;
+    timeout(limits.connect_timeout, link.uncongested())
+        .await
+        .map_err(|_| Reason::ConnectTimeout)?
+        .map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
     let edits = edits(exchange, aim, Framing::Outside);
     let request = exchange.request;
@@ -71,7 +77,7 @@ async fn over_link(
             _ => Reason::UpstreamRefused,
         })?;
     exchange.progress.request_sent = true;
-    let sink = Sink::Link { stream: &stream };
+    let sink = Sink::Link { stream: &stream, patience };
     converse(exchange, sink, Upstreamed::Link(&stream)).await.map(|_| ())
 }
 
@@ -138,21 +144,24 @@ async fn converse(
     let Exchange { session, request, body, responder, record, progress } = exchange;
     let Progress { body_taken, response_started, .. } = progress;
     let has_body = !body.is_empty();
-    let bytes_in = &mut record.bytes_in;
+    let started = &*response_started;
+    let limit = session.worker.config.limits.body_stall_timeout;
+    let silence = Silence::Bounded { limit, answered: started };
+    let bytes_in = &record.bytes_in;
     let sending = Cell::new(if has_body { Sending::UnderWay } else { Sending::Whole });
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
-        pump(body, &mut sink, bytes_in).await
+        pump(body, &mut sink, silence, bytes_in).await
     });
     let reply = Reply {
         worker: &session.worker,
         answers: request.answers(),
         sending: &sending,
         responder,
-        bytes: &mut record.bytes_out,
+        bytes: &record.bytes_out,
         status: &mut record.status,
-        started: response_started,
+        started,
     };
     let mut receive = pin!(receive(upstream, reply));
     let reusable = poll_fn(|cx| {
@@ -162,7 +171,12 @@ async fn converse(
                 Poll::Ready(Err(Broken::Source(error))) => {
                     return Poll::Ready(Err(downstream_reason(&error)));
                 }
-                Poll::Ready(Err(Broken::Sink)) => sending.set(Sending::Unwanted),
+                Poll::Ready(Err(Broken::SinkStalled)) if !started.get() => {
+                    return Poll::Ready(Err(Reason::UpstreamStalled));
+                }
+                Poll::Ready(Err(Broken::Sink | Broken::SinkStalled)) => {
+                    sending.set(Sending::Unwanted);
+                }
                 Poll::Pending => {}
             }
         }
@@ -187,16 +201,16 @@ struct Reply<'a, 'io> {
     answers: Answers,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
-    bytes: &'a mut u64,
+    bytes: &'a Cell<u64>,
     status: &'a mut u16,
-    started: &'a mut bool,
+    started: &'a Cell<bool>,
 }
 
 /// Carries the response back. True: the upstream connection is clean.
 async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<bool, Reason> {
     match upstream {
         Upstreamed::Link(stream) => loop {
-            let arrived = stream.next().await.map_err(reason_of)?;
+            let arrived = stream.next().await.map_err(lost_reason)?;
             // The state machine of the link lets nothing precede a head.
             let Incoming::Head { head: bytes, interim, end } = arrived else {
                 return Err(Reason::UpstreamMalformed);
@@ -257,14 +271,6 @@ fn parse(
     }
 }
 
-fn reason_of(lost: Lost) -> Reason {
-    match lost {
-        Lost::Refused => Reason::UpstreamRefused,
-        Lost::Unreachable => Reason::ConnectFailed,
-        Lost::Broken => Reason::UpstreamReset,
-    }
-}
-
 impl Reply<'_, '_> {
     async fn interim(&mut self, bytes: &[u8], head: &ResponseHead) -> Result<(), Reason> {
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
@@ -284,16 +290,19 @@ impl Reply<'_, '_> {
             self.responder.close_after();
         }
         *self.status = head.status;
-        *self.started = true;
+        self.started.set(true);
         let bodiless = source.is_empty();
         let mut sink =
             self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. }) {
             return Ok(());
         }
-        pump(&mut source, &mut sink, self.bytes).await.map_err(|broken| match broken {
+        // How long an answer may pause is for its client to say, who is watched meanwhile.
+        let pumped = pump(&mut source, &mut sink, Silence::Allowed, self.bytes).await;
+        pumped.map_err(|broken| match broken {
             Broken::Source(error) => upstream_reason(&error),
             Broken::Sink => Reason::DownstreamClosed,
+            Broken::SinkStalled => Reason::BodyStalled,
         })
     }
 }

@@ -3,11 +3,13 @@
 use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use leno_wire::http1::{Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead};
 
 use crate::io::Io;
+use crate::patience::within;
 
 /// The reading half, with what arrived beyond the last message.
 pub(crate) struct Reader {
@@ -19,6 +21,8 @@ pub(crate) struct Reader {
 pub(crate) struct Writer {
     pub(crate) io: Io,
     pub(crate) buffer: BytesMut,
+    /// How long the peer may take nothing of what waits for it.
+    patience: Duration,
 }
 
 /// Why a head could not be read.
@@ -28,6 +32,8 @@ pub(crate) enum ReadError {
     Io(#[from] io::Error),
     #[error("the peer ended the connection inside a message")]
     Ended,
+    #[error("the peer stopped in the middle of a body")]
+    Stalled,
     #[error("a body is not as long as its head declared")]
     LengthMismatch,
     #[error(transparent)]
@@ -41,14 +47,24 @@ impl Reader {
 
     /// Waits for the first byte of the next message. False: an orderly end instead.
     pub(crate) async fn wait(&mut self) -> Result<bool, ReadError> {
-        while self.buffer.is_empty() {
-            self.buffer = BytesMut::new();
-            poll_fn(|cx| self.io.poll_readable(cx)).await?;
-            if poll_fn(|cx| self.poll_first(cx)).await? == 0 {
+        loop {
+            // RFC 9112 §2.2: empty lines before a request are ignored; nobody has begun one yet.
+            while self.buffer.starts_with(b"\r\n") {
+                self.buffer.advance(2);
+            }
+            let arrived = if self.buffer.is_empty() {
+                self.buffer = BytesMut::new();
+                poll_fn(|cx| self.io.poll_readable(cx)).await?;
+                poll_fn(|cx| self.poll_first(cx)).await?
+            } else if *self.buffer == b"\r"[..] {
+                self.more().await?
+            } else {
+                return Ok(true);
+            };
+            if arrived == 0 {
                 return Ok(false);
             }
         }
-        Ok(true)
     }
 
     /// As [`Self::poll_more`] into an empty buffer: an idle connection holds none.
@@ -103,8 +119,9 @@ impl Reader {
 }
 
 impl Writer {
-    pub(crate) fn new(io: Io) -> Self {
-        Self { io, buffer: BytesMut::new() }
+    /// `patience`: how long the peer may take nothing of what waits for it.
+    pub(crate) fn new(io: Io, patience: Duration) -> Self {
+        Self { io, buffer: BytesMut::new(), patience }
     }
 
     /// Whether so much waits that the producer must wait too.
@@ -112,12 +129,22 @@ impl Writer {
         self.buffer.len() >= WRITE_BYTES_MAX
     }
 
-    /// Writes all that waits.
+    /// Writes all that waits, for as long as the peer takes some of it now and then.
+    ///
+    /// # Errors
+    /// `TimedOut` when it takes nothing any more.
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
-        poll_fn(|cx| self.poll_flush(cx)).await
+        loop {
+            let before = self.buffer.len();
+            match within(self.patience, |cx| self.poll_flush(cx)).await {
+                Some(flushed) => return flushed,
+                None if self.buffer.len() < before => {}
+                None => return Err(io::ErrorKind::TimedOut.into()),
+            }
+        }
     }
 
-    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.buffer.is_empty() || self.io.is_unflushed() {
             ready!(self.io.poll_write_all(cx, &mut self.buffer))?;
             // An idle connection holds no buffer.

@@ -3,6 +3,7 @@
 use leno_model::{Retry, Side, WorkloadName};
 use leno_wire::link::ResetCode;
 
+use super::body::send;
 use super::respond::Responder;
 use crate::error::Failure;
 
@@ -36,29 +37,25 @@ pub(crate) async fn answer(
             writer.flush().await.is_ok()
         }
         // Nothing reached the application: the client's sidecar may know another endpoint.
-        Responder::Link { stream } if failure.reason.retry() == Retry::Always => {
+        Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
             stream.reset(ResetCode::Unreachable);
             true
         }
         // It broke half-way: only the client's sidecar knows whether another may be asked.
-        Responder::Link { stream } if failure.reason.retry() == Retry::IfUnsent => {
+        Responder::Link { stream, .. } if failure.reason.retry() == Retry::IfUnsent => {
             stream.reset(ResetCode::Failed);
             true
         }
-        Responder::Link { stream } => {
-            if stream.uncongested().await.is_err() {
+        Responder::Link { stream, patience } => {
+            let Some(Ok(())) = stream.uncongested(*patience).await else {
                 return false;
-            }
-            let mut body = bytes::Bytes::copy_from_slice(body.as_bytes());
+            };
+            let body = bytes::Bytes::copy_from_slice(body.as_bytes());
             let sent = stream.send_head(false, body.is_empty(), |out| {
                 out.extend_from_slice(head.as_bytes());
                 out.extend_from_slice(b"\r\n");
             });
-            sent.is_ok()
-                && (body.is_empty()
-                    || std::future::poll_fn(|cx| stream.poll_send(cx, &mut body, true))
-                        .await
-                        .is_ok())
+            sent.is_ok() && (body.is_empty() || send(stream, body, true, *patience).await.is_ok())
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The way back to the client: one door for connections and streams.
 
+use std::time::Duration;
+
 use leno_wire::http1::{
     BodyLength, Connection, Framing, ResponseEdits, ResponseHead, Version, write_response,
 };
@@ -19,8 +21,8 @@ pub(crate) enum Responder<'a> {
         /// Whether the connection may serve another request afterwards.
         keep_alive: bool,
     },
-    /// A stream of a link.
-    Link { stream: &'a LinkStream },
+    /// A stream of a link. `patience`: how long its peer may take nothing of what waits for it.
+    Link { stream: &'a LinkStream, patience: Duration },
 }
 
 /// The client is gone.
@@ -32,7 +34,10 @@ impl Responder<'_> {
     pub(crate) async fn uncongested(&self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { .. } => Ok(()),
-            Self::Link { stream } => stream.uncongested().await.map_err(|_| ClientGone),
+            Self::Link { stream, patience } => match stream.uncongested(*patience).await {
+                Some(Ok(())) => Ok(()),
+                Some(Err(_)) | None => Err(ClientGone),
+            },
         }
     }
 
@@ -58,7 +63,7 @@ impl Responder<'_> {
                 write_response(bytes, head, &edits, &mut writer.buffer);
                 writer.flush().await.map_err(|_| ClientGone)
             }
-            Self::Link { stream } => {
+            Self::Link { stream, .. } => {
                 let edits = edits(Framing::Outside, Connection::KeepAlive);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
@@ -85,12 +90,12 @@ impl Responder<'_> {
                 write_response(bytes, head, &edits(framing, connection), &mut writer.buffer);
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
-            Self::Link { stream } => {
+            Self::Link { stream, patience } => {
                 let edits = edits(Framing::Outside, Connection::KeepAlive);
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
-                Ok(Sink::Link { stream })
+                Ok(Sink::Link { stream, patience: *patience })
             }
         }
     }

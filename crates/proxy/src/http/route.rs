@@ -40,7 +40,7 @@ pub(crate) async fn route(
 ) -> Result<Bound, Failure> {
     match &session.entrance {
         Entrance::Inbound { port } => application(session, *port, record),
-        Entrance::Door { service, port } => {
+        Entrance::Door { service, port } | Entrance::Service { service, port } => {
             // A door's service comes from the plan; that of a proxy's client must be known first.
             record.subject.service = Some(service.clone());
             to_service(session, (service, *port), request, aim, record).await
@@ -61,6 +61,10 @@ pub(crate) fn application(
     let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
     let plan = &scene.plans.snapshot.plan;
     record.subject.port = port;
+    // The connection may be older than the plan.
+    if !plan.ports.iter().any(|known| known.port == port) {
+        return Err(Reason::UnknownService.into());
+    }
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination));

@@ -32,7 +32,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served
     let worker = &session.worker;
     let mut reader = Reader::new(io.clone());
     reader.buffer = early;
-    let mut writer = Writer::new(io.clone());
+    let mut writer = Writer::new(io.clone(), worker.config.limits.body_stall_timeout);
     let mut phase = worker.phase.clone();
     loop {
         if !next_request(session, &mut reader, &mut phase).await {
@@ -79,10 +79,9 @@ async fn next_request(
     reader: &mut Reader,
     phase: &mut watch::Receiver<Phase>,
 ) -> bool {
-    let idle = session.worker.config.limits.idle_connection;
     tokio::select! {
         biased;
-        waited = timeout(idle, reader.wait()) => matches!(waited, Ok(Ok(true))),
+        waited = timeout(session.patience(), reader.wait()) => matches!(waited, Ok(Ok(true))),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
     }
 }
@@ -92,7 +91,7 @@ pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served
     let mut record = Record::open(session, "http");
     record.reason = Some(reason);
     record.status = reason.status();
-    let mut writer = Writer::new(io.clone());
+    let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     let mut responder =
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
@@ -108,7 +107,8 @@ pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served
 pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     let stream = &opened.stream;
     let mut head = session.worker.request_heads.lend();
-    let mut responder = Responder::Link { stream };
+    let patience = session.worker.config.limits.body_stall_timeout;
+    let mut responder = Responder::Link { stream, patience };
     match parse(&mut head, opened) {
         Ok(()) => {
             let request = Request { bytes: opened.head.clone(), head: &head };

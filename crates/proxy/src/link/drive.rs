@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::{LinkHandle, Opened};
 use crate::io::Io;
@@ -13,12 +13,18 @@ use crate::io::Io;
 impl LinkHandle {
     /// Drives the link over `io` until either side ends it. `on_open` hears of streams that the
     /// peer opens. One turn reads all there is, then writes once all that the turn produced.
-    pub(crate) async fn drive(self, io: Io, on_open: impl FnMut(Opened)) {
-        self.drive_at(BEAT, io, on_open).await;
+    /// After `idle` without a stream it retires.
+    pub(crate) async fn drive(self, io: Io, idle: Duration, on_open: impl FnMut(Opened)) {
+        self.drive_at((BEAT, idle), io, on_open).await;
     }
 
-    async fn drive_at(self, period: Duration, io: Io, on_open: impl FnMut(Opened)) {
-        let mut beat = interval(period);
+    async fn drive_at(
+        self,
+        (period, idle): (Duration, Duration),
+        io: Io,
+        on_open: impl FnMut(Opened),
+    ) {
+        let mut beat = interval_at(Instant::now() + period, period);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut driver = Driver {
             link: self.clone(),
@@ -28,6 +34,8 @@ impl LinkHandle {
             on_open,
             beat,
             pulse: Pulse::Heard,
+            idle_left: idle,
+            idle,
         };
         poll_fn(|cx| driver.poll_turn(cx)).await;
         self.break_off();
@@ -44,6 +52,9 @@ struct Driver<F> {
     on_open: F,
     beat: Interval,
     pulse: Pulse,
+    /// How long there may be no stream, and how much of that is left.
+    idle: Duration,
+    idle_left: Duration,
 }
 
 /// What was heard of the peer since the last beat.
@@ -85,19 +96,27 @@ impl<F: FnMut(Opened)> Driver<F> {
         }
     }
 
-    /// Every so often: new allowances for the peer, and a ping if streams wait for a silent one.
-    /// False: it did not answer the last, so it is gone without a word.
+    /// Every so often: new allowances for the peer, a ping if somebody waits for a silent one, and
+    /// an end of the link if nobody has needed it for long.
+    /// False: the peer did not answer the last ping, so it is gone without a word.
     fn poll_beat(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut state = self.link.0.state.borrow_mut();
         while self.beat.poll_tick(cx).is_ready() {
+            let mut state = self.link.0.state.borrow_mut();
             state.link.renew_allowances();
+            let unused = state.slots.is_empty();
             match self.pulse {
                 Pulse::Unanswered => return false,
-                Pulse::Silent if !state.slots.is_empty() => {
+                Pulse::Silent if !unused || state.retired => {
                     state.link.ping();
                     self.pulse = Pulse::Unanswered;
                 }
                 Pulse::Silent | Pulse::Heard => self.pulse = Pulse::Silent,
+            }
+            drop(state);
+            let period = self.beat.period();
+            self.idle_left = if unused { self.idle_left.saturating_sub(period) } else { self.idle };
+            if self.idle_left.is_zero() {
+                self.link.retire();
             }
         }
         true
@@ -163,10 +182,14 @@ mod tests {
     use super::*;
     use crate::io::Stream;
     use crate::link::Lost;
-    use crate::tests::fixture::{Application, run};
+    use crate::tests::fixture::{Application, run, until};
 
     /// A link over plain TCP to a peer that greets, and then says `word` whenever it hears anything.
     async fn link_to(word: &'static [u8]) -> LinkHandle {
+        link_for(IDLE, word).await
+    }
+
+    async fn link_for(idle: Duration, word: &'static [u8]) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
             client.send(Link::new(Role::Acceptor, Limits::default()).output()).await;
             let mut heard = [0; 1024];
@@ -178,7 +201,7 @@ mod tests {
         });
         let tcp = TcpStream::connect(peer.await.address).await.unwrap();
         let link = LinkHandle::new(Role::Opener);
-        let driven = link.clone().drive_at(PERIOD, Io::new(Stream::Plain(tcp)), |_| {});
+        let driven = link.clone().drive_at((PERIOD, idle), Io::new(Stream::Plain(tcp)), |_| {});
         tokio::task::spawn_local(driven);
         link.ready().await.unwrap();
         link
@@ -217,6 +240,20 @@ mod tests {
         });
     }
 
+    #[test]
+    fn a_link_that_nobody_needs_ends_and_one_in_use_does_not() {
+        run(async {
+            let used = link_for(PERIOD * 2, PONG).await;
+            let stream = used.open(StreamKind::Http, true, |_| {}).unwrap();
+            let unused = link_for(PERIOD * 2, b"").await;
+            until(|| unused.is_broken()).await;
+            assert!(!used.is_broken());
+            drop(stream);
+            until(|| used.is_broken()).await;
+        });
+    }
+
     const PERIOD: Duration = Duration::from_millis(20);
+    const IDLE: Duration = Duration::from_secs(60);
     const PONG: &[u8] = &[0, 0, 0, 10, 0, 0, 0, 0];
 }

@@ -39,6 +39,8 @@ pub(crate) enum Lost {
     Refused,
     /// The application behind the peer takes no connection: safe to send elsewhere.
     Unreachable,
+    /// A policy does not allow the TCP connection.
+    Denied,
     /// The peer gave it up, or the connection broke.
     Broken,
 }

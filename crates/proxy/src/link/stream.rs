@@ -3,11 +3,13 @@
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use leno_wire::link::{ResetCode, StreamId};
 
 use super::{Incoming, Lost, Shared};
+use crate::patience::within;
 
 /// One stream. Dropping it before both sides have ended resets it.
 pub(crate) struct LinkStream {
@@ -53,6 +55,25 @@ impl LinkStream {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// Resolves when something has arrived, which is left where it is.
+    pub(crate) async fn answered(&self) -> Result<(), Lost> {
+        poll_fn(|cx| {
+            let mut state = self.shared.state.borrow_mut();
+            match state.slots.get_mut(&self.id) {
+                None => Poll::Ready(Err(Lost::Broken)),
+                Some(slot) if !slot.arrived.is_empty() => Poll::Ready(Ok(())),
+                Some(slot) => match slot.ended {
+                    Some(lost) => Poll::Ready(Err(lost)),
+                    None => {
+                        slot.reader = Some(cx.waker().clone());
+                        Poll::Pending
+                    }
+                },
+            }
+        })
+        .await
+    }
+
     /// Resolves when the peer has reset the stream or the connection is gone, before the stream
     /// was whole.
     pub(crate) async fn lost(&self) -> Lost {
@@ -72,9 +93,10 @@ impl LinkStream {
         .await
     }
 
-    /// Resolves when the output of the link has room for a head or more data.
-    pub(crate) async fn uncongested(&self) -> Result<(), Lost> {
-        poll_fn(|cx| self.poll_uncongested(cx)).await
+    /// Resolves when the output of the link has room for a head or more data; `None` if the peer
+    /// does not make some within `patience`.
+    pub(crate) async fn uncongested(&self, patience: Duration) -> Option<Result<(), Lost>> {
+        within(patience, |cx| self.poll_uncongested(cx)).await
     }
 
     fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {

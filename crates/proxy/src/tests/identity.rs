@@ -5,11 +5,13 @@ use std::time::{Duration, SystemTime};
 
 use leno_identity::{Credential, client_config, join_client_config, server_name};
 use leno_model::SpiffeId;
+use leno_telemetry::Gauge;
+use leno_wire::link::{Event, GoAwayCode, StreamKind};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::fixture::{
-    Application, Client, DOMAIN, End, GET, Mesh, OK, account, authority, credential,
+    Application, Client, DOMAIN, End, GET, Mesh, OK, Peer, account, authority, credential,
     credential_from, credential_trusting, endpoint, run, service, tls_accept, tls_connect, until,
 };
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
@@ -150,5 +152,34 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
             let mut client = Client::connect(mesh.door).await;
             assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
         }
+    });
+}
+
+#[test]
+fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
+    run(async {
+        let soon = SystemTime::now() - Duration::from_secs(3600 - 3);
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        // The client's end: what its peer opened goes on, nothing else is taken.
+        let identity = credential_from(&mesh.authority, "productpage", soon);
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        let stream = peer.open(StreamKind::Http, GET, true);
+        assert!(peer.answer(stream).await.2, "before it has expired");
+        let away = peer.next().await;
+        assert!(matches!(away, Some(Event::GoAway { code: GoAwayCode::Drain, .. })), "{away:?}");
+
+        // The server's end: its client opens another link, and finds the new certificate there.
+        mesh.server.trust(credential_from(
+            &mesh.authority,
+            "ratings",
+            soon + Duration::from_secs(3),
+        ));
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);
+        mesh.server.trust(credential(&mesh.authority, "ratings"));
+        until(|| mesh.client.telemetry.gauge(Gauge::LinksUpstream) == 0).await;
+        assert_eq!(client.ask(GET).await.status, 200);
     });
 }

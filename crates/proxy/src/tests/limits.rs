@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use leno_wire::link::StreamKind;
 use tokio::sync::mpsc;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Setup, credential, run, tls_connect, until,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, credential, run, tls_connect, until,
 };
 use crate::listen::{self, Command};
 use crate::redirect::Gate;
@@ -207,5 +208,51 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
         let mut fourth = Client::connect(address).await;
         assert_eq!(fourth.ask(GET).await.status, 200);
         assert_eq!(second.ask(GET).await.status, 200);
+    });
+}
+
+#[test]
+fn empty_lines_before_a_request_do_not_begin_it() {
+    run(async {
+        let mut setup = Setup::default();
+        setup.limits.head_timeout = Duration::from_millis(50);
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, setup).await;
+        let mut client = Client::connect(mesh.door).await;
+        let mut pace = tokio::time::interval(Duration::from_millis(100));
+        for blank in ["\r\n", "\r", "\n\r\n"] {
+            pace.tick().await;
+            client.send(blank).await;
+        }
+        pace.tick().await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        assert!(mesh.client.failures().is_empty());
+    });
+}
+
+#[test]
+fn connections_to_the_application_are_bounded_however_many_streams_a_link_has() {
+    run(async {
+        let mut setup = Setup::default();
+        setup.limits.connections_max = 2;
+        let (release, held) = tokio::sync::watch::channel(false);
+        let app = Application::start(move |mut client| {
+            let mut held = held.clone();
+            async move {
+                client.head().await;
+                drop(held.wait_for(|released| *released).await);
+                client.send(OK).await;
+            }
+        });
+        let mesh = Mesh::new(app.await.address, setup).await;
+        let identity = credential(&mesh.authority, "productpage");
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        let waiting = peer.open(StreamKind::Http, GET, true);
+        peer.open(StreamKind::Http, GET, true);
+        let third = peer.open(StreamKind::Http, GET, true);
+        let (answer, ..) = peer.answer(third).await;
+        assert!(answer.contains("too-many-connections"), "{answer}");
+        release.send_replace(true);
+        assert!(peer.answer(waiting).await.0.starts_with("HTTP/1.1 200"));
     });
 }

@@ -4,7 +4,7 @@ use leno_model::{Access, AccessRule, PathMatch, PolicyName, PortSet, Protocol, R
 use leno_wire::link::StreamKind;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, account, credential, run, until,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, account, credential, plan, run, until,
 };
 
 fn rule(source: &str, paths: &[&str], tcp: PortSet) -> AccessRule {
@@ -136,5 +136,17 @@ fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
             let (head, _, whole) = peer.answer(stream).await;
             assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) && whole, "{head}");
         }
+    });
+}
+
+#[test]
+fn a_port_that_left_the_plan_is_not_served_on_links_that_are_open() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        mesh.server.know(plan("ratings", Access::Permissive), Vec::new());
+        assert_eq!(client.ask(GET).await.verdict(), (404, Some("unknown-service")));
     });
 }

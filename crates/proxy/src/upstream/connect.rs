@@ -2,22 +2,25 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::{Instant, SystemTime};
 
-use leno_identity::{reason_of, server_name};
+use leno_identity::{peer, reason_of, server_name};
 use leno_model::{Reason, Side, SpiffeId};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_wire::link::Role;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::{Http1Upstream, Lease, Upstream};
 use crate::connections::Counted;
 use crate::dial::dial;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
-use crate::tls::ALPN_LINK;
+use crate::tls::{ALPN_LINK, until};
 use crate::worker::Worker;
 
 /// One attempt to reach an endpoint. It goes on if the request that began it is gone.
@@ -87,7 +90,7 @@ async fn reach(
     attempt: &Attempt,
 ) -> Result<(), Reason> {
     let patience = worker.config.limits.connect_timeout;
-    let tls = tokio::time::timeout(patience, handshake(upstream, worker))
+    let (tls, expires) = tokio::time::timeout(patience, handshake(upstream, worker))
         .await
         .map_err(|_| Reason::ConnectTimeout)??;
     let speaks_link = tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK);
@@ -95,15 +98,25 @@ async fn reach(
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     upstream.is_foreign.set(!speaks_link);
     if !speaks_link {
-        *attempt.foreign.borrow_mut() = Some(Http1Upstream::new(io, counted));
+        let patience = worker.config.limits.body_stall_timeout;
+        let connection = Http1Upstream::new(io, patience, counted).until(expires);
+        *attempt.foreign.borrow_mut() = Some(connection);
         return Ok(());
     }
     let link = LinkHandle::new(Role::Opener);
     let (driven, shard) = (link.clone(), worker.shard.clone());
+    let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine refuses any from the other side.
-        driven.drive(io, |_| {}).await;
+        let mut driving = pin!(driven.clone().drive(io, idle, |_| {}));
+        tokio::select! {
+            () = &mut driving => return,
+            // Who the peer is was proved until then.
+            () = tokio::time::sleep_until(expires.into()) => {}
+        }
+        driven.retire();
+        driving.await;
     });
     // In TLS 1.3 the peer judges our certificate after we have judged its; its first word tells.
     let greeted = match tokio::time::timeout(patience, link.ready()).await {
@@ -117,10 +130,11 @@ async fn reach(
     greeted
 }
 
+/// The session, and when its peer's certificate expires.
 async fn handshake(
     upstream: &Upstream,
     worker: &Worker,
-) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Reason> {
+) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let endpoint = &upstream.endpoint;
     let credential = worker.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId {
@@ -134,7 +148,12 @@ async fn handshake(
     let count =
         if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
     worker.shard.add(count, 1);
-    shaken.map_err(|error| reason_of(&error, Side::Upstream))
+    let tls = shaken.map_err(|error| reason_of(&error, Side::Upstream))?;
+    // A resumed session is not verified again: its certificate may have expired since.
+    match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
+        Ok(Some(peer)) => Ok((tls, until(peer.not_after))),
+        Ok(None) | Err(_) => Err(Reason::WrongIdentity),
+    }
 }
 
 fn count_of(outcome: Result<(), Reason>) -> Count {
@@ -150,12 +169,15 @@ pub(crate) async fn application(
     address: SocketAddr,
     worker: &Worker,
 ) -> Result<Http1Upstream, Reason> {
+    let place = worker.places.clone().try_acquire_owned();
+    let place = place.map_err(|_| Reason::TooManyConnections)?;
     let patience = worker.config.limits.connect_timeout;
     let tcp = tokio::time::timeout(patience, tcp(address, worker))
         .await
         .map_err(|_| Reason::ConnectTimeout)??;
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
-    Ok(Http1Upstream::new(Io::new(Stream::Plain(tcp)), counted))
+    let patience = worker.config.limits.body_stall_timeout;
+    Ok(Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted).at(place))
 }
 
 async fn tcp(address: SocketAddr, worker: &Worker) -> Result<TcpStream, Reason> {

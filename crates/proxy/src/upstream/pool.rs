@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::connections::Counted;
 use crate::http::message::{Reader, Writer};
@@ -16,7 +17,11 @@ pub(crate) struct Http1Upstream {
     pub(crate) writer: Writer,
     /// It has served before: the peer may be closing it this very moment.
     pub(crate) reused: bool,
+    /// When its peer's certificate expires; never for the application, which has none.
+    expires: Option<Instant>,
     _counted: Counted,
+    /// Its place among the connections to the application.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// Idle connections to one address.
@@ -29,9 +34,24 @@ struct Idle {
 }
 
 impl Http1Upstream {
-    pub(crate) fn new(io: Io, counted: Counted) -> Self {
-        let (reader, writer) = (Reader::new(io.clone()), Writer::new(io));
-        Self { reader, writer, reused: false, _counted: counted }
+    /// `patience`: how long the peer may take nothing of a request.
+    pub(crate) fn new(io: Io, patience: Duration, counted: Counted) -> Self {
+        let (reader, writer) = (Reader::new(io.clone()), Writer::new(io, patience));
+        Self { reader, writer, reused: false, expires: None, _counted: counted, _place: None }
+    }
+
+    /// The same, in a place among the connections to the application.
+    pub(crate) fn at(self, place: OwnedSemaphorePermit) -> Self {
+        Self { _place: Some(place), ..self }
+    }
+
+    /// The same, to a peer whose identity is proved until then.
+    pub(crate) fn until(self, expires: Instant) -> Self {
+        Self { expires: Some(expires), ..self }
+    }
+
+    fn is_expired(&self) -> bool {
+        self.expires.is_some_and(|expires| expires <= Instant::now())
     }
 }
 
@@ -41,7 +61,7 @@ impl Pool {
         let mut idle = self.0.borrow_mut();
         loop {
             let connection = idle.pop_back()?.connection;
-            if connection.reader.io.is_quiet() {
+            if connection.reader.io.is_quiet() && !connection.is_expired() {
                 return Some(connection);
             }
         }

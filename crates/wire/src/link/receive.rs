@@ -245,10 +245,14 @@ impl Link {
     }
 
     fn ponged(&mut self) -> Result<Option<Event>, LinkError> {
-        if std::mem::take(&mut self.ping_unanswered) {
-            return Ok(Some(Event::Pong));
+        if !std::mem::take(&mut self.ping_unanswered) {
+            return self.late();
         }
-        self.late()
+        if std::mem::take(&mut self.ping_again) {
+            self.ping();
+            return Ok(None);
+        }
+        Ok(Some(Event::Pong))
     }
 
     /// The open stream that a frame names. None: it is over, and the frame is late.

@@ -1,9 +1,8 @@
 //! The manifests of bookinfo: workloads, services, a split, and exactly the permissions it needs.
 
-use std::io;
-use std::net::{Ipv4Addr, TcpListener};
-
 use serde_json::Value;
+
+use crate::port_search::PortSearch;
 
 /// The local ports that bookinfo takes on a machine: one per application, one per door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,16 +47,11 @@ impl Ports {
         }
     }
 
-    /// Ports that are free on loopback at this moment, all different.
-    pub(crate) fn free() -> io::Result<Self> {
-        // All are held until the last is known, or the kernel might give one out twice.
-        let mut held = Vec::new();
-        let mut free = || {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            let port = listener.local_addr()?.port();
-            held.push(listener);
-            Ok::<_, io::Error>(port)
-        };
+    /// Ports that are free on loopback at this moment, all different, and that the kernel gives to
+    /// no outgoing connection before their owners have started.
+    pub(crate) fn free() -> anyhow::Result<Self> {
+        let search = PortSearch::new();
+        let free = || search.free();
         Ok(Self {
             productpage: free()?,
             details: free()?,

@@ -49,6 +49,22 @@ fn a_drain_loses_no_stream_that_was_on_the_way() {
 }
 
 #[test]
+fn the_answer_to_an_earlier_ping_is_no_proof_that_nothing_is_on_the_way() {
+    let (mut opener, mut acceptor) = greeted();
+    acceptor.ping();
+    deliver(&mut acceptor, &mut opener);
+    // The answer is on its way when the acceptor drains, and the stream behind it.
+    let mut answer = opener.output().split();
+    acceptor.drain();
+    acceptor.ping();
+    let id = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
+    assert_eq!(acceptor.receive(&mut answer).unwrap(), None);
+    deliver(&mut acceptor, &mut opener);
+    let events = deliver(&mut opener, &mut acceptor);
+    assert!(matches!(events[..], [Event::Opened { stream, .. }, Event::Pong] if stream == id));
+}
+
+#[test]
 fn an_opener_that_goes_away_opens_nothing_and_the_acceptor_knows() {
     let (mut opener, mut acceptor) = greeted();
     let id = open(&mut opener, &mut acceptor);

@@ -1,0 +1,19 @@
+//! Waiting with an end. What is ready at once costs no timer.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+/// What `poll` resolves to; `None` after `limit`.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
+    match poll_fn(|cx| Poll::Ready(poll(cx))).await {
+        Poll::Ready(resolved) => Some(resolved),
+        // Boxed: the timer would make every future larger that might have to wait.
+        Poll::Pending => Box::pin(timeout(limit, poll_fn(poll))).await.ok(),
+    }
+}

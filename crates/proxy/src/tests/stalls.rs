@@ -1,0 +1,146 @@
+//! Bodies that stand still: who is waited for, how long, and who may take his time.
+
+use std::time::Duration;
+
+use leno_model::Protocol;
+use tokio::io::AsyncReadExt;
+
+use super::fixture::{Application, Client, End, Mesh, OK, Setup, run, until};
+
+async fn mesh(application: std::net::SocketAddr) -> Mesh {
+    let mut setup = Setup::default();
+    setup.limits.body_stall_timeout = STALL;
+    Mesh::new(application, setup).await
+}
+
+#[test]
+fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = mesh(app.address).await;
+        for head in ["content-length: 10\r\n\r\n12345", "transfer-encoding: chunked\r\n\r\n5\r\n12"]
+        {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(format!("POST / HTTP/1.1\r\nhost: x\r\n{head}")).await;
+            assert_eq!(client.answer().await.verdict(), (408, Some("body-stalled")), "{head}");
+            assert_eq!(client.end().await, End::Clean);
+        }
+        assert_eq!(mesh.client.failures(), [("body-stalled", 2)].into());
+        assert!(app.requests().is_empty());
+    });
+}
+
+#[test]
+fn a_client_that_goes_on_now_and_then_may_take_its_time() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = mesh(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
+        let mut pace = tokio::time::interval(STALL / 2);
+        for byte in ["1", "2", "3", "4", "5", "6"] {
+            pace.tick().await;
+            client.send(byte).await;
+        }
+        assert_eq!(client.answer().await.status, 200);
+        assert_eq!(app.requests()[0].body, b"123456");
+    });
+}
+
+#[test]
+fn a_client_that_reads_nothing_of_its_answer_is_cut_off() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await;
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n").await;
+            // Ends when the sidecar lets go of it.
+            while tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0; 65_536])
+                .await
+                .is_ok()
+            {}
+        });
+        let mesh = mesh(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
+        assert_eq!(mesh.client.failures(), [("body-stalled", 1)].into());
+        let (read, end) = client.last().await;
+        assert_eq!(end, End::Reset);
+        assert!(read.len() < 100_000_000, "not whole");
+    });
+}
+
+#[test]
+fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
+    run(async {
+        let app = Application::start(|client| async move {
+            let _held = client;
+            std::future::pending::<()>().await;
+        });
+        let mesh = mesh(app.await.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n").await;
+        let (mut reading, mut writing) = client.stream.split();
+        let mut answer = Vec::new();
+        let upload = async {
+            let piece = vec![0; 65_536];
+            while tokio::io::AsyncWriteExt::write_all(&mut writing, &piece).await.is_ok() {}
+        };
+        tokio::select! {
+            read = reading.read_to_end(&mut answer) => drop(read),
+            () = upload => {}
+        }
+        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
+        assert_eq!(mesh.server.failures(), [("upstream-stalled", 1)].into());
+        assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 504"), "{answer:?}");
+    });
+}
+
+#[test]
+fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            while client.head().await.is_some() {
+                let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+                client.send(format!("{head}5\r\nfirst\r\n")).await;
+                let mut pace = tokio::time::interval(STALL * 3);
+                pace.tick().await;
+                pace.tick().await;
+                client.send("4\r\nlast\r\n0\r\n\r\n").await;
+            }
+        });
+        let mesh = mesh(app.await.address).await;
+        for request in [
+            "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+            "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n12",
+        ] {
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(request).await.body, b"firstlast", "{request}");
+        }
+    });
+}
+
+#[test]
+fn a_tcp_connection_on_which_nobody_speaks_ends() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.send("hello").await;
+            client.last().await;
+        });
+        let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
+        setup.limits.idle_connection = STALL;
+        let mesh = Mesh::new(app.await.address, setup).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.bytes(5).await, b"hello");
+        assert_eq!(client.end().await, End::Reset);
+        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
+        let reasons = mesh.client.failures();
+        assert!(
+            reasons.contains_key("idle-timeout")
+                || mesh.server.failures().contains_key("idle-timeout")
+        );
+    });
+}
+
+/// How long a body may stand still in these tests.
+const STALL: Duration = Duration::from_millis(100);
