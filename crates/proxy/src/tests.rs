@@ -17,3 +17,4 @@ mod routes;
 mod stalls;
 mod tcp;
 mod telemetry;
+mod upgrade;

@@ -255,6 +255,17 @@ impl Sink<'_> {
             Self::Link { stream, patience } => send(stream, Bytes::new(), true, *patience).await,
         }
     }
+
+    /// Says that nothing more comes in this direction of another protocol.
+    pub(super) async fn end(&mut self) -> Result<(), Broken> {
+        match self {
+            Self::Http1 { writer, .. } => {
+                poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
+            }
+            // The end of the body said so.
+            Self::Link { .. } => Ok(()),
+        }
+    }
 }
 
 async fn flush(writer: &mut Writer) -> Result<(), Broken> {

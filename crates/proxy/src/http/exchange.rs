@@ -70,7 +70,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let aim = self.request.aim()?;
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         self.authorize(&aim, &bound)?;
-        match bound.timeout {
+        // A limit on the request is none on what is said after an upgrade.
+        match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(&aim, &bound).await,
             Some(limit) => tokio::time::timeout(limit, self.attempts(&aim, &bound))
                 .await

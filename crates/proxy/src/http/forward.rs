@@ -87,16 +87,16 @@ async fn over_http1(
     aim: &Aim<'_>,
     connection: &mut Http1Upstream,
 ) -> Result<bool, Reason> {
-    let framing = match exchange.request.head.body {
+    let request = exchange.request;
+    let framing = match request.head.body {
         BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
         BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
     };
     let edits = edits(exchange, aim, framing);
     let Http1Upstream { reader, writer, .. } = connection;
-    let request = exchange.request;
     write_request(&request.bytes, request.head, &edits, &mut writer.buffer);
     exchange.progress.request_sent = true;
-    if exchange.body.is_empty() {
+    if exchange.body.is_empty() || request.upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
@@ -115,7 +115,10 @@ fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) ->
         framing,
         add: &[],
         remove: &[],
-        connection: Connection::KeepAlive,
+        connection: match exchange.request.upgrade {
+            true => Connection::Upgrade,
+            false => Connection::KeepAlive,
+        },
     }
 }
 
@@ -128,6 +131,8 @@ enum Upstreamed<'a> {
 /// How far the request's body has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sending {
+    /// It begins when the upstream has agreed to another protocol.
+    Held,
     UnderWay,
     Whole,
     /// The upstream closed its ear: it may have answered early.
@@ -148,15 +153,22 @@ async fn converse(
     let limit = session.worker.config.limits.body_stall_timeout;
     let silence = Silence::Bounded { limit, answered: started };
     let bytes_in = &record.bytes_in;
-    let sending = Cell::new(if has_body { Sending::UnderWay } else { Sending::Whole });
+    let upgrade = request.upgrade;
+    let sending = Cell::new(match (upgrade, has_body) {
+        (true, _) => Sending::Held,
+        (false, true) => Sending::UnderWay,
+        (false, false) => Sending::Whole,
+    });
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
-        pump(body, &mut sink, silence, bytes_in).await
+        pump(body, &mut sink, silence, bytes_in).await?;
+        if upgrade { sink.end().await } else { Ok(()) }
     });
     let reply = Reply {
         worker: &session.worker,
         answers: request.answers(),
+        upgrade,
         sending: &sending,
         responder,
         bytes: &record.bytes_out,
@@ -180,25 +192,38 @@ async fn converse(
                 Poll::Pending => {}
             }
         }
+        let held = sending.get() == Sending::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
             return Poll::Ready(received);
         }
-        // While the body is under way, reading it tells.
+        if held && sending.get() == Sending::UnderWay {
+            // The upstream has agreed: what the client says now goes on.
+            cx.waker().wake_by_ref();
+        }
+        // While the body is under way, reading it tells; and who has ended its part of another
+        // protocol may still listen.
+        let watched = match sending.get() {
+            Sending::Held => true,
+            Sending::Whole => !upgrade,
+            Sending::UnderWay | Sending::Unwanted => false,
+        };
         match &client {
-            Some(io) if sending.get() == Sending::Whole && io.poll_gone(cx).is_ready() => {
+            Some(io) if watched && io.poll_gone(cx).is_ready() => {
                 Poll::Ready(Err(Reason::DownstreamClosed))
             }
             _ => Poll::Pending,
         }
     })
     .await?;
-    Ok(reusable && sending.get() == Sending::Whole)
+    Ok(reusable && matches!(sending.get(), Sending::Whole | Sending::Held))
 }
 
 /// Where a response goes, and what is noted about it.
 struct Reply<'a, 'io> {
     worker: &'a Worker,
     answers: Answers,
+    /// Another protocol was asked for.
+    upgrade: bool,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     bytes: &'a Cell<u64>,
@@ -216,12 +241,16 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = reply.worker.response_heads.lend();
-            parse(&mut head, &bytes, reply.answers, interim)?;
+            parse(&mut head, &bytes, (reply.answers, reply.upgrade), interim)?;
             if interim {
                 reply.interim(&bytes, &head).await?;
                 continue;
             }
-            let source = if end { ended(&head)? } else { Source::link(stream, head.body) };
+            let source = match (end, head.tunnel) {
+                (true, _) => ended(&head)?,
+                (false, true) => Source::link(stream, BodyLength::UntilClose),
+                (false, false) => Source::link(stream, head.body),
+            };
             reply.finish(&bytes, &head, source).await?;
             return Ok(true);
         },
@@ -233,12 +262,13 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
                 reply.interim(&bytes, &head).await?;
                 continue;
             }
-            if head.tunnel {
+            if head.tunnel && !reply.upgrade {
                 // Nobody was asked to change the protocol.
                 return Err(Reason::UpstreamMalformed);
             }
             let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
-            let source = Source::http1(reader, head.body);
+            let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
+            let source = Source::http1(reader, length);
             reply.finish(&bytes, &head, source).await?;
             return Ok(reusable);
         },
@@ -258,12 +288,14 @@ fn ended<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
 fn parse(
     head: &mut ResponseHead,
     bytes: &[u8],
-    answers: Answers,
+    (answers, upgrade): (Answers, bool),
     interim: bool,
 ) -> Result<(), Reason> {
     match head.parse(bytes, answers) {
         Ok(Parsed::Complete(length))
-            if length == bytes.len() && head.is_interim() == interim && !head.tunnel =>
+            if length == bytes.len()
+                && head.is_interim() == interim
+                && (upgrade || !head.tunnel) =>
         {
             Ok(())
         }
@@ -285,9 +317,14 @@ impl Reply<'_, '_> {
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
-        if self.sending.get() != Sending::Whole || self.worker.is_draining() {
+        let sending = self.sending.get();
+        let waits = matches!(sending, Sending::UnderWay | Sending::Unwanted);
+        if waits || self.worker.is_draining() {
             // The rest of a request that is answered already is not waited for.
             self.responder.close_after();
+        }
+        if head.tunnel {
+            self.sending.set(Sending::UnderWay);
         }
         *self.status = head.status;
         self.started.set(true);

@@ -12,6 +12,8 @@ pub(crate) struct Request<'a> {
     /// The bytes that the head's spans refer to.
     pub(crate) bytes: Bytes,
     pub(crate) head: &'a RequestHead,
+    /// It asks to go on in another protocol; its body is what the client says in that one.
+    pub(crate) upgrade: bool,
 }
 
 /// Where a request says it wants to go, read once.

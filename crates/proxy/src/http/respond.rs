@@ -83,15 +83,20 @@ impl Responder<'_> {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = framing(head.body, *version);
                 // Without a length or chunks only the end of the connection ends the body.
-                let endless = framing == Framing::Outside;
+                let endless = framing == Framing::Outside || head.tunnel;
                 *keep_alive &= !endless;
-                let connection =
-                    if *keep_alive { Connection::KeepAlive } else { Connection::Close };
+                let connection = match (head.tunnel, *keep_alive) {
+                    (true, _) => Connection::Upgrade,
+                    (false, true) => Connection::KeepAlive,
+                    (false, false) => Connection::Close,
+                };
                 write_response(bytes, head, &edits(framing, connection), &mut writer.buffer);
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Link { stream, patience } => {
-                let edits = edits(Framing::Outside, Connection::KeepAlive);
+                let connection =
+                    if head.tunnel { Connection::Upgrade } else { Connection::KeepAlive };
+                let edits = edits(Framing::Outside, connection);
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;

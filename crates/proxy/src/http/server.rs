@@ -46,7 +46,9 @@ pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served
             Ok(Err(error)) => return refuse(session, io, downstream_reason(&error)).await,
             Err(_) => return refuse(session, io, Reason::HeadTimeout).await,
         };
-        let request = Request { bytes, head: &head };
+        let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
+        let upgrade = head.upgrade && bodiless;
+        let request = Request { bytes, head: &head, upgrade };
         // Elsewhere a tunnel makes no sense: the exchange says so.
         if session.entrance == Entrance::HttpProxy && request.method() == "CONNECT" {
             let authority = String::from_utf8_lossy(head.target.of(&request.bytes)).into_owned();
@@ -58,10 +60,12 @@ pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served
             // RFC 9112 §9.3: a client of HTTP/1.0 would have to be told, and read to the end.
             keep_alive: head.keep_alive && head.version == Version::Http11,
         };
-        let mut body = Source::http1(&mut reader, head.body);
+        let length = if upgrade { BodyLength::UntilClose } else { head.body };
+        let mut body = Source::http1(&mut reader, length);
         let went_well = Exchange::new(session, &request, &mut body, &mut responder).run().await;
-        let whole = body.is_complete();
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
+        // After an upgrade that was refused the connection is as it was.
+        let whole = body.is_complete() || upgrade;
         if !went_well {
             io.reset();
             return Served::Done;
@@ -111,8 +115,13 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     let mut responder = Responder::Link { stream, patience };
     match parse(&mut head, opened) {
         Ok(()) => {
-            let request = Request { bytes: opened.head.clone(), head: &head };
-            let mut body = Source::link(stream, head.body);
+            let upgrade = head.upgrade && !opened.end && head.body == BodyLength::Empty;
+            let length = match head.body {
+                BodyLength::Empty if upgrade => BodyLength::UntilClose,
+                length => length,
+            };
+            let request = Request { bytes: opened.head.clone(), head: &head, upgrade };
+            let mut body = Source::link(stream, length);
             let exchange = Exchange::new(session, &request, &mut body, &mut responder).run();
             tokio::select! {
                 biased;
@@ -144,6 +153,7 @@ fn parse(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
     head.body = match (opened.end, head.body) {
         (true, BodyLength::Empty | BodyLength::Known(0)) => BodyLength::Empty,
         (false, BodyLength::Known(bytes)) => BodyLength::Known(bytes),
+        (false, BodyLength::Empty) if head.upgrade => BodyLength::Empty,
         (false, BodyLength::Empty) => BodyLength::Chunked,
         (true, _) | (false, _) => return Err(ReadError::LengthMismatch),
     };

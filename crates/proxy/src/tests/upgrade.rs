@@ -1,0 +1,140 @@
+//! Connections that go on in another protocol, as WebSocket does.
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, Setup, credential, endpoint, run, tls_accept, until,
+};
+use crate::drain::Phase;
+use crate::tls::ALPN_HTTP1;
+
+const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: keep-alive, Upgrade\r\n\
+                       Upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
+const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
+                         upgrade: websocket\r\nsec-websocket-accept: b\r\n\r\n";
+
+/// An application that agrees, speaks first, and says again what it hears until its client ends.
+async fn echo() -> Application {
+    Application::start(|mut client| async move {
+        let request = client.head().await.unwrap();
+        assert_eq!(request.field("upgrade"), Some("websocket"));
+        assert_eq!(request.field("connection"), Some("upgrade"));
+        assert_eq!(request.field("content-length").or(request.field("transfer-encoding")), None);
+        client.send([SWITCHING, "hello"].concat()).await;
+        loop {
+            let byte = match client.maybe(1).await {
+                Some(byte) => byte,
+                None => return client.send("bye").await,
+            };
+            client.send(byte).await;
+        }
+    })
+    .await
+}
+
+#[test]
+fn both_sides_speak_the_other_protocol_as_it_is() {
+    run(async {
+        let app = echo().await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        // Said before anybody agreed: it waits for that.
+        client.send([UPGRADE, "early"].concat()).await;
+        let head = client.head().await.unwrap();
+        assert_eq!((head.status, head.field("upgrade")), (101, Some("websocket")));
+        assert_eq!(head.field("sec-websocket-accept"), Some("b"));
+        assert_eq!(client.bytes(10).await, b"helloearly");
+        let long: Vec<u8> = (0..300_000_u32).map(|at| at as u8).collect();
+        let (reading, mut writing) = client.stream.into_split();
+        let upload = tokio::task::spawn_local(async move {
+            tokio::io::AsyncWriteExt::write_all(&mut writing, &long).await.unwrap();
+            // Its end is an end of one direction only.
+            tokio::io::AsyncWriteExt::shutdown(&mut writing).await.unwrap();
+            (writing, long)
+        });
+        let mut reading = Client::new(tokio::io::join(reading, tokio::io::sink()));
+        let (heard, end) = reading.last().await;
+        let (_writing, long) = upload.await.unwrap();
+        assert_eq!(end, End::Clean);
+        assert!(heard == [&long[..], b"bye"].concat(), "{} bytes", heard.len());
+        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        let [series] = &mesh.client.series()[..] else { panic!("one series") };
+        assert_eq!((series.bytes_in, series.bytes_out), (300_005, 300_013));
+    });
+}
+
+#[test]
+fn an_upgrade_that_is_refused_leaves_the_connection_as_it_was() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            assert_eq!(client.ask(UPGRADE).await.text(), "ok");
+            assert_eq!(client.ask(GET).await.text(), "ok");
+        }
+        assert_eq!(app.accepted.get(), 1);
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn a_peer_without_links_upgrades_too() {
+    run(async {
+        let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
+        let identity = std::rc::Rc::new(credential(&mesh.authority, "ratings"));
+        let foreign = Application::start(move |client| {
+            let identity = identity.clone();
+            async move {
+                let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
+                let mut client = Client::new(tls);
+                client.head().await.unwrap();
+                client.send(SWITCHING).await;
+                let word = client.bytes(4).await;
+                client.send(word).await;
+                tokio::io::AsyncWriteExt::shutdown(&mut client.stream).await.unwrap();
+            }
+        })
+        .await;
+        mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
+        let mut client = Client::connect(mesh.door).await;
+        client.send([UPGRADE, "ping"].concat()).await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        assert_eq!(client.bytes(4).await, b"ping");
+        client.last().await;
+    });
+}
+
+#[test]
+fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
+    run(async {
+        let app = Application::answering(|request| match request.field("upgrade") {
+            Some(_) => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
+            None => SWITCHING.to_owned(),
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let body = "POST / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                    content-length: 2\r\n\r\nhi";
+        let http2 = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
+        for request in [GET, body, http2] {
+            let mut client = Client::connect(mesh.door).await;
+            let verdict = client.ask(request).await;
+            assert_eq!(verdict.verdict(), (502, Some("upstream-malformed")), "{request}");
+        }
+    });
+}
+
+#[test]
+fn what_is_being_said_outlives_the_beginning_of_a_drain() {
+    run(async {
+        let app = echo().await;
+        let mesh = Mesh::new(app.address, Setup::default()).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send(UPGRADE).await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        mesh.client.phase.send_replace(Phase::Draining);
+        mesh.server.phase.send_replace(Phase::Draining);
+        client.send("still").await;
+        assert_eq!(client.bytes(10).await, b"hellostill");
+    });
+}
