@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_control::{Config, Control};
-use leno_registry::{FileSource, Rejected};
+use leno_control::{Config, Control, StartError};
+use leno_registry::FileSource;
 
 use crate::data_directory::{DataArgs, DataDirectory};
 use crate::duration::parse_positive;
@@ -60,22 +60,11 @@ impl MeshArgs {
     /// Looks whether there is anything to run a mesh of.
     ///
     /// # Errors
-    /// When no document is valid, or what the mesh is to enforce is not known; what is wrong is
-    /// printed.
+    /// When no document is valid; what is wrong is printed.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let update = FileSource::new(self.file.clone()).reload();
-        let in_doubt: Vec<&Rejected> = update.mesh_config_in_doubt().collect();
-        if update.objects > 0 && in_doubt.is_empty() {
-            return Ok(());
-        }
         if update.objects > 0 {
-            for rejected in in_doubt {
-                eprintln!("rejected: {rejected}");
-            }
-            bail!(
-                "the MeshConfig may be among what is rejected, and without it the mesh would be \
-                 permissive: correct it and start again"
-            );
+            return Ok(());
         }
         for rejected in &update.rejected {
             eprintln!("rejected: {rejected}");
@@ -86,6 +75,20 @@ impl MeshArgs {
             paths.join(", ")
         )
     }
+}
+
+/// Starts a control plane; documents on account of which it does not start are printed.
+///
+/// # Errors
+/// When it cannot start.
+pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
+    let started = Control::start(config).await;
+    if let Err(StartError::MeshConfig(rejected)) = &started {
+        for rejected in rejected {
+            eprintln!("rejected: {rejected}");
+        }
+    }
+    Ok(started?)
 }
 
 impl ControlArgs {
@@ -105,7 +108,7 @@ impl ControlArgs {
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
         self.mesh.check()?;
         let config = self.mesh.config(data.path().to_owned(), self.listen);
-        let control = Control::start(config).await?;
+        let control = start(config).await?;
         tracing::info!(
             address = %control.address(),
             trust_domain = %control.trust_domain(),

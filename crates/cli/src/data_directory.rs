@@ -1,8 +1,10 @@
 //! The data directory: where a mesh keeps its keys, tokens and sockets, one mesh per directory.
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -111,30 +113,54 @@ impl DataDirectory {
     }
 }
 
-/// Creates a directory that only its owner may enter; one that exists is left as it is.
+/// Creates a directory that only its owner may enter, and those above it that are missing, whatever
+/// the umask is; one that exists is left as it is.
 ///
 /// # Errors
 /// When it cannot be created, or somebody else may change what is in it.
 pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .with_context(|| format!("cannot create the directory {shown}"))?;
+    // The ancestor of all relative paths is the empty one: here.
+    let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !above.exists();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    for above in missing.into_iter().rev() {
+        create_one(above).with_context(|| format!("cannot create the directory {shown}"))?;
+    }
     let found = std::fs::metadata(path).with_context(|| format!("cannot look at {shown}"))?;
     let us = rustix::process::geteuid().as_raw();
     match Intruder::of(found.mode(), found.uid(), us) {
         None => Ok(()),
         Some(Intruder::Writer) => bail!(
-            "others may write to the directory {shown}, where keys are kept: `chmod 700 {shown}`, \
-             or use another one"
+            "others may write to the directory {shown}, where keys are kept: `chmod 700 {}`, or \
+             use another one",
+            quoted(path)
         ),
         Some(Intruder::Owner) => bail!(
-            "the directory {shown}, where keys are kept, belongs to user {}: `chown {us} {shown}`, \
+            "the directory {shown}, where keys are kept, belongs to user {}: `chown {us} {}`, \
              or use another one",
-            found.uid()
+            found.uid(),
+            quoted(path)
         ),
+    }
+}
+
+fn create_one(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(PRIVATE).create(path) {
+        // A umask may have taken even the owner's rights.
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(PRIVATE)),
+        // Somebody else was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
+    match text.chars().all(plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
     }
 }
 
@@ -166,6 +192,8 @@ fn holder(lock: &mut File) -> String {
 }
 
 const LOCK_FILE: &str = "lock";
+/// Only the owner enters, reads and writes.
+const PRIVATE: u32 = 0o700;
 /// The user who may do everything anyway.
 const ROOT: u32 = 0;
 /// No process id is longer.
@@ -190,8 +218,6 @@ mod tests {
 
     #[test]
     fn a_directory_that_others_may_change_is_refused() {
-        use std::fs::Permissions;
-        use std::os::unix::fs::PermissionsExt as _;
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("data");
         create_private(&path).unwrap();
@@ -213,6 +239,15 @@ mod tests {
             (1001, 1000, Some(Intruder::Owner)),
         ] {
             assert_eq!(Intruder::of(0o40_755, owner, us), expected, "{owner} {us}");
+        }
+    }
+
+    #[test]
+    fn remedies_can_be_pasted_into_a_shell() {
+        for (path, expected) in
+            [("/var/lib/leno", "/var/lib/leno"), ("/a b/it's", "'/a b/it'\\''s'")]
+        {
+            assert_eq!(quoted(Path::new(path)), expected);
         }
     }
 

@@ -1,4 +1,10 @@
-//! The limit of open files: raised for ourselves, given back to the applications we start.
+//! Limits: those of sidecars, as options, and that of open files.
+//!
+//! The limit of open files is raised for ourselves and given back to the applications we start.
+
+mod sidecar;
+
+pub(crate) use sidecar::SidecarLimitArgs;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

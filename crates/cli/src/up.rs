@@ -23,6 +23,7 @@ use tokio::task::LocalSet;
 use crate::control::MeshArgs;
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_duration;
+use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogFormat;
 use crate::{limits, stop};
@@ -44,8 +45,16 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
     access_log: AccessLogFormat,
     /// How long requests under way may take to finish when a sidecar is stopped
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "10s",
+        value_parser = parse_duration,
+        help_heading = "Limits of a sidecar"
+    )]
     drain_timeout: Duration,
+    #[command(flatten)]
+    limits: SidecarLimitArgs,
     /// Give each workload a network namespace of its own and redirect its traffic there, so that
     /// applications need no doors; needs root, iproute2 and nftables
     #[arg(long)]
@@ -60,6 +69,7 @@ impl UpArgs {
         let open_files = limits::raise_open_files();
         let options = Options {
             access_log: self.access_log,
+            limits: self.limits.clone(),
             drain: self.drain_timeout,
             log_level,
             open_files,
@@ -109,11 +119,11 @@ const SUMMARY_PATIENCE: Duration = Duration::from_secs(10);
 const EXAMPLES: &str = "\
 Examples:
   leno up -f mesh/
-  leno up -f mesh.yaml --access-log json
+  leno up -f mesh.yaml --access-log json --head-timeout 5s
   leno up -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   sudo leno up -f mesh/ --netns
 
-Each Workload of the files gets a sidecar, and the application in its spec.run is started once
+Each Workload of the files gets a sidecar, with the limits given here, and the application in its spec.run is started once
 that is ready, with HTTP_PROXY set. Changes in the files are live at once; a document that is
 rejected changes nothing. For sidecars on several machines run `leno control` instead.
 

@@ -1,6 +1,6 @@
 //! Signing what a workload asks for, after finding out whether it is the one it says it is.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,12 +25,8 @@ pub(crate) const TOKENS_DIRECTORY: &str = "tokens";
 pub(crate) struct Certifier {
     desk: Arc<Desk>,
     jobs: JoinSet<Outcome>,
-    /// What was signed and noted, and is still to be told of.
-    finished: VecDeque<(Signed, Occasion)>,
     /// The last certificate of each workload that is known.
     known: BTreeMap<WorkloadName, Signed>,
-    /// The workloads that got their first certificate from this very control plane.
-    joined: BTreeSet<WorkloadName>,
     pub(crate) issued: u64,
     pub(crate) refused: u64,
 }
@@ -73,9 +69,7 @@ impl Certifier {
         Self {
             desk: Arc::new(Desk { authority, tokens, lifetime }),
             jobs: JoinSet::new(),
-            finished: VecDeque::new(),
             known: BTreeMap::new(),
-            joined: BTreeSet::new(),
             issued: 0,
             refused: 0,
         }
@@ -119,34 +113,21 @@ impl Certifier {
     /// Safe to drop while waiting.
     pub(crate) async fn next(&mut self) -> (Signed, Occasion) {
         loop {
-            if let Some(finished) = self.finished.pop_front() {
-                return finished;
-            }
             let Some(done) = self.jobs.join_next().await else {
                 return std::future::pending().await;
             };
-            self.finish(done);
+            if let Some(signed) = self.finish(done) {
+                return signed;
+            }
         }
     }
 
-    /// Whether a workload joined while this control plane was running: its proxy began with
-    /// nothing. Certificates that were signed a moment ago count.
-    pub(crate) fn has_joined(&mut self, workload: &WorkloadName) -> bool {
-        while let Some(done) = self.jobs.try_join_next() {
-            self.finish(done);
-        }
-        self.joined.contains(workload)
-    }
-
-    fn finish(&mut self, done: Result<Outcome, JoinError>) {
+    fn finish(&mut self, done: Result<Outcome, JoinError>) -> Option<(Signed, Occasion)> {
         match done {
             Ok(Outcome::Signed(signed, occasion)) => {
                 self.issued += 1;
                 self.note(signed.clone());
-                if occasion == Occasion::Join {
-                    self.joined.insert(signed.workload.clone());
-                }
-                self.finished.push_back((signed, occasion));
+                return Some((signed, occasion));
             }
             Ok(Outcome::Unheard) => self.issued += 1,
             Ok(Outcome::Refused) => self.refused += 1,
@@ -155,6 +136,7 @@ impl Certifier {
                 tracing::error!(%error, "a signature was not finished");
             }
         }
+        None
     }
 
     /// Remembers the certificate that a workload holds.
@@ -164,7 +146,6 @@ impl Certifier {
 
     pub(crate) fn forget(&mut self, workload: &WorkloadName) {
         self.known.remove(workload);
-        self.joined.remove(workload);
     }
 
     pub(crate) fn known(&self) -> impl Iterator<Item = &Signed> {

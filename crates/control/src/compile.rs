@@ -7,10 +7,11 @@ mod service;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use leno_discovery::Doubt;
 use leno_model::{ServiceName, Snapshot, Workload};
 
 use self::plan::plan;
-use self::service::backends;
+use self::service::{backends, unheard};
 use crate::mesh::Mesh;
 
 pub(crate) use self::access::missing;
@@ -66,6 +67,14 @@ pub(crate) fn world(
     let plan = Arc::new(plan(mesh, workload));
     let snapshot = Arc::new(Snapshot { plan, services });
     World { snapshot, absent }
+}
+
+/// The endpoints that the services of a workload's world lack because their sidecars have not been
+/// heard of. What the facts alone decide, such as whether it may call them, is certain.
+pub(crate) fn doubt(mesh: &Mesh, workload: &Workload, world: &World) -> Doubt {
+    let viewer = Viewer::of(mesh, workload);
+    let views = world.snapshot.services.values();
+    views.flat_map(|view| unheard(mesh, &viewer, view)).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use leno_discovery::SUBSCRIPTIONS_MAX;
 use leno_identity::{LEAF_LIFETIME, TOKEN_LIFETIME};
 
 /// What a control plane is told at its start.
@@ -36,8 +37,8 @@ pub struct Times {
     pub quiet_max: Duration,
     /// How long endpoints stay when the stream of their sidecar ended without a word.
     pub grace: Duration,
-    /// How long after the start, at most, services are held back whose sidecars have not all
-    /// come back yet: clients keep what they had instead of hearing of missing endpoints.
+    /// How long after the start, at most, sidecars that were not heard of yet may be on their way
+    /// back: clients keep their endpoints that long.
     pub settle: Duration,
     /// How long connections may take to end at a shutdown.
     pub drain: Duration,
@@ -103,7 +104,7 @@ impl Default for Limits {
             strangers_per_source: 128,
             first_byte: Duration::from_secs(2),
             handshake: Duration::from_secs(10),
-            subscriptions: 8192,
+            subscriptions: SUBSCRIPTIONS_MAX,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use leno_discovery::ChangeId;
 use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
-use leno_registry::Update;
+use leno_registry::{Rejected, Update};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -51,8 +51,8 @@ impl Control {
     /// of the runtime that this is called in.
     ///
     /// # Errors
-    /// [`StartError`] that names the part that cannot start. Refused documents are no error: they
-    /// are told at `/rejected`.
+    /// [`StartError`] that names the part that cannot start. Refused documents are no error, but
+    /// for those that leave it open what the mesh enforces: they are told at `/rejected`.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let mut tasks = JoinSet::new();
         let reload = Arc::new(Notify::new());
@@ -62,6 +62,10 @@ impl Control {
         let following = follow(config.sources.clone(), facts, Arc::clone(&reload));
         tasks.spawn(parts.clone().run(Part::Watcher, following));
         let first = updates.recv().await.ok_or(StartError::Registry)?;
+        let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
+        if !in_doubt.is_empty() {
+            return Err(StartError::MeshConfig(in_doubt));
+        }
         let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
         let authority = config.data.join(AUTHORITY_DIRECTORY);
         let authority = Arc::new(Authority::open_or_create(&authority, &trust_domain, wall)?);
@@ -174,6 +178,13 @@ pub enum StartError {
     /// The files.
     #[error("the files cannot be read")]
     Registry,
+    /// What the mesh is to enforce is not known: the `MeshConfig` may be among these refusals, and
+    /// without one a mesh is permissive.
+    #[error(
+        "the MeshConfig may be among what is rejected, and without it the mesh would be permissive: \
+         correct it and start again"
+    )]
+    MeshConfig(Vec<Rejected>),
     /// The authority.
     #[error("the certificate authority cannot be opened: {0}")]
     Authority(#[from] AuthorityError),

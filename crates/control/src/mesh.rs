@@ -136,11 +136,6 @@ impl Mesh {
         ports.all(|port| listeners.contains_key(&port.port))
     }
 
-    /// Whether every workload behind a service is registered; so it is of one that does not exist.
-    pub(crate) fn is_settled(&self, service: &ServiceName) -> bool {
-        self.behind(service).all(|workload| self.is_registered(workload))
-    }
-
     /// All objects, in the order of their keys within each kind.
     pub(crate) fn objects(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);

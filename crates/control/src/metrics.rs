@@ -2,6 +2,13 @@
 
 use std::fmt::{Display, Write};
 
+use leno_telemetry::names::Metric;
+use leno_telemetry::names::control::{
+    APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
+    CONVERGENCE, OFFERED, PROXIES, PROXIES_BEHIND, RECEIVED, REFUSED, REJECTED, SENT, SERVICES,
+    WORKLOADS,
+};
+
 use crate::report::Report;
 use crate::server::Gauges;
 
@@ -11,9 +18,9 @@ pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges) -> String {
     let tally = report.audience.tally;
     let certifier = report.certifier;
     let mut page = Page::default();
-    let one = |page: &mut Page, (name, kind, help): (&str, &str, &str), value: &dyn Display| {
-        page.header(name, kind, help);
-        page.line(name, value);
+    let one = |page: &mut Page, metric: Metric, value: &dyn Display| {
+        page.header(metric);
+        page.line(metric.name, value);
     };
     one(&mut page, WORKLOADS, &status.workloads);
     one(&mut page, SERVICES, &status.services);
@@ -29,14 +36,14 @@ pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges) -> String {
     one(&mut page, RECEIVED, &gauges.received());
     one(&mut page, CERTIFICATES, &certifier.issued);
     one(&mut page, CERTIFICATES_REFUSED, &certifier.refused);
-    let (name, kind, help) = CONNECTIONS_REFUSED;
-    page.header(name, kind, help);
+    page.header(CONNECTIONS_REFUSED);
+    let name = CONNECTIONS_REFUSED.name;
     for (reason, count) in gauges.refused() {
         page.line(&format!("{name}{{reason=\"{reason}\"}}"), &count);
     }
     let convergence = report.audience.rounds.convergence();
-    let (name, kind, help) = CONVERGENCE;
-    page.header(name, kind, help);
+    page.header(CONVERGENCE);
+    let name = CONVERGENCE.name;
     for quantile in [0.5, 0.9, 0.99, 1.0] {
         let value = convergence.quantile(quantile).as_secs_f64();
         page.line(&format!("{name}{{quantile=\"{quantile}\"}}"), &value);
@@ -52,7 +59,8 @@ struct Page {
 }
 
 impl Page {
-    fn header(&mut self, name: &str, kind: &str, help: &str) {
+    fn header(&mut self, Metric { name, kind, help, .. }: Metric) {
+        let kind = kind.as_str();
         // Writing to a `String` cannot fail.
         writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}").unwrap_or_default();
     }
@@ -61,51 +69,3 @@ impl Page {
         writeln!(self.out, "{name} {value}").unwrap_or_default();
     }
 }
-
-const WORKLOADS: (&str, &str, &str) = ("leno_control_workloads", "gauge", "Workloads in force.");
-const SERVICES: (&str, &str, &str) = ("leno_control_services", "gauge", "Services in force.");
-const PROXIES: (&str, &str, &str) = ("leno_control_proxies", "gauge", "Proxies connected now.");
-const PROXIES_BEHIND: (&str, &str, &str) = (
-    "leno_control_proxies_behind",
-    "gauge",
-    "Connected proxies that have not applied all they were told.",
-);
-const REJECTED: (&str, &str, &str) =
-    ("leno_control_rejected", "gauge", "Documents refused as things stand.");
-const CHANGES: (&str, &str, &str) =
-    ("leno_control_changes_total", "counter", "Changes that were taken in.");
-const COMPILED: (&str, &str, &str) = (
-    "leno_control_compiled_total",
-    "counter",
-    "Snapshots compiled because something that the proxy uses may have changed.",
-);
-const OFFERED: (&str, &str, &str) = (
-    "leno_control_offered_total",
-    "counter",
-    "Snapshots sent because they differed from what the proxy knew.",
-);
-const APPLIED: (&str, &str, &str) =
-    ("leno_control_applied_total", "counter", "Reports of proxies that they are up to date.");
-const REFUSED: (&str, &str, &str) =
-    ("leno_control_refused_total", "counter", "Deltas that proxies refused.");
-const SENT: (&str, &str, &str) =
-    ("leno_control_sent_bytes_total", "counter", "Bytes sent to proxies, before encryption.");
-const RECEIVED: (&str, &str, &str) = (
-    "leno_control_received_bytes_total",
-    "counter",
-    "Bytes received from proxies, after decryption.",
-);
-const CERTIFICATES: (&str, &str, &str) =
-    ("leno_control_certificates_total", "counter", "Certificates signed.");
-const CERTIFICATES_REFUSED: (&str, &str, &str) =
-    ("leno_control_certificates_refused_total", "counter", "Joins and renewals that were refused.");
-const CONNECTIONS_REFUSED: (&str, &str, &str) = (
-    "leno_control_connections_refused_total",
-    "counter",
-    "Connections that ended badly, by reason.",
-);
-const CONVERGENCE: (&str, &str, &str) = (
-    "leno_control_convergence_seconds",
-    "summary",
-    "From seeing a change until the last proxy that it concerns has applied it.",
-);

@@ -18,7 +18,7 @@ use crate::certify::{Certifier, CertifyError, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::presence::{Presence, Start};
-use crate::publish::{Audience, Contact, Memory};
+use crate::publish::{Audience, Contact};
 use crate::report::Report;
 use crate::server::{Gauges, Guests};
 use crate::status::Status;
@@ -178,6 +178,7 @@ impl Owner {
         }
         if self.start.ends(&self.mesh, now.clock) {
             tracing::info!("the sidecars that were expected are back, or were given up");
+            self.told.due.get_or_insert(now.clock + TELL_AFTER);
             self.audience.reconsider(&self.mesh, self.start.settling());
         }
         if self.audience.due_at().is_some_and(|due| due <= now.clock) {
@@ -291,11 +292,7 @@ impl Owner {
             return;
         };
         let claim = self.claim(&peer, &workload);
-        let memory = match self.certifier.has_joined(&workload) {
-            true => Memory::None,
-            false => Memory::LastWorld,
-        };
-        let contact = Contact::new(connected, peer.clone(), memory, now.clock);
+        let contact = Contact::new(connected, peer.clone(), now.clock);
         if let Err(reason) = claim {
             tracing::warn!(%workload, %reason, "a proxy is refused");
             contact.dismiss(reason);

@@ -94,7 +94,7 @@ impl Start {
         Self { until: Some(now + settle) }
     }
 
-    /// Whether services are still held back.
+    /// Whether sidecars that were not heard of yet may still be on their way back.
     pub(crate) fn settling(&self) -> Settling {
         match self.until {
             Some(_) => Settling::Yes,

@@ -5,15 +5,15 @@ mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_discovery::{ChangeId, ConnectionId};
+use leno_discovery::{ChangeId, ConnectionId, Doubt};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
-use crate::compile::{Views, wanted, world};
+use crate::compile::{Views, doubt, wanted, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 
-pub(crate) use contact::{Contact, Memory, Offered};
+pub(crate) use contact::{Contact, Offered};
 pub(crate) use rounds::Rounds;
 
 /// Every connected proxy, what it depends on, and who has still to hear of what changed.
@@ -56,7 +56,7 @@ pub(crate) struct Tally {
     pub(crate) refused: u64,
 }
 
-/// Whether services are held back whose sidecars have not all come back yet.
+/// Whether sidecars that were not heard of yet may only be on their way back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settling {
     /// The control plane has just started.
@@ -191,31 +191,18 @@ impl Audience {
         let Some(workload) = mesh.workload(&contact.workload) else {
             return;
         };
-        let mut wanted = wanted(workload, &contact.subscriptions);
-        if settling == Settling::Yes {
-            let mut open = unsettled(mesh, &wanted);
-            let told = contact.offered.as_ref();
-            let wait = told.is_none() && contact.memory == Memory::LastWorld && !open.is_empty();
-            open.retain(|name| {
-                told.is_none_or(|update| !update.snapshot.services.contains_key(name))
-            });
-            self.depend(connection, with_backends(mesh, wanted.clone()));
-            if wait {
-                // It goes on with what it had.
-                return;
-            }
-            // It needs its plan to open its doors, which others wait for.
-            wanted.retain(|name| !open.contains(name));
-        }
+        let wanted = wanted(workload, &contact.subscriptions);
         let world = world(mesh, workload, &wanted, &mut self.views);
+        let doubt = match settling {
+            Settling::Yes => doubt(mesh, workload, &world),
+            Settling::No => Doubt::default(),
+        };
         self.tally.compiled += 1;
-        if settling == Settling::No {
-            let depends = world.snapshot.services.keys().chain(&world.absent);
-            self.depend(connection, depends.cloned().collect());
-        }
+        let depends = world.snapshot.services.keys().chain(&world.absent);
+        self.depend(connection, depends.cloned().collect());
         let change = self.newest;
         let contact = self.contacts.get_mut(&connection);
-        if contact.map(|contact| contact.offer(world, change)) == Some(Offered::New) {
+        if contact.map(|contact| contact.offer((world, doubt), change)) == Some(Offered::New) {
             self.tally.offered += 1;
         }
     }
@@ -243,32 +230,6 @@ impl Audience {
         }
         *before = services;
     }
-}
-
-/// The services for which, or for a backend of which, sidecars are still missing.
-fn unsettled(mesh: &Mesh, wanted: &BTreeSet<ServiceName>) -> BTreeSet<ServiceName> {
-    let is_unsettled = |name: &&ServiceName| {
-        let all = with_backends(mesh, BTreeSet::from([(*name).clone()]));
-        !all.iter().all(|name| mesh.is_settled(name))
-    };
-    wanted.iter().filter(is_unsettled).cloned().collect()
-}
-
-/// Services and all that their routes name, and so on.
-fn with_backends(mesh: &Mesh, services: BTreeSet<ServiceName>) -> BTreeSet<ServiceName> {
-    let mut open: Vec<ServiceName> = services.into_iter().collect();
-    let mut all = BTreeSet::new();
-    while let Some(name) = open.pop() {
-        if all.contains(&name) {
-            continue;
-        }
-        for route in mesh.routes_of(&name) {
-            let backends = route.rules.iter().flat_map(|rule| &rule.backends);
-            open.extend(backends.map(|backend| backend.service.clone()));
-        }
-        all.insert(name);
-    }
-    all
 }
 
 /// How many changes of one round are timed; the others of a storm count with them.

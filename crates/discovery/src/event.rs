@@ -9,6 +9,7 @@ use std::fmt;
 use leno_model::{ServiceName, WorkloadName};
 use tokio::sync::watch;
 
+use crate::doubt::Doubt;
 use crate::key::ChangeId;
 use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal, Update};
 
@@ -111,6 +112,8 @@ pub enum Standing {
     Pending,
     /// The proxy should know this.
     Offer(Update),
+    /// The proxy should know this, and keep the endpoints in doubt if it has them.
+    Partial(Update, Doubt),
     /// The connection must end, for this reason.
     Goodbye(String),
 }

@@ -9,6 +9,7 @@
 //! [`join`] and [`server`] are the shells around them. TLS is the business of their callers.
 
 pub mod client;
+mod doubt;
 mod envelope;
 pub mod event;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub mod subscriber;
 mod vigil;
 
 pub use client::{FollowError, Request, follow};
+pub use doubt::Doubt;
 pub use event::{Connected, ConnectionId, Event, Joining, Standing};
 pub use join::{JoinError, join, serve_join};
 pub use key::{ChangeId, ResourceKey, Version};
@@ -47,6 +49,11 @@ pub const ALPN: &[u8] = b"leno-discovery/1";
 
 /// The protocol of a join: the client has no certificate yet.
 pub const JOIN_ALPN: &[u8] = b"leno-join/1";
+
+/// How many services one proxy may be subscribed to: a proxy asks for no more, and the control plane
+/// remembers no more of what it asks for. With names of ordinary length all of them fit into the
+/// first message of a stream.
+pub const SUBSCRIPTIONS_MAX: usize = 4096;
 
 /// The version of the contract, checked in the first message of a stream.
 pub const PROTOCOL: u32 = 1;

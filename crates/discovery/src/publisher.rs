@@ -3,8 +3,12 @@
 //! One delta is in flight at a time and the newest offer wins. A delta that is refused leaves the
 //! proxy as it was; the resources that it named are withheld until they, or what they depend on,
 //! change, and the others are sent again without them.
+//!
+//! A control plane that has just started does not know yet which endpoints are gone and which are
+//! only not back: it offers [in doubt](Publisher::offer_in_doubt), and the proxy keeps what it has.
 
 mod draft;
+mod sendable;
 mod withheld;
 
 use std::collections::BTreeSet;
@@ -12,10 +16,12 @@ use std::sync::Arc;
 
 use leno_model::{ServiceName, Snapshot};
 
+use crate::doubt::Doubt;
 use crate::holdings::Holdings;
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Refusal, Update};
 use crate::publisher::draft::{Draft, RESOURCE_BYTES_MAX};
+use crate::publisher::sendable::{Kept, sendable};
 use crate::publisher::withheld::Withheld;
 
 /// The control plane's picture of one proxy: what it holds, refuses and should hold. No IO.
@@ -30,11 +36,18 @@ pub struct Publisher {
     absent_refused: Option<BTreeSet<ServiceName>>,
     withheld: Withheld,
     oversized: Vec<Refusal>,
-    offered: Option<Update>,
+    offered: Option<Offered>,
     /// Whether the offer, or what the proxy holds, changed since the last look for differences.
     stale: bool,
     in_flight: Option<InFlight>,
     nonce: u64,
+}
+
+/// What the proxy should know.
+#[derive(Debug, Clone)]
+struct Offered {
+    update: Update,
+    doubt: Doubt,
 }
 
 /// A delta that the proxy applied.
@@ -57,10 +70,16 @@ impl Publisher {
     ///
     /// Every service that a rule names as a backend must be in the snapshot or be absent.
     pub fn offer(&mut self, update: Update) {
+        self.offer_in_doubt(update, Doubt::default());
+    }
+
+    /// As [`Self::offer`], but the endpoints in doubt stay as the proxy has them, and services that
+    /// are new to it come when somebody can answer for them.
+    pub fn offer_in_doubt(&mut self, update: Update, doubt: Doubt) {
         if self.offered.is_none() {
             self.held.share_names(&update.snapshot);
         }
-        self.offered = Some(update);
+        self.offered = Some(Offered { update, doubt });
         self.stale = true;
     }
 
@@ -71,37 +90,43 @@ impl Publisher {
         if self.in_flight.is_some() || !self.stale {
             return None;
         }
-        let update = self.offered.clone()?;
+        let Offered { update, doubt } = self.offered.clone()?;
         self.withheld.release(&update, &self.held);
-        let draft = self.draft(&update.snapshot);
+        let snapshot = sendable(&update.snapshot, &doubt, &self.held);
+        let draft = self.draft(&snapshot, &doubt);
         let refused = self.absent_refused.as_ref() == Some(&update.absent);
         let absent = self.absent.as_ref() != Some(&update.absent) && !refused;
         let unusable = self.held.plan.is_none() && !draft.has_plan();
         if unusable || draft.is_empty() && !absent {
             self.stale = false;
-            if self.withheld.is_empty() {
+            if self.withheld.is_empty() && doubt.is_empty() {
                 self.agreed = Some(update.snapshot);
             }
             return None;
         }
-        Some(self.dispatch(update, draft, absent))
+        Some(self.dispatch(Offered { update, doubt }, draft, absent))
     }
 
     /// The proxy applied the delta with this nonce; `None` when no such delta is in flight.
     pub fn acknowledge(&mut self, nonce: u64) -> Option<Acked> {
-        let InFlight { update, upserts, removed, whole, .. } = self.take_in_flight(nonce)?;
+        let InFlight { offered, upserts, removed, absent, whole, .. } =
+            self.take_in_flight(nonce)?;
         for key in removed {
             self.held.remove(&key);
         }
         for (key, version) in upserts {
             self.held.insert(key, version);
         }
+        let Offered { update, doubt } = offered;
         // What the proxy now has may let it accept the absent services that it refused.
         let absent_refused = self.absent_refused.take().is_some();
-        let exact = whole && self.withheld.is_empty() && !absent_refused;
-        self.stale |= !exact;
-        self.agreed = exact.then_some(update.snapshot);
-        self.absent = Some(update.absent);
+        let settled = whole && self.withheld.is_empty() && !absent_refused;
+        self.stale |= !settled;
+        if absent {
+            self.absent = Some(update.absent);
+            self.withheld.absent_accepted();
+        }
+        self.agreed = (settled && doubt.is_empty()).then_some(update.snapshot);
         Some(Acked { change: update.change, whole })
     }
 
@@ -110,7 +135,8 @@ impl Publisher {
     ///
     /// The refused versions are not recorded as held, and not sent again until they change.
     pub fn refuse(&mut self, nonce: u64, refusals: &[Refusal]) -> Option<ChangeId> {
-        let InFlight { update, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
+        let InFlight { offered, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
+        let update = offered.update;
         self.stale = true;
         let sent: Vec<_> = upserts
             .into_iter()
@@ -132,7 +158,7 @@ impl Publisher {
     #[must_use]
     pub fn settled(&self) -> Option<ChangeId> {
         let at_rest = self.in_flight.is_none() && !self.stale && self.held.plan.is_some();
-        self.offered.as_ref().filter(|_| at_rest).map(|update| update.change)
+        self.offered.as_ref().filter(|_| at_rest).map(|offered| offered.update.change)
     }
 
     /// What the proxy refuses, with its reasons.
@@ -146,9 +172,10 @@ impl Publisher {
     }
 
     /// All differences; a resource that is too large to send is set aside.
-    fn draft(&mut self, snapshot: &Snapshot) -> Draft {
+    fn draft(&mut self, snapshot: &Snapshot, doubt: &Doubt) -> Draft {
         loop {
-            let draft = Draft::new(snapshot, self.agreed.as_deref(), &self.held, &self.withheld);
+            let kept = Kept { withheld: &self.withheld, doubt };
+            let draft = Draft::new(snapshot, self.agreed.as_deref(), &self.held, kept);
             let large: Vec<_> = draft.oversized().cloned().collect();
             if large.is_empty() {
                 return draft;
@@ -165,10 +192,11 @@ impl Publisher {
         }
     }
 
-    fn dispatch(&mut self, update: Update, draft: Draft, absent: bool) -> Delta {
+    fn dispatch(&mut self, offered: Offered, draft: Draft, absent: bool) -> Delta {
         self.nonce += 1;
         let (upserts, removed, whole) = draft.cut();
         self.stale = !whole;
+        let update = &offered.update;
         let delta = Delta {
             nonce: self.nonce,
             change: update.change,
@@ -182,7 +210,7 @@ impl Publisher {
             nonce: self.nonce,
             upserts: versions.collect(),
             removed: delta.removed.clone(),
-            update,
+            offered,
             absent,
             whole,
         });
@@ -198,7 +226,7 @@ impl Publisher {
 #[derive(Debug)]
 struct InFlight {
     nonce: u64,
-    update: Update,
+    offered: Offered,
     upserts: Vec<(ResourceKey, Version)>,
     removed: Vec<ResourceKey>,
     absent: bool,

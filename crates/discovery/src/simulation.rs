@@ -1,10 +1,11 @@
-//! Both ends through a list of messages in flight: changes, losses, refusals, restarts, by seed.
+//! Both ends through a list of messages in flight: changes, losses, refusals, doubts, by seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use leno_model::{ServiceName, ServiceView, Snapshot};
+use leno_model::{EndpointId, ServiceName, ServiceView, Snapshot};
 
+use crate::doubt::Doubt;
 use crate::fixture::{named, plan, route, service};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Refusal, Update};
@@ -14,7 +15,7 @@ use crate::subscriber::Subscriber;
 
 #[test]
 fn every_seed_converges_to_the_same_world() {
-    for seed in 0..64 {
+    for seed in 0..256 {
         let mut simulation = Simulation::new(seed);
         for _ in 0..400 {
             simulation.step();
@@ -29,6 +30,13 @@ enum Answer {
     Nack(u64, Vec<Refusal>),
 }
 
+/// How much the control plane knows.
+#[derive(Clone, Copy)]
+enum Certainty {
+    Full,
+    Partial,
+}
+
 struct Simulation {
     seed: u64,
     chance: Chance,
@@ -37,6 +45,8 @@ struct Simulation {
     change: u64,
     publisher: Publisher,
     subscriber: Subscriber,
+    /// The newest offer, and which of the endpoints that it lacks are in doubt.
+    offered: Option<(Update, Doubt)>,
     deltas: VecDeque<Delta>,
     answers: VecDeque<Answer>,
     /// Every version that the proxy refused as wrong in itself, in this stream.
@@ -53,6 +63,7 @@ impl Simulation {
             change: 0,
             publisher: Publisher::new(Vec::new()),
             subscriber: Subscriber::new(),
+            offered: None,
             deltas: VecDeque::new(),
             answers: VecDeque::new(),
             refused: BTreeSet::new(),
@@ -63,7 +74,8 @@ impl Simulation {
         match self.chance.below(100) {
             0..25 => self.change_something(),
             25..30 => self.ports_swapped = !self.ports_swapped,
-            30..45 => drop(self.offer()),
+            30..40 => drop(self.offer(Certainty::Full)),
+            40..45 => drop(self.offer(Certainty::Partial)),
             45..65 => self.send(),
             65..80 => self.deliver(),
             80..95 => self.answer(),
@@ -113,15 +125,40 @@ impl Simulation {
         Update { snapshot, absent, change: ChangeId(self.change) }
     }
 
-    fn offer(&mut self) -> Update {
-        let offer = self.world();
+    fn offer(&mut self, certainty: Certainty) -> Update {
+        let mut offer = self.world();
+        let doubt = match certainty {
+            Certainty::Full => Doubt::default(),
+            Certainty::Partial => self.forget_sidecars(&mut offer),
+        };
         // What changes, and later changes back, may be tried again.
         self.refused.retain(|(key, version)| {
             let view = key.service().and_then(|name| offer.snapshot.services.get(name));
             view.is_some_and(|view| Version::of(&encode_service(view)) == *version)
         });
-        self.publisher.offer(offer.clone());
+        match doubt.is_empty() {
+            true => self.publisher.offer(offer.clone()),
+            false => self.publisher.offer_in_doubt(offer.clone(), doubt.clone()),
+        }
+        self.offered = Some((offer.clone(), doubt));
         offer
+    }
+
+    /// As after a restart of the control plane: it has not heard of every sidecar yet.
+    fn forget_sidecars(&mut self, offer: &mut Update) -> Doubt {
+        let mut doubt = BTreeSet::new();
+        for view in Arc::make_mut(&mut offer.snapshot).services.values_mut() {
+            let back = self.chance.below(4);
+            for port in Arc::make_mut(view).ports.values_mut() {
+                port.endpoints.retain(|endpoint| {
+                    let is_back = self.chance.below(4) < back;
+                    let new = is_back || doubt.insert(endpoint.id.clone());
+                    assert!(new, "an endpoint twice");
+                    is_back
+                });
+            }
+        }
+        doubt.into_iter().collect()
     }
 
     fn send(&mut self) {
@@ -131,7 +168,38 @@ impl Simulation {
             let version = (upsert.key.clone(), upsert.version());
             assert!(!self.refused.contains(&version), "{self}: {} came again", upsert.key);
         }
+        self.check_doubt(&delta);
         self.deltas.push_back(delta);
+    }
+
+    /// Nothing that may be there is taken away, and nothing new comes that cannot be answered for
+    /// unless something old leads there.
+    fn check_doubt(&self, delta: &Delta) {
+        let Some((offer, doubt)) = self.offered.as_ref().filter(|(_, doubt)| !doubt.is_empty())
+        else {
+            return;
+        };
+        for key in &delta.removed {
+            let doubtful = matches!(key, ResourceKey::Endpoint(id) if doubt.contains(id));
+            assert!(!doubtful, "{self}: {key} may be there");
+        }
+        let held = self.subscriber.update().map(|update| &update.snapshot.services);
+        let old = |name: &ServiceName| held.is_some_and(|held| held.contains_key(name));
+        let services = &offer.snapshot.services;
+        let mut known: BTreeSet<&ServiceName> = services.keys().filter(|name| old(name)).collect();
+        let mut open: Vec<&ServiceName> = known.iter().copied().collect();
+        while let Some(view) = open.pop().and_then(|name| services.get(name)) {
+            let rules = view.ports.values().flat_map(|port| &port.rules);
+            let used = rules.flat_map(|rule| &rule.backends).map(|backend| &backend.service);
+            let used = used.filter(|name| services.contains_key(*name));
+            open.extend(used.filter(|name| known.insert(name)));
+        }
+        for EndpointId { service, port, .. } in doubt.iter() {
+            let unanswered = services[service].ports[port].endpoints.is_empty();
+            let key = ResourceKey::Service(service.clone());
+            let comes = delta.upserts.iter().any(|upsert| upsert.key == key);
+            assert!(!(comes && unanswered) || known.contains(service), "{self}: {key} came");
+        }
     }
 
     fn deliver(&mut self) {
@@ -177,7 +245,11 @@ impl Simulation {
         self.answers.clear();
         self.refused.clear();
         self.publisher = Publisher::new(self.subscriber.held());
-        self.offer();
+        let certainty = match self.chance.below(2) {
+            0 => Certainty::Full,
+            _ => Certainty::Partial,
+        };
+        self.offer(certainty);
     }
 
     /// The proxy starts again from its disk.
@@ -210,7 +282,7 @@ impl Simulation {
     }
 
     fn settle(&mut self) -> Update {
-        let offer = self.offer();
+        let offer = self.offer(Certainty::Full);
         for _ in 0..1000 {
             self.deliver();
             self.answer();

@@ -19,11 +19,12 @@ use crate::drain::Phase;
 use crate::http::message::Writer;
 use crate::http::route;
 use crate::http::server::{Served, refuse, serve, serve_stream};
+use crate::http2;
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, Opened};
 use crate::session::{Entrance, Session};
 use crate::tcp;
-use crate::tls::{self, ALPN_LINK};
+use crate::tls::{self, ALPN_HTTP2, ALPN_LINK};
 use crate::worker::Worker;
 
 /// Carries a connection from its first byte to its last.
@@ -76,16 +77,24 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     worker.shard.add(Count::DownstreamHandshake, 1);
     let expires = tls::until(accepted.peer.not_after);
     let identity = Some(Rc::new(accepted.peer.id));
-    let speaks_link = accepted.tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK);
+    let alpn = accepted.tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     session.expires = Some(expires);
-    let protocol = if speaks_link { "link" } else { "http" };
-    let _listed = list(&session, protocol, format!("application port {port}"));
-    if speaks_link {
-        Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
-    } else {
-        serve(&session, &io, BytesMut::new()).await;
+    let list = |protocol| list(&session, protocol, format!("application port {port}"));
+    match alpn.as_deref() {
+        Some(ALPN_LINK) => {
+            let _listed = list("link");
+            Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
+        }
+        Some(ALPN_HTTP2) => {
+            let _listed = list("http2");
+            Box::pin(http2::server::serve(Rc::new(session), &io, BytesMut::new())).await;
+        }
+        Some(_) | None => {
+            let _listed = list("http");
+            serve(&session, &io, BytesMut::new()).await;
+        }
     }
 }
 
@@ -148,24 +157,44 @@ async fn to_service(
         return;
     };
     let declared = protocol(worker, &service, port).await;
-    let is_http = match declared {
-        Protocol::Http => true,
-        // HTTP/2 travels as the opaque bytes that it is to us.
-        Protocol::Tcp | Protocol::Http2 | Protocol::Grpc => false,
-        Protocol::Detect => {
-            let patience = worker.config.limits.detect_timeout;
+    let patience = worker.config.limits.detect_timeout;
+    let spoken = match declared {
+        Protocol::Http => Spoken::Http1,
+        Protocol::Tcp => Spoken::Opaque,
+        // Both versions are understood; a client that is silent has no haste.
+        Protocol::Http2 | Protocol::Grpc => detect(&io, &mut early).await,
+        Protocol::Detect => match timeout(patience, detect(&io, &mut early)).await {
+            // What the application understands is not known: it gets what its client says.
+            Ok(Spoken::Http2) => Spoken::Opaque,
+            Ok(spoken) => spoken,
             // Silence means a protocol in which the server speaks first.
-            timeout(patience, detect(&io, &mut early)).await.unwrap_or(false)
-        }
+            Err(_) => Spoken::Opaque,
+        },
     };
     let session = Session::new(worker.clone(), entrance, None, peer);
-    let listed = if is_http { "http" } else { "tcp" };
-    let _listed = list(&session, listed, format!("{service}:{port}"));
-    if is_http {
-        serve(&session, &io, early).await;
-    } else {
-        Box::pin(tcp::to_service(&session, (&service, port), io, early)).await;
+    let list = |protocol| list(&session, protocol, format!("{service}:{port}"));
+    match spoken {
+        Spoken::Http1 => {
+            let _listed = list("http");
+            serve(&session, &io, early).await;
+        }
+        Spoken::Http2 => {
+            let _listed = list("http2");
+            Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+        }
+        Spoken::Opaque => {
+            let _listed = list("tcp");
+            Box::pin(tcp::to_service(&session, (&service, port), io, early)).await;
+        }
     }
+}
+
+/// What the first bytes of a connection tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spoken {
+    Http1,
+    Http2,
+    Opaque,
 }
 
 /// What the service says it speaks; to be detected when it is not known.
@@ -178,17 +207,18 @@ async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol
     plan.map_or(Protocol::Detect, |port| port.protocol)
 }
 
-/// Reads until the first bytes tell. True: HTTP/1.1.
-async fn detect(io: &Io, early: &mut BytesMut) -> bool {
+/// Reads until the first bytes tell.
+async fn detect(io: &Io, early: &mut BytesMut) -> Spoken {
     poll_fn(|cx| {
         loop {
             match sniff(early) {
-                Sniffed::Http1 => return Poll::Ready(true),
-                Sniffed::Http2 | Sniffed::Tls | Sniffed::Opaque => return Poll::Ready(false),
+                Sniffed::Http1 => return Poll::Ready(Spoken::Http1),
+                Sniffed::Http2 => return Poll::Ready(Spoken::Http2),
+                Sniffed::Tls | Sniffed::Opaque => return Poll::Ready(Spoken::Opaque),
                 Sniffed::More => {}
             }
             match io.poll_read(cx, early) {
-                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(false),
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Spoken::Opaque),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => return Poll::Pending,
             }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use leno_discovery::Request;
+use leno_discovery::{Request, SUBSCRIPTIONS_MAX};
 use leno_model::ServiceName;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -102,5 +102,3 @@ pub(crate) async fn keep_listeners(
 
 /// Services taken up at once.
 const BATCH_MAX: usize = 64;
-/// Services that one proxy may be subscribed to; an application that invents names stops here.
-const SUBSCRIPTIONS_MAX: usize = 4096;

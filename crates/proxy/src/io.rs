@@ -148,6 +148,11 @@ impl Io {
         drop(socket2::SockRef::from(&*self.tcp()).set_linger(Some(Duration::ZERO)));
     }
 
+    /// Lends the stream to a codec that reads and writes by itself.
+    pub(crate) fn with<T>(&self, poll: impl FnOnce(Pin<&mut Stream>) -> T) -> T {
+        poll(Pin::new(&mut *self.0.stream.borrow_mut()))
+    }
+
     fn tcp(&self) -> Ref<'_, TcpStream> {
         Ref::map(self.0.stream.borrow(), |stream| match stream {
             Stream::Plain(tcp) => tcp,

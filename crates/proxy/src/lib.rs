@@ -15,6 +15,7 @@ mod drain;
 mod error;
 mod follow;
 mod http;
+mod http2;
 mod io;
 mod keeper;
 mod link;

@@ -141,7 +141,7 @@ async fn open_at(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<LinkStr
     let link = match upstream.lease(worker).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
-        Lease::Http1(_) => return Err(Reason::Unsupported),
+        Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported),
     };
     let stream = link.open(StreamKind::Tcp, false, |_| {}).map_err(|_| Reason::UpstreamRefused)?;
     let answered = timeout(worker.config.limits.connect_timeout, stream.answered()).await;

@@ -7,6 +7,7 @@ pub(crate) mod fixture;
 mod foreign;
 mod hostile;
 mod http;
+mod http2;
 mod identity;
 mod limits;
 mod memory;

@@ -14,6 +14,8 @@ use tokio_rustls::server::TlsStream;
 
 /// The link protocol of this version.
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
+/// For clients that are not Leno and speak HTTP/2.
+pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 /// The fallback for peers that are not Leno.
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 
@@ -56,7 +58,7 @@ impl TlsConfigs {
         if let Some(config) = &cached.server {
             return Ok(config.clone());
         }
-        let config = server_config(credential, &[ALPN_LINK, ALPN_HTTP1])
+        let config = server_config(credential, &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1])
             .map_err(|_| Reason::HandshakeFailed)?;
         cached.server = Some(config.clone());
         Ok(config)

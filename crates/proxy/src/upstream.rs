@@ -6,9 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use leno_model::{Endpoint, EndpointId, Reason};
+use bytes::Bytes;
+use h2::client::SendRequest;
+use leno_model::{Endpoint, EndpointId, Protocol, Reason};
 use leno_telemetry::Count;
 
+use crate::http2::client::Http2Pool;
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
@@ -39,12 +42,32 @@ pub(crate) enum Lease {
     Link(LinkHandle),
     /// An HTTP/1.1 connection of one's own.
     Http1(Box<Http1Upstream>),
+    /// A stream may be opened on this connection of HTTP/2.
+    Http2(SendRequest<Bytes>),
 }
 
 /// The application behind a sidecar, at one of its addresses.
 pub(crate) struct Application {
     address: SocketAddr,
+    speaks: Speaks,
     pool: Pool,
+    http2: Http2Pool,
+}
+
+/// What an application speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Speaks {
+    Http1,
+    Http2,
+}
+
+impl From<Protocol> for Speaks {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Http2 | Protocol::Grpc => Self::Http2,
+            Protocol::Http | Protocol::Tcp | Protocol::Detect => Self::Http1,
+        }
+    }
 }
 
 impl Upstream {
@@ -139,12 +162,15 @@ impl Drop for Upstream {
 }
 
 impl Application {
-    pub(crate) fn new(address: SocketAddr) -> Self {
-        Self { address, pool: Pool::default() }
+    pub(crate) fn new(address: SocketAddr, speaks: Speaks) -> Self {
+        Self { address, speaks, pool: Pool::default(), http2: Http2Pool::default() }
     }
 
     /// A connection to the application, kept warm or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        if self.speaks == Speaks::Http2 {
+            return self.http2.lease(self.address, worker).await.map(Lease::Http2);
+        }
         if let Some(connection) = self.pool.take() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http1(Box::new(connection)));

@@ -17,7 +17,7 @@ use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
 use crate::tls::TlsConfigs;
-use crate::upstream::{Application, Upstream};
+use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
 
 /// One data thread. Everything in it is single-threaded but the world and the counters' readers.
@@ -39,7 +39,7 @@ pub(crate) struct Worker {
     pub(crate) request_heads: Spare<RequestHead>,
     pub(crate) response_heads: Spare<ResponseHead>,
     upstreams: RefCell<HashMap<EndpointId, Rc<Upstream>>>,
-    applications: RefCell<HashMap<SocketAddr, Rc<Application>>>,
+    applications: RefCell<HashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// The version of the world that `upstreams` was last swept against.
     swept: Cell<u64>,
     exchanges: Cell<usize>,
@@ -112,9 +112,10 @@ impl Worker {
     }
 
     /// The application behind this sidecar, at one of its addresses.
-    pub(crate) fn application(&self, address: SocketAddr) -> Rc<Application> {
+    pub(crate) fn application(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
-        applications.entry(address).or_insert_with(|| Rc::new(Application::new(address))).clone()
+        let application = applications.entry((address, speaks));
+        application.or_insert_with(|| Rc::new(Application::new(address, speaks))).clone()
     }
 
     /// Lets go of endpoints that the world no longer knows: their requests finish, then they close.

@@ -1,4 +1,7 @@
-//! Names: every metric, its kind, labels and meaning, in one table.
+//! Names: every metric, its kind, labels and meaning, in one table for sidecars and one for the
+//! control plane.
+
+pub mod control;
 
 /// A family of numbers that are exposed under one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub enum Kind {
     Gauge,
     /// They are counts below limits.
     Histogram,
+    /// They are quantiles since the start, with a sum and a count.
+    Summary,
 }
 
 impl Kind {
@@ -32,11 +37,12 @@ impl Kind {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
             Self::Histogram => "histogram",
+            Self::Summary => "summary",
         }
     }
 }
 
-/// Every metric, in the order of the exposition and of the documents.
+/// Every metric of a sidecar, in the order of the exposition and of the documents.
 pub fn metrics() -> impl Iterator<Item = &'static Metric> {
     [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &CONNECTIONS_REFUSED]
         .into_iter()
@@ -50,13 +56,20 @@ pub fn metrics() -> impl Iterator<Item = &'static Metric> {
 #[must_use]
 pub fn render() -> String {
     let mut out = PREFACE.to_owned();
-    for Metric { name, kind, labels, help } in metrics() {
+    rows(&mut out, metrics());
+    out.push_str(CONTROL);
+    rows(&mut out, control::METRICS);
+    out.push_str(LABELS);
+    out
+}
+
+fn rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a Metric>) {
+    out.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+    for Metric { name, kind, labels, help } in metrics {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
         let (kind, labels) = (kind.as_str(), labels.join(", "));
         out.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
     }
-    out.push_str(LABELS);
-    out
 }
 
 macro_rules! closed_list {
@@ -315,12 +328,21 @@ pub(crate) const PROCESS_MEMORY: Metric = Metric {
 const PREFACE: &str = "\
 # Metrics
 
-What a sidecar exposes at `/metrics`, in the Prometheus text format 0.0.4. This page is generated
-from `crates/telemetry/src/names.rs`; after a change there, `UPDATE_EXPECT=1 cargo test -p
-leno-telemetry` writes it anew.
+What sidecars and the control plane expose, in the Prometheus text format 0.0.4. This page is
+generated from `crates/telemetry/src/names.rs` and `names/control.rs`; after a change there,
+`UPDATE_EXPECT=1 cargo test -p leno-telemetry` writes it anew.
 
-| metric | kind | labels | meaning |
-|---|---|---|---|
+## A sidecar
+
+At `/metrics` of its admin page.
+
+";
+
+const CONTROL: &str = "
+## The control plane
+
+At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://leno/metrics`.
+
 ";
 
 const LABELS: &str = "
@@ -335,11 +357,12 @@ const LABELS: &str = "
 | `peer` | the verified identity at the other end; empty without one |
 | `protocol` | what was spoken |
 | `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
-| `reason` | why the request failed, from the closed list of reasons; empty when the application answered |
+| `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `result` | how an attempt ended: `ok`, `failed` or `timeout` |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `version` | the version of Leno |
+| `quantile` | the share of changes that took no longer: 0.5, 0.9, 0.99 or 1 |
 
 Durations are kept in buckets no wider than an eighth of what they hold, so that quantiles are
 exact to 6 %; a limit of the exposed histogram falls on the nearest of them.
@@ -359,7 +382,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_follow_the_conventions() {
         let mut seen = HashSet::new();
-        for metric in metrics() {
+        for metric in metrics().chain(control::METRICS) {
             assert!(seen.insert(metric.name), "{}", metric.name);
             let counts = metric.kind == Kind::Counter;
             assert_eq!(metric.name.ends_with("_total"), counts, "{}", metric.name);
@@ -383,7 +406,7 @@ mod tests {
 
     #[test]
     fn every_label_is_explained() {
-        for label in metrics().flat_map(|m| m.labels) {
+        for label in metrics().chain(control::METRICS).flat_map(|m| m.labels) {
             assert!(LABELS.contains(&format!("| `{label}` |")), "{label}");
         }
     }

@@ -15,6 +15,7 @@ use super::traffic::{ask_as_stranger, drive_bookinfo};
 use super::verdict::Findings;
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_positive;
+use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogFormat;
 use crate::up::{LocalMesh, Options, Output, Standing};
@@ -50,6 +51,7 @@ impl DemoArgs {
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         let options = Options {
             access_log: AccessLogFormat::Off,
+            limits: SidecarLimitArgs::default(),
             drain: DRAIN,
             // The report is what counts: sidecars speak up only when something is wrong.
             log_level: Some(log_level.unwrap_or_else(LogLevel::warnings)),
@@ -67,10 +69,9 @@ impl DemoArgs {
 
     async fn serve(self, options: Options) -> anyhow::Result<ExitCode> {
         let stop = stop::signals()?;
-        tokio::pin!(stop);
         let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
         let scratch = scratch.context("there is no place for temporary files")?;
-        let ports = Ports::free().context("there are no free ports")?;
+        let ports = Ports::free()?;
         let file = scratch.path().join("bookinfo.yaml");
         let binary = std::env::current_exe().context("cannot find this program")?;
         let binary = binary.to_str().context("the path of this program is not UTF-8")?;
@@ -81,13 +82,11 @@ impl DemoArgs {
         let hint = format!(" --data {}", data.path().display());
         self.say("starting bookinfo: 7 applications, 9 sidecars, one control plane");
         let mut mesh = LocalMesh::start(config, data, options).await?;
+        let control_ended = mesh.control_ended();
         let outcome = tokio::select! {
-            outcome = self.show(&mut mesh, ports, &hint) => outcome,
-            () = &mut stop => Err(anyhow::anyhow!("stopped before the end")),
+            outcome = self.run_to_the_end(&mut mesh, (ports, &hint), stop) => outcome,
+            ended = control_ended => Err(ended.into()),
         };
-        if outcome.is_ok() && self.serve {
-            mesh.tend(&mut stop).await;
-        }
         self.say("stopping");
         let again = stop::signals()?;
         tokio::select! {
@@ -98,6 +97,24 @@ impl DemoArgs {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         })
+    }
+
+    /// The show, and what comes after it until `stop`.
+    async fn run_to_the_end(
+        &self,
+        mesh: &mut LocalMesh,
+        (ports, hint): (Ports, &str),
+        stop: impl Future<Output = ()>,
+    ) -> anyhow::Result<DemoReport> {
+        tokio::pin!(stop);
+        let report = tokio::select! {
+            report = self.show(mesh, ports, hint) => report?,
+            () = &mut stop => bail!("stopped before the end"),
+        };
+        if self.serve {
+            mesh.tend(&mut stop).await;
+        }
+        Ok(report)
     }
 
     /// Waits for the mesh, drives it, and prints what came of it.

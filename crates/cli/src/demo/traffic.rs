@@ -45,12 +45,11 @@ pub(super) async fn ask_as_stranger(ports: Ports) -> anyhow::Result<u16> {
     let mut target = at(ports.stranger_ratings, "stranger", "ratings", "/ratings/0");
     target.weight = 1;
     let plan = Plan {
-        targets: vec![target],
         pace: Pace::Open { rate: 10, connections: 1 },
         duration: Duration::from_millis(500),
-        warm_up: Duration::ZERO,
         timeout: REQUEST_TIMEOUT,
         seed: SEED,
+        ..Plan::new(vec![target])
     };
     let report = drive(plan, watch::channel(Counters::default()).0).await?;
     let total = report.total();
@@ -69,13 +68,14 @@ fn plan(ports: &Ports, duration: Duration) -> Plan {
         ..page("page as jason")
     };
     let gateway = at(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
+    let targets = vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }];
     Plan {
-        targets: vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }],
         pace: Pace::Closed { connections: CONNECTIONS },
         duration,
         warm_up: WARM_UP.min(duration / 5),
         timeout: REQUEST_TIMEOUT,
         seed: SEED,
+        ..Plan::new(targets)
     }
 }
 

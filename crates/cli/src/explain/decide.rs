@@ -336,7 +336,7 @@ fn access(
 /// Whether a sidecar carries a port's bytes without looking at requests.
 pub(super) fn is_opaque(protocol: Protocol) -> bool {
     match protocol {
-        Protocol::Tcp | Protocol::Http2 | Protocol::Grpc => true,
-        Protocol::Http | Protocol::Detect => false,
+        Protocol::Tcp => true,
+        Protocol::Http | Protocol::Http2 | Protocol::Grpc | Protocol::Detect => false,
     }
 }

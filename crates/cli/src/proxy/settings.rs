@@ -5,9 +5,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leno_proxy::{AccessLog, Config, Interception, Limits};
+use leno_proxy::{AccessLog, Config, Interception};
 
-use crate::duration::{parse_duration, parse_positive};
+use crate::duration::parse_duration;
+use crate::limits::SidecarLimitArgs;
 
 /// Options of `leno proxy` that may be left out.
 #[derive(Debug, Clone, Args)]
@@ -32,43 +33,14 @@ pub(crate) struct SettingArgs {
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
     access_log: AccessLogFormat,
     #[command(flatten)]
-    limits: LimitArgs,
-}
-
-/// Limits and times of `leno proxy`; the defaults are those of the proxy itself.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Limits")]
-struct LimitArgs {
-    /// Connections for each thread
-    #[arg(long, value_name = "N", default_value_t = Limits::default().connections_max)]
-    connections_max: usize,
-    /// TLS handshakes under way for each thread
-    #[arg(long, value_name = "N", default_value_t = Limits::default().handshakes_max)]
-    handshakes_max: usize,
-    /// From the first byte of a request's head to its last [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    head_timeout: Option<Duration>,
-    /// For a TLS handshake [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    handshake_timeout: Option<Duration>,
-    /// How long to wait for the first bytes of a connection whose protocol is to be detected
-    /// [default: 500ms]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    detect_timeout: Option<Duration>,
-    /// For connecting to an endpoint, TLS included [default: 3s]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    connect_timeout: Option<Duration>,
-    /// How long the first request to a service waits for the control plane [default: 5s]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    discovery_timeout: Option<Duration>,
-    /// A service that nobody used for so long is unsubscribed [default: 10m]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    idle_subscription: Option<Duration>,
-    /// A connection without a request for so long is closed [default: 1h]
-    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
-    idle_connection: Option<Duration>,
+    limits: SidecarLimitArgs,
     /// How long requests under way may take to finish after SIGTERM [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = parse_duration,
+        help_heading = "Limits of a sidecar"
+    )]
     drain_timeout: Option<Duration>,
 }
 
@@ -83,28 +55,8 @@ impl SettingArgs {
         config.cores = usize::from(self.cores);
         config.access_log = self.access_log.into();
         self.limits.apply(&mut config.limits);
-    }
-}
-
-impl LimitArgs {
-    fn apply(&self, limits: &mut Limits) {
-        limits.connections_max = self.connections_max;
-        limits.handshakes_max = self.handshakes_max;
-        let times = [
-            (self.head_timeout, &mut limits.head_timeout),
-            (self.handshake_timeout, &mut limits.handshake_timeout),
-            (self.detect_timeout, &mut limits.detect_timeout),
-            (self.connect_timeout, &mut limits.connect_timeout),
-            (self.discovery_timeout, &mut limits.discovery_timeout),
-            (self.idle_subscription, &mut limits.idle_subscription),
-            (self.idle_connection, &mut limits.idle_connection),
-            (self.drain_timeout, &mut limits.drain_timeout),
-        ];
-        for (given, limit) in times {
-            if let Some(given) = given {
-                *limit = given;
-            }
-        }
+        let drain = self.drain_timeout.unwrap_or(config.limits.drain_timeout);
+        config.limits.drain_timeout = drain;
     }
 }
 
@@ -183,25 +135,13 @@ mod tests {
     }
 
     #[test]
-    fn help_tells_the_defaults_of_the_proxy() {
+    fn help_tells_the_default_of_the_proxy() {
         use clap::CommandFactory as _;
         let help = Line::command().render_long_help().to_string();
-        let limits = Limits::default();
-        for (option, default) in [
-            ("--head-timeout", limits.head_timeout),
-            ("--handshake-timeout", limits.handshake_timeout),
-            ("--detect-timeout", limits.detect_timeout),
-            ("--connect-timeout", limits.connect_timeout),
-            ("--discovery-timeout", limits.discovery_timeout),
-            ("--idle-subscription", limits.idle_subscription),
-            ("--idle-connection", limits.idle_connection),
-            ("--drain-timeout", limits.drain_timeout),
-        ] {
-            let (_, text) = help.split_once(option).expect(option);
-            let (_, text) = text.split_once("[default: ").expect(option);
-            let (told, _) = text.split_once(']').expect(option);
-            assert_eq!(parse_duration(told), Ok(default), "{option}");
-        }
+        let (_, text) = help.split_once("--drain-timeout").unwrap();
+        let (_, text) = text.split_once("[default: ").unwrap();
+        let (told, _) = text.split_once(']').unwrap();
+        assert_eq!(parse_duration(told), Ok(leno_proxy::Limits::default().drain_timeout));
     }
 
     #[test]

@@ -77,6 +77,14 @@ impl Standing {
     }
 }
 
+#[cfg(test)]
+impl Standing {
+    /// A workload of which nothing runs yet.
+    pub(super) fn waiting(workload: Arc<Workload>) -> Self {
+        Self { workload, report: None, application: State::Waiting }
+    }
+}
+
 impl Fleet {
     /// An empty fleet.
     pub(super) fn new(launcher: Rc<Launcher>) -> Self {

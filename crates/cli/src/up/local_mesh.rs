@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use leno_control::status::Status;
-use leno_control::{Config, Control, EndedUnexpectedly};
+use leno_control::{Config, EndedUnexpectedly};
 use leno_model::Workload;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -17,8 +17,10 @@ use super::fleet::{Fleet, Standing};
 use super::launcher::{Launcher, Settings};
 use super::netns::{Namespaces, NetnsOptions};
 use super::placement::Placements;
-use super::summary;
+use super::summary::{self, Introduced};
+use crate::control::start;
 use crate::data_directory::DataDirectory;
+use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogFormat;
 
@@ -27,6 +29,8 @@ use crate::proxy::AccessLogFormat;
 pub(crate) struct Options {
     /// Whether sidecars log each request.
     pub(crate) access_log: AccessLogFormat,
+    /// What sidecars accept and how long they wait.
+    pub(crate) limits: SidecarLimitArgs,
     /// How long requests under way may take to finish when a sidecar is stopped.
     pub(crate) drain: Duration,
     /// What sidecars log.
@@ -64,7 +68,7 @@ impl LocalMesh {
     ) -> anyhow::Result<Self> {
         let (config, placements) = place(config, options.netns.clone())?;
         let settings = settings(&config, &options, placements)?;
-        let control = Control::start(config).await?;
+        let control = start(config).await?;
         let (console, written) =
             Console::start(options.output).context("the console cannot be started")?;
         let (mut workloads, status) = (control.workloads(), control.status());
@@ -100,7 +104,12 @@ impl LocalMesh {
     pub(crate) async fn introduce(&self, hint: &str) {
         let standing = self.standing();
         let status = Arc::clone(&self.status.borrow());
-        let text = summary::render(&status, &standing, hint);
+        let mut members = Vec::new();
+        for member in &standing {
+            let namespace = self.launcher.placements().namespace(&member.workload.name).await;
+            members.push(Introduced { standing: member, namespace });
+        }
+        let text = summary::render(&status, &members, hint);
         self.launcher.console().say(Output::Out, text).await;
         let waits = |member: &&Standing| !member.is_up();
         let waiting: Vec<String> =
@@ -167,11 +176,13 @@ fn settings(
     placements: Placements,
 ) -> anyhow::Result<Settings> {
     let access_log = ["--access-log", options.access_log.as_str()];
+    let mut sidecar_options = options.limits.options();
+    sidecar_options.extend(access_log.iter().map(OsString::from));
     Ok(Settings {
         data: config.data.clone(),
         binary: std::env::current_exe().context("cannot find this program")?,
         placements,
-        sidecar_options: access_log.iter().map(OsString::from).collect(),
+        sidecar_options,
         log_level: options.log_level.as_ref().map(|level| level.as_str().to_owned()),
         drain: options.drain,
         open_files: options.open_files,

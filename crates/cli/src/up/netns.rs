@@ -85,6 +85,11 @@ impl Namespaces {
         Ok(placement(namespace, self.options.netns_subnet.host(namespace.host)))
     }
 
+    /// What the namespace of a workload is called, for `ip netns`.
+    pub(super) fn name_of(&self, workload: &WorkloadName) -> Option<String> {
+        self.placed.get(workload).map(|namespace| namespace.name.clone())
+    }
+
     /// Removes a workload's namespace, when its processes have ended.
     pub(super) fn remove(&mut self, workload: &WorkloadName) {
         if let Some(namespace) = self.placed.remove(workload) {

@@ -41,6 +41,15 @@ impl Placements {
         placed.context("the maker of network namespaces failed")?
     }
 
+    /// The network namespace that a workload has of its own, if it has one.
+    pub(super) async fn namespace(&self, workload: &WorkloadName) -> Option<String> {
+        let workload = workload.clone();
+        match self {
+            Self::Doors => None,
+            Self::Namespaces(all) => aside(all, move |all| all.name_of(&workload)).await.ok()?,
+        }
+    }
+
     /// Gives a workload's room back, when its processes have ended.
     pub(super) async fn release(&self, workload: &WorkloadName) {
         let name = workload.clone();

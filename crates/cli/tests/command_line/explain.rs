@@ -96,19 +96,19 @@ fn a_refusal_comes_with_reason_and_remedy() {
         (
             &["--from", "shop/page-1", "--url", "http://reviews.shop:9080/other"],
             expect![
-                "404 no-route: The service has routes and none of them matches the request. Add a match to the HTTPRoutes of the service that fits the request."
+                "404 no-route: The service has routes and none of them matches the request. Add a match that fits to an HTTPRoute of the service."
             ],
         ),
         (
             &["--from", "shop/page-1", "--url", "http://ratings.shop:1/"],
             expect![
-                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or port, or add the Service."
+                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or the port, or add the Service."
             ],
         ),
         (
             &["--from", "shop/page-1", "--url", "http://example.com/"],
             expect![
-                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or port, or add the Service."
+                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or the port, or add the Service."
             ],
         ),
     ] {
@@ -195,7 +195,7 @@ fn every_reason_is_explained() {
           answered with  403
           at fault       ours: the sidecar, its rules or its limits
           tried again    never: the same answer would come again, or the request may have worked
-          what to do     name the client's account as a source of a TrafficTarget for the destination
+          what to do     Name the client's account as a source of a TrafficTarget whose destination is the account behind the service.
     "#]]
     .assert_eq(&place.leno(&["explain", "denied-outbound"]).out);
 }

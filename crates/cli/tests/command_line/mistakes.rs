@@ -93,6 +93,30 @@ fn state_is_kept_in_the_home_directory_and_for_its_owner_only() {
 }
 
 #[test]
+fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refused() {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = Place::with(&[("bad.yaml", "kind: Nothing\n")]);
+    for umask in ["000", "002", "177"] {
+        let state = format!("under-{umask}/state");
+        let line = format!("umask {umask}; exec \"$0\" control -f bad.yaml --data {state}");
+        let done = place.shell(&line);
+        assert!(done.err.contains("there is no valid document"), "{umask}: {done:?}");
+        for made in [state.as_str(), &format!("under-{umask}")] {
+            let mode = std::fs::metadata(place.path().join(made)).expect(made).permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{umask}: {made}");
+        }
+    }
+    let shared = place.path().join("shared");
+    std::fs::create_dir(&shared).expect("a directory");
+    std::fs::set_permissions(&shared, Permissions::from_mode(0o775)).expect("a mode");
+    let done = place.leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    let remedy = format!("`chmod 700 {}`", shared.display());
+    assert!(done.err.contains(&remedy) && done.err.lines().count() == 1, "{done:?}");
+}
+
+#[test]
 fn a_command_under_exec_does_not_outlive_its_parent() {
     let place = Place::with(&[]);
     // Process 1 is nobody's parent here but its own children's.

@@ -39,14 +39,22 @@ impl Place {
 
     /// Runs `leno` with these arguments here, as a user whose home is here.
     pub(crate) fn leno(&self, arguments: &[&str]) -> Done {
-        let output = Command::new(env!("CARGO_BIN_EXE_leno"))
-            .args(arguments)
+        self.run(Command::new(LENO).args(arguments))
+    }
+
+    /// Runs a line of a shell, to which `$0` is `leno`.
+    pub(crate) fn shell(&self, line: &str) -> Done {
+        self.run(Command::new("/bin/sh").args(["-c", line, LENO]))
+    }
+
+    fn run(&self, command: &mut Command) -> Done {
+        let output = command
             .current_dir(self.0.path())
             .env_clear()
             .env("HOME", self.0.path())
             .stdin(Stdio::null())
             .output()
-            .expect("the binary runs");
+            .expect("the command runs");
         Done {
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -54,6 +62,8 @@ impl Place {
         }
     }
 }
+
+const LENO: &str = env!("CARGO_BIN_EXE_leno");
 
 /// A mesh in strict mode: a client that may read ratings, and a split of reviews.
 pub(crate) const MESH: &str = r#"

@@ -35,10 +35,7 @@ impl Viewer {
 /// are left out. A service without workloads has no account that a policy could name: it is
 /// denied, as no policy allows it, and never opened by emptiness.
 pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
-    let permitted = match viewer {
-        Viewer::Anybody => Permitted::All,
-        Viewer::Account(account) => Permitted::Only(mesh.destinations(account)),
-    };
+    let permitted = Permitted::to(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
         let (routed, rules) = rules(mesh, &service.name, port.port);
         let view = PortView {
@@ -57,6 +54,19 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
         view.ports.clear();
     }
     view
+}
+
+/// The endpoints that a view would have if every sidecar had said where it listens.
+pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<EndpointId> {
+    let permitted = Permitted::to(mesh, viewer);
+    let ports = mesh.service(&view.name).into_iter().flat_map(|service| &service.ports);
+    let ports = ports.filter(|port| view.ports.contains_key(&port.port));
+    let unheard = ports.flat_map(|port| {
+        let places = places(mesh, &view.name, port, &permitted);
+        let unheard = places.filter(|(workload, _)| mesh.listeners(&workload.name).is_none());
+        unheard.map(|(workload, _)| id(&view.name, port, workload))
+    });
+    unheard.collect()
 }
 
 /// The services that the rules of a view name.
@@ -140,7 +150,14 @@ enum Permitted<'a> {
     Only(BTreeSet<&'a ServiceAccount>),
 }
 
-impl Permitted<'_> {
+impl<'a> Permitted<'a> {
+    fn to(mesh: &'a Mesh, viewer: &Viewer) -> Self {
+        match viewer {
+            Viewer::Anybody => Self::All,
+            Viewer::Account(account) => Self::Only(mesh.destinations(account)),
+        }
+    }
+
     fn allows(&self, account: &ServiceAccount) -> bool {
         match self {
             Self::All => true,
@@ -198,22 +215,29 @@ fn endpoints(
     port: &ServicePort,
     permitted: &Permitted<'_>,
 ) -> Vec<Arc<Endpoint>> {
-    let workloads = mesh.behind(&service.name);
-    let workloads = workloads.filter(|workload| permitted.allows(&workload.account));
-    let endpoints = workloads.filter_map(|workload| {
-        let number = target_port(&port.target, workload)?;
+    let places = places(mesh, &service.name, port, permitted);
+    let endpoints = places.filter_map(|(workload, number)| {
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
-        Some(Arc::new(Endpoint {
-            id: EndpointId {
-                service: service.name.clone(),
-                port: port.port,
-                workload: workload.name.clone(),
-            },
-            address,
-            account: workload.account.clone(),
-        }))
+        let id = id(&service.name, port, workload);
+        Some(Arc::new(Endpoint { id, address, account: workload.account.clone() }))
     });
     endpoints.collect()
+}
+
+/// The workloads behind a port that a client may call, each with the port of its application.
+fn places<'a>(
+    mesh: &'a Mesh,
+    service: &ServiceName,
+    port: &ServicePort,
+    permitted: &Permitted<'_>,
+) -> impl Iterator<Item = (&'a Workload, u16)> {
+    let workloads = mesh.behind(service);
+    let workloads = workloads.filter(|workload| permitted.allows(&workload.account));
+    workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
+}
+
+fn id(service: &ServiceName, port: &ServicePort, workload: &Workload) -> EndpointId {
+    EndpointId { service: service.clone(), port: port.port, workload: workload.name.clone() }
 }
 
 /// The old view when it is equal; otherwise the new one with all endpoints that are.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use leno_discovery::{ChangeId, Connected, Refusal, Standing, Update};
+use leno_discovery::{ChangeId, Connected, Doubt, Refusal, Standing, Update};
 use leno_identity::Peer;
 use leno_model::{ServiceName, WorkloadName};
 use tokio::sync::watch;
@@ -20,7 +20,6 @@ pub(crate) struct Contact {
     /// Who it is, as its certificate says.
     pub(crate) peer: Peer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
-    pub(crate) memory: Memory,
     /// When its last certificate expires: it may not outlive that.
     pub(crate) expires: SystemTime,
     pub(crate) since: Instant,
@@ -29,6 +28,8 @@ pub(crate) struct Contact {
     pub(crate) version: String,
     /// What it was last told.
     pub(crate) offered: Option<Update>,
+    /// Which endpoints it was told to keep, if it has them.
+    doubt: Doubt,
     /// The newest change up to which it has applied everything.
     pub(crate) applied: Option<ChangeId>,
     /// How many resources are held back because it refused them.
@@ -39,19 +40,19 @@ pub(crate) struct Contact {
 }
 
 impl Contact {
-    pub(crate) fn new(connected: Connected, peer: Peer, memory: Memory, now: Instant) -> Self {
+    pub(crate) fn new(connected: Connected, peer: Peer, now: Instant) -> Self {
         let Connected { hello, standing, .. } = connected;
         Self {
             workload: hello.workload,
             expires: peer.not_after,
             peer,
             subscriptions: BTreeSet::new(),
-            memory,
             since: now,
             admin: hello.admin,
             pid: hello.pid,
             version: hello.version,
             offered: None,
+            doubt: Doubt::default(),
             applied: None,
             refused: 0,
             refusals: VecDeque::new(),
@@ -59,11 +60,11 @@ impl Contact {
         }
     }
 
-    /// Tells it of a world, unless that equals what it was told last.
-    pub(crate) fn offer(&mut self, world: World, change: ChangeId) -> Offered {
+    /// Tells it of a world and of the doubts about that, unless both equal what it was told last.
+    pub(crate) fn offer(&mut self, (world, doubt): (World, Doubt), change: ChangeId) -> Offered {
         let World { mut snapshot, absent } = world;
         if let Some(last) = &self.offered {
-            if last.snapshot == snapshot && last.absent == absent {
+            if last.snapshot == snapshot && last.absent == absent && self.doubt == doubt {
                 return Offered::Same;
             }
             if last.snapshot.plan == snapshot.plan {
@@ -72,7 +73,11 @@ impl Contact {
         }
         let update = Update { snapshot, absent, change };
         self.offered = Some(update.clone());
-        self.standing.send_replace(Standing::Offer(update));
+        self.doubt = doubt.clone();
+        self.standing.send_replace(match doubt.is_empty() {
+            true => Standing::Offer(update),
+            false => Standing::Partial(update, doubt),
+        });
         Offered::New
     }
 
@@ -107,15 +112,6 @@ impl Contact {
     pub(crate) fn is_gone(&self) -> bool {
         self.standing.is_closed()
     }
-}
-
-/// What a proxy may know from before its stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Memory {
-    /// Nothing: it has just joined.
-    None,
-    /// The world that it had, which is better than half a new one.
-    LastWorld,
 }
 
 /// What came of telling a proxy.

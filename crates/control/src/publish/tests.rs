@@ -30,7 +30,7 @@ impl Theatre {
     }
 
     /// The proxy of a workload connects and subscribes.
-    fn enter(&mut self, name: &WorkloadName, services: &[&str], memory: Memory) {
+    fn enter(&mut self, name: &WorkloadName, services: &[&str]) {
         let connection = ConnectionId(self.heard.len() as u64 + 1);
         let (standing, heard) = watch::channel(Standing::Pending);
         let peer = Peer {
@@ -47,7 +47,7 @@ impl Theatre {
             services: Vec::new(),
         };
         let connected = Connected { connection, hello, standing };
-        let mut contact = Contact::new(connected, peer, memory, self.now);
+        let mut contact = Contact::new(connected, peer, self.now);
         contact.subscriptions = services.iter().map(|name| service(name)).collect();
         assert!(self.audience.welcome(connection, contact, self.now).is_none());
         self.heard.insert(name.clone(), (connection, heard));
@@ -75,9 +75,19 @@ impl Theatre {
     /// What a workload was last told.
     fn told(&self, name: &str) -> Option<Update> {
         match &*self.heard[&workload(name)].1.borrow() {
-            Standing::Offer(update) => Some(update.clone()),
+            Standing::Offer(update) | Standing::Partial(update, _) => Some(update.clone()),
             Standing::Pending => None,
             Standing::Goodbye(reason) => panic!("{reason}"),
+        }
+    }
+
+    /// Which workloads' endpoints a workload was told to keep.
+    fn kept(&self, name: &str) -> Vec<String> {
+        match &*self.heard[&workload(name)].1.borrow() {
+            Standing::Partial(_, doubt) => {
+                doubt.iter().map(|id| format!("{} {}", id.service.name, id.workload.name)).collect()
+            }
+            _ => Vec::new(),
         }
     }
 
@@ -104,7 +114,7 @@ fn bookinfo(yaml: &str) -> Theatre {
         ("reviews-v2-1", &[]),
         ("stranger-1", &["details"]),
     ] {
-        theatre.enter(&workload(name), services, Memory::None);
+        theatre.enter(&workload(name), services);
         theatre.answer(name, Settling::No);
     }
     assert_eq!(theatre.news().len(), 5);
@@ -175,7 +185,7 @@ fn all_clients_share_what_they_see_alike() {
     let theatre = {
         let mut theatre = Theatre::new(mesh(BOOKINFO));
         for name in ["stranger-1", "productpage-1"] {
-            theatre.enter(&workload(name), &["details"], Memory::None);
+            theatre.enter(&workload(name), &["details"]);
             theatre.answer(name, Settling::No);
         }
         theatre
@@ -199,38 +209,52 @@ fn a_round_is_over_when_all_it_concerned_have_applied_it() {
 }
 
 #[test]
-fn while_sidecars_come_back_a_client_keeps_what_it_had() {
-    let mut mesh: Mesh = crate::fixture::objects(BOOKINFO).into_iter().collect();
-    mesh.listen(&workload("details-1"), Some(listening(9081)));
+fn while_sidecars_come_back_all_that_is_certain_is_told_and_the_rest_is_kept() {
+    let mesh: Mesh = crate::fixture::objects(BOOKINFO).into_iter().collect();
     let mut theatre = Theatre::new(mesh);
-    theatre.enter(&workload("productpage-1"), &["details"], Memory::LastWorld);
-    theatre.enter(&workload("stranger-1"), &["details"], Memory::LastWorld);
+    theatre.enter(&workload("productpage-1"), &["details"]);
     theatre.answer("productpage-1", Settling::Yes);
-    theatre.answer("stranger-1", Settling::Yes);
-    assert!(theatre.told("productpage-1").is_none(), "the sidecars of reviews are missing");
-    assert!(theatre.told("stranger-1").is_some(), "all sidecars of details are there");
-    for (name, port) in [("reviews-v1-1", 9082), ("reviews-v2-1", 9083)] {
-        assert!(theatre.told("productpage-1").is_none());
-        theatre.listen(name, Some(listening(port)));
-        theatre.audience.publish(&theatre.mesh, Settling::Yes);
-    }
-    let update = theatre.told("productpage-1").unwrap();
-    let reviews = &update.snapshot.services[&service("reviews")];
-    assert_eq!(reviews.ports[&9080].endpoints.len(), 2);
+    let services = |theatre: &Theatre| theatre.told("productpage-1").unwrap().snapshot;
+    assert_eq!(services(&theatre).services.len(), 4, "details, reviews and its two backends");
+    let all = [
+        "details details-1",
+        "reviews reviews-v1-1",
+        "reviews reviews-v2-1",
+        "reviews-v1 reviews-v1-1",
+        "reviews-v2 reviews-v2-1",
+    ];
+    assert_eq!(theatre.kept("productpage-1"), all);
+
+    theatre.listen("details-1", Some(listening(9081)));
+    theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    theatre.listen("reviews-v1-1", Some(listening(9082)));
+    theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
+    let reviews = &services(&theatre).services[&service("reviews")];
+    assert_eq!(reviews.ports[&9080].endpoints.len(), 1);
+
+    // A sidecar that says that it serves nothing any more is believed at once.
+    theatre.listen("reviews-v1-1", Some(Listeners::new()));
+    theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
+
+    theatre.audience.reconsider(&theatre.mesh, Settling::No);
+    assert_eq!(theatre.kept("productpage-1"), [""; 0]);
+    let reviews = &services(&theatre).services[&service("reviews")];
+    assert_eq!(reviews.ports[&9080].endpoints.len(), 0, "it did not come back");
 }
 
 #[test]
-fn while_sidecars_come_a_new_one_gets_its_plan_and_what_is_complete() {
-    let mesh: Mesh = crate::fixture::objects(BOOKINFO).into_iter().collect();
+fn what_a_client_may_not_call_is_no_matter_of_doubt() {
+    let mesh: Mesh = crate::fixture::objects(&strict("")).into_iter().collect();
     let mut theatre = Theatre::new(mesh);
-    theatre.enter(&workload("productpage-1"), &["nowhere"], Memory::None);
+    theatre.enter(&workload("productpage-1"), &["details"]);
+    theatre.enter(&workload("stranger-1"), &["details", "reviews"]);
     theatre.answer("productpage-1", Settling::Yes);
-    let update = theatre.told("productpage-1").unwrap();
-    assert_eq!(update.snapshot.services.len(), 0);
-    assert_eq!(update.absent, BTreeSet::from([service("nowhere")]));
-    theatre.audience.reconsider(&theatre.mesh, Settling::No);
-    let update = theatre.told("productpage-1").unwrap();
-    assert_eq!(update.snapshot.services.len(), 3, "reviews and its two backends, as they are");
+    theatre.answer("stranger-1", Settling::Yes);
+    let kept = theatre.kept("productpage-1");
+    assert_eq!(kept, ["reviews reviews-v1-1", "reviews-v1 reviews-v1-1"]);
+    assert_eq!(theatre.kept("stranger-1"), [""; 0]);
 }
 
 fn listening(port: u16) -> Listeners {
@@ -244,7 +268,7 @@ fn simulate(seed: u64) {
     let mut theatre = Theatre::new(mesh(&strict("")));
     for name in LETTERS {
         let uses = [dice.pick(LETTERS), dice.pick(LETTERS)];
-        theatre.enter(&workload(name), &uses, Memory::None);
+        theatre.enter(&workload(name), &uses);
     }
     for step in 0..120 {
         for _ in 0..=dice.below(2) {

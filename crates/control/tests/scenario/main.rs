@@ -19,6 +19,7 @@ use leno_control::{Config, Control, StartError, admin};
 use leno_discovery::{FollowError, JoinError, Request, Update};
 use leno_identity::{JoinBundle, Roots};
 use leno_model::{Access, Reach, ServiceName, WorkloadName};
+use leno_telemetry::names::control::METRICS;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
@@ -321,26 +322,70 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
+        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
         let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        first.update(|_| true).await;
+        first.update(|update| addresses(update) == Some(vec![door()])).await;
         let Shop { directory, control } = shop;
         control.shutdown().await;
         assert!(first.ended().await.to_string().contains("shutting down"));
+        drop(old);
 
+        // Meanwhile the facts change, and the sidecar of stock is slow to come back.
+        let later = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
+                     spec: {selector: {app: stock}, ports: [{port: 80, targetPort: http}]}\n";
+        write(directory.path(), &format!("{MESH}{STRICT}{later}"));
         let mut config = config(directory.path());
         config.times.settle = Duration::from_secs(3600);
         let control = Control::start(config).await.unwrap();
         assert!(control.status().borrow().settling);
         let roots: Roots = control.mint_bundle(&workload("client-1")).unwrap().roots;
         assert_eq!(roots.certificates(), client.credential.roots().certificates());
-        let mut client = Proxy::connect(&control, &client, &[stock()], &[]).await;
+        let mut stream = Proxy::resume(&control, &client, &[stock()], &first).await;
+        let denied = |update: &Update| {
+            update.snapshot.services.get(&stock()).is_some_and(|view| view.reach == Reach::Denied)
+        };
+        stream.update(denied).await;
+
+        write(directory.path(), &format!("{MESH}{later}"));
+        control.reload();
         let mut status = control.status();
-        status.wait_for(|status| status.proxies == 1).await.unwrap();
-        let _server = Proxy::connect(&control, &server, &[], &[(8080, door())]).await;
-        client.update(|_| true).await;
-        let seen: Vec<_> = client.seen().iter().map(addresses).collect();
-        assert_eq!(seen, [Some(vec![door()])], "it never hears of a service without endpoints");
-        status.wait_for(|status| !status.settling).await.unwrap();
+        status.wait_for(|status| status.traffic_mode == "permissive").await.unwrap();
+        let later = ServiceName::new("shop", "later").unwrap();
+        let mut stream = Proxy::resume(&control, &client, &[stock(), later.clone()], &first).await;
+        let strict = Access::Strict(Vec::new());
+        stream.update(|update| update.snapshot.plan.access != strict).await;
+        let update = stream.seen().pop().unwrap();
+        assert_eq!(addresses(&update), Some(vec![door()]), "what it had");
+        assert!(!update.snapshot.services.contains_key(&later), "nobody is known to answer");
+
+        let elsewhere: SocketAddr = "127.0.0.1:18081".parse().unwrap();
+        let _server = Proxy::connect(&control, &server, &[], &[(8080, elsewhere)]).await;
+        let update = stream.update(|update| update.snapshot.services.contains_key(&later)).await;
+        assert_eq!(addresses(&update), Some(vec![elsewhere]));
+        let seen = stream.seen();
+        let none = |update: &&Update| addresses(update).is_none_or(|known| known.is_empty());
+        assert_eq!(seen.iter().find(none), None, "it never hears of a service without endpoints");
+    });
+}
+
+#[test]
+fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
+    run(async {
+        let shop = Shop::open().await;
+        let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
+        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
+        first.update(|update| addresses(update) == Some(vec![door()])).await;
+        let Shop { directory, control } = shop;
+        control.shutdown().await;
+        drop(old);
+
+        let mut config = config(directory.path());
+        config.times.settle = Duration::from_millis(300);
+        let control = Control::start(config).await.unwrap();
+        let mut stream = Proxy::resume(&control, &client, &[stock()], &first).await;
+        stream.update(|update| addresses(update) == Some(Vec::new())).await;
+        control.status().wait_for(|status| !status.settling).await.unwrap();
     });
 }
 
@@ -370,6 +415,11 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         assert_eq!(proxies[0].workload, "shop/stock-1");
         let rejected: serde_json::Value = shop.ask("/rejected").await;
         assert_eq!(rejected["rejected"].as_array().unwrap().len(), 1, "{rejected}");
+        let (_, metrics) = admin::ask(&socket, "GET", "/metrics").await.unwrap();
+        let exposed = metrics.lines().filter_map(|line| line.strip_prefix("# HELP "));
+        let exposed: Vec<String> = exposed.map(str::to_owned).collect();
+        let documented = METRICS.iter().map(|metric| format!("{} {}", metric.name, metric.help));
+        assert_eq!(exposed, documented.collect::<Vec<_>>());
         for path in ["/routes", "/policies"] {
             assert_eq!(shop.ask::<Vec<serde_json::Value>>(path).await.len(), 0, "{path}");
         }
@@ -442,6 +492,28 @@ fn connections_that_say_nothing_do_not_shut_out_those_who_speak() {
             &shop.control.mint_bundle(&workload("client-1")).unwrap().roots
         );
         drop(mute);
+    });
+}
+
+#[test]
+fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
+        match Control::start(config(directory.path())).await {
+            Err(StartError::MeshConfig(rejected)) => {
+                assert!(rejected[0].to_string().contains("MeshConfig mesh"), "{rejected:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        write(directory.path(), &format!("{MESH}{STRICT}"));
+        let control = Control::start(config(directory.path())).await.unwrap();
+        // What was known once stays in force: a running mesh is not opened by a mistake.
+        write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
+        control.reload();
+        let mut status = control.status();
+        let status = status.wait_for(|status| status.rejected == 1).await.unwrap();
+        assert_eq!(status.traffic_mode, "strict");
     });
 }
 

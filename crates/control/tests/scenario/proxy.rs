@@ -89,7 +89,21 @@ impl Proxy {
     ) -> Self {
         let name = identity.credential.workload().unwrap();
         let stream = member(control, identity).await;
-        Self::start(stream, hello(name, services, listeners))
+        Self::start(stream, hello(name, services, listeners), Subscriber::new())
+    }
+
+    /// Connects with its own identity and all that it knew from a former stream.
+    pub(crate) async fn resume(
+        control: &Control,
+        identity: &Identity,
+        services: &[ServiceName],
+        former: &Self,
+    ) -> Self {
+        let name = identity.credential.workload().unwrap();
+        let stream = member(control, identity).await;
+        let known = former.newest.borrow().as_ref().unwrap().to_bytes();
+        let subscriber = Subscriber::from_bytes(&known).unwrap();
+        Self::start(stream, hello(name, services, &[]), subscriber)
     }
 
     /// Connects with its own identity and says that it is another workload.
@@ -99,7 +113,7 @@ impl Proxy {
         claimed: &WorkloadName,
     ) -> Self {
         let stream = member(control, identity).await;
-        Self::start(stream, hello(claimed, &[], &[]))
+        Self::start(stream, hello(claimed, &[], &[]), Subscriber::new())
     }
 
     /// Connects without any certificate.
@@ -111,7 +125,7 @@ impl Proxy {
         let expected = control_id(&bundle.trust_domain);
         let config = join_client_config(&bundle.roots, &expected, &[ALPN]).unwrap();
         let stream = tls(control.address(), config).await;
-        Self::start(stream, hello(claimed, &[], &[]))
+        Self::start(stream, hello(claimed, &[], &[]), Subscriber::new())
     }
 
     pub(crate) fn listeners(listeners: &[(u16, SocketAddr)]) -> Request {
@@ -138,14 +152,13 @@ impl Proxy {
         self.task.join_next().await.unwrap().unwrap()
     }
 
-    fn start(stream: TlsStream<TcpStream>, hello: Hello) -> Self {
+    fn start(stream: TlsStream<TcpStream>, hello: Hello, mut subscriber: Subscriber) -> Self {
         let (requests, mut wanted) = mpsc::channel(16);
         let (sender, newest) = watch::channel(None);
         let seen = Rc::new(RefCell::new(Vec::new()));
         let memory = Rc::clone(&seen);
         let mut task = JoinSet::new();
         task.spawn_local(async move {
-            let mut subscriber = Subscriber::new();
             let mut apply = |update: Update| {
                 memory.borrow_mut().push(update.clone());
                 sender.send_replace(Some(update));

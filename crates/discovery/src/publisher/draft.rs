@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leno_model::{EndpointId, PortView, ServiceName, ServiceView, Snapshot};
 
-use super::withheld::Withheld;
+use super::sendable::Kept;
 use crate::holdings::{HeldService, Holdings, endpoints_of};
 use crate::key::ResourceKey;
 use crate::message::Upsert;
@@ -28,22 +28,22 @@ impl Draft {
         snapshot: &Snapshot,
         agreed: Option<&Snapshot>,
         held: &Holdings,
-        withheld: &Withheld,
+        kept: Kept<'_>,
     ) -> Self {
         let mut draft = Self::default();
         if agreed.is_none_or(|agreed| !same(&agreed.plan, &snapshot.plan)) {
-            draft.add_plan(snapshot, held, withheld);
+            draft.add_plan(snapshot, held, kept);
         }
         for (name, view) in &snapshot.services {
             let before = agreed.and_then(|agreed| agreed.services.get(name));
             if before.is_none_or(|before| !same(before, view)) {
                 let before = before.map(|before| &**before);
-                draft.add_service(view, before, held.services.get(name), withheld);
+                draft.add_service(view, before, held.services.get(name), kept);
             }
         }
         for (name, service) in &held.services {
             if !snapshot.services.contains_key(name) {
-                draft.remove_service(name, service, withheld);
+                draft.remove_service(name, service, kept);
             }
         }
         draft
@@ -86,10 +86,10 @@ impl Draft {
         (upserts, removed, whole)
     }
 
-    fn add_plan(&mut self, snapshot: &Snapshot, held: &Holdings, withheld: &Withheld) {
+    fn add_plan(&mut self, snapshot: &Snapshot, held: &Holdings, kept: Kept<'_>) {
         let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
         let version = Some(upsert.version());
-        if held.plan != version && !withheld.contains(&upsert.key, version) {
+        if held.plan != version && !kept.contains(&upsert.key, version) {
             self.upserts.push(upsert);
         }
     }
@@ -99,13 +99,13 @@ impl Draft {
         view: &ServiceView,
         before: Option<&ServiceView>,
         held: Option<&HeldService>,
-        withheld: &Withheld,
+        kept: Kept<'_>,
     ) {
         let key = ResourceKey::Service(view.name.clone());
         let upsert = Upsert { key, content: encode_service(view) };
         let version = Some(upsert.version());
         let held_version = held.and_then(|held| held.version);
-        let send = held_version != version && !withheld.contains(&upsert.key, version);
+        let send = held_version != version && !kept.contains(&upsert.key, version);
         if send {
             self.upserts.push(upsert);
         }
@@ -113,11 +113,11 @@ impl Draft {
         if send || held_version.is_some() {
             for (number, port) in &view.ports {
                 let before = before.and_then(|before| before.ports.get(number));
-                self.add_endpoints(port, before, held, withheld);
+                self.add_endpoints(port, before, held, kept);
             }
         }
         if let Some(held) = held {
-            self.drop_endpoints(&view.name, Some(view), held, withheld);
+            self.drop_endpoints(&view.name, Some(view), held, kept);
         }
     }
 
@@ -126,7 +126,7 @@ impl Draft {
         port: &PortView,
         before: Option<&PortView>,
         held: Option<&HeldService>,
-        withheld: &Withheld,
+        kept: Kept<'_>,
     ) {
         let mut before = before.map_or(&[][..], |port| &port.endpoints).iter().peekable();
         for endpoint in &port.endpoints {
@@ -139,7 +139,7 @@ impl Draft {
             let version = upsert.version();
             let place = (endpoint.id.port, endpoint.id.workload.clone());
             let held = held.and_then(|held| held.endpoints.get(&place));
-            if held != Some(&version) && !withheld.contains(&upsert.key, Some(version)) {
+            if held != Some(&version) && !kept.contains(&upsert.key, Some(version)) {
                 self.endpoints.push(upsert);
             }
         }
@@ -150,7 +150,7 @@ impl Draft {
         name: &ServiceName,
         view: Option<&ServiceView>,
         held: &HeldService,
-        withheld: &Withheld,
+        kept: Kept<'_>,
     ) {
         let wanted = view.into_iter().flat_map(endpoints_of);
         let wanted = wanted.map(|(port, endpoint)| (port, &endpoint.id.workload));
@@ -163,15 +163,15 @@ impl Draft {
                 workload: workload.clone(),
             })
         });
-        self.dropped.extend(keys.filter(|key| !withheld.contains(key, None)));
+        self.dropped.extend(keys.filter(|key| !kept.contains(key, None)));
     }
 
-    fn remove_service(&mut self, name: &ServiceName, held: &HeldService, withheld: &Withheld) {
+    fn remove_service(&mut self, name: &ServiceName, held: &HeldService, kept: Kept<'_>) {
         if held.version.is_none() {
-            return self.drop_endpoints(name, None, held, withheld);
+            return self.drop_endpoints(name, None, held, kept);
         }
         let key = ResourceKey::Service(name.clone());
-        if !withheld.contains(&key, None) {
+        if !kept.contains(&key, None) {
             self.removed.push(key);
         }
     }

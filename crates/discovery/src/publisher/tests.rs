@@ -1,5 +1,7 @@
 //! One in flight, newest wins, differences only, refusals remembered.
 
+use leno_model::EndpointId;
+
 use super::*;
 use crate::fixture::{endpoint, named, route, service, update, world};
 use crate::message::Upsert;
@@ -221,4 +223,121 @@ fn a_world_larger_than_a_message_arrives_in_parts() {
     publisher.offer(update(2, []));
     settle(&mut publisher, &mut subscriber, accept_all);
     assert_eq!(subscriber.held().len(), 1, "services take their endpoints with them");
+}
+
+/// The world without some of the endpoints of a service, whose absence is in doubt.
+fn without(mut world: Update, name: &str, indexes: &[u16]) -> (Update, Vec<EndpointId>) {
+    let service = named(name);
+    let ids: Vec<EndpointId> = indexes.iter().map(|i| endpoint(&service, *i).id).collect();
+    let services = &mut Arc::make_mut(&mut world.snapshot).services;
+    let view = Arc::make_mut(services.get_mut(&service).unwrap());
+    view.ports.get_mut(&9080).unwrap().endpoints.retain(|held| !ids.contains(&held.id));
+    (world, ids)
+}
+
+fn addresses(subscriber: &Subscriber, name: &str) -> usize {
+    let services = &subscriber.update().unwrap().snapshot.services;
+    services[&named(name)].ports[&9080].endpoints.len()
+}
+
+#[test]
+fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
+    let (_, mut subscriber) = pair(world());
+    let mut publisher = Publisher::new(subscriber.held());
+    let (mut partial, doubtful) = without(world(), "ratings", &[0, 2]);
+    partial.change = ChangeId(2);
+    Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).plan).doors.clear();
+    let services = &mut Arc::make_mut(&mut partial.snapshot).services;
+    services.insert(named("details"), Arc::new(service("details", 1)));
+    publisher.offer_in_doubt(partial.clone(), doubtful.into_iter().collect());
+    let deltas = settle(&mut publisher, &mut subscriber, accept_all);
+    assert!(deltas.len() == 1 && deltas[0].removed.is_empty(), "{deltas:?}");
+    assert_eq!(publisher.settled(), Some(ChangeId(2)), "all that can be said has been said");
+    let held = &subscriber.update().unwrap().snapshot;
+    assert_eq!(held.plan, partial.snapshot.plan);
+    assert_eq!((addresses(&subscriber, "details"), addresses(&subscriber, "ratings")), (1, 3));
+
+    // One of the two comes back elsewhere, the other one does not.
+    let (mut certain, _) = without(partial.clone(), "ratings", &[]);
+    let mut moved = endpoint(&named("ratings"), 2);
+    moved.address.set_port(9);
+    let services = &mut Arc::make_mut(&mut certain.snapshot).services;
+    let ratings = Arc::make_mut(services.get_mut(&named("ratings")).unwrap());
+    ratings.ports.get_mut(&9080).unwrap().endpoints.push(Arc::new(moved));
+    certain.change = ChangeId(3);
+    publisher.offer(certain.clone());
+    let deltas = settle(&mut publisher, &mut subscriber, accept_all);
+    assert_eq!(deltas[0].removed, [ResourceKey::Endpoint(endpoint(&named("ratings"), 0).id)]);
+    assert_eq!(subscriber.update(), Some(&certain));
+}
+
+#[test]
+fn a_new_service_that_nobody_answers_for_yet_is_held_back_with_all_that_leads_to_it() {
+    let mut reviews = service("reviews", 0);
+    route(&mut reviews, &["ratings"]);
+    let whole = update(1, [reviews, service("ratings", 2), service("details", 1)]);
+    let mut publisher = Publisher::new(Vec::new());
+    let mut subscriber = Subscriber::new();
+    let (nobody, doubtful) = without(whole.clone(), "ratings", &[0, 1]);
+    publisher.offer_in_doubt(nobody, doubtful.into_iter().collect());
+    settle(&mut publisher, &mut subscriber, accept_all);
+    let services = &subscriber.update().unwrap().snapshot.services;
+    assert_eq!(services.keys().collect::<Vec<_>>(), [&named("details")]);
+
+    let (somebody, doubtful) = without(whole.clone(), "ratings", &[1]);
+    publisher.offer_in_doubt(somebody.clone(), doubtful.into_iter().collect());
+    settle(&mut publisher, &mut subscriber, accept_all);
+    assert_eq!(subscriber.update(), Some(&somebody), "one can answer");
+}
+
+#[test]
+fn what_a_held_service_leads_to_is_sent_however_it_is() {
+    let whole = |routed: bool| {
+        let mut reviews = service("reviews", 1);
+        if routed {
+            route(&mut reviews, &["ratings"]);
+        }
+        let mut details = service("details", 1);
+        route(&mut details, &["ratings"]);
+        let ratings = routed.then(|| [details, service("ratings", 1)]);
+        update(1, [reviews].into_iter().chain(ratings.into_iter().flatten()))
+    };
+    let (mut publisher, mut subscriber) = pair(whole(false));
+    let (partial, doubtful) = without(whole(true), "ratings", &[0]);
+    publisher.offer_in_doubt(partial, doubtful.into_iter().collect());
+    settle(&mut publisher, &mut subscriber, accept_all);
+    let services = &subscriber.update().unwrap().snapshot.services;
+    let names: Vec<_> = services.keys().collect();
+    assert_eq!(names, [&named("ratings"), &named("reviews")], "details is new and can wait");
+    assert_eq!(addresses(&subscriber, "ratings"), 0);
+    publisher.offer(whole(true));
+    settle(&mut publisher, &mut subscriber, accept_all);
+    assert_eq!(subscriber.update(), Some(&whole(true)));
+}
+
+#[test]
+fn absent_services_that_were_not_accepted_are_told_again() {
+    let refuse_missing = |upsert: &Upsert| {
+        let bad = upsert.key == ResourceKey::Service(named("missing"));
+        bad.then(|| Refusal::new(upsert.key.clone(), "no"))
+    };
+    let (mut publisher, mut subscriber) = pair(world());
+    let whole = |change: u64, endpoints: u16| {
+        let mut whole = world();
+        let services = &mut Arc::make_mut(&mut whole.snapshot).services;
+        for name in ["missing", "details"] {
+            services.insert(named(name), Arc::new(service(name, endpoints)));
+        }
+        let missing = Arc::make_mut(services.get_mut(&named("missing")).unwrap());
+        missing.ports.get_mut(&9080).unwrap().name = (endpoints == 1).then(|| "a".parse().unwrap());
+        Update { absent: BTreeSet::new(), change: ChangeId(change), ..whole }
+    };
+    publisher.offer(whole(2, 1));
+    settle(&mut publisher, &mut subscriber, refuse_missing);
+    let held = subscriber.update().unwrap();
+    assert_eq!(held.absent, BTreeSet::from([named("missing")]), "reviews leads there");
+    assert!(held.snapshot.services.contains_key(&named("details")), "the rest came");
+    publisher.offer(whole(3, 2));
+    settle(&mut publisher, &mut subscriber, accept_all);
+    assert_eq!(subscriber.update(), Some(&whole(3, 2)));
 }

@@ -117,6 +117,12 @@ impl Withheld {
         }
     }
 
+    /// The proxy knows now which services are absent: references that it could not follow may be
+    /// good, and what could not go because something referred to it may go.
+    pub(super) fn absent_accepted(&mut self) {
+        self.entries.retain(|_, entry| !matches!(entry.until, Until::Circumstance(..)));
+    }
+
     /// Lets go of what is no longer wanted in the refused form, and of what may now be accepted.
     pub(super) fn release(&mut self, update: &Update, held: &Holdings) {
         self.entries.retain(|key, entry| {

@@ -125,6 +125,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                         _ if changed.is_err() => return Ok(Ending::Goodbye(LET_GO.to_owned())),
                         Standing::Pending => {}
                         Standing::Offer(update) => self.publisher.offer(update),
+                        Standing::Partial(update, doubt) => {
+                            self.publisher.offer_in_doubt(update, doubt);
+                        }
                     }
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,

@@ -12,6 +12,7 @@ use leno_wire::http1::{
 };
 
 use super::message::{ReadError, Reader, Writer};
+use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
 use crate::patience::within;
 
@@ -21,6 +22,8 @@ pub(crate) enum Source<'a> {
     Empty,
     /// An HTTP/1.1 connection. `trailers`: they arrived together with the last of the data.
     Http1 { reader: &'a mut Reader, decoder: BodyDecoder, trailers: Option<Bytes> },
+    /// A stream of HTTP/2.
+    Http2(Received),
     /// A stream of a link. `owed`: what the head declared and has not arrived yet.
     Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
 }
@@ -31,6 +34,8 @@ pub(crate) enum Sink<'a> {
     Http1 { writer: &'a mut Writer, chunked: bool },
     /// A stream of a link. `patience`: how long its peer may take nothing of what waits for it.
     Link { stream: &'a LinkStream, patience: Duration },
+    /// A stream of HTTP/2. `patience`: as for a link.
+    Http2 { stream: Outgoing, patience: Duration },
 }
 
 /// How long a source may say nothing in the middle of a body.
@@ -85,6 +90,7 @@ impl<'a> Source<'a> {
         match self {
             Self::Empty => true,
             Self::Http1 { decoder, trailers, .. } => decoder.is_complete() && trailers.is_none(),
+            Self::Http2(received) => received.is_complete(),
             Self::Link { ended, .. } => *ended,
         }
     }
@@ -105,6 +111,7 @@ impl<'a> Source<'a> {
                 Poll::Ready(Ok(trailers.take().map(Piece::Trailers)))
             }
             Self::Http1 { reader, decoder, trailers } => poll_http1(reader, decoder, trailers, cx),
+            Self::Http2(received) => received.poll_next(cx),
             Self::Link { stream, ended, owed } => {
                 let next = ready!(poll_link(stream, ended, cx))?;
                 Poll::Ready(settle(owed, next))
@@ -228,6 +235,12 @@ impl Sink<'_> {
             (Self::Link { stream, patience }, Piece::Data(data)) => {
                 send(stream, data, false, *patience).await
             }
+            (Self::Http2 { stream, patience }, Piece::Data(data)) => {
+                send_http2(stream, data, false, *patience).await
+            }
+            (Self::Http2 { stream, .. }, Piece::Trailers(trailers)) => {
+                stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
+            }
             (Self::Link { stream, .. }, Piece::Trailers(trailers)) => {
                 stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
             }
@@ -238,7 +251,7 @@ impl Sink<'_> {
     async fn flush(&mut self) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, .. } => flush(writer).await,
-            Self::Link { .. } => Ok(()),
+            Self::Link { .. } | Self::Http2 { .. } => Ok(()),
         }
     }
 
@@ -251,7 +264,10 @@ impl Sink<'_> {
                 }
                 flush(writer).await
             }
-            Self::Link { .. } if trailed => Ok(()),
+            Self::Link { .. } | Self::Http2 { .. } if trailed => Ok(()),
+            Self::Http2 { stream, patience } => {
+                send_http2(stream, Bytes::new(), true, *patience).await
+            }
             Self::Link { stream, patience } => send(stream, Bytes::new(), true, *patience).await,
         }
     }
@@ -263,7 +279,7 @@ impl Sink<'_> {
                 poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
             }
             // The end of the body said so.
-            Self::Link { .. } => Ok(()),
+            Self::Link { .. } | Self::Http2 { .. } => Ok(()),
         }
     }
 }
@@ -278,6 +294,23 @@ async fn flush(writer: &mut Writer) -> Result<(), Broken> {
 /// Sends all of `data`, for as long as the peer grants room for some of it now and then.
 pub(super) async fn send(
     stream: &LinkStream,
+    mut data: Bytes,
+    end: bool,
+    patience: Duration,
+) -> Result<(), Broken> {
+    loop {
+        let before = data.len();
+        match within(patience, |cx| stream.poll_send(cx, &mut data, end)).await {
+            Some(sent) => return sent.map_err(|_| Broken::Sink),
+            None if data.len() < before => {}
+            None => return Err(Broken::SinkStalled),
+        }
+    }
+}
+
+/// The same on a stream of HTTP/2.
+pub(super) async fn send_http2(
+    stream: &Outgoing,
     mut data: Bytes,
     end: bool,
     patience: Duration,

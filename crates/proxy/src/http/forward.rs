@@ -2,9 +2,12 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Reason as Code, RecvStream};
 use leno_model::Reason;
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
@@ -18,6 +21,8 @@ use super::message::Reader;
 use super::request::Aim;
 use super::respond::Responder;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
+use crate::http2::head;
+use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
 use crate::upstream::{Destined, Http1Upstream, Lease};
 use crate::worker::Worker;
@@ -43,6 +48,7 @@ pub(crate) async fn forward(
 ) -> Result<(), Reason> {
     match lease {
         Lease::Link(link) => over_link(exchange, aim, &link).await,
+        Lease::Http2(send) => over_http2(exchange, aim, (destined, send)).await,
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
             let clean = over_http1(exchange, aim, &mut connection).await?;
@@ -79,6 +85,29 @@ async fn over_link(
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, patience };
     converse(exchange, sink, Upstreamed::Link(&stream)).await.map(|_| ())
+}
+
+async fn over_http2(
+    exchange: &mut Exchange<'_, '_>,
+    aim: &Aim<'_>,
+    (destined, mut send): (&Destined, SendRequest<Bytes>),
+) -> Result<(), Reason> {
+    let request = exchange.request;
+    if request.upgrade {
+        // What HTTP/2 has instead is extended CONNECT (RFC 8441).
+        return Err(Reason::Unsupported);
+    }
+    let patience = exchange.session.worker.config.limits.body_stall_timeout;
+    let address = destined.address().to_string();
+    let authority = if aim.authority.is_empty() { &address } else { aim.authority };
+    let target = request.head.target.of(&request.bytes);
+    let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
+    let head = head::request_to(&request.bytes, request.head, (authority, target))?;
+    let (response, stream) =
+        send.send_request(head, exchange.body.is_empty()).map_err(|_| Reason::UpstreamRefused)?;
+    exchange.progress.request_sent = true;
+    let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
+    converse(exchange, sink, Upstreamed::Http2(Box::new(response))).await.map(|_| ())
 }
 
 /// True: the connection may serve another request.
@@ -126,6 +155,7 @@ fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) ->
 enum Upstreamed<'a> {
     Link(&'a LinkStream),
     Http1(&'a mut Reader),
+    Http2(Box<ResponseFuture>),
 }
 
 /// How far the request's body has come.
@@ -254,6 +284,29 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
             reply.finish(&bytes, &head, source).await?;
             return Ok(true);
         },
+        Upstreamed::Http2(mut response) => loop {
+            let mut head = reply.worker.response_heads.lend();
+            let (parts, body) = match http2_answer(&mut response).await? {
+                Http2Answer::Interim(parts) => (parts, None),
+                Http2Answer::Final(parts, body) => (parts, Some(body)),
+            };
+            let bytes = head::response(&parts);
+            parse(&mut head, &bytes, (reply.answers, false), body.is_none())?;
+            let Some(body) = body else {
+                reply.interim(&bytes, &head).await?;
+                continue;
+            };
+            let source = match body.is_end_stream() {
+                true if reply.answers == Answers::Head => Source::Empty,
+                true => ended(&head)?,
+                false => Source::Http2(Received::new(body)),
+            };
+            if source.is_empty() && head.body == BodyLength::UntilClose {
+                head.body = BodyLength::Empty;
+            }
+            reply.finish(&bytes, &head, source).await?;
+            return Ok(true);
+        },
         Upstreamed::Http1(reader) => loop {
             let mut head = reply.worker.response_heads.lend();
             let bytes =
@@ -273,6 +326,29 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
             return Ok(reusable);
         },
     }
+}
+
+enum Http2Answer {
+    Interim(http::response::Parts),
+    Final(http::response::Parts, RecvStream),
+}
+
+/// The next head that an HTTP/2 upstream answers with.
+async fn http2_answer(response: &mut ResponseFuture) -> Result<Http2Answer, Reason> {
+    let answered = poll_fn(|cx| {
+        if let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx) {
+            return Poll::Ready(Ok(Http2Answer::Interim(interim.into_parts().0)));
+        }
+        Pin::new(&mut *response).poll(cx).map_ok(|answer| {
+            let (parts, body) = answer.into_parts();
+            Http2Answer::Final(parts, body)
+        })
+    });
+    answered.await.map_err(|error| match error.reason() {
+        Some(Code::REFUSED_STREAM) => Reason::UpstreamRefused,
+        Some(Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
+        _ => Reason::UpstreamReset,
+    })
 }
 
 /// A head that nothing follows must not promise a body.
@@ -331,7 +407,7 @@ impl Reply<'_, '_> {
         let bodiless = source.is_empty();
         let mut sink =
             self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
-        if bodiless && matches!(sink, Sink::Link { .. }) {
+        if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             return Ok(());
         }
         // How long an answer may pause is for its client to say, who is watched meanwhile.

@@ -1,9 +1,9 @@
 //! A failure becomes a response: reason → status, header, a sentence. One table, in `Reason`.
 
-use leno_model::{Retry, Side, WorkloadName};
+use leno_model::{Reason, Retry, Side, WorkloadName};
 use leno_wire::link::ResetCode;
 
-use super::body::send;
+use super::body::{send, send_http2};
 use super::respond::Responder;
 use crate::error::Failure;
 
@@ -36,6 +36,22 @@ pub(crate) async fn answer(
             writer.buffer.extend_from_slice(body.as_bytes());
             writer.flush().await.is_ok()
         }
+        Responder::Http2 { reply, patience, grpc } => {
+            let why = format!("{label};side={side};workload=\"{workload}\"");
+            let head = match grpc {
+                true => grpc_head(failure, why),
+                false => http2_head(status, body.len(), why),
+            };
+            let Ok(head) = head else {
+                return false;
+            };
+            let body = if *grpc { "" } else { body };
+            let Ok(stream) = reply.answer(head, body.is_empty()) else {
+                return false;
+            };
+            let body = bytes::Bytes::copy_from_slice(body.as_bytes());
+            body.is_empty() || send_http2(&stream, body, true, *patience).await.is_ok()
+        }
         // Nothing reached the application: the client's sidecar may know another endpoint.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
             stream.reset(ResetCode::Unreachable);
@@ -57,6 +73,33 @@ pub(crate) async fn answer(
             });
             sent.is_ok() && (body.is_empty() || send(stream, body, true, *patience).await.is_ok())
         }
+    }
+}
+
+fn http2_head(status: u16, length: usize, why: String) -> http::Result<http::Response<()>> {
+    let head = http::Response::builder().status(status).header("leno-reason", why);
+    let head = head.header("content-type", "text/plain; charset=utf-8");
+    head.header("content-length", length).body(())
+}
+
+/// An answer without messages: its trailers are its head, and the status is in them.
+fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>> {
+    let head = http::Response::builder().status(200).header("leno-reason", why);
+    let head = head.header("content-type", "application/grpc");
+    let head = head.header("grpc-status", grpc_status(failure.reason));
+    head.header("grpc-message", failure.reason.caption()).body(())
+}
+
+/// The gRPC status for a failure: what gRPC's clients make of our HTTP status
+/// (grpc/doc/http-grpc-status-mapping.md), and the deadline by its own name.
+fn grpc_status(reason: Reason) -> u16 {
+    match (reason, reason.status()) {
+        (Reason::RequestTimeout, _) => 4,
+        (_, 400 | 431) => 13,
+        (_, 403) => 7,
+        (_, 404 | 501) => 12,
+        (_, 502..=504) => 14,
+        _ => 2,
     }
 }
 
@@ -95,8 +138,6 @@ fn phrase(status: u16) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use leno_model::Reason;
-
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@ use leno_wire::http1::{
 
 use super::body::Sink;
 use super::message::Writer;
+use crate::http2::stream::Reply;
 use crate::io::Io;
 use crate::link::LinkStream;
 
@@ -23,6 +24,8 @@ pub(crate) enum Responder<'a> {
     },
     /// A stream of a link. `patience`: how long its peer may take nothing of what waits for it.
     Link { stream: &'a LinkStream, patience: Duration },
+    /// A stream of HTTP/2. `grpc`: its client looks for `grpc-status`, not for a status.
+    Http2 { reply: Reply, patience: Duration, grpc: bool },
 }
 
 /// The client is gone.
@@ -33,7 +36,7 @@ impl Responder<'_> {
     /// Waits until a head may be sent: many streams share the output of a link.
     pub(crate) async fn uncongested(&self) -> Result<(), ClientGone> {
         match self {
-            Self::Http1 { .. } => Ok(()),
+            Self::Http1 { .. } | Self::Http2 { .. } => Ok(()),
             Self::Link { stream, patience } => match stream.uncongested(*patience).await {
                 Some(Ok(())) => Ok(()),
                 Some(Err(_)) | None => Err(ClientGone),
@@ -45,7 +48,7 @@ impl Responder<'_> {
     pub(crate) fn connection(&self) -> Option<Io> {
         match self {
             Self::Http1 { writer, .. } => Some(writer.io.clone()),
-            Self::Link { .. } => None,
+            Self::Link { .. } | Self::Http2 { .. } => None,
         }
     }
 
@@ -63,6 +66,7 @@ impl Responder<'_> {
                 write_response(bytes, head, &edits, &mut writer.buffer);
                 writer.flush().await.map_err(|_| ClientGone)
             }
+            Self::Http2 { reply, .. } => reply.interim(bytes, head),
             Self::Link { stream, .. } => {
                 let edits = edits(Framing::Outside, Connection::KeepAlive);
                 stream
@@ -92,6 +96,10 @@ impl Responder<'_> {
                 };
                 write_response(bytes, head, &edits(framing, connection), &mut writer.buffer);
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
+            }
+            Self::Http2 { reply, patience, .. } => {
+                let stream = reply.start(bytes, head, bodiless)?;
+                Ok(Sink::Http2 { stream, patience: *patience })
             }
             Self::Link { stream, patience } => {
                 let connection =

@@ -62,12 +62,11 @@ pub(crate) fn application(
     let plan = &scene.plans.snapshot.plan;
     record.subject.port = port;
     // The connection may be older than the plan.
-    if !plan.ports.iter().any(|known| known.port == port) {
-        return Err(Reason::UnknownService.into());
-    }
+    let known = plan.ports.iter().find(|known| known.port == port);
+    let speaks = known.ok_or(Reason::UnknownService)?.protocol.into();
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
-    let destination = Destination::Application(session.worker.application(destination));
+    let destination = Destination::Application(session.worker.application(destination, speaks));
     Ok(Bound { scene, destination, timeout: None })
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_load::{Counters, Pace, Plan, Target, drive};
+use leno_load::{Counters, Plan, Target, drive};
 use leno_telemetry::Usage;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -122,14 +122,8 @@ fn usage(cpu_ms: u64) -> Usage {
 /// What the load generator reports of a few requests that are all answered so.
 async fn load(answer: &'static str) -> Report {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let plan = Plan {
-        targets: vec![Target::get("page", listener.local_addr().unwrap(), "page", "/")],
-        pace: Pace::Closed { connections: 1 },
-        duration: Duration::from_millis(20),
-        warm_up: Duration::ZERO,
-        timeout: Duration::from_secs(5),
-        seed: 1,
-    };
+    let page = Target::get("page", listener.local_addr().unwrap(), "page", "/");
+    let plan = Plan { duration: Duration::from_millis(20), ..Plan::new(vec![page]) };
     let serve = async {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();

@@ -1,0 +1,160 @@
+//! The limits and times of a sidecar, as options of `leno proxy` and of `leno up`.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Args;
+use leno_proxy::Limits;
+
+use crate::duration::parse_positive;
+
+/// Limits and times of a sidecar; the defaults are those of the proxy itself.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Limits of a sidecar")]
+pub(crate) struct SidecarLimitArgs {
+    /// Connections accepted by each thread, and as many to the application [default: 20000]
+    #[arg(long, value_name = "N")]
+    connections_max: Option<usize>,
+    /// TLS handshakes under way for each thread [default: 256]
+    #[arg(long, value_name = "N")]
+    handshakes_max: Option<usize>,
+    /// From the first byte of a request's head to its last [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    head_timeout: Option<Duration>,
+    /// For a TLS handshake [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    handshake_timeout: Option<Duration>,
+    /// How long to wait for the first bytes of a connection whose protocol is to be detected
+    /// [default: 500ms]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    detect_timeout: Option<Duration>,
+    /// For connecting to an endpoint, TLS included [default: 3s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    connect_timeout: Option<Duration>,
+    /// How long the first request to a service waits for the control plane [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    discovery_timeout: Option<Duration>,
+    /// A service that nobody used for so long is unsubscribed [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    idle_subscription: Option<Duration>,
+    /// A connection without a request, or without a byte, for so long is closed [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    idle_connection: Option<Duration>,
+    /// How long a body may stand still, because its sender sends nothing or its reader takes nothing
+    /// [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    body_stall_timeout: Option<Duration>,
+}
+
+/// A number of connections, or a time: its option, what was given, and which limit it is.
+struct Given<T> {
+    option: &'static str,
+    value: Option<T>,
+    limit: fn(&mut Limits) -> &mut T,
+}
+
+impl SidecarLimitArgs {
+    /// Puts what was given into the limits of a proxy.
+    pub(crate) fn apply(&self, limits: &mut Limits) {
+        for Given { value, limit, .. } in self.numbers() {
+            *limit(limits) = value.unwrap_or(*limit(limits));
+        }
+        for Given { value, limit, .. } in self.times() {
+            *limit(limits) = value.unwrap_or(*limit(limits));
+        }
+    }
+
+    /// What was given, as options of another `leno proxy`.
+    pub(crate) fn options(&self) -> Vec<OsString> {
+        let numbers = self.numbers().into_iter();
+        let numbers = numbers.filter_map(|given| Some((given.option, given.value?.to_string())));
+        let times = self.times().into_iter();
+        let times = times.filter_map(|given| Some((given.option, seconds(given.value?))));
+        numbers.chain(times).map(|(option, value)| format!("{option}={value}").into()).collect()
+    }
+
+    fn numbers(&self) -> [Given<usize>; 2] {
+        let given = |option, value, limit| Given { option, value, limit };
+        [
+            given("--connections-max", self.connections_max, |l| &mut l.connections_max),
+            given("--handshakes-max", self.handshakes_max, |l| &mut l.handshakes_max),
+        ]
+    }
+
+    fn times(&self) -> [Given<Duration>; 8] {
+        let given = |option, value, limit| Given { option, value, limit };
+        [
+            given("--head-timeout", self.head_timeout, |l| &mut l.head_timeout),
+            given("--handshake-timeout", self.handshake_timeout, |l| &mut l.handshake_timeout),
+            given("--detect-timeout", self.detect_timeout, |l| &mut l.detect_timeout),
+            given("--connect-timeout", self.connect_timeout, |l| &mut l.connect_timeout),
+            given("--discovery-timeout", self.discovery_timeout, |l| &mut l.discovery_timeout),
+            given("--idle-subscription", self.idle_subscription, |l| &mut l.idle_subscription),
+            given("--idle-connection", self.idle_connection, |l| &mut l.idle_connection),
+            given("--body-stall-timeout", self.body_stall_timeout, |l| &mut l.body_stall_timeout),
+        ]
+    }
+}
+
+/// A time as an option takes it, to the nanosecond.
+fn seconds(time: Duration) -> String {
+    format!("{}.{:09}s", time.as_secs(), time.subsec_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser};
+
+    use super::*;
+    use crate::duration::parse_duration;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        limits: SidecarLimitArgs,
+    }
+
+    fn limits(words: &[OsString]) -> Limits {
+        let words = [&[OsString::from("proxy")], words].concat();
+        let mut limits = Limits::default();
+        Line::try_parse_from(words).unwrap().limits.apply(&mut limits);
+        limits
+    }
+
+    #[test]
+    fn help_tells_the_defaults_of_the_proxy() {
+        let help = Line::command().render_long_help().to_string();
+        let told = |option: &str| {
+            let (_, text) = help.split_once(option).expect(option);
+            let (_, text) = text.split_once("[default: ").expect(option);
+            text.split_once(']').expect(option).0.to_owned()
+        };
+        let none = SidecarLimitArgs::default();
+        let mut default = Limits::default();
+        for Given { option, limit, .. } in none.numbers() {
+            assert_eq!(told(option), limit(&mut default).to_string(), "{option}");
+        }
+        for Given { option, limit, .. } in none.times() {
+            assert_eq!(parse_duration(&told(option)), Ok(*limit(&mut default)), "{option}");
+        }
+    }
+
+    #[test]
+    fn what_is_passed_on_means_the_same_there() {
+        assert_eq!(SidecarLimitArgs::default().options(), [""; 0]);
+        let none = SidecarLimitArgs::default();
+        let all: Vec<OsString> = none
+            .numbers()
+            .map(|given| format!("{}=7", given.option))
+            .into_iter()
+            .chain(none.times().map(|given| format!("{}=1m1.0005s", given.option)))
+            .map(OsString::from)
+            .collect();
+        let line = Line::try_parse_from([&[OsString::from("up")], &all[..]].concat()).unwrap();
+        let passed = limits(&line.limits.options());
+        assert_eq!(format!("{passed:?}"), format!("{:?}", limits(&all)));
+        let odd = Duration::from_micros(61_000_500);
+        assert_eq!((passed.connections_max, passed.body_stall_timeout), (7, odd));
+        assert_eq!(format!("{:?}", limits(&[])), format!("{:?}", Limits::default()));
+    }
+}

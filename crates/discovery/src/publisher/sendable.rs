@@ -1,0 +1,104 @@
+//! What of an offer can be sent while some of its endpoints are in doubt.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{EndpointId, ServiceName, ServiceView, Snapshot};
+
+use super::withheld::Withheld;
+use crate::doubt::Doubt;
+use crate::holdings::Holdings;
+use crate::key::{ResourceKey, Version};
+
+/// The part of a snapshot that is worth sending now.
+///
+/// Left out are services that are new to the proxy and that nobody could answer for yet, or that
+/// lead to such a service: a request for one waits at the proxy, as for any that it does not know
+/// yet, instead of failing for want of endpoints. What a service that the proxy has leads to is
+/// sent however it is, because references must hold.
+pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings) -> Arc<Snapshot> {
+    let mut hidden = with_users(snapshot, hollow(snapshot, doubt, held));
+    if hidden.is_empty() {
+        return Arc::clone(snapshot);
+    }
+    let is_held = |name: &ServiceName| {
+        held.services.get(name).is_some_and(|service| service.version.is_some())
+    };
+    let mut open: Vec<&ServiceName> =
+        snapshot.services.keys().filter(|name| is_held(name)).collect();
+    let mut seen: BTreeSet<&ServiceName> = open.iter().copied().collect();
+    while let Some(name) = open.pop() {
+        hidden.remove(name);
+        let used = snapshot.services.get(name).into_iter().flat_map(|view| backends(view));
+        open.extend(used.filter(|name| seen.insert(name)));
+    }
+    let shown = snapshot.services.iter().filter(|(name, _)| !hidden.contains(name));
+    let services = shown.map(|(name, view)| (name.clone(), Arc::clone(view))).collect();
+    Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services })
+}
+
+/// What a proxy keeps as it has it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept<'a> {
+    /// What it refused.
+    pub(super) withheld: &'a Withheld,
+    /// What may only seem to be gone.
+    pub(super) doubt: &'a Doubt,
+}
+
+impl Kept<'_> {
+    /// Whether this content, or the removal (`None`), is not sent although it differs.
+    pub(super) fn contains(&self, key: &ResourceKey, version: Option<Version>) -> bool {
+        let uncertain = match key {
+            ResourceKey::Endpoint(id) => version.is_none() && self.doubt.contains(id),
+            ResourceKey::Plan | ResourceKey::Service(_) => false,
+        };
+        uncertain || self.withheld.contains(key, version)
+    }
+}
+
+/// Services with a port that may yet get an endpoint, has none, and keeps none at the proxy.
+fn hollow<'a>(
+    snapshot: &'a Snapshot,
+    doubt: &'a Doubt,
+    held: &Holdings,
+) -> BTreeSet<&'a ServiceName> {
+    let mut answered = BTreeMap::new();
+    for EndpointId { service, port, workload } in doubt.iter() {
+        let view = snapshot.services.get(service).and_then(|view| view.ports.get(port));
+        let there = view.is_none_or(|view| !view.endpoints.is_empty());
+        let kept = held.services.get(service);
+        let kept = kept.is_some_and(|held| held.endpoints.contains_key(&(*port, workload.clone())));
+        *answered.entry((service, port)).or_insert(false) |= there || kept;
+    }
+    let unanswered = answered.into_iter().filter(|(_, answered)| !answered);
+    unanswered.map(|((service, _), _)| service).collect()
+}
+
+/// Services and all from whose rules one comes to them.
+fn with_users<'a>(
+    snapshot: &'a Snapshot,
+    services: BTreeSet<&'a ServiceName>,
+) -> BTreeSet<&'a ServiceName> {
+    let mut all = services;
+    if all.is_empty() {
+        return all;
+    }
+    let mut users: BTreeMap<&ServiceName, Vec<&ServiceName>> = BTreeMap::new();
+    for (user, view) in &snapshot.services {
+        for used in backends(view) {
+            users.entry(used).or_default().push(user);
+        }
+    }
+    let mut open: Vec<&ServiceName> = all.iter().copied().collect();
+    while let Some(name) = open.pop() {
+        let users = users.get(name).into_iter().flatten().copied();
+        open.extend(users.filter(|user| all.insert(user)));
+    }
+    all
+}
+
+fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
+    let rules = view.ports.values().flat_map(|port| &port.rules);
+    rules.flat_map(|rule| rule.backends.iter().map(|backend| &backend.service))
+}

@@ -1,0 +1,143 @@
+//! Heads of HTTP/2 as heads of HTTP/1.1 and back, so that one set of rules reads them all.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE};
+use http::{Method, Request, Response, StatusCode, Uri, request, response};
+use leno_model::Reason;
+use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
+
+/// The request of an HTTP/2 client as HTTP/1.1 writes it (RFC 9113 §8.3.1, §8.2.3).
+///
+/// # Errors
+/// `bad-request` when it names two authorities, `unsupported` for CONNECT.
+pub(super) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
+    if parts.method == Method::CONNECT {
+        return Err(Reason::Unsupported);
+    }
+    let named = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
+    let host = parts.headers.get(HOST).map(HeaderValue::as_bytes);
+    let host = match (named, host) {
+        (Some(named), Some(host)) if !named.eq_ignore_ascii_case(host) => {
+            return Err(Reason::BadRequest);
+        }
+        (named, host) => named.or(host).unwrap_or_default(),
+    };
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut out = BytesMut::with_capacity(HEAD_BYTES);
+    out.put_slice(parts.method.as_str().as_bytes());
+    out.put_slice(b" ");
+    out.put_slice(path.as_bytes());
+    out.put_slice(b" HTTP/1.1\r\n");
+    put_field(&HOST, host, &mut out);
+    put_fields(&parts.headers, &mut out);
+    out.put_slice(b"\r\n");
+    Ok(out)
+}
+
+/// The answer of an HTTP/2 server as HTTP/1.1 writes it.
+pub(crate) fn response(parts: &response::Parts) -> Bytes {
+    let mut out = BytesMut::with_capacity(HEAD_BYTES);
+    out.put_slice(b"HTTP/1.1 ");
+    out.put_slice(parts.status.as_str().as_bytes());
+    out.put_slice(b" ");
+    out.put_slice(parts.status.canonical_reason().unwrap_or_default().as_bytes());
+    out.put_slice(b"\r\n");
+    put_fields(&parts.headers, &mut out);
+    out.put_slice(b"\r\n");
+    out.freeze()
+}
+
+/// A trailer section as HTTP/1.1 writes it.
+pub(super) fn trailers(fields: &HeaderMap) -> Bytes {
+    let mut out = BytesMut::with_capacity(TRAILER_BYTES);
+    put_fields(fields, &mut out);
+    out.put_slice(b"\r\n");
+    out.freeze()
+}
+
+/// `host` stands for itself, the crumbs of a cookie become one, and the rest is as it came.
+fn put_fields(fields: &HeaderMap, out: &mut BytesMut) {
+    for (name, value) in fields {
+        if name != HOST && name != COOKIE {
+            put_field(name, value.as_bytes(), out);
+        }
+    }
+    let mut crumbs = fields.get_all(COOKIE).iter();
+    if let Some(first) = crumbs.next() {
+        out.put_slice(b"cookie: ");
+        out.put_slice(first.as_bytes());
+        for crumb in crumbs {
+            out.put_slice(b"; ");
+            out.put_slice(crumb.as_bytes());
+        }
+        out.put_slice(b"\r\n");
+    }
+}
+
+fn put_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
+    out.put_slice(name.as_str().as_bytes());
+    out.put_slice(b": ");
+    out.put_slice(value);
+    out.put_slice(b"\r\n");
+}
+
+/// What an HTTP/2 server is asked: the request parsed from `bytes`, to `target` at `authority`.
+///
+/// # Errors
+/// `bad-request` for what HTTP/1.1 can say and HTTP/2 cannot.
+pub(crate) fn request_to(
+    bytes: &[u8],
+    head: &RequestHead,
+    (authority, target): (&str, &str),
+) -> Result<Request<()>, Reason> {
+    let uri = Uri::builder().scheme("http").authority(authority).path_and_query(target).build();
+    let method = Method::from_bytes(head.method.of(bytes)).map_err(|_| Reason::BadRequest)?;
+    let mut request = Request::new(());
+    *request.method_mut() = method;
+    *request.uri_mut() = uri.map_err(|_| Reason::BadRequest)?;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.headers_mut() = fields(bytes, &head.fields).ok_or(Reason::BadRequest)?;
+    // What every hop of ours can: gRPC insists on it (RFC 9113 §8.2.2).
+    request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
+    Ok(request)
+}
+
+/// What an HTTP/2 client is answered: the response parsed from `bytes`.
+pub(super) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::from_u16(head.status).ok()?;
+    *response.headers_mut() = fields(bytes, &head.fields)?;
+    Some(response)
+}
+
+/// The fields that go on, in HTTP/2 (RFC 9113 §8.2).
+fn fields(bytes: &[u8], fields: &[Field]) -> Option<HeaderMap> {
+    let mut map = HeaderMap::with_capacity(fields.len());
+    for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host) {
+        let name = HeaderName::from_bytes(field.name.of(bytes)).ok()?;
+        map.append(name, HeaderValue::from_bytes(field.value.of(bytes)).ok()?);
+    }
+    Some(map)
+}
+
+/// A trailer section that was checked already, in HTTP/2.
+pub(super) fn trailers_to(section: &[u8]) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for line in section.split(|byte| *byte == b'\n') {
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+        let (name, value) = line.split_at(colon);
+        let value = value.get(1..).unwrap_or_default().trim_ascii();
+        let kind = FieldName::of(name);
+        if let (false, Ok(name), Ok(value)) =
+            (kind.is_hop_by_hop(), HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
+        {
+            map.append(name, value);
+        }
+    }
+    map
+}
+
+/// Room for a usual head.
+const HEAD_BYTES: usize = 512;
+/// Room for usual trailers.
+const TRAILER_BYTES: usize = 128;

@@ -1,0 +1,183 @@
+//! Serving HTTP/2: each stream of a connection walks the corridor by itself.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use h2::RecvStream;
+use h2::server::{Builder, Connection, SendResponse};
+use leno_model::Reason;
+use leno_wire::http1::{BodyLength, Parsed, RequestHead};
+use tokio::time::timeout;
+
+use super::head;
+use super::stream::{Received, Reply};
+use super::transport::Transport;
+use crate::drain::Phase;
+use crate::error::{Failure, downstream_reason};
+use crate::http::body::Source;
+use crate::http::exchange::Exchange;
+use crate::http::request::Request;
+use crate::http::rescue;
+use crate::http::respond::Responder;
+use crate::io::Io;
+use crate::record::Record;
+use crate::session::Session;
+
+/// Serves one connection until either side ends it. `early`: what was read of it already.
+pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
+    let patience = session.worker.config.limits.handshake_timeout;
+    let shaken = builder().handshake(Transport::new(io.clone(), early));
+    let Ok(Ok(connection)) = timeout(patience, shaken).await else {
+        session.worker.shard.refuse(Reason::BadRequest.label());
+        return io.reset();
+    };
+    carry(&session, connection).await;
+}
+
+async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Bytes>) {
+    let streams = Rc::new(Cell::new(0_usize));
+    let mut phase = session.worker.phase.clone();
+    let mut ending = false;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = timeout(session.patience().max(IDLE_MIN), connection.accept()) => accepted,
+            _ = phase.wait_for(|phase| *phase == Phase::Draining), if !ending => {
+                ending = true;
+                connection.graceful_shutdown();
+                continue;
+            }
+        };
+        match accepted {
+            Ok(Some(Ok((request, respond)))) => {
+                let (session, open) = (session.clone(), Open::new(&streams));
+                tokio::task::spawn_local(async move {
+                    serve_stream(&session, request, respond).await;
+                    drop(open);
+                });
+            }
+            // The codec has told the client why, and goes on saying the same to us.
+            Ok(Some(Err(error))) => return tracing::debug!(%error, "an HTTP/2 connection broke"),
+            Ok(None) => return,
+            Err(_) if streams.get() == 0 && !ending => {
+                ending = true;
+                connection.graceful_shutdown();
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Counts one open stream while it lives.
+struct Open(Rc<Cell<usize>>);
+
+impl Open {
+    fn new(streams: &Rc<Cell<usize>>) -> Self {
+        streams.set(streams.get() + 1);
+        Self(streams.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+async fn serve_stream(
+    session: &Session,
+    request: http::Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) {
+    let worker = &session.worker;
+    let reply = Reply::new(respond);
+    let (parts, body) = request.into_parts();
+    let patience = worker.config.limits.body_stall_timeout;
+    let mut responder =
+        Responder::Http2 { reply: reply.clone(), patience, grpc: is_grpc(&parts.headers) };
+    let mut lent = worker.request_heads.lend();
+    let bytes = match parse(&mut lent, &parts, &body) {
+        Ok(bytes) => bytes,
+        Err(reason) => {
+            let mut record = Record::open(session, "http");
+            record.reason = Some(reason);
+            record.status = reason.status();
+            rescue::answer(&Failure::from(reason), &worker.config.workload, &mut responder, false)
+                .await;
+            return;
+        }
+    };
+    let request = Request { bytes, head: &lent, upgrade: false };
+    let mut source = match lent.body {
+        BodyLength::Empty => Source::Empty,
+        _ => Source::Http2(Received::new(body)),
+    };
+    let exchange = Exchange::new(session, &request, &mut source, &mut responder).run();
+    tokio::select! {
+        biased;
+        () = reply.gone() => {}
+        went_well = exchange => {
+            if !went_well {
+                reply.reset();
+            }
+        }
+    }
+}
+
+/// Reads the head as one of HTTP/1.1, by the same strict rules.
+fn parse(
+    head: &mut RequestHead,
+    parts: &http::request::Parts,
+    body: &RecvStream,
+) -> Result<Bytes, Reason> {
+    let bytes = head::request(parts)?.freeze();
+    match head.parse(&bytes) {
+        Ok(Parsed::Complete(length)) if length == bytes.len() => {}
+        Ok(_) => return Err(Reason::BadRequest),
+        Err(error) => return Err(downstream_reason(&error.into())),
+    }
+    head.body = match (body.is_end_stream(), head.body) {
+        (true, _) => BodyLength::Empty,
+        (false, BodyLength::Known(length)) => BodyLength::Known(length),
+        (false, _) => BodyLength::Chunked,
+    };
+    Ok(bytes)
+}
+
+fn is_grpc(fields: &http::HeaderMap) -> bool {
+    let kind = fields.get(http::header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
+        .max_concurrent_reset_streams(RESET_STREAMS_MAX)
+        .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
+        .max_local_error_reset_streams(Some(ERROR_RESETS_MAX));
+    builder
+}
+
+/// Streams open at once on one connection.
+const STREAMS_MAX: u32 = 256;
+/// What a client may send ahead on one stream.
+const WINDOW_BYTES: u32 = 64 * 1024;
+/// What a client may send ahead on all its streams.
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+/// As much as a head of HTTP/1.1 may have.
+const HEADER_LIST_BYTES_MAX: u32 = 64 * 1024;
+/// What may wait for the client on one stream.
+const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// Streams that were reset and are still remembered, or not yet looked at (CVE-2023-44487).
+const RESET_STREAMS_MAX: usize = 64;
+/// Broken rules after which the connection is given up.
+const ERROR_RESETS_MAX: usize = 256;
+/// An expired peer's connection still gets this long to say so in order.
+const IDLE_MIN: Duration = Duration::from_millis(10);

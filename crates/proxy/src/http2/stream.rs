@@ -1,0 +1,197 @@
+//! One stream of HTTP/2: a body that arrives, a body that is sent, and the answer to a client.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason as Code, RecvStream, SendStream};
+use http::Response;
+use leno_wire::http1::ResponseHead;
+
+use super::head;
+use crate::http::body::Piece;
+use crate::http::message::ReadError;
+use crate::http::respond::ClientGone;
+
+/// A body that arrives. What was handed out is granted again when the next piece is asked for.
+pub(crate) struct Received {
+    stream: RecvStream,
+    owed: usize,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Data,
+    Trailers,
+    Ended,
+}
+
+impl Received {
+    pub(crate) fn new(stream: RecvStream) -> Self {
+        Self { stream, owed: 0, phase: Phase::Data }
+    }
+
+    /// Whether all of it has been taken.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    /// The next piece; `None` at the end. The codec holds the peer to a declared length.
+    pub(crate) fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Piece>, ReadError>> {
+        let owed = std::mem::take(&mut self.owed);
+        if owed > 0 {
+            // Failing means that the stream is gone, which the next read tells.
+            drop(self.stream.flow_control().release_capacity(owed));
+        }
+        loop {
+            match self.phase {
+                Phase::Data => match ready!(self.stream.poll_data(cx)) {
+                    Some(Ok(data)) if data.is_empty() => {}
+                    Some(Ok(data)) => {
+                        self.owed = data.len();
+                        return Poll::Ready(Ok(Some(Piece::Data(data))));
+                    }
+                    Some(Err(error)) => return Poll::Ready(Err(broken(error))),
+                    None => self.phase = Phase::Trailers,
+                },
+                Phase::Trailers => {
+                    let trailers = ready!(self.stream.poll_trailers(cx)).map_err(broken)?;
+                    self.phase = Phase::Ended;
+                    let piece = trailers.map(|fields| Piece::Trailers(head::trailers(&fields)));
+                    return Poll::Ready(Ok(piece));
+                }
+                Phase::Ended => return Poll::Ready(Ok(None)),
+            }
+        }
+    }
+}
+
+fn broken(error: h2::Error) -> ReadError {
+    ReadError::Io(io::Error::other(error))
+}
+
+/// A body that is sent, as its peer grants room.
+#[derive(Clone)]
+pub(crate) struct Outgoing(Rc<RefCell<SendStream<Bytes>>>);
+
+/// The peer takes no more.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gone;
+
+impl Outgoing {
+    pub(crate) fn new(stream: SendStream<Bytes>) -> Self {
+        Self(Rc::new(RefCell::new(stream)))
+    }
+
+    /// Sends from the front of `data` until it is empty, and then, with `end`, the end.
+    pub(crate) fn poll_send(
+        &self,
+        cx: &mut Context<'_>,
+        data: &mut Bytes,
+        end: bool,
+    ) -> Poll<Result<(), Gone>> {
+        let mut stream = self.0.borrow_mut();
+        while !data.is_empty() {
+            stream.reserve_capacity(data.len().min(SEND_BYTES_MAX));
+            while stream.capacity() == 0 {
+                match ready!(stream.poll_capacity(cx)) {
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) | None => return Poll::Ready(Err(Gone)),
+                }
+            }
+            let piece = data.split_to(stream.capacity().min(data.len()));
+            stream.send_data(piece, false).map_err(|_| Gone)?;
+        }
+        if end {
+            stream.send_data(Bytes::new(), true).map_err(|_| Gone)?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends a trailer section that was checked already; nothing follows.
+    pub(crate) fn send_trailers(&self, section: &[u8]) -> Result<(), Gone> {
+        self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| Gone)
+    }
+
+    fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.borrow_mut().poll_reset(cx).map(drop)
+    }
+}
+
+/// The answer to one request. Clones are the same answer.
+#[derive(Clone)]
+pub(crate) struct Reply(Rc<RefCell<State>>);
+
+enum State {
+    Unanswered(SendResponse<Bytes>),
+    Answering(Outgoing),
+}
+
+impl Reply {
+    pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
+        Self(Rc::new(RefCell::new(State::Unanswered(respond))))
+    }
+
+    /// Passes an interim (1xx) head on.
+    pub(crate) fn interim(&self, bytes: &[u8], head: &ResponseHead) -> Result<(), ClientGone> {
+        let response = head::response_to(bytes, head).ok_or(ClientGone)?;
+        match &mut *self.0.borrow_mut() {
+            State::Unanswered(respond) => {
+                respond.send_informational(response).map_err(|_| ClientGone)
+            }
+            State::Answering(_) => Err(ClientGone),
+        }
+    }
+
+    /// Begins the final response; what is returned takes its body.
+    pub(crate) fn start(
+        &self,
+        bytes: &[u8],
+        head: &ResponseHead,
+        bodiless: bool,
+    ) -> Result<Outgoing, ClientGone> {
+        self.answer(head::response_to(bytes, head).ok_or(ClientGone)?, bodiless)
+    }
+
+    /// Sends a final head; what is returned takes its body. `end`: none follows.
+    pub(crate) fn answer(&self, head: Response<()>, end: bool) -> Result<Outgoing, ClientGone> {
+        let mut state = self.0.borrow_mut();
+        let State::Unanswered(respond) = &mut *state else {
+            return Err(ClientGone);
+        };
+        let stream = respond.send_response(head, end).map_err(|_| ClientGone)?;
+        let outgoing = Outgoing::new(stream);
+        *state = State::Answering(outgoing.clone());
+        Ok(outgoing)
+    }
+
+    /// Resolves when the client has cancelled the request, or is gone.
+    pub(super) async fn gone(&self) {
+        poll_fn(|cx| match &mut *self.0.borrow_mut() {
+            State::Unanswered(respond) => respond.poll_reset(cx).map(drop),
+            State::Answering(outgoing) => outgoing.poll_reset(cx),
+        })
+        .await;
+    }
+
+    /// Gives the stream up: what was sent of the answer is not whole.
+    pub(super) fn reset(&self) {
+        match &mut *self.0.borrow_mut() {
+            State::Unanswered(respond) => respond.send_reset(Code::INTERNAL_ERROR),
+            State::Answering(outgoing) => {
+                outgoing.0.borrow_mut().send_reset(Code::INTERNAL_ERROR);
+            }
+        }
+    }
+}
+
+/// What is reserved of the connection's room at once, so that streams take turns.
+const SEND_BYTES_MAX: usize = 16 * 1024;

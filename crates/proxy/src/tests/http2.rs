@@ -1,0 +1,362 @@
+//! HTTP/2 and gRPC through two sidecars, with another implementation's client and server.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::server::SendResponse;
+use h2::{Reason as Code, RecvStream, SendStream};
+use http::{HeaderMap, Request, Response};
+use leno_model::{Access, Protocol};
+use leno_telemetry::Gauge;
+use tokio::net::TcpStream;
+
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, Setup, credential, run, tls_connect, until,
+};
+use crate::drain::Phase;
+use crate::tls::ALPN_HTTP2;
+
+/// An application that speaks HTTP/2 and nothing else; each stream is handed to `serve`.
+async fn application<F, S>(serve: S) -> Application
+where
+    F: Future<Output = ()> + 'static,
+    S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
+{
+    let serve = Rc::new(serve);
+    Application::start(move |client| {
+        let serve = serve.clone();
+        async move {
+            let Ok(mut connection) = h2::server::handshake(client.stream).await else { return };
+            while let Some(Ok((request, respond))) = connection.accept().await {
+                tokio::task::spawn_local(serve(request, respond));
+            }
+        }
+    })
+    .await
+}
+
+async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
+    Mesh::new(application, Setup { protocol, ..Setup::default() }).await
+}
+
+/// A client of HTTP/2 with prior knowledge.
+async fn connect(door: SocketAddr) -> SendRequest<Bytes> {
+    let tcp = TcpStream::connect(door).await.unwrap();
+    let (send, connection) = h2::client::handshake(tcp).await.unwrap();
+    tokio::task::spawn_local(async move { drop(connection.await) });
+    send.ready().await.unwrap()
+}
+
+fn call(path: &str) -> Request<()> {
+    Request::post(format!("http://ratings.bookinfo:9080{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap()
+}
+
+async fn open(door: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    connect(door).await.send_request(call(path), false).unwrap()
+}
+
+/// All data and the trailers of a body.
+async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
+    let mut data = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        data.extend_from_slice(&piece);
+    }
+    (data, body.trailers().await.unwrap())
+}
+
+/// Sends everything, as fast as it is granted.
+async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
+        let granted = granted.expect("open").expect("granted");
+        stream.send_data(data.split_to(granted.min(data.len())), false).unwrap();
+    }
+    if end {
+        stream.send_data(Bytes::new(), true).unwrap();
+    }
+}
+
+/// Says again what it hears, piece by piece, and ends with trailers.
+async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    assert_eq!(request.headers()["te"], "trailers");
+    assert_eq!(request.headers()["x-custom"], "a");
+    assert_eq!(request.uri().path_and_query().unwrap().as_str(), "/echo?x=%20");
+    assert_eq!(request.uri().authority().unwrap().as_str(), "ratings.bookinfo:9080");
+    let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+    let mut stream = respond.send_response(head, false).unwrap();
+    let mut body = request.into_body();
+    while let Some(piece) = body.data().await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        send(&mut stream, piece, false).await;
+    }
+    let heard = body.trailers().await.unwrap();
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", "0".parse().unwrap());
+    trailers.extend(heard.unwrap_or_default());
+    stream.send_trailers(trailers).unwrap();
+}
+
+#[test]
+fn streams_in_both_directions_pass_with_their_trailers() {
+    run(async {
+        let app = application(echo).await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let mut request = call("/echo?x=%20");
+        request.headers_mut().insert("x-custom", "a".parse().unwrap());
+        let mut client = connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(request, false).unwrap();
+        // Each waits for the other: nothing is held back until a message is whole.
+        stream.send_data(Bytes::from_static(b"ping"), false).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "application/grpc");
+        let mut body = response.into_body();
+        let pong = body.data().await.unwrap().unwrap();
+        assert_eq!(pong, "ping");
+        body.flow_control().release_capacity(4).unwrap();
+        // More than every window on the way.
+        let long: Vec<u8> = (0..2_000_000_u32).map(|at| at as u8).collect();
+        let sent = long.clone();
+        let upload = tokio::task::spawn_local(async move {
+            send(&mut stream, sent.into(), false).await;
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-checksum", "7".parse().unwrap());
+            stream.send_trailers(trailers).unwrap();
+        });
+        let (heard, trailers) = whole(body).await;
+        upload.await.unwrap();
+        assert!(heard == long, "{} bytes", heard.len());
+        let trailers = trailers.unwrap();
+        assert_eq!(
+            (&trailers["grpc-status"], &trailers["x-checksum"]),
+            (&"0".parse().unwrap(), &"7".parse().unwrap())
+        );
+        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn many_streams_share_one_connection_to_the_application() {
+    run(async {
+        let app = application(|_, mut respond| async move {
+            respond.send_response(Response::new(()), true).unwrap();
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let client = connect(mesh.door).await;
+        let mut answers = Vec::new();
+        for _ in 0..100 {
+            let mut client = client.clone().ready().await.unwrap();
+            answers.push(client.send_request(call("/"), true).unwrap().0);
+        }
+        for answer in answers {
+            assert_eq!(answer.await.unwrap().status(), 200);
+        }
+        assert_eq!(app.accepted.get(), 1);
+        assert_eq!(mesh.client.ended(), 100);
+    });
+}
+
+#[test]
+fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
+    run(async {
+        let seen: Rc<RefCell<Option<Code>>> = Rc::default();
+        let noted = seen.clone();
+        let app = application(move |request, mut respond| {
+            let noted = noted.clone();
+            async move {
+                let _request = request;
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                let code = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;
+                *noted.borrow_mut() = code.ok();
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let (response, mut stream) = open(mesh.door, "/").await;
+        let response = response.await.unwrap();
+        stream.send_reset(Code::CANCEL);
+        until(|| seen.borrow().is_some()).await;
+        assert_eq!(*seen.borrow(), Some(Code::CANCEL));
+        drop(response);
+        until(|| mesh.client.ended() == 1).await;
+        assert_eq!(mesh.client.failures(), [("downstream-closed", 1)].into());
+    });
+}
+
+#[test]
+fn a_reader_that_is_slow_stops_the_sender() {
+    run(async {
+        let sent = Rc::new(std::cell::Cell::new(0));
+        let count = sent.clone();
+        let app = application(move |_, mut respond| {
+            let count = count.clone();
+            async move {
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                loop {
+                    let piece = Bytes::from_static(&[0; 16_384]);
+                    stream.reserve_capacity(piece.len());
+                    let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
+                    let Some(Ok(granted)) = granted else { return };
+                    count.set(count.get() + granted);
+                    stream.send_data(piece.slice(..granted), false).unwrap();
+                }
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let (response, _stream) = open(mesh.door, "/").await;
+        let body = response.await.unwrap().into_body();
+        let most = super::fixture::settled(|| sent.get()).await;
+        assert!(most < 2 * 1024 * 1024, "{most} bytes are on the way to nobody");
+        drop(body);
+    });
+}
+
+#[test]
+fn either_version_of_http_reaches_an_application_of_the_other() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            let (parts, body) = request.into_parts();
+            let (data, _) = whole(body).await;
+            let said = format!("{} {} {}", parts.method, parts.uri.path(), data.len());
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data(said.into(), false).unwrap();
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-end", "1".parse().unwrap());
+            stream.send_trailers(trailers).unwrap();
+        })
+        .await;
+        let mesh1 = mesh(app.address, Protocol::Http2).await;
+        let mut client = Client::connect(mesh1.door).await;
+        let answer = client.ask("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi").await;
+        assert_eq!((answer.text(), &*answer.trailers), ("POST /a 2", "x-end: 1"));
+        assert_eq!(client.ask(GET).await.text(), "GET /ratings/1 0");
+
+        // The client speaks HTTP/2 to its sidecar, the application HTTP/1.1 with its own.
+        let app = Application::answering(|request| {
+            let cookie = request.field("cookie").unwrap_or_default().to_owned();
+            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{cookie}", cookie.len())
+        })
+        .await;
+        let mesh2 = mesh(app.address, Protocol::Http2).await;
+        let plain = mesh(app.address, Protocol::Http).await;
+        mesh2.route_to(&[plain.endpoint()]);
+        let identity = credential(&plain.authority, "productpage");
+        mesh2.client.trust(identity);
+        let mut request = call("/");
+        for crumb in ["a=1", "b=2"] {
+            request.headers_mut().append("cookie", crumb.parse().unwrap());
+        }
+        let mut client = connect(mesh2.door).await;
+        let (response, mut stream) = client.send_request(request, false).unwrap();
+        send(&mut stream, Bytes::from_static(b"body"), true).await;
+        let (data, trailers) = whole(response.await.unwrap().into_body()).await;
+        assert_eq!((&data[..], trailers), (&b"a=1; b=2"[..], None));
+        assert_eq!(app.requests()[0].body, b"body");
+    });
+}
+
+#[test]
+fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
+    run(async {
+        let app = application(|_, _| async {}).await;
+        let setup = Setup {
+            access: Access::Strict(Vec::new()),
+            protocol: Protocol::Grpc,
+            ..Setup::default()
+        };
+        let mesh = Mesh::new(app.address, setup).await;
+        let (response, _stream) = open(mesh.door, "/").await;
+        let response = response.await.unwrap();
+        // The server's sidecar speaks HTTP/1.1 to ours, and gRPC knows what 403 means.
+        assert_eq!(response.status(), 403);
+        assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with("denied;"));
+        mesh.route_to(&[]);
+        let response = open(mesh.door, "/").await.0.await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["grpc-status"]),
+            (200, &"14".parse().unwrap())
+        );
+        let request = Request::get("http://ratings/").body(()).unwrap();
+        let mut client = connect(mesh.door).await;
+        let response = client.send_request(request, true).unwrap().0.await.unwrap();
+        assert_eq!(response.status(), 503);
+        assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with("no-endpoint;"));
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_drain_says_go_away_and_finishes_what_is_under_way() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            drop(whole(request.into_body()).await);
+            respond.send_response(Response::new(()), true).unwrap();
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let mut client = connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        mesh.client.phase.send_replace(Phase::Draining);
+        until(|| client.clone().send_request(call("/"), true).is_err()).await;
+        stream.send_data(Bytes::new(), true).unwrap();
+        assert_eq!(response.await.unwrap().status(), 200);
+    });
+}
+
+#[test]
+fn a_foreign_client_may_speak_http2_over_mutual_tls() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let identity = credential(&mesh.authority, "foreign");
+        let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
+        let (client, connection) = h2::client::handshake(tls).await.unwrap();
+        tokio::task::spawn_local(async move { drop(connection.await) });
+        let mut client = client.ready().await.unwrap();
+        let response = client.send_request(call("/"), true).unwrap().0.await.unwrap();
+        assert_eq!(whole(response.into_body()).await.0, b"ok");
+        assert!(app.requests()[0].field("te").is_none());
+    });
+}
+
+#[test]
+fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
+    run(async {
+        let app = application(|_, respond| async move {
+            let _never = respond;
+            std::future::pending::<()>().await;
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let rude = connect(mesh.door).await;
+        for _ in 0..5_000 {
+            let Ok(mut rude) = rude.clone().ready().await else { break };
+            let Ok((_, mut stream)) = rude.send_request(call("/"), true) else { break };
+            stream.send_reset(Code::CANCEL);
+            tokio::task::yield_now().await;
+        }
+        // What they began is not left running.
+        let noise = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
+        let mut client = Client::connect(mesh.door).await;
+        client.send(noise).await;
+        client.last().await;
+        drop(rude);
+        until(|| mesh.client.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
+        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
+    });
+}

@@ -1,0 +1,55 @@
+//! The metrics of the control plane, in one table.
+
+use super::{Kind, Metric};
+
+macro_rules! table {
+    ($($name:ident $metric:literal $kind:ident $labels:tt $help:literal;)+) => {
+        $(
+            #[doc = $help]
+            pub const $name: Metric = Metric {
+                name: $metric,
+                kind: Kind::$kind,
+                labels: &$labels,
+                help: $help,
+            };
+        )+
+
+        /// All of them, in the order of the exposition and of the documents.
+        pub const METRICS: &[Metric] = &[$($name,)+];
+    };
+}
+
+table! {
+    WORKLOADS "leno_control_workloads" Gauge []
+        "Workloads in force.";
+    SERVICES "leno_control_services" Gauge []
+        "Services in force.";
+    PROXIES "leno_control_proxies" Gauge []
+        "Proxies connected now.";
+    PROXIES_BEHIND "leno_control_proxies_behind" Gauge []
+        "Connected proxies that have not applied all they were told.";
+    REJECTED "leno_control_rejected" Gauge []
+        "Documents refused as things stand.";
+    CHANGES "leno_control_changes_total" Counter []
+        "Changes that were taken in.";
+    COMPILED "leno_control_compiled_total" Counter []
+        "Snapshots compiled because something that the proxy uses may have changed.";
+    OFFERED "leno_control_offered_total" Counter []
+        "Snapshots sent because they differed from what the proxy knew.";
+    APPLIED "leno_control_applied_total" Counter []
+        "Reports of proxies that they are up to date.";
+    REFUSED "leno_control_refused_total" Counter []
+        "Deltas that proxies refused.";
+    SENT "leno_control_sent_bytes_total" Counter []
+        "Bytes sent to proxies, before encryption.";
+    RECEIVED "leno_control_received_bytes_total" Counter []
+        "Bytes received from proxies, after decryption.";
+    CERTIFICATES "leno_control_certificates_total" Counter []
+        "Certificates signed.";
+    CERTIFICATES_REFUSED "leno_control_certificates_refused_total" Counter []
+        "Joins and renewals that were refused.";
+    CONNECTIONS_REFUSED "leno_control_connections_refused_total" Counter ["reason"]
+        "Connections that ended badly, by reason.";
+    CONVERGENCE "leno_control_convergence_seconds" Summary ["quantile"]
+        "From seeing a change until the last proxy that it concerns has applied it.";
+}
