@@ -66,6 +66,11 @@ impl Session {
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 
+    /// Whether the peer's certificate has expired.
+    pub(crate) fn is_expired(&self) -> bool {
+        self.expires.is_some_and(|at| at <= Instant::now())
+    }
+
     pub(crate) fn is_inbound(&self) -> bool {
         matches!(self.entrance, Entrance::Inbound { .. })
     }

@@ -181,7 +181,11 @@ async fn converse(
     let has_body = !body.is_empty();
     let started = &*response_started;
     let limit = session.worker.config.limits.body_stall_timeout;
-    let silence = Silence::Bounded { limit, answered: started };
+    let silence = match request.is_grpc() {
+        // A call may say nothing for long before its server has anything to say.
+        true => Silence::Allowed,
+        false => Silence::Bounded { limit, answered: started },
+    };
     let bytes_in = &record.bytes_in;
     let upgrade = request.upgrade;
     let sending = Cell::new(match (upgrade, has_body) {

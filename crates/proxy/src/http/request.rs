@@ -32,6 +32,12 @@ impl Request<'_> {
         text(self.head.method.of(&self.bytes))
     }
 
+    /// Whether it is a call of gRPC.
+    pub(crate) fn is_grpc(&self) -> bool {
+        let mut kinds = self.head.find(&self.bytes, "content-type");
+        kinds.next().is_some_and(|kind| kind.starts_with(b"application/grpc"))
+    }
+
     /// Which rules say how its response's body is delimited.
     pub(crate) fn answers(&self) -> Answers {
         answers(self.method())

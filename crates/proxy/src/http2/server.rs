@@ -41,9 +41,11 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
     loop {
+        // Who was told that this connection ends is not told again.
+        let patience = if ending { Duration::MAX } else { session.patience() };
         let accepted = tokio::select! {
             biased;
-            accepted = timeout(session.patience().max(IDLE_MIN), connection.accept()) => accepted,
+            accepted = timeout(patience, connection.accept()) => accepted,
             _ = phase.wait_for(|phase| *phase == Phase::Draining), if !ending => {
                 ending = true;
                 connection.graceful_shutdown();
@@ -61,7 +63,7 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
             // The codec has told the client why, and goes on saying the same to us.
             Ok(Some(Err(error))) => return tracing::debug!(%error, "an HTTP/2 connection broke"),
             Ok(None) => return,
-            Err(_) if streams.get() == 0 && !ending => {
+            Err(_) if streams.get() == 0 || session.is_expired() => {
                 ending = true;
                 connection.graceful_shutdown();
             }
@@ -179,5 +181,3 @@ const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;
 const RESET_STREAMS_MAX: usize = 64;
 /// Broken rules after which the connection is given up.
 const ERROR_RESETS_MAX: usize = 256;
-/// An expired peer's connection still gets this long to say so in order.
-const IDLE_MIN: Duration = Duration::from_millis(10);
