@@ -162,7 +162,20 @@ async fn to_service(
         Protocol::Http => Spoken::Http1,
         Protocol::Tcp => Spoken::Opaque,
         // Both versions are understood; a client that is silent has no haste.
-        Protocol::Http2 | Protocol::Grpc => detect(&io, &mut early).await,
+        Protocol::Http2 | Protocol::Grpc => {
+            let mut phase = worker.phase.clone();
+            tokio::select! {
+                spoken = timeout(worker.config.limits.idle_connection, detect(&io, &mut early)) => {
+                    match spoken {
+                        Ok(Spoken::Http1) => Spoken::Http1,
+                        // What is neither is refused by whoever reads the preface of the newer.
+                        Ok(Spoken::Http2 | Spoken::Opaque) => Spoken::Http2,
+                        Err(_) => return,
+                    }
+                }
+                _ = phase.wait_for(|phase| *phase == Phase::Draining) => return,
+            }
+        }
         Protocol::Detect => match timeout(patience, detect(&io, &mut early)).await {
             // What the application understands is not known: it gets what its client says.
             Ok(Spoken::Http2) => Spoken::Opaque,

@@ -5,3 +5,15 @@ pub(crate) mod head;
 pub(crate) mod server;
 pub(crate) mod stream;
 mod transport;
+
+/// What a peer may send ahead on one stream.
+const WINDOW_BYTES: u32 = 64 * 1024;
+/// What a peer may send ahead on all streams of a connection: as much as on each of them, so that
+/// streams that nobody reads do not stop the others.
+const CONNECTION_WINDOW_BYTES: u32 = 256 * WINDOW_BYTES;
+/// What the codec counts for a frame that is almost empty, while nobody reads it.
+const SMALL_FRAME_COST: usize = 256;
+/// As much as a head of HTTP/1.1 may have.
+const HEADER_LIST_BYTES_MAX: u32 = 64 * 1024;
+/// What may wait for a peer on one stream.
+const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;

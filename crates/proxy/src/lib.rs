@@ -185,10 +185,12 @@ impl Proxy {
         tracing::info!("draining");
         // A successor reads what is on disk as soon as it may have the directory.
         follower.keeper.end();
-        if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_err() {
-            tracing::warn!("the disk is slow: the last world may not be kept");
+        match tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await {
+            Ok(_) => state.release(),
+            Err(_) => {
+                tracing::warn!("the disk is slow: a successor waits until this one has ended")
+            }
         }
-        state.release();
         tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
         let joined = tokio::task::spawn_blocking(move || {

@@ -46,6 +46,8 @@ struct State {
     retired: bool,
     /// Both ends know which stream is the last.
     concluded: bool,
+    /// A stream was opened since somebody asked.
+    used: bool,
     /// The peer's limits are known; before that only few streams fit.
     greeted: bool,
 }
@@ -70,6 +72,7 @@ impl LinkHandle {
             broken: false,
             retired: false,
             concluded: false,
+            used: false,
             greeted: false,
         };
         Self(Rc::new(Shared { state: RefCell::new(state), changed: Notify::new() }))
@@ -88,6 +91,7 @@ impl LinkHandle {
         }
         let id = state.link.open(kind, end, write_head)?;
         state.slots.insert(id, Slot { ours_ended: end, ..Slot::default() });
+        state.used = true;
         state.wake_driver();
         Ok(LinkStream::new(self.0.clone(), id))
     }
@@ -159,6 +163,7 @@ impl LinkHandle {
         match event {
             Event::Opened { stream, kind, head, end } => {
                 state.slots.insert(stream, Slot { theirs_ended: end, ..Slot::default() });
+                state.used = true;
                 drop(state);
                 let stream = LinkStream::new(self.0.clone(), stream);
                 on_open(Opened { stream, kind, head, end });
@@ -179,11 +184,7 @@ impl LinkHandle {
                 state.greeted = true;
                 self.0.changed.notify_waiters();
             }
-            Event::Pong if state.retired => {
-                state.link.go_away(GoAwayCode::Drain);
-                state.concluded = true;
-                state.wake_driver();
-            }
+            Event::Pong if state.retired => state.conclude(),
             Event::Pong => {}
         }
     }
@@ -246,6 +247,13 @@ impl State {
                 slot.lose(Lost::Refused);
             }
         }
+    }
+
+    /// Says which stream is the last.
+    fn conclude(&mut self) {
+        self.link.go_away(GoAwayCode::Drain);
+        self.concluded = true;
+        self.wake_driver();
     }
 
     /// No stream is open and none will be: both ends know the last one.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use leno_model::{ServiceName, SpiffeId};
+use leno_model::{Reason, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
 use leno_traffic::{ConnectionPermit, Denial};
 
@@ -78,6 +78,10 @@ impl Session {
     /// What `scene` says about the peer, looked up once per connection and world.
     pub(crate) fn permit(&self, scene: &Scene) -> Result<ConnectionPermit, Denial> {
         let access = &scene.plans.access;
+        // Polite peers have been told long before.
+        if self.expires.is_some_and(|at| at + EXPIRY_SLACK <= Instant::now()) {
+            return Err(Denial { reason: Reason::ExpiredPeer, policy: None });
+        }
         let mut held = self.permit.borrow_mut();
         if let Some(permit) = held.as_ref().filter(|permit| access.is_current(permit)) {
             return Ok(permit.clone());
@@ -117,5 +121,7 @@ impl Session {
     }
 }
 
+/// How long after its certificate's end a peer may still send what was on the way.
+const EXPIRY_SLACK: Duration = Duration::from_secs(20);
 /// Series remembered by one session: more than the backends that a route usually has.
 const SERIES_MAX: usize = 8;

@@ -6,12 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
-use h2::client::SendRequest;
 use leno_model::{Endpoint, EndpointId, Protocol, Reason};
 use leno_telemetry::Count;
 
-use crate::http2::client::Http2Pool;
+use crate::http2::client::{Http2Lease, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
@@ -43,7 +41,7 @@ pub(crate) enum Lease {
     /// An HTTP/1.1 connection of one's own.
     Http1(Box<Http1Upstream>),
     /// A stream may be opened on this connection of HTTP/2.
-    Http2(SendRequest<Bytes>),
+    Http2(Http2Lease),
 }
 
 /// The application behind a sidecar, at one of its addresses.

@@ -291,34 +291,36 @@ async fn flush(writer: &mut Writer) -> Result<(), Broken> {
     })
 }
 
-/// Sends all of `data`, for as long as the peer grants room for some of it now and then.
+/// Sends all of `data` on a stream of a link.
 pub(super) async fn send(
     stream: &LinkStream,
-    mut data: Bytes,
+    data: Bytes,
     end: bool,
     patience: Duration,
 ) -> Result<(), Broken> {
-    loop {
-        let before = data.len();
-        match within(patience, |cx| stream.poll_send(cx, &mut data, end)).await {
-            Some(sent) => return sent.map_err(|_| Broken::Sink),
-            None if data.len() < before => {}
-            None => return Err(Broken::SinkStalled),
-        }
-    }
+    push_all(data, patience, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
 /// The same on a stream of HTTP/2.
 pub(super) async fn send_http2(
     stream: &Outgoing,
-    mut data: Bytes,
+    data: Bytes,
     end: bool,
     patience: Duration,
 ) -> Result<(), Broken> {
+    push_all(data, patience, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+}
+
+/// Sends all of `data`, for as long as the peer grants room for some of it now and then.
+async fn push_all(
+    mut data: Bytes,
+    patience: Duration,
+    mut poll: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
+) -> Result<(), Broken> {
     loop {
         let before = data.len();
-        match within(patience, |cx| stream.poll_send(cx, &mut data, end)).await {
-            Some(sent) => return sent.map_err(|_| Broken::Sink),
+        match within(patience, |cx| poll(cx, &mut data)).await {
+            Some(sent) => return sent.map_err(|()| Broken::Sink),
             None if data.len() < before => {}
             None => return Err(Broken::SinkStalled),
         }

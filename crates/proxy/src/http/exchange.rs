@@ -1,6 +1,7 @@
 //! The corridor: one request, station by station, in one version of the world.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId, Reason};
 use leno_telemetry::Count;
@@ -25,6 +26,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) responder: &'a mut Responder<'io>,
     pub(crate) record: Record<'a>,
     pub(crate) progress: Progress,
+    /// How long the upstream may take to agree to another protocol.
+    pub(crate) agree_within: Option<Duration>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -38,7 +41,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(line) = &mut record.line {
             line.request(request);
         }
-        Self { session, request, body, responder, record, progress: Progress::default() }
+        let progress = Progress::default();
+        Self { session, request, body, responder, record, progress, agree_within: None }
     }
 
     /// Carries the request to where it belongs and its answer back. False: the connection that
@@ -71,6 +75,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         self.authorize(&aim, &bound)?;
         // A limit on the request is none on what is said after an upgrade.
+        self.agree_within = bound.timeout.filter(|_| self.request.upgrade);
         match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(&aim, &bound).await,
             Some(limit) => tokio::time::timeout(limit, self.attempts(&aim, &bound))

@@ -5,15 +5,14 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
-use bytes::Bytes;
-use h2::client::{ResponseFuture, SendRequest};
+use h2::client::ResponseFuture;
 use h2::{Reason as Code, RecvStream};
 use leno_model::Reason;
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
 use leno_wire::link::{OpenError, StreamKind};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::body::{Broken, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
@@ -21,6 +20,7 @@ use super::message::Reader;
 use super::request::Aim;
 use super::respond::Responder;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
+use crate::http2::client::Http2Lease;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
@@ -48,7 +48,7 @@ pub(crate) async fn forward(
 ) -> Result<(), Reason> {
     match lease {
         Lease::Link(link) => over_link(exchange, aim, &link).await,
-        Lease::Http2(send) => over_http2(exchange, aim, (destined, send)).await,
+        Lease::Http2(lease) => over_http2(exchange, aim, (destined, lease)).await,
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
             let clean = over_http1(exchange, aim, &mut connection).await?;
@@ -90,7 +90,7 @@ async fn over_link(
 async fn over_http2(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
-    (destined, mut send): (&Destined, SendRequest<Bytes>),
+    (destined, mut lease): (&Destined, Http2Lease),
 ) -> Result<(), Reason> {
     let request = exchange.request;
     if request.upgrade {
@@ -103,8 +103,10 @@ async fn over_http2(
     let target = request.head.target.of(&request.bytes);
     let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
     let head = head::request_to(&request.bytes, request.head, (authority, target))?;
-    let (response, stream) =
-        send.send_request(head, exchange.body.is_empty()).map_err(|_| Reason::UpstreamRefused)?;
+    let (response, stream) = lease
+        .send
+        .send_request(head, exchange.body.is_empty())
+        .map_err(|_| Reason::UpstreamRefused)?;
     exchange.progress.request_sent = true;
     let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
     converse(exchange, sink, Upstreamed::Http2(Box::new(response))).await.map(|_| ())
@@ -176,16 +178,19 @@ async fn converse(
     mut sink: Sink<'_>,
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
-    let Exchange { session, request, body, responder, record, progress } = exchange;
+    let agree_within = exchange.agree_within;
+    let Exchange { session, request, body, responder, record, progress, .. } = exchange;
     let Progress { body_taken, response_started, .. } = progress;
     let has_body = !body.is_empty();
     let started = &*response_started;
     let limit = session.worker.config.limits.body_stall_timeout;
-    let silence = match request.is_grpc() {
+    let is_http2 = matches!((&**body, &sink), (Source::Http2(_), _) | (_, Sink::Http2 { .. }));
+    let silence = match is_http2 && request.is_grpc() {
         // A call may say nothing for long before its server has anything to say.
         true => Silence::Allowed,
         false => Silence::Bounded { limit, answered: started },
     };
+    let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let bytes_in = &record.bytes_in;
     let upgrade = request.upgrade;
     let sending = Cell::new(match (upgrade, has_body) {
@@ -229,6 +234,9 @@ async fn converse(
         let held = sending.get() == Sending::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
             return Poll::Ready(received);
+        }
+        if held && late.as_mut().is_some_and(|late| late.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Err(Reason::RequestTimeout));
         }
         if held && sending.get() == Sending::UnderWay {
             // The upstream has agreed: what the client says now goes on.
@@ -300,13 +308,14 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
                 reply.interim(&bytes, &head).await?;
                 continue;
             };
-            let source = match body.is_end_stream() {
-                true if reply.answers == Answers::Head => Source::Empty,
-                true => ended(&head)?,
-                false => Source::Http2(Received::new(body)),
+            let source = match (body.is_end_stream(), head.body) {
+                // Whatever follows would be taken for the next answer.
+                (_, BodyLength::Empty) => Source::Empty,
+                (true, _) => ended(&head)?,
+                (false, _) => Source::Http2(Received::new(body)),
             };
             if source.is_empty() && head.body == BodyLength::UntilClose {
-                head.body = BodyLength::Empty;
+                head.body = BodyLength::Known(0);
             }
             reply.finish(&bytes, &head, source).await?;
             return Ok(true);

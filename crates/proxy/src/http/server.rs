@@ -152,8 +152,8 @@ fn parse(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
     }
     head.body = match (opened.end, head.body) {
         (true, BodyLength::Empty | BodyLength::Known(0)) => BodyLength::Empty,
+        (false, BodyLength::Empty | BodyLength::Known(0)) if head.upgrade => BodyLength::Empty,
         (false, BodyLength::Known(bytes)) => BodyLength::Known(bytes),
-        (false, BodyLength::Empty) if head.upgrade => BodyLength::Empty,
         (false, BodyLength::Empty) => BodyLength::Chunked,
         (true, _) | (false, _) => return Err(ReadError::LengthMismatch),
     };

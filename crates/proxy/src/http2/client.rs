@@ -1,84 +1,115 @@
 //! Speaking HTTP/2 to the application: few connections, shared by the requests of one thread.
 
-use std::cell::RefCell;
-use std::future::poll_fn;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
+use h2::Ping;
 use h2::client::{Builder, SendRequest};
 use leno_model::Reason;
 use leno_telemetry::Count;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
 use super::transport::Transport;
+use super::{
+    CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
+    WINDOW_BYTES,
+};
 use crate::upstream::connect;
 use crate::worker::Worker;
 
 /// The connections of one thread to one application.
 #[derive(Default)]
 pub(crate) struct Http2Pool {
-    open: RefCell<Vec<SendRequest<Bytes>>>,
+    open: RefCell<Vec<Rc<Connection>>>,
     /// One connection is opened at a time; who waits for it may use it.
     opening: Mutex<()>,
 }
 
+struct Connection {
+    send: SendRequest<Bytes>,
+    streams: Cell<usize>,
+    /// Told when a stream has ended.
+    ended: Rc<Notify>,
+}
+
+/// A connection with room for one stream, which it keeps until this is dropped.
+pub(crate) struct Http2Lease {
+    pub(crate) send: SendRequest<Bytes>,
+    connection: Rc<Connection>,
+}
+
+impl Http2Lease {
+    fn new(connection: Rc<Connection>) -> Self {
+        connection.streams.set(connection.streams.get() + 1);
+        Self { send: connection.send.clone(), connection }
+    }
+}
+
+impl Drop for Http2Lease {
+    fn drop(&mut self) {
+        self.connection.streams.set(self.connection.streams.get() - 1);
+        self.connection.ended.notify_one();
+    }
+}
+
 impl Http2Pool {
-    /// A connection on which a stream may be opened now.
+    /// A connection on which a stream may be opened now, within the time for connecting.
     pub(crate) async fn lease(
         &self,
         address: SocketAddr,
         worker: &Rc<Worker>,
-    ) -> Result<SendRequest<Bytes>, Reason> {
+    ) -> Result<Http2Lease, Reason> {
         if let Some(ready) = self.ready() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(ready);
         }
-        let _opening = self.opening.lock().await;
-        if let Some(ready) = self.ready() {
-            return Ok(ready);
-        }
-        let full = self.open.borrow().first().filter(|_| self.is_full()).cloned();
-        if let Some(mut waiting) = full {
-            let patience = worker.config.limits.connect_timeout;
-            let room = timeout(patience, poll_fn(|cx| waiting.poll_ready(cx))).await;
-            return match room {
-                Ok(Ok(())) => Ok(waiting),
-                Ok(Err(_)) | Err(_) => Err(Reason::UpstreamRefused),
-            };
-        }
-        worker.shard.add(Count::LeaseOpened, 1);
-        let opened = open(address, worker).await?;
-        self.open.borrow_mut().push(opened.clone());
-        Ok(opened)
+        let patience = worker.config.limits.connect_timeout;
+        timeout(patience, self.make_room(address, worker))
+            .await
+            .unwrap_or(Err(Reason::ConnectTimeout))
     }
 
-    fn is_full(&self) -> bool {
-        self.open.borrow().len() >= CONNECTIONS_MAX
+    /// Opens another connection, or waits for a stream to end when there are enough.
+    async fn make_room(
+        &self,
+        address: SocketAddr,
+        worker: &Rc<Worker>,
+    ) -> Result<Http2Lease, Reason> {
+        let _opening = self.opening.lock().await;
+        loop {
+            if let Some(ready) = self.ready() {
+                return Ok(ready);
+            }
+            let ended = self.open.borrow().first().map(|first| first.ended.clone());
+            match ended.filter(|_| self.open.borrow().len() >= CONNECTIONS_MAX) {
+                Some(ended) => ended.notified().await,
+                None => break,
+            }
+        }
+        worker.shard.add(Count::LeaseOpened, 1);
+        let ended = self.open.borrow().first().map(|first| first.ended.clone());
+        let send = open(address, worker).await?;
+        let ended = ended.unwrap_or_default();
+        let opened = Rc::new(Connection { send, streams: Cell::new(0), ended });
+        self.open.borrow_mut().push(opened.clone());
+        Ok(Http2Lease::new(opened))
     }
 
     /// The first connection with room; those that are over are forgotten.
-    fn ready(&self) -> Option<SendRequest<Bytes>> {
-        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    fn ready(&self) -> Option<Http2Lease> {
+        let mut cx = Context::from_waker(Waker::noop());
         let mut open = self.open.borrow_mut();
-        let mut found = None;
+        // The codec's own answer is about the connection only; streams are ours to count.
         open.retain(|connection| {
-            if found.is_some() {
-                return true;
-            }
-            let mut connection = connection.clone();
-            match connection.poll_ready(&mut cx) {
-                Poll::Ready(Ok(())) => {
-                    found = Some(connection);
-                    true
-                }
-                Poll::Ready(Err(_)) => false,
-                Poll::Pending => true,
-            }
+            !matches!(connection.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
         });
-        found
+        let has_room =
+            |open: &&Rc<Connection>| open.streams.get() < open.send.current_max_send_streams();
+        open.iter().find(has_room).cloned().map(Http2Lease::new)
     }
 }
 
@@ -86,11 +117,8 @@ async fn open(address: SocketAddr, worker: &Rc<Worker>) -> Result<SendRequest<By
     let connected = connect::application(address, worker).await?;
     let transport = Transport::new(connected.reader.io.clone(), BytesMut::new());
     let shaken = builder().handshake(transport);
-    let patience = worker.config.limits.connect_timeout;
-    let (send, connection) = timeout(patience, shaken)
-        .await
-        .map_err(|_| Reason::ConnectTimeout)?
-        .map_err(|_| Reason::ConnectFailed)?;
+    let (send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
+    let ping = connection.ping_pong();
     tokio::task::spawn_local(async move {
         // Keeps the connection's place and count while it lives.
         let _connected = connected;
@@ -98,6 +126,11 @@ async fn open(address: SocketAddr, worker: &Rc<Worker>) -> Result<SendRequest<By
             tracing::debug!(%address, %error, "an HTTP/2 connection to the application broke");
         }
     });
+    // Its settings come before its answer: how many streams it takes is known then, and that it
+    // speaks HTTP/2 at all.
+    if let Some(mut ping) = ping {
+        ping.ping(Ping::opaque()).await.map_err(|_| Reason::ConnectFailed)?;
+    }
     Ok(send)
 }
 
@@ -105,6 +138,7 @@ fn builder() -> Builder {
     let mut builder = Builder::new();
     builder
         .enable_push(false)
+        .data_frame_budget(SMALL_FRAMES_MAX * SMALL_FRAME_COST)
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
@@ -114,11 +148,5 @@ fn builder() -> Builder {
 
 /// Connections of one thread to one application; each has as many streams as it allows.
 const CONNECTIONS_MAX: usize = 8;
-/// What an application may send ahead on one stream.
-const WINDOW_BYTES: u32 = 64 * 1024;
-/// What it may send ahead on all streams of a connection.
-const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// As much as a head of HTTP/1.1 may have.
-const HEADER_LIST_BYTES_MAX: u32 = 64 * 1024;
-/// What may wait for it on one stream.
-const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// Small frames of an application that may wait for slow readers on one connection.
+const SMALL_FRAMES_MAX: usize = 256 * 1024;

@@ -47,12 +47,20 @@ pub(crate) fn response(parts: &response::Parts) -> Bytes {
     out.freeze()
 }
 
-/// A trailer section as HTTP/1.1 writes it.
-pub(super) fn trailers(fields: &HeaderMap) -> Bytes {
+/// A trailer section as HTTP/1.1 writes it, of those fields that may be in one (RFC 9110 §6.5.1);
+/// `None` when none is.
+pub(super) fn trailers(fields: &HeaderMap) -> Option<Bytes> {
     let mut out = BytesMut::with_capacity(TRAILER_BYTES);
-    put_fields(fields, &mut out);
+    for (name, value) in fields {
+        if FieldName::of(name.as_str().as_bytes()) == FieldName::Other {
+            put_field(name, value.as_bytes(), &mut out);
+        }
+    }
+    if out.is_empty() {
+        return None;
+    }
     out.put_slice(b"\r\n");
-    out.freeze()
+    Some(out.freeze())
 }
 
 /// `host` stands for itself, the crumbs of a cookie become one, and the rest is as it came.

@@ -14,6 +14,10 @@ use tokio::time::timeout;
 use super::head;
 use super::stream::{Received, Reply};
 use super::transport::Transport;
+use super::{
+    CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
+    WINDOW_BYTES,
+};
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::http::body::Source;
@@ -31,7 +35,7 @@ pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
     let shaken = builder().handshake(Transport::new(io.clone(), early));
     let Ok(Ok(connection)) = timeout(patience, shaken).await else {
         session.worker.shard.refuse(Reason::BadRequest.label());
-        return io.reset();
+        return io.linger().await;
     };
     carry(&session, connection).await;
 }
@@ -41,8 +45,8 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
     loop {
-        // Who was told that this connection ends is not told again.
-        let patience = if ending { Duration::MAX } else { session.patience() };
+        // Who was told that this connection ends is not told again, nor waited for without need.
+        let patience = if ending { FAREWELL } else { session.patience() };
         let accepted = tokio::select! {
             biased;
             accepted = timeout(patience, connection.accept()) => accepted,
@@ -63,7 +67,8 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
             // The codec has told the client why, and goes on saying the same to us.
             Ok(Some(Err(error))) => return tracing::debug!(%error, "an HTTP/2 connection broke"),
             Ok(None) => return,
-            Err(_) if streams.get() == 0 || session.is_expired() => {
+            Err(_) if ending && streams.get() == 0 => return,
+            Err(_) if !ending && (streams.get() == 0 || session.is_expired()) => {
                 ending = true;
                 connection.graceful_shutdown();
             }
@@ -161,23 +166,21 @@ fn builder() -> Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
         .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
+        .data_frame_budget(SMALL_FRAMES_MAX * SMALL_FRAME_COST)
         .max_concurrent_reset_streams(RESET_STREAMS_MAX)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(Some(ERROR_RESETS_MAX));
     builder
 }
 
+/// How long a client may take to notice that the connection ends.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// Streams open at once on one connection.
 const STREAMS_MAX: u32 = 256;
-/// What a client may send ahead on one stream.
-const WINDOW_BYTES: u32 = 64 * 1024;
-/// What a client may send ahead on all its streams.
-const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// As much as a head of HTTP/1.1 may have.
-const HEADER_LIST_BYTES_MAX: u32 = 64 * 1024;
-/// What may wait for the client on one stream.
-const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Streams that were reset and are still remembered, or not yet looked at (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 64;
+/// Small frames of a client that may wait for a slow application on one connection; each costs
+/// the codec some two hundred bytes.
+const SMALL_FRAMES_MAX: usize = 16 * 1024;
 /// Broken rules after which the connection is given up.
 const ERROR_RESETS_MAX: usize = 256;

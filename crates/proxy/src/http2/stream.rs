@@ -65,8 +65,8 @@ impl Received {
                 Phase::Trailers => {
                     let trailers = ready!(self.stream.poll_trailers(cx)).map_err(broken)?;
                     self.phase = Phase::Ended;
-                    let piece = trailers.map(|fields| Piece::Trailers(head::trailers(&fields)));
-                    return Poll::Ready(Ok(piece));
+                    let section = trailers.and_then(|fields| head::trailers(&fields));
+                    return Poll::Ready(Ok(section.map(Piece::Trailers)));
                 }
                 Phase::Ended => return Poll::Ready(Ok(None)),
             }

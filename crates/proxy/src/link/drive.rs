@@ -36,6 +36,7 @@ impl LinkHandle {
             pulse: Pulse::Heard,
             idle_left: idle,
             idle,
+            parting: PARTING_BEATS,
         };
         poll_fn(|cx| driver.poll_turn(cx)).await;
         self.break_off();
@@ -55,6 +56,8 @@ struct Driver<F> {
     /// How long there may be no stream, and how much of that is left.
     idle: Duration,
     idle_left: Duration,
+    /// Beats that a peer still has to answer the ping of a link that retires.
+    parting: u32,
 }
 
 /// What was heard of the peer since the last beat.
@@ -103,10 +106,17 @@ impl<F: FnMut(Opened)> Driver<F> {
         while self.beat.poll_tick(cx).is_ready() {
             let mut state = self.link.0.state.borrow_mut();
             state.link.renew_allowances();
-            let unused = state.slots.is_empty();
+            let unused = state.slots.is_empty() && !std::mem::take(&mut state.used);
+            if state.retired && !state.concluded {
+                // Who leaves the ping unanswered and goes on opening streams has had its time.
+                match self.parting {
+                    0 => state.conclude(),
+                    left => self.parting = left - 1,
+                }
+            }
             match self.pulse {
                 Pulse::Unanswered => return false,
-                Pulse::Silent if !unused || state.retired => {
+                Pulse::Silent if !state.slots.is_empty() || state.retired => {
                     state.link.ping();
                     self.pulse = Pulse::Unanswered;
                 }
@@ -170,6 +180,8 @@ impl<F: FnMut(Opened)> Driver<F> {
 /// How often the peer may start anew with misuse (`docs/link.md`, Floods), and how long a silent
 /// one may leave a ping unanswered.
 const BEAT: Duration = Duration::from_secs(10);
+/// Beats that a peer has to answer the ping of a link that retires.
+const PARTING_BEATS: u32 = 1;
 /// Reads of one turn before the streams get to run: bounds how long they wait.
 const READS_PER_TURN: usize = 4;
 

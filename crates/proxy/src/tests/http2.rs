@@ -360,3 +360,124 @@ fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
         until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
     });
 }
+
+#[test]
+fn calls_beyond_what_one_connection_takes_have_another() {
+    run(async {
+        let (release, held) = tokio::sync::watch::channel(false);
+        let app = Application::start(move |client| {
+            let held = held.clone();
+            async move {
+                let mut builder = h2::server::Builder::new();
+                builder.max_concurrent_streams(2);
+                let connection = builder.handshake::<_, Bytes>(client.stream).await;
+                let Ok(mut connection) = connection else { return };
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let mut held = held.clone();
+                    tokio::task::spawn_local(async move {
+                        drop(held.wait_for(|released| *released).await);
+                        drop(respond.send_response(Response::new(()), true));
+                    });
+                }
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let client = connect(mesh.door).await;
+        let mut answers = Vec::new();
+        for _ in 0..7 {
+            answers.push(client.clone().send_request(call("/"), true).unwrap().0);
+        }
+        until(|| app.accepted.get() == 4).await;
+        release.send_replace(true);
+        for answer in answers {
+            assert_eq!(answer.await.unwrap().status(), 200);
+        }
+    });
+}
+
+#[test]
+fn streams_that_nobody_reads_stop_no_other_however_small_their_messages() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            if request.uri().path() == "/short" {
+                stream.send_data(Bytes::from_static(b"short"), true).unwrap();
+                return;
+            }
+            let size = if request.uri().path() == "/small" { 10 } else { 16_384 };
+            for _ in 0..20_000 {
+                stream.reserve_capacity(size);
+                let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
+                let Some(Ok(granted @ 1..)) = granted else { return };
+                let piece = vec![0; granted.min(size)];
+                if stream.send_data(piece.into(), false).is_err() {
+                    return;
+                }
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let mut unread = Vec::new();
+        for path in ["/small", "/large"].repeat(20) {
+            let (response, stream) = open(mesh.door, path).await;
+            unread.push((response.await.unwrap(), stream));
+        }
+        super::fixture::settled(|| mesh.client.ended() as usize).await;
+        let (response, _stream) = open(mesh.door, "/short").await;
+        assert_eq!(whole(response.await.unwrap().into_body()).await.0, b"short");
+        assert_eq!(app.accepted.get(), 1, "all are on one connection");
+        assert_eq!(mesh.server.ended(), 1, "and none of the others is lost");
+    });
+}
+
+#[test]
+fn an_answer_that_has_no_body_has_none_behind_it() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            let status = request.uri().path().trim_start_matches('/').parse().unwrap();
+            let head = Response::builder().status::<u16>(status).body(()).unwrap();
+            let mut stream = respond.send_response(head, status == 200).unwrap();
+            if status != 200 {
+                let forged = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged";
+                stream.send_data(forged.into(), true).unwrap();
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let identity = credential(&mesh.authority, "foreign");
+        let alpn = &[crate::tls::ALPN_HTTP1];
+        let mut client = Client::new(tls_connect(mesh.inbound, &identity, alpn).await.unwrap());
+        for status in [204, 304, 200] {
+            let answer = client.ask(&format!("GET /{status} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert_eq!((answer.status, &*answer.body), (status, &b""[..]), "{}", answer.head);
+        }
+    });
+}
+
+#[test]
+fn trailers_that_would_frame_or_route_a_message_are_left_out() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let identity = credential(&mesh.authority, "foreign");
+        let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
+        let (client, connection) = h2::client::handshake(tls).await.unwrap();
+        tokio::task::spawn_local(async move { drop(connection.await) });
+        for (names, expected) in
+            [(vec!["content-length", "host", "x-sum"], "x-sum: 5"), (vec!["host"], "")]
+        {
+            let mut client = client.clone().ready().await.unwrap();
+            let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+            stream.send_data(Bytes::from_static(b"hello"), false).unwrap();
+            let mut trailers = HeaderMap::new();
+            for name in names {
+                trailers.insert(name, "5".parse().unwrap());
+            }
+            stream.send_trailers(trailers).unwrap();
+            assert_eq!(response.await.unwrap().status(), 200);
+            let seen = app.requests().pop().unwrap();
+            assert_eq!((&*seen.body, &*seen.trailers), (&b"hello"[..], expected));
+        }
+    });
+}

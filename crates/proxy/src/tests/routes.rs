@@ -13,7 +13,7 @@ use super::fixture::{
     Application, Client, End, GET, Mesh, OK, PORT, endpoint, run, service, until, view,
 };
 
-fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
+pub(super) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
     let backend = |(name, weight): &(&str, u32)| WeightedBackend {
         service: ServiceName::new("bookinfo", name).unwrap(),
         port: PORT,

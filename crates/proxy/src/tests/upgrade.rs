@@ -78,6 +78,38 @@ fn an_upgrade_that_is_refused_leaves_the_connection_as_it_was() {
 }
 
 #[test]
+fn a_request_that_says_it_has_no_body_may_ask_too() {
+    run(async {
+        let app = echo().await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send(UPGRADE.replace("sec-", "Content-Length: 0\r\nsec-")).await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        assert_eq!(client.bytes(5).await, b"hello");
+    });
+}
+
+#[test]
+fn an_upstream_that_does_not_say_whether_it_agrees_has_as_long_as_its_route_allows() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await;
+            client.last().await;
+        });
+        let mesh = Mesh::permissive(app.await.address).await;
+        let limit = Some(std::time::Duration::from_millis(300));
+        let mut view = super::fixture::view(leno_model::Protocol::Http, &[mesh.endpoint()]);
+        let port = view.ports.get_mut(&super::fixture::PORT).unwrap();
+        let rule = super::routes::rule("/", &[("ratings", 1)]);
+        port.rules = vec![leno_model::RouteRule { request_timeout: limit, ..rule }];
+        port.routed = true;
+        mesh.client_knows(vec![view]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(UPGRADE).await.verdict(), (504, Some("request-timeout")));
+    });
+}
+
+#[test]
 fn a_peer_without_links_upgrades_too() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
