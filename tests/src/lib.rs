@@ -9,26 +9,34 @@
 mod admin_page;
 mod application;
 mod connection;
+mod dialogue;
 mod family;
 mod http;
+mod installed;
 mod load;
 mod machines;
 pub mod manifests;
+mod maria;
 mod mesh;
 mod message;
 mod nginx;
+mod postgres;
 mod program;
 mod sidecar;
 
 pub use admin_page::AdminPage;
 pub use application::{Answer, Application, Received};
 pub use connection::Connection;
+pub use dialogue::Dialogue;
 pub use family::{Descendant, children, is_running};
 pub use http::{Response, exchange, get};
+pub use installed::{go_program, python, script};
 pub use load::{Load, Outcome};
 pub use machines::{ControlPlane, Proxy};
+pub use maria::Maria;
 pub use mesh::{Mesh, manifest};
 pub use nginx::Nginx;
+pub use postgres::Postgres;
 pub use program::{Program, leno, signal_pid};
 pub use sidecar::Sidecar;
 

@@ -19,7 +19,17 @@ spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
 /// a service NAME in front of it, at port 9080.
 #[must_use]
 pub fn server(name: &str, port: u16, command: &[&str]) -> String {
+    server_of(name, (port, "HTTP"), command)
+}
+
+/// The same with a protocol of its own; nothing is said of it when it is empty.
+#[must_use]
+pub fn server_of(name: &str, (port, protocol): (u16, &str), command: &[&str]) -> String {
     let run = run(command);
+    let protocol = match protocol {
+        "" => String::new(),
+        protocol => format!(", protocol: {protocol}"),
+    };
     format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -27,12 +37,58 @@ kind: Workload
 metadata: {{name: {name}-1, namespace: shop, labels: {{app: {name}}}}}
 spec:
   serviceAccount: {name}
-  ports: [{{name: http, port: {port}, protocol: HTTP}}]
+  ports: [{{name: main, port: {port}{protocol}}}]
 {run}---
 apiVersion: v1
 kind: Service
 metadata: {{name: {name}, namespace: shop}}
-spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 9080, targetPort: http}}]}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: main, port: 9080, targetPort: main}}]}}
+"
+    )
+}
+
+/// Lets the workloads of account `client` ask all of `server` whose path is `path`, a pattern.
+#[must_use]
+pub fn allowed_http(client: &str, server: &str, path: &str) -> String {
+    format!(
+        "---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {{name: {client}-to-{server}, namespace: shop}}
+spec: {{matches: [{{name: allowed, pathRegex: {path:?}, methods: [\"*\"]}}]}}
+{}",
+        allowed(
+            client,
+            server,
+            &format!("{{kind: HTTPRouteGroup, name: {client}-to-{server}, matches: [allowed]}}")
+        )
+    )
+}
+
+/// Lets the workloads of account `client` connect to the ports of `server`.
+#[must_use]
+pub fn allowed_tcp(client: &str, server: &str) -> String {
+    format!(
+        "---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {{name: {client}-to-{server}, namespace: shop}}
+spec: {{matches: {{}}}}
+{}",
+        allowed(client, server, &format!("{{kind: TCPRoute, name: {client}-to-{server}}}"))
+    )
+}
+
+fn allowed(client: &str, server: &str, rule: &str) -> String {
+    format!(
+        "---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {{name: {client}-to-{server}, namespace: shop}}
+spec:
+  destination: {{kind: ServiceAccount, name: {server}, namespace: shop}}
+  sources: [{{kind: ServiceAccount, name: {client}, namespace: shop}}]
+  rules: [{rule}]
 "
     )
 }

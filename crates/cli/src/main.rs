@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line talks to its user")]
 
 mod ask;
+mod bench;
 mod check;
 mod completions;
 mod control;
@@ -13,8 +14,10 @@ mod exec;
 mod explain;
 mod get;
 mod limits;
+mod load;
 mod log;
 mod output;
+mod port_search;
 mod proxy;
 mod stop;
 mod token;
@@ -58,12 +61,16 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Ask the running mesh
     Get(get::GetArgs),
+    /// Send requests at a pace and tell what came of every one of them
+    Load(load::LoadArgs),
     /// Make a join token for a workload on another machine
     Token(token::TokenArgs),
     /// Run one sidecar
     Proxy(proxy::ProxyArgs),
     /// Run a control plane alone
     Control(control::ControlArgs),
+    /// Measure this mesh and its peers side by side
+    Bench(bench::BenchArgs),
     /// Print the completions of a shell
     Completions(completions::CompletionsArgs),
     /// Run one service of the demo
@@ -96,9 +103,11 @@ impl Command {
             Self::Check(args) => args.run(),
             Self::Explain(args) => args.run(),
             Self::Get(args) => args.run(),
+            Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Control(args) => args.run(),
+            Self::Bench(args) => args.run(),
             Self::Completions(args) => args.run(),
             Self::DemoService(args) => args.run().map(|()| ExitCode::SUCCESS),
             Self::Exec(args) => args.run(),

@@ -1,42 +1,42 @@
-//! Driving a plan: workers that take turns, each with one request under way at a time.
+//! Driving a plan on one thread: workers that take turns, each with one request under way at a
+//! time.
 
 use std::cell::RefCell;
 use std::io;
-use std::net::SocketAddr;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinSet, LocalSet};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
-use crate::clock::{Alarm, Clock};
+use crate::clock::Alarm;
 use crate::draw::Draw;
-use crate::exchange::{Inbox, Response, connect, is_idle};
+use crate::error_kind::ErrorKind;
 use crate::ledger::{Counters, Ledger, Outcome};
-use crate::plan::{InvalidPlan, Pace, Plan};
-use crate::report::{ErrorKind, Report};
-use crate::request::Request;
+use crate::plan::{InvalidPlan, Pace, Plan, Protocol, Reuse};
+use crate::report::{Answer, Report};
 use crate::schedule::{Schedule, Turn};
+use crate::share::Share;
+use crate::stop::Stop;
+use crate::window::{Mark, Window};
+use crate::world::{Machine, Surroundings, World};
+use crate::{http1, http2};
 
 /// Sends what the plan says and reports what came of it. `progress` is updated ten times a
 /// second.
 ///
-/// Everything runs on the calling thread: give it a current-thread runtime of its own, and run
-/// several, each with a part of the load, and [`Report::merge`] them if one core is not enough.
-/// Dropping the future ends the run without a report.
+/// Everything runs on the calling thread: give it a current-thread runtime of its own, or use
+/// [`drive_on_threads`](crate::drive_on_threads). Dropping the future ends the run without a
+/// report.
 ///
 /// # Errors
 /// [`DriveError`] when the plan cannot be driven or the system has no timer left.
 pub async fn drive(plan: Plan, progress: watch::Sender<Counters>) -> Result<Report, DriveError> {
-    let crew = Rc::new(Crew::new(&plan)?);
-    let local = LocalSet::new();
-    local.run_until(work(&crew, plan.pace.connections(), &progress)).await;
-    drop(local);
-    let crew = Rc::into_inner(crew).expect("all workers have ended");
-    Ok(crew.close(&progress))
+    plan.check()?;
+    let order = Order { plan, share: Share::WHOLE, stop: Stop::default(), progress };
+    order.carry_out(Machine).await
 }
 
 /// A plan was not driven.
@@ -48,50 +48,126 @@ pub enum DriveError {
     /// The kernel gave no timer.
     #[error("no timer to keep the pace with: raise the limit of open files")]
     Timer(#[source] io::Error),
+    /// The kernel gave no thread, or no event queue for one.
+    #[error("a thread of the load generator cannot be started")]
+    Thread(#[source] io::Error),
+    /// A thread ended without a report.
+    #[error("a thread of the load generator has failed")]
+    Failed,
 }
 
-/// Runs the workers until the last has ended.
-async fn work(crew: &Rc<Crew>, size: usize, progress: &watch::Sender<Counters>) {
-    let mut workers = JoinSet::new();
-    for _ in 0..size {
-        workers.spawn_local(Worker::new(crew).run());
+/// What one thread is to do.
+#[derive(Debug)]
+pub(crate) struct Order {
+    /// A plan that was checked.
+    pub(crate) plan: Plan,
+    pub(crate) share: Share,
+    pub(crate) stop: Stop,
+    pub(crate) progress: watch::Sender<Counters>,
+}
+
+impl Order {
+    /// Does it.
+    pub(crate) async fn carry_out<W: World>(self, world: W) -> Result<Report, DriveError> {
+        let mut workers = Workers::new(&self.plan, self.share)?;
+        let crew = Rc::new(Crew::new(&self.plan, self.share, world)?);
+        let local = LocalSet::new();
+        local.run_until(self.work(&crew, &mut workers)).await;
+        drop(local);
+        let crew = Rc::into_inner(crew).expect("all workers have ended");
+        Ok(crew.close(&self.progress))
     }
-    let mut tick = interval(PROGRESS_INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    loop {
-        tokio::select! {
-            ended = workers.join_next() => match ended {
-                None => return,
-                Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
-                Some(_) => {}
-            },
-            _ = tick.tick() => {
-                progress.send_replace(crew.ledger.borrow().counters(crew.clock.now()));
+
+    /// Runs the workers until the last has ended.
+    async fn work<W: World>(&self, crew: &Rc<Crew<W>>, workers: &mut Workers) {
+        let mut running = JoinSet::new();
+        let warm_up = self.plan.warm_up;
+        if warm_up.is_zero() {
+            crew.mark();
+        }
+        workers.hire(crew, |worker| drop(running.spawn_local(worker.run())));
+        let mut tick = interval(PROGRESS_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        loop {
+            let (marks, end) = (crew.marks.borrow().len(), crew.schedule.borrow().end());
+            let next_mark = if marks == 0 { warm_up.min(end) } else { end };
+            tokio::select! {
+                ended = running.join_next() => match ended {
+                    None => return,
+                    Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
+                    Some(_) => {}
+                },
+                () = sleep_until(crew.around.clock.instant(next_mark)), if marks < 2 => crew.mark(),
+                _ = tick.tick() => {
+                    let now = crew.around.clock.now();
+                    self.progress.send_replace(crew.ledger.borrow().counters(now));
+                    if self.stop.is_asked() {
+                        crew.schedule.borrow_mut().stop(now);
+                    }
+                }
             }
         }
     }
 }
 
-/// What the workers of a run share.
-struct Crew {
-    clock: Clock,
-    requests: Vec<Request>,
-    /// The address of each request, as an index into `addresses`.
-    places: Vec<usize>,
-    addresses: Vec<SocketAddr>,
-    timeout: Duration,
-    warm_up: Duration,
-    /// What a worker does after it could not connect; the clock paces an open run anyway.
-    pause: Option<Duration>,
-    /// Workers that are free queue here; the first of them waits for the next request.
-    pacer: Mutex<Pacer>,
-    ledger: RefCell<Ledger>,
+/// The workers of a thread before they begin.
+struct Workers {
+    connections: u64,
+    streams: usize,
+    requests: Requests,
 }
 
-struct Pacer {
-    schedule: Schedule,
-    draw: Draw,
-    alarm: Alarm,
+/// What the workers send.
+enum Requests {
+    Http1(http1::Requests),
+    Http2(http2::Requests),
+}
+
+impl Workers {
+    fn new(plan: &Plan, share: Share) -> Result<Self, InvalidPlan> {
+        let requests = match plan.protocol {
+            Protocol::Http1 => Requests::Http1(http1::Requests::new(plan)?),
+            Protocol::Http2 { .. } | Protocol::Grpc { .. } => {
+                Requests::Http2(http2::Requests::new(plan)?)
+            }
+        };
+        let connections = share.part(plan.pace.connections() as u64);
+        Ok(Self { connections, streams: plan.protocol.streams(), requests })
+    }
+
+    fn hire<W: World>(&self, crew: &Rc<Crew<W>>, mut begin: impl FnMut(Worker<W>)) {
+        let around = &crew.around;
+        for _ in 0..self.connections {
+            match &self.requests {
+                Requests::Http1(requests) => {
+                    let carrier = Carrier::Http1(http1::Lines::new(requests, around));
+                    begin(Worker { crew: Rc::clone(crew), carrier });
+                }
+                Requests::Http2(requests) => {
+                    let shared = Rc::new(http2::Shared::new(around.places()));
+                    for _ in 0..self.streams {
+                        let streams = http2::Streams::new(requests, &shared, around);
+                        let carrier = Carrier::Http2(streams);
+                        begin(Worker { crew: Rc::clone(crew), carrier });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the workers of a thread share.
+struct Crew<W> {
+    around: Surroundings<W>,
+    schedule: RefCell<Schedule>,
+    draw: RefCell<Draw>,
+    /// Workers that are free queue here; the first of them waits for the next request.
+    alarm: Mutex<Alarm>,
+    /// What a worker does after it could not connect; the clock paces an open run anyway.
+    pause: Option<Duration>,
+    ledger: RefCell<Ledger>,
+    /// The beginning and the end of the measured time, as far as they have come.
+    marks: RefCell<Vec<Mark>>,
 }
 
 /// A request that a worker is to send.
@@ -99,137 +175,134 @@ struct Pacer {
 struct Turned {
     target: usize,
     due: Duration,
+    now: Duration,
     measured: bool,
 }
 
-impl Crew {
-    fn new(plan: &Plan) -> Result<Self, DriveError> {
-        plan.check()?;
-        let requests: Result<Vec<Request>, InvalidPlan> =
-            plan.targets.iter().map(Request::new).collect();
-        let mut addresses: Vec<SocketAddr> = plan.targets.iter().map(|t| t.address).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        let place = |address| addresses.iter().position(|other| other == address).unwrap_or(0);
+impl<W: World> Crew<W> {
+    fn new(plan: &Plan, share: Share, world: W) -> Result<Self, DriveError> {
+        let alarm = world.alarm().map_err(DriveError::Timer)?;
+        let names = plan.targets.iter().map(|target| target.name.as_str());
+        let weights = plan.targets.iter().map(|target| target.weight);
+        let seed = plan.seed.wrapping_add(share.index as u64);
         Ok(Self {
-            requests: requests?,
-            places: plan.targets.iter().map(|target| place(&target.address)).collect(),
-            timeout: plan.timeout,
-            warm_up: plan.warm_up,
+            schedule: RefCell::new(Schedule::new(plan, share)),
+            draw: RefCell::new(Draw::new(weights, seed)),
+            alarm: Mutex::new(alarm),
             pause: matches!(plan.pace, Pace::Closed { .. }).then_some(CONNECT_PAUSE),
-            pacer: Mutex::new(Pacer {
-                schedule: Schedule::new(plan),
-                draw: Draw::new(plan.targets.iter().map(|target| target.weight), plan.seed),
-                alarm: Alarm::new().map_err(DriveError::Timer)?,
-            }),
-            ledger: RefCell::new(Ledger::new(plan.targets.iter().map(|t| t.name.as_str()))),
-            addresses,
-            clock: Clock::start(),
+            ledger: RefCell::new(Ledger::new(names, plan.warm_up)),
+            marks: RefCell::default(),
+            around: Surroundings::new(world, plan),
         })
     }
 
-    /// The next request, when it is due; `None` when the run is over.
-    async fn next(&self) -> Option<Turned> {
-        let mut pacer = self.pacer.lock().await;
-        let Pacer { schedule, draw, alarm } = &mut *pacer;
+    /// The next request, when it is due; `None` when the run is over. It is `now`.
+    async fn next(&self, now: Duration) -> Option<Turned> {
+        match self.turn(now) {
+            Ok(turned) => turned,
+            // Nothing is due: to the end of the queue.
+            Err(_) => self.wait().await,
+        }
+    }
+
+    async fn wait(&self) -> Option<Turned> {
+        let mut alarm = self.alarm.lock().await;
         loop {
-            let now = self.clock.now();
-            match schedule.turn(now) {
-                Turn::Over => return None,
-                Turn::Due(due) => {
-                    let measured = schedule.measures(due);
-                    return Some(Turned { target: draw.next(), due, measured });
-                }
-                Turn::Wait(until) => {
-                    if alarm.after(until.saturating_sub(now)).await.is_err() {
-                        // Coarser, but the run goes on.
-                        sleep(until.saturating_sub(now)).await;
-                    }
-                }
+            let now = self.around.clock.now();
+            match self.turn(now) {
+                Ok(turned) => return turned,
+                Err(until) => alarm.after(until.saturating_sub(now)).await,
             }
         }
+    }
+
+    /// The request that is due, or `None` when the run is over, or when to ask again.
+    fn turn(&self, now: Duration) -> Result<Option<Turned>, Duration> {
+        let mut schedule = self.schedule.borrow_mut();
+        match schedule.turn(now) {
+            Turn::Over => Ok(None),
+            Turn::Wait(until) => Err(until),
+            Turn::Due(due) => {
+                let measured = schedule.measures(due);
+                Ok(Some(Turned { target: self.draw.borrow_mut().next(), due, now, measured }))
+            }
+        }
+    }
+
+    /// Notes the beginning or the end of the measured time.
+    fn mark(&self) {
+        let now = self.around.clock.now();
+        let mark = Mark::now(now, &self.ledger.borrow(), &self.around.meter);
+        self.marks.borrow_mut().push(mark);
     }
 
     /// Charges what was due and never sent, and closes the books.
     fn close(self, progress: &watch::Sender<Counters>) -> Report {
-        let elapsed = self.clock.now();
-        let Pacer { mut schedule, mut draw, .. } = self.pacer.into_inner();
+        self.mark();
+        let mut schedule = self.schedule.into_inner();
+        let mut draw = self.draw.into_inner();
         let mut ledger = self.ledger.into_inner();
         while let Some(due) = schedule.left_over() {
-            ledger.record(&Outcome {
-                target: draw.next(),
-                latency: elapsed.saturating_sub(due),
-                result: Err(ErrorKind::Unsent),
-                bytes_sent: 0,
-                bytes_received: 0,
-                measured: schedule.measures(due),
-            });
+            ledger.record_unsent(draw.next(), due);
         }
-        progress.send_replace(ledger.counters(elapsed));
-        ledger.into_report(elapsed.saturating_sub(self.warm_up))
+        progress.send_replace(ledger.counters(self.around.clock.now()));
+        let window = match self.marks.into_inner().as_slice() {
+            [first, last, ..] => Window::between(first, last),
+            // It was stopped during the warm-up.
+            _ => Window::default(),
+        };
+        ledger.into_report(&window)
     }
 }
 
-/// One request under way at a time, over connections that are kept, one for each address.
-struct Worker {
-    crew: Rc<Crew>,
-    streams: Vec<Option<TcpStream>>,
-    inbox: Inbox,
+/// One request under way at a time.
+struct Worker<W: World> {
+    crew: Rc<Crew<W>>,
+    carrier: Carrier<W::Stream>,
 }
 
-impl Worker {
-    fn new(crew: &Rc<Crew>) -> Self {
-        let streams = crew.addresses.iter().map(|_| None).collect();
-        Self { crew: Rc::clone(crew), streams, inbox: Inbox::default() }
-    }
+/// How requests travel.
+enum Carrier<S> {
+    Http1(http1::Lines<S>),
+    Http2(http2::Streams),
+}
 
+impl<W: World> Worker<W> {
     async fn run(mut self) {
         let crew = Rc::clone(&self.crew);
-        while let Some(Turned { target, due, measured }) = crew.next().await {
-            let Some(request) = crew.requests.get(target) else {
-                return;
-            };
-            let place = crew.places.get(target).copied().unwrap_or(0);
-            self.inbox.received = 0;
-            let result = self.send(request, place).await;
-            let latency = crew.clock.now().saturating_sub(due);
-            crew.ledger.borrow_mut().record(&Outcome {
-                target,
-                latency,
-                bytes_sent: result.map_or(0, |_| request.bytes.len() as u64),
-                bytes_received: self.inbox.received,
-                measured,
-                result,
-            });
-            if let (Err(ErrorKind::Connect), Some(pause)) = (result, crew.pause) {
+        let around = &crew.around;
+        let mut now = around.clock.now();
+        while let Some(turned) = crew.next(now).await {
+            let result = self.send(turned).await;
+            now = around.clock.now();
+            let Turned { target, due, measured, .. } = turned;
+            let outcome = Outcome { target, due, done: now, result, measured };
+            crew.ledger.borrow_mut().record(&outcome);
+            if around.reuse == Reuse::Fresh {
+                self.part().await;
+                now = around.clock.now();
+            }
+            let failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
+            if let (true, Some(pause)) = (failed, crew.pause) {
                 sleep(pause).await;
+                now = around.clock.now();
             }
         }
     }
 
-    /// Sends a request on the kept connection to that place, or on a new one.
-    async fn send(&mut self, request: &Request, place: usize) -> Result<Response, ErrorKind> {
-        let (Some(slot), Some(address)) =
-            (self.streams.get_mut(place), self.crew.addresses.get(place))
-        else {
-            return Err(ErrorKind::Other);
-        };
-        let limit = self.crew.timeout;
-        let mut stream = match slot.take().filter(is_idle) {
-            Some(stream) => stream,
-            None => match timeout(limit, connect(*address)).await {
-                Ok(Ok(stream)) => stream,
-                Ok(Err(_)) => return Err(ErrorKind::Connect),
-                Err(_) => return Err(ErrorKind::ConnectTimeout),
-            },
-        };
-        let response = timeout(limit, self.inbox.exchange(&mut stream, request))
-            .await
-            .map_err(|_| ErrorKind::Timeout)??;
-        if response.reusable {
-            *slot = Some(stream);
+    async fn send(&mut self, turned: Turned) -> Result<Answer, ErrorKind> {
+        let around = &self.crew.around;
+        match &mut self.carrier {
+            Carrier::Http1(lines) => lines.send(around, turned.target, turned.now).await,
+            Carrier::Http2(streams) => streams.send(around, turned.target).await,
         }
-        Ok(response)
+    }
+
+    async fn part(&mut self) {
+        match &mut self.carrier {
+            Carrier::Http1(lines) => lines.part(&self.crew.around).await,
+            Carrier::Http2(_) => {}
+        }
     }
 }
 

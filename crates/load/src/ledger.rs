@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::exchange::Response;
-use crate::report::{ErrorKind, Report, TargetReport, is_success};
+use crate::error_kind::ErrorKind;
+use crate::report::{Answer, Report, TargetReport};
+use crate::timeline::Timeline;
+use crate::window::Window;
 
 /// How a run is going. Counts begin again when the warm-up ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,21 +16,34 @@ pub struct Counters {
     pub measuring: bool,
     /// Responses and failures.
     pub requests: u64,
-    /// Responses of a status from 200 to 299.
+    /// Requests that succeeded.
     pub successes: u64,
     /// Requests without a response.
     pub failures: u64,
+}
+
+impl Counters {
+    /// Two threads together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            elapsed: self.elapsed.max(other.elapsed),
+            measuring: self.measuring || other.measuring,
+            requests: self.requests + other.requests,
+            successes: self.successes + other.successes,
+            failures: self.failures + other.failures,
+        }
+    }
 }
 
 /// What came of one request.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) target: usize,
-    /// How long after it was due.
-    pub(crate) latency: Duration,
-    pub(crate) result: Result<Response, ErrorKind>,
-    pub(crate) bytes_sent: u64,
-    pub(crate) bytes_received: u64,
+    /// When it was due, since the start.
+    pub(crate) due: Duration,
+    /// When its end was known, since the start.
+    pub(crate) done: Duration,
+    pub(crate) result: Result<Answer, ErrorKind>,
     /// Whether it counts.
     pub(crate) measured: bool,
 }
@@ -36,17 +51,70 @@ pub(crate) struct Outcome {
 /// The books of a run.
 #[derive(Debug)]
 pub(crate) struct Ledger {
+    warm_up: Duration,
     targets: Vec<TargetReport>,
+    timeline: Timeline,
     counters: Counters,
+    /// Responses since the start, warm-up included.
+    pub(crate) answered: u64,
+    /// Failures since the start, warm-up included.
+    pub(crate) failed: u64,
 }
 
 impl Ledger {
-    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>) -> Self {
-        Self { targets: names.map(TargetReport::new).collect(), counters: Counters::default() }
+    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>, warm_up: Duration) -> Self {
+        Self {
+            warm_up,
+            targets: names.map(TargetReport::new).collect(),
+            timeline: Timeline::default(),
+            counters: Counters::default(),
+            answered: 0,
+            failed: 0,
+        }
     }
 
-    /// Enters one request.
+    /// Enters a request that was sent, or that could not be.
     pub(crate) fn record(&mut self, outcome: &Outcome) {
+        match outcome.result {
+            Ok(_) => self.answered += 1,
+            Err(_) => self.failed += 1,
+        }
+        if let Some(at) = outcome.done.checked_sub(self.warm_up) {
+            self.timeline.record(at, success(outcome));
+        }
+        self.enter(outcome);
+    }
+
+    /// Enters a request that was due and never sent.
+    pub(crate) fn record_unsent(&mut self, target: usize, due: Duration) {
+        let Some(at) = due.checked_sub(self.warm_up) else {
+            return;
+        };
+        self.timeline.record(at, None);
+        let result = Err(ErrorKind::Unsent);
+        self.enter(&Outcome { target, due, done: due, result, measured: true });
+    }
+
+    /// How it is going, `elapsed` after the start.
+    pub(crate) fn counters(&self, elapsed: Duration) -> Counters {
+        Counters { elapsed, ..self.counters }
+    }
+
+    /// Closes the books.
+    pub(crate) fn into_report(self, window: &Window) -> Report {
+        Report {
+            targets: self.targets,
+            elapsed: window.elapsed,
+            answered: window.answered,
+            failed: window.failed,
+            cpu: window.cpu,
+            bytes_sent: window.bytes_sent,
+            bytes_received: window.bytes_received,
+            timeline: self.timeline,
+        }
+    }
+
+    fn enter(&mut self, outcome: &Outcome) {
         if outcome.measured && !self.counters.measuring {
             self.counters = Counters { measuring: true, ..Counters::default() };
         }
@@ -56,32 +124,28 @@ impl Ledger {
         if !outcome.measured {
             return;
         }
-        let Some(target) = self.targets.get_mut(outcome.target) else {
-            return;
-        };
+        let target = &mut self.targets[outcome.target];
         match outcome.result {
-            Ok(response) => target.record_response(response.status, outcome.latency),
+            Ok(answer) => target.record_answer(answer, latency(outcome)),
             Err(kind) => target.record_error(kind),
         }
-        target.bytes_sent += outcome.bytes_sent;
-        target.bytes_received += outcome.bytes_received;
-    }
-
-    /// How it is going, `elapsed` after the start.
-    pub(crate) fn counters(&self, elapsed: Duration) -> Counters {
-        Counters { elapsed, ..self.counters }
-    }
-
-    /// Closes the books.
-    pub(crate) fn into_report(self, elapsed: Duration) -> Report {
-        Report { targets: self.targets, elapsed }
     }
 
     fn count(&mut self, outcome: &Outcome) {
         self.counters.requests += 1;
         match outcome.result {
-            Ok(response) => self.counters.successes += u64::from(is_success(response.status)),
+            Ok(answer) => self.counters.successes += u64::from(answer.is_success()),
             Err(_) => self.counters.failures += 1,
         }
     }
+}
+
+fn latency(outcome: &Outcome) -> Duration {
+    outcome.done.saturating_sub(outcome.due)
+}
+
+/// The latency of a request that succeeded.
+fn success(outcome: &Outcome) -> Option<Duration> {
+    let success = outcome.result.is_ok_and(Answer::is_success);
+    success.then(|| latency(outcome))
 }

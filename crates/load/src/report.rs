@@ -2,15 +2,32 @@
 
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
+use crate::error_kind::{ErrorKind, GRPC_STATUSES, GRPC_UNKNOWN, grpc_label};
+use crate::latency::Latency;
+use crate::timeline::Timeline;
 
 /// What came of all the requests that were measured.
+///
+/// Requests are measured when they were *due* in the measured time, however late they were
+/// answered. Figures that are divided by that time are about what *happened* in it.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// One for each target, in the order of the plan.
     pub targets: Vec<TargetReport>,
-    /// From the end of the warm-up to the last response.
+    /// How long was measured.
     pub elapsed: Duration,
+    /// Responses of any status that came in that time.
+    pub answered: u64,
+    /// Requests that failed without a response in that time.
+    pub failed: u64,
+    /// CPU time that the generator itself took in that time.
+    pub cpu: Duration,
+    /// Bytes written in that time, heads and framing included.
+    pub bytes_sent: u64,
+    /// Bytes read in that time, heads and framing included.
+    pub bytes_received: u64,
+    /// How it went over time.
+    pub timeline: Timeline,
 }
 
 impl Report {
@@ -36,13 +53,35 @@ impl Report {
         if self.elapsed.is_zero() {
             return 0.0;
         }
-        let responses: u64 = self.targets.iter().map(TargetReport::responses).sum();
-        responses as f64 / self.elapsed.as_secs_f64()
+        self.answered as f64 / self.elapsed.as_secs_f64()
+    }
+
+    /// CPU time that the generator itself took for each request; `None` without requests.
+    #[must_use]
+    pub fn cpu_per_request(&self) -> Option<Duration> {
+        let requests = self.answered + self.failed;
+        (requests > 0).then(|| self.cpu.div_f64(requests as f64))
     }
 
     /// Adds what another generator measured over the same time; targets are joined by name.
     pub fn merge(&mut self, other: &Self) {
         self.elapsed = self.elapsed.max(other.elapsed);
+        self.timeline.merge(&other.timeline);
+        self.add_counts(other);
+    }
+
+    /// Adds what was measured in another time. The timeline stays that of the first.
+    pub fn add_later(&mut self, later: &Self) {
+        self.elapsed += later.elapsed;
+        self.add_counts(later);
+    }
+
+    fn add_counts(&mut self, other: &Self) {
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.cpu += other.cpu;
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_received += other.bytes_received;
         for theirs in &other.targets {
             match self.targets.iter_mut().find(|ours| ours.name == theirs.name) {
                 Some(ours) => ours.merge(theirs),
@@ -60,12 +99,25 @@ pub struct TargetReport {
     /// How long the successful requests took; failures are counted, not timed, because a fast
     /// refusal is no fast answer.
     pub latency: Latency,
-    /// Bytes of the requests that were sent whole.
-    pub bytes_sent: u64,
-    /// Bytes of all responses, heads and broken ones included.
-    pub bytes_received: u64,
+    successes: u64,
     statuses: Vec<u64>,
+    grpc_statuses: [u64; GRPC_STATUSES],
     errors: [u64; ErrorKind::ALL.len()],
+}
+
+/// A response, as far as it is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// The status of gRPC, if that was asked for.
+    pub(crate) grpc: Option<u8>,
+}
+
+impl Answer {
+    /// Whether the request succeeded.
+    pub(crate) fn is_success(self) -> bool {
+        (200..300).contains(&self.status) && matches!(self.grpc, None | Some(0))
+    }
 }
 
 impl TargetReport {
@@ -73,9 +125,9 @@ impl TargetReport {
         Self {
             name: name.to_owned(),
             latency: Latency::default(),
-            bytes_sent: 0,
-            bytes_received: 0,
+            successes: 0,
             statuses: vec![0; STATUSES],
+            grpc_statuses: [0; GRPC_STATUSES],
             errors: [0; ErrorKind::ALL.len()],
         }
     }
@@ -92,10 +144,10 @@ impl TargetReport {
         self.statuses.iter().sum()
     }
 
-    /// Responses of a status from 200 to 299.
+    /// Responses of a status from 200 to 299; with gRPC, those that say OK as well.
     #[must_use]
     pub fn successes(&self) -> u64 {
-        self.statuses().filter(|(status, _)| is_success(*status)).map(|(_, count)| count).sum()
+        self.successes
     }
 
     /// Requests without a response.
@@ -133,193 +185,89 @@ impl TargetReport {
         ErrorKind::ALL.into_iter().zip(self.errors).filter(|(_, count)| *count > 0)
     }
 
-    pub(crate) fn record_response(&mut self, status: u16, latency: Duration) {
-        if let Some(count) = self.statuses.get_mut(usize::from(status)) {
+    /// Everything but success, by kind: failures such as `reset`, statuses such as `status-503`,
+    /// and statuses of gRPC such as `grpc-unavailable`. Adds up to all requests but the successes.
+    pub fn errors_by_kind(&self) -> impl Iterator<Item = (String, u64)> {
+        let failures = self.errors().map(|(kind, count)| (kind.label().to_owned(), count));
+        let refusals = self.statuses().filter(|(status, _)| !(200..300).contains(status));
+        let refusals = refusals.map(|(status, count)| (format!("status-{status}"), count));
+        let grpc = (0..).zip(self.grpc_statuses).filter(|(code, count)| *code > 0 && *count > 0);
+        let grpc = grpc.map(|(code, count)| (grpc_label(code).to_owned(), count));
+        failures.chain(refusals).chain(grpc)
+    }
+
+    pub(crate) fn record_answer(&mut self, answer: Answer, latency: Duration) {
+        if let Some(count) = self.statuses.get_mut(usize::from(answer.status)) {
             *count += 1;
         }
-        if is_success(status) {
+        if answer.is_success() {
+            self.successes += 1;
             self.latency.record(latency);
+        } else if let (Some(code), 200..300) = (answer.grpc, answer.status) {
+            let known = usize::from(code) < GRPC_STATUSES;
+            let code = if known { code } else { GRPC_UNKNOWN };
+            self.grpc_statuses[usize::from(code)] += 1;
         }
     }
 
     pub(crate) fn record_error(&mut self, kind: ErrorKind) {
-        if let Some(count) = self.errors.get_mut(kind as usize) {
-            *count += 1;
-        }
+        self.errors[kind as usize] += 1;
     }
 
     fn merge(&mut self, other: &Self) {
         self.latency.merge(&other.latency);
-        self.bytes_sent += other.bytes_sent;
-        self.bytes_received += other.bytes_received;
-        for (ours, theirs) in self.statuses.iter_mut().zip(&other.statuses) {
-            *ours += theirs;
-        }
-        for (ours, theirs) in self.errors.iter_mut().zip(&other.errors) {
-            *ours += theirs;
-        }
+        self.successes += other.successes;
+        add(&mut self.statuses, &other.statuses);
+        add(&mut self.grpc_statuses, &other.grpc_statuses);
+        add(&mut self.errors, &other.errors);
     }
 }
 
-/// Whether a status is a success.
-pub(crate) fn is_success(status: u16) -> bool {
-    (200..300).contains(&status)
-}
-
-/// Why there was no response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ErrorKind {
-    /// The connection was refused, or there was no way to the server.
-    Connect,
-    /// The connection was not accepted in time.
-    ConnectTimeout,
-    /// The response was not complete in time.
-    Timeout,
-    /// The connection was reset.
-    Reset,
-    /// The connection was closed before the response was complete.
-    Closed,
-    /// The response was not valid HTTP/1.1, or was followed by what nobody asked for.
-    Malformed,
-    /// The request was due, but no connection was free to send it before the run was over.
-    Unsent,
-    /// Any other failure of the operating system.
-    Other,
-}
-
-impl ErrorKind {
-    /// All kinds.
-    pub const ALL: [Self; 8] = [
-        Self::Connect,
-        Self::ConnectTimeout,
-        Self::Timeout,
-        Self::Reset,
-        Self::Closed,
-        Self::Malformed,
-        Self::Unsent,
-        Self::Other,
-    ];
-
-    /// Its word in reports.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Connect => "connect",
-            Self::ConnectTimeout => "connect-timeout",
-            Self::Timeout => "timeout",
-            Self::Reset => "reset",
-            Self::Closed => "closed",
-            Self::Malformed => "malformed",
-            Self::Unsent => "unsent",
-            Self::Other => "other",
-        }
-    }
-}
-
-/// How long requests took: a histogram that is right to one part in a thousand.
-#[derive(Debug, Clone)]
-pub struct Latency {
-    nanoseconds: Histogram<u64>,
-}
-
-impl Default for Latency {
-    fn default() -> Self {
-        let bounds = Histogram::new_with_bounds(LATENCY_NS_MIN, LATENCY_NS_MAX, 3);
-        Self { nanoseconds: bounds.expect("the bounds are constant and valid") }
-    }
-}
-
-impl Latency {
-    /// How many requests were timed.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.nanoseconds.len()
-    }
-
-    /// Half of the requests took no longer.
-    #[must_use]
-    pub fn p50(&self) -> Option<Duration> {
-        self.quantile(0.5)
-    }
-
-    /// Nine tenths of the requests took no longer.
-    #[must_use]
-    pub fn p90(&self) -> Option<Duration> {
-        self.quantile(0.9)
-    }
-
-    /// All but one in a hundred took no longer.
-    #[must_use]
-    pub fn p99(&self) -> Option<Duration> {
-        self.quantile(0.99)
-    }
-
-    /// All but one in a thousand took no longer.
-    #[must_use]
-    pub fn p999(&self) -> Option<Duration> {
-        self.quantile(0.999)
-    }
-
-    /// None took longer.
-    #[must_use]
-    pub fn max(&self) -> Option<Duration> {
-        (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.max()))
-    }
-
-    /// What this part of the requests, 0 to 1, did not exceed; `None` without requests.
-    #[must_use]
-    pub fn quantile(&self, part: f64) -> Option<Duration> {
-        let max = self.nanoseconds.max();
-        let nanoseconds = self.nanoseconds.value_at_quantile(part).min(max);
-        (self.count() > 0).then(|| Duration::from_nanos(nanoseconds))
-    }
-
-    /// How many requests took this long or longer, to the resolution of the histogram.
-    #[must_use]
-    pub fn count_from(&self, least: Duration) -> u64 {
-        let least = u64::try_from(least.as_nanos()).unwrap_or(u64::MAX);
-        self.nanoseconds.count_between(least, u64::MAX)
-    }
-
-    /// Longer than an hour counts as an hour.
-    fn record(&mut self, latency: Duration) {
-        let nanoseconds = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.nanoseconds.saturating_record(nanoseconds);
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.nanoseconds.add(&other.nanoseconds).expect("all histograms have the same bounds");
+fn add(ours: &mut [u64], theirs: &[u64]) {
+    for (ours, theirs) in ours.iter_mut().zip(theirs) {
+        *ours += theirs;
     }
 }
 
 /// A status has three digits; the first hundred stay empty.
 const STATUSES: usize = 1000;
 
-/// Finer than any answer over a socket.
-const LATENCY_NS_MIN: u64 = 100;
-
-/// An hour.
-const LATENCY_NS_MAX: u64 = 3_600_000_000_000;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const fn plain(status: u16) -> Answer {
+        Answer { status, grpc: None }
+    }
+
+    fn empty(targets: Vec<TargetReport>) -> Report {
+        Report {
+            targets,
+            elapsed: Duration::ZERO,
+            answered: 0,
+            failed: 0,
+            cpu: Duration::ZERO,
+            bytes_sent: 0,
+            bytes_received: 0,
+            timeline: Timeline::default(),
+        }
+    }
+
     fn report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> Report {
         let mut target = TargetReport::new(name);
         for latency in latencies_ms {
-            target.record_response(200, Duration::from_millis(*latency));
+            target.record_answer(plain(200), Duration::from_millis(*latency));
         }
-        target.record_response(403, Duration::from_micros(1));
+        target.record_answer(plain(403), Duration::from_micros(1));
         target.record_error(failed);
-        target.bytes_received = 10;
-        Report { targets: vec![target], elapsed: Duration::from_secs(2) }
-    }
-
-    #[test]
-    fn kinds_of_errors_stand_at_their_own_place() {
-        for (index, kind) in ErrorKind::ALL.into_iter().enumerate() {
-            assert_eq!(kind as usize, index);
+        let answered = target.responses();
+        Report {
+            elapsed: Duration::from_secs(2),
+            answered,
+            failed: 1,
+            cpu: Duration::from_micros(14),
+            bytes_received: 10,
+            ..empty(vec![target])
         }
     }
 
@@ -339,9 +287,29 @@ mod tests {
         };
         assert!(about(target.latency.p50(), 3), "{:?}", target.latency.p50());
         assert!(about(target.latency.p99(), 100));
-        assert!(about(target.latency.max(), 100));
+        assert!(about(target.latency.min(), 1) && about(target.latency.max(), 100));
+        assert!(about(target.latency.mean(), 22));
         assert_eq!(target.latency.count_from(Duration::from_millis(50)), 1);
         assert_eq!(report.responses_per_second(), 3.0);
+        assert_eq!(report.cpu_per_request(), Some(Duration::from_micros(2)));
+    }
+
+    #[test]
+    fn errors_by_kind_add_up_to_all_that_did_not_succeed() {
+        let mut target = report("a", &[1], ErrorKind::Reset).targets.remove(0);
+        for (code, count) in [(0, 2), (14, 3), (200, 1)] {
+            for _ in 0..count {
+                let answer = Answer { status: 200, grpc: Some(code) };
+                target.record_answer(answer, Duration::from_millis(1));
+            }
+        }
+        let kinds: Vec<(String, u64)> = target.errors_by_kind().collect();
+        let expected =
+            [("reset", 1), ("status-403", 1), ("grpc-unknown", 1), ("grpc-unavailable", 3)];
+        assert_eq!(kinds, expected.map(|(kind, count)| (kind.to_owned(), count)));
+        let errors: u64 = kinds.iter().map(|(_, count)| count).sum();
+        assert_eq!(errors, target.requests() - target.successes());
+        assert_eq!(target.latency.count(), target.successes());
     }
 
     #[test]
@@ -349,8 +317,8 @@ mod tests {
         let target = TargetReport::new("a");
         assert_eq!(target.success_rate(), None);
         assert_eq!((target.latency.p50(), target.latency.max()), (None, None));
-        let empty = Report { targets: vec![target], elapsed: Duration::ZERO };
-        assert_eq!(empty.responses_per_second(), 0.0);
+        let empty = empty(vec![target]);
+        assert_eq!((empty.responses_per_second(), empty.cpu_per_request()), (0.0, None));
     }
 
     #[test]
@@ -360,10 +328,13 @@ mod tests {
         merged.merge(&report("b", &[4], ErrorKind::Reset));
         assert_eq!(merged.targets.len(), 2);
         let a = merged.target("a").unwrap();
-        assert_eq!((a.requests(), a.successes(), a.status(403), a.bytes_received), (7, 3, 2, 20));
+        assert_eq!((a.requests(), a.successes(), a.status(403)), (7, 3, 2));
         assert_eq!((a.error(ErrorKind::Reset), a.error(ErrorKind::Timeout)), (1, 1));
         let total = merged.total();
         assert_eq!((total.requests(), total.latency.count()), (10, 4));
         assert_eq!(total.error(ErrorKind::Reset), 2);
+        assert_eq!((merged.bytes_received, merged.elapsed), (30, Duration::from_secs(2)));
+        merged.add_later(&report("b", &[4], ErrorKind::Reset));
+        assert_eq!((merged.bytes_received, merged.elapsed), (40, Duration::from_secs(4)));
     }
 }

@@ -3,21 +3,24 @@
 use std::time::Duration;
 
 use crate::plan::{Pace, Plan};
+use crate::share::Share;
 
 /// When requests are due and which of them count. All times are since the start of the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     warm_up: Duration,
     end: Duration,
+    /// How many more requests may be measured.
+    left: u64,
     rhythm: Rhythm,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 enum Rhythm {
     /// Due whenever somebody asks.
     Closed,
-    /// Due one after the other.
-    Open { rate: u32, next: u64 },
+    /// Due one after the other: each `stride`th of all requests, beginning with `next`.
+    Open { rate: u32, next: u64, stride: u64 },
 }
 
 /// What somebody who is free to send is to do.
@@ -32,30 +35,39 @@ pub(crate) enum Turn {
 }
 
 impl Schedule {
-    pub(crate) fn new(plan: &Plan) -> Self {
+    /// The share of one thread in the requests of a plan.
+    pub(crate) fn new(plan: &Plan, share: Share) -> Self {
         let rhythm = match plan.pace {
             Pace::Closed { .. } => Rhythm::Closed,
-            Pace::Open { rate, .. } => Rhythm::Open { rate, next: 0 },
+            Pace::Open { rate, .. } => {
+                Rhythm::Open { rate, next: share.index as u64, stride: share.of as u64 }
+            }
         };
-        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, rhythm }
+        let left = plan.requests.map_or(u64::MAX, |requests| share.part(requests));
+        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, left, rhythm }
+    }
+
+    /// When the last request is due.
+    pub(crate) fn end(&self) -> Duration {
+        self.end
     }
 
     /// What somebody who is free to send at `now` is to do; a request that is due is theirs.
     pub(crate) fn turn(&mut self, now: Duration) -> Turn {
-        if now >= self.end {
+        if self.left == 0 {
             return Turn::Over;
         }
-        match &mut self.rhythm {
-            Rhythm::Closed => Turn::Due(now),
-            Rhythm::Open { rate, next } => {
-                let due = due(*rate, *next);
-                if due >= self.end {
+        match self.rhythm {
+            Rhythm::Closed if now >= self.end => Turn::Over,
+            Rhythm::Closed => self.take(now),
+            Rhythm::Open { rate, next, .. } => {
+                let due = due(rate, next);
+                if due >= self.end || now >= self.end + LATE_MAX {
                     Turn::Over
                 } else if due > now {
                     Turn::Wait(due)
                 } else {
-                    *next += 1;
-                    Turn::Due(due)
+                    self.take(due)
                 }
             }
         }
@@ -64,17 +76,35 @@ impl Schedule {
     /// The next request that was due before the end but that nobody was free to send.
     /// To be asked when the run is over, until there is none.
     pub(crate) fn left_over(&mut self) -> Option<Duration> {
-        let Rhythm::Open { rate, next } = &mut self.rhythm else {
+        let Rhythm::Open { rate, next, .. } = self.rhythm else {
             return None;
         };
-        let due = due(*rate, *next);
-        *next += 1;
-        (due < self.end).then_some(due)
+        let due = due(rate, next);
+        if due >= self.end || self.left == 0 {
+            return None;
+        }
+        self.take(due);
+        Some(due)
+    }
+
+    /// Nothing more is due from `now` on.
+    pub(crate) fn stop(&mut self, now: Duration) {
+        self.end = self.end.min(now);
     }
 
     /// Whether a request that was due then counts.
     pub(crate) fn measures(&self, due: Duration) -> bool {
         due >= self.warm_up
+    }
+
+    fn take(&mut self, due: Duration) -> Turn {
+        if let Rhythm::Open { next, stride, .. } = &mut self.rhythm {
+            *next += *stride;
+        }
+        if self.measures(due) {
+            self.left -= 1;
+        }
+        Turn::Due(due)
     }
 }
 
@@ -87,6 +117,10 @@ fn due(rate: u32, index: u64) -> Duration {
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
+/// On a busy machine we are woken late. A request that was due just before the end is still sent
+/// then: that nobody was there to send it would be no fault of the server.
+const LATE_MAX: Duration = Duration::from_millis(100);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,8 +130,8 @@ mod tests {
     }
 
     fn schedule(pace: Pace, warm_up: Duration, duration: Duration) -> Schedule {
-        let plan = Plan { targets: Vec::new(), pace, duration, warm_up, timeout: ms(1), seed: 0 };
-        Schedule::new(&plan)
+        let plan = Plan { pace, duration, warm_up, ..Plan::new(Vec::new()) };
+        Schedule::new(&plan, Share::WHOLE)
     }
 
     fn open(rate: u32, warm_up: Duration, duration: Duration) -> Schedule {
@@ -126,8 +160,8 @@ mod tests {
         assert_eq!(schedule.turn(ms(0)), Turn::Wait(ms(10)));
         assert_eq!(schedule.turn(ms(9)), Turn::Wait(ms(10)));
         assert_eq!(schedule.turn(ms(10)), Turn::Due(ms(10)));
-        assert_eq!(schedule.turn(ms(24)), Turn::Due(ms(20)));
-        assert_eq!(schedule.turn(ms(24)), Turn::Over);
+        assert_eq!(schedule.turn(ms(31)), Turn::Due(ms(20)), "late, but due before the end");
+        assert_eq!(schedule.turn(ms(31)), Turn::Over);
         assert_eq!(schedule.left_over(), None);
 
         let mut closed = schedule_closed();
@@ -142,6 +176,54 @@ mod tests {
     }
 
     #[test]
+    fn threads_share_a_rate_without_changing_it() {
+        let plan = Plan {
+            pace: Pace::Open { rate: 300, connections: 8 },
+            duration: ms(1000),
+            requests: Some(200),
+            ..Plan::new(Vec::new())
+        };
+        let mut all: Vec<Duration> = (0..4)
+            .flat_map(|index| {
+                let mut schedule = Schedule::new(&plan, Share { index, of: 4 });
+                std::iter::from_fn(move || schedule.left_over())
+            })
+            .collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..200).map(|index| due(300, index)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_run_ends_after_as_many_measured_requests_as_were_asked_for() {
+        for pace in [Pace::Closed { connections: 1 }, Pace::Open { rate: 1000, connections: 1 }] {
+            let plan = Plan {
+                pace,
+                warm_up: ms(5),
+                duration: ms(100),
+                requests: Some(3),
+                ..Plan::new(Vec::new())
+            };
+            let mut schedule = Schedule::new(&plan, Share::WHOLE);
+            let turns: Vec<Turn> = (0..20).map(|now| schedule.turn(ms(now))).collect();
+            let sent = turns.iter().filter(|turn| matches!(turn, Turn::Due(_))).count();
+            assert_eq!(sent, 5 + 3, "{turns:?}");
+            assert_eq!(turns[8], Turn::Over);
+            assert_eq!(schedule.left_over(), None);
+        }
+    }
+
+    #[test]
+    fn nothing_is_due_once_the_run_was_stopped() {
+        let mut schedule = open(1000, ms(0), ms(100));
+        schedule.stop(ms(3));
+        let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
+        assert_eq!(left, (0..3).map(ms).collect::<Vec<_>>());
+        assert_eq!(schedule.turn(ms(2)), Turn::Over);
+        schedule.stop(ms(50));
+        assert_eq!(schedule.end(), ms(3));
+    }
+
+    #[test]
     fn the_warm_up_does_not_count() {
         let closed = schedule_closed();
         assert!(!closed.measures(ms(9)) && closed.measures(ms(10)));
@@ -151,8 +233,8 @@ mod tests {
     fn what_nobody_was_free_to_send_is_left_over_one_by_one() {
         let mut schedule = open(1000, ms(0), ms(100));
         assert_eq!(schedule.turn(ms(0)), Turn::Due(ms(0)));
-        // The only connection was busy until after the end.
-        assert_eq!(schedule.turn(ms(150)), Turn::Over);
+        // The only connection was busy until long after the end.
+        assert_eq!(schedule.turn(ms(250)), Turn::Over);
         let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
         assert_eq!(left, (1..100).map(ms).collect::<Vec<_>>());
     }

@@ -16,6 +16,7 @@ mod renewal;
 mod retry;
 mod routes;
 mod stalls;
+mod strictness;
 mod tcp;
 mod telemetry;
 mod upgrade;

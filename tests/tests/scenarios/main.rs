@@ -1,6 +1,10 @@
 //! Scenarios: real programs, unmodified, through a real mesh on this machine.
 
+#[cfg(test)]
+mod bench;
 mod faults;
+#[cfg(test)]
+mod load;
 #[cfg(test)]
 mod netns;
 #[cfg(test)]

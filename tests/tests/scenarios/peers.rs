@@ -13,13 +13,17 @@ use std::time::Duration;
 use leno_tests::{eventually, get};
 
 mod command_line;
+mod databases;
 mod demo;
+mod grpc;
 mod hostile;
+mod http2;
 mod idle;
 mod languages;
 mod nginx;
 mod plaintext;
 mod routes;
+mod websocket;
 
 /// A port of loopback.
 fn loopback(port: u16) -> SocketAddr {
@@ -40,6 +44,13 @@ fn curl(arguments: &[&str]) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "curl {arguments:?}: {complaint}");
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A program that is ended when it takes a minute: it does in seconds what tests ask of it.
+fn bounded(program: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["60", program]);
+    command
 }
 
 /// Bytes that do not compress and are the same at every run.

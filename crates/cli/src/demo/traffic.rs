@@ -68,7 +68,8 @@ fn plan(ports: &Ports, duration: Duration) -> Plan {
         ..page("page as jason")
     };
     let gateway = at(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
-    let targets = vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }];
+    let targets =
+        vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }];
     Plan {
         pace: Pace::Closed { connections: CONNECTIONS },
         duration,

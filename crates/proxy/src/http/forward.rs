@@ -17,13 +17,14 @@ use tokio::time::{sleep, timeout};
 use super::body::{Broken, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
 use super::message::Reader;
-use super::request::Aim;
+use super::request::{Aim, Request};
 use super::respond::Responder;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::http2::client::Http2Lease;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
+use crate::session::Session;
 use crate::upstream::{Destined, Http1Upstream, Lease};
 use crate::worker::Worker;
 
@@ -171,6 +172,35 @@ enum Sending {
     Unwanted,
 }
 
+impl Sending {
+    /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
+    /// and who has ended its part of another protocol may still listen.
+    fn is_watched(self, upgrade: bool) -> bool {
+        match self {
+            Self::Held => true,
+            Self::Whole => !upgrade,
+            Self::UnderWay | Self::Unwanted => false,
+        }
+    }
+}
+
+/// How long the request may say nothing in the middle of its body. A call of gRPC may do so before
+/// its server has anything to say.
+fn silence<'a>(
+    session: &Session,
+    request: &Request<'_>,
+    (body, sink): (&Source<'_>, &Sink<'_>),
+    answered: &'a Cell<bool>,
+) -> Silence<'a> {
+    let is_http2 = matches!((body, sink), (Source::Http2(_), _) | (_, Sink::Http2 { .. }));
+    match is_http2 && request.is_grpc() {
+        true => Silence::Allowed,
+        false => {
+            Silence::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
+        }
+    }
+}
+
 /// Both directions at once. The response decides: when it is whole, the exchange is over, even
 /// if the request's body was not wanted to its end. True: the upstream connection is clean.
 async fn converse(
@@ -183,13 +213,7 @@ async fn converse(
     let Progress { body_taken, response_started, .. } = progress;
     let has_body = !body.is_empty();
     let started = &*response_started;
-    let limit = session.worker.config.limits.body_stall_timeout;
-    let is_http2 = matches!((&**body, &sink), (Source::Http2(_), _) | (_, Sink::Http2 { .. }));
-    let silence = match is_http2 && request.is_grpc() {
-        // A call may say nothing for long before its server has anything to say.
-        true => Silence::Allowed,
-        false => Silence::Bounded { limit, answered: started },
-    };
+    let silence = silence(session, request, (body, &sink), started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let bytes_in = &record.bytes_in;
     let upgrade = request.upgrade;
@@ -242,15 +266,8 @@ async fn converse(
             // The upstream has agreed: what the client says now goes on.
             cx.waker().wake_by_ref();
         }
-        // While the body is under way, reading it tells; and who has ended its part of another
-        // protocol may still listen.
-        let watched = match sending.get() {
-            Sending::Held => true,
-            Sending::Whole => !upgrade,
-            Sending::UnderWay | Sending::Unwanted => false,
-        };
         match &client {
-            Some(io) if watched && io.poll_gone(cx).is_ready() => {
+            Some(io) if sending.get().is_watched(upgrade) && io.poll_gone(cx).is_ready() => {
                 Poll::Ready(Err(Reason::DownstreamClosed))
             }
             _ => Poll::Pending,

@@ -239,7 +239,8 @@ pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
         return Err(match cursor.peek() {
             Some(b' ' | b'\t') if name.is_empty() => Malformed::FoldedField,
             Some(b' ' | b'\t') => Malformed::SpaceBeforeColon,
-            Some(b'\r' | b'\n') if name.is_empty() => Malformed::LineEnd,
+            Some(b'\r') if name.is_empty() => Malformed::LineEnd,
+            Some(b'\n') => Malformed::LineEnd,
             _ => Malformed::FieldName,
         });
     }

@@ -95,12 +95,12 @@ pub enum Malformed {
 }
 
 impl Malformed {
-    /// The status that tells a client about it (RFC 9110 §15.5, RFC 6585 §5).
+    /// The status that tells a client about it (RFC 9110 §15.5.1, RFC 6585 §5). What claims to
+    /// be another version gets 400 as well: whether it is HTTP at all is not known.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
-            Self::HeadTooLarge | Self::TooManyFields | Self::TooManyConnectionOptions => 431,
-            Self::Version => 505,
+            Self::HeadTooLarge | Self::TooManyFields => 431,
             _ => 400,
         }
     }

@@ -80,12 +80,16 @@ impl RequestHead {
     fn read_request_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
         self.method = cursor.run(TOKEN);
         if self.method.is_empty() || !cursor.skip(b" ") {
-            return Err(Malformed::Method);
+            return Err(match cursor.peek() {
+                Some(b'\n') => Malformed::LineEnd,
+                _ => Malformed::Method,
+            });
         }
         self.target = cursor.run(TARGET);
         if self.target.is_empty() || !cursor.skip(b" ") {
             return Err(match cursor.peek() {
-                Some(b' ' | b'\r' | b'\n') => Malformed::RequestLine,
+                Some(b' ' | b'\r') => Malformed::RequestLine,
+                Some(b'\n') => Malformed::LineEnd,
                 _ => Malformed::TargetCharacter,
             });
         }

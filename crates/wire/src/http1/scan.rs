@@ -167,8 +167,6 @@ pub(super) const TARGET: u8 = 2;
 pub(super) const HOST: u8 = 4;
 /// SP and HTAB.
 pub(super) const BLANK: u8 = 8;
-/// What follows `[` in an address of IP version 6.
-pub(super) const ADDRESS: u8 = 16;
 
 /// Longer than nearly every head; sent byte by byte, it costs us less than its packets cost the
 /// kernel.
@@ -213,9 +211,6 @@ const fn classify(byte: u8) -> u8 {
     }
     if matches!(byte, b' ' | b'\t') {
         classes |= BLANK;
-    }
-    if byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.') {
-        classes |= ADDRESS;
     }
     classes
 }

@@ -1,11 +1,12 @@
 //! The four forms of a request target (RFC 9112 §3.2).
 
 use std::borrow::Cow;
+use std::net::Ipv6Addr;
 
 use memchr::memchr;
 
 use super::Malformed;
-use super::scan::{ADDRESS, HOST, TARGET, is};
+use super::scan::{HOST, TARGET, is};
 
 /// A request target, taken apart. Percent-encoding stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,9 +113,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
         end.and_then(|end| authority.split_at_checked(end)).ok_or(Malformed::Authority)?;
     let valid = if bracketed {
         let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
-        address.is_some_and(|address| {
-            address.len() > 1 && address.iter().all(|byte| is(*byte, ADDRESS))
-        })
+        address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_version_6)
     } else {
         !host.is_empty() && host.iter().all(|byte| is(*byte, HOST))
     };
@@ -127,6 +126,12 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
         _ => return Err(Malformed::Authority),
     };
     Ok((host, port))
+}
+
+/// What is between brackets must be an address: a host that means nothing to us would mean
+/// something to the next reader.
+fn is_version_6(address: &str) -> bool {
+    address.parse::<Ipv6Addr>().is_ok()
 }
 
 fn port_number(digits: &[u8]) -> Option<u16> {

@@ -87,9 +87,23 @@ fn splits_host_and_port() {
     for (authority, host, port) in good {
         assert_eq!(split_authority(authority), Ok((host, port)));
     }
-    let bad: [&[u8]; 12] = [
-        b"", b":", b":80", b"a:+1", b"a:65536", b"a:b", b"a:1:2", b"::1", b"[]", b"[::1",
-        b"[::1]a", b"[g::1]",
+    let bad: [&[u8]; 16] = [
+        b"",
+        b":",
+        b":80",
+        b"a:+1",
+        b"a:65536",
+        b"a:b",
+        b"a:1:2",
+        b"::1",
+        b"[]",
+        b"[::1",
+        b"[::1]a",
+        b"[g::1]",
+        b"[:::::]",
+        b"[...]",
+        b"[1:2:3:4:5:6:7:8:9]",
+        b"[fe80::1%25eth0]",
     ];
     for authority in bad {
         assert_eq!(split_authority(authority), Err(Malformed::Authority));

@@ -2,21 +2,21 @@
 
 use leno_wire::http1::{Answers, Malformed, Parsed, RequestHead};
 
-use crate::plan::{Form, InvalidPlan, Target};
+use crate::plan::{Form, InvalidPlan, Reuse, Target};
 
 /// A request as it is sent.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(super) struct Request {
     /// Head and body.
-    pub(crate) bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     /// What its method means for the response.
-    pub(crate) answers: Answers,
+    pub(super) answers: Answers,
 }
 
 impl Request {
     /// Writes the request and reads it back as a strict server would.
-    pub(crate) fn new(target: &Target) -> Result<Self, InvalidPlan> {
-        let mut bytes = head(target).into_bytes();
+    pub(super) fn new(target: &Target, reuse: Reuse) -> Result<Self, InvalidPlan> {
+        let mut bytes = head(target, reuse).into_bytes();
         let head_bytes = bytes.len();
         let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
         let mut read = RequestHead::default();
@@ -33,7 +33,7 @@ impl Request {
     }
 }
 
-fn head(target: &Target) -> String {
+fn head(target: &Target, reuse: Reuse) -> String {
     let Target { form, method, path, host, headers, body, .. } = target;
     let scheme_and_authority = match form {
         Form::Origin => String::new(),
@@ -46,6 +46,9 @@ fn head(target: &Target) -> String {
     // RFC 9110 section 8.6: a method that gives content a meaning says so even without any.
     if !body.is_empty() || matches!(method.as_str(), "POST" | "PUT" | "PATCH") {
         head.push_str(&format!("content-length: {}\r\n", body.len()));
+    }
+    if reuse == Reuse::Fresh {
+        head.push_str("connection: close\r\n");
     }
     head.push_str("\r\n");
     head
@@ -68,6 +71,8 @@ mod tests {
             ..target()
         };
         let absolute = Target { form: Form::Absolute, ..target() };
+        let fresh =
+            "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\nconnection: close\r\n\r\n";
         for (target, expected) in [
             (target(), "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n"),
             (
@@ -80,9 +85,11 @@ mod tests {
                  content-length: 2\r\n\r\n{}",
             ),
         ] {
-            let request = Request::new(&target).unwrap();
+            let request = Request::new(&target, Reuse::Keep).unwrap();
             assert_eq!(String::from_utf8(request.bytes).unwrap(), expected);
         }
+        let request = Request::new(&target(), Reuse::Fresh).unwrap();
+        assert_eq!(String::from_utf8(request.bytes).unwrap(), fresh);
     }
 
     #[test]
@@ -110,7 +117,7 @@ mod tests {
                 ..target()
             },
         ] {
-            assert!(Request::new(&bad).is_err(), "{bad:?}");
+            assert!(Request::new(&bad, Reuse::Keep).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,0 +1,232 @@
+//! The hidden `leno bench backend`: a small fast HTTP/1.1 server for proxies to stand in front of.
+//!
+//! `/1024` answers with 1024 bytes. `/count` tells how many other requests were answered, on
+//! whatever connection: that is how the benchmark knows what the CPU time it reads was spent on.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::LocalSet;
+
+use crate::duration::parse_duration;
+use crate::{limits, stop};
+
+/// Arguments of the hidden `leno bench backend`.
+#[derive(Debug, Args)]
+pub(crate) struct BackendArgs {
+    /// Where to listen on loopback
+    #[arg(long)]
+    port: u16,
+    /// How long each answer is kept back
+    #[arg(long, value_parser = parse_duration, default_value = "0s")]
+    delay: Duration,
+}
+
+impl BackendArgs {
+    /// Serves until SIGTERM or SIGINT.
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        limits::raise_open_files();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        LocalSet::new().block_on(&runtime, self.serve())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self) -> anyhow::Result<()> {
+        let stop = stop::signals()?;
+        tokio::pin!(stop);
+        let socket = TcpSocket::new_v4().context("a socket")?;
+        socket.set_reuseaddr(true).context("a socket")?;
+        socket.bind(([127, 0, 0, 1], self.port).into()).context("the port is taken")?;
+        let listener = socket.listen(BACKLOG).context("cannot listen")?;
+        let shared = Rc::new(Shared::new(self.delay));
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            tokio::select! {
+                () = &mut stop => return Ok(()),
+                Ok((stream, _)) = listener.accept() => {
+                    connections.spawn_local(converse(stream, Rc::clone(&shared)));
+                }
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+/// What all connections share; there is one thread.
+struct Shared {
+    answered: Cell<u64>,
+    answers: RefCell<HashMap<usize, Rc<[u8]>>>,
+    delay: Duration,
+}
+
+impl Shared {
+    fn new(delay: Duration) -> Self {
+        Self { answered: Cell::new(0), answers: RefCell::default(), delay }
+    }
+
+    /// Writes what answers a path.
+    fn answer(&self, path: &[u8], out: &mut Vec<u8>) {
+        let path = path.strip_prefix(b"/").unwrap_or(path);
+        if path == b"count" {
+            let count = self.answered.get().to_string();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", count.len());
+            out.extend_from_slice(head.as_bytes());
+            out.extend_from_slice(count.as_bytes());
+            return;
+        }
+        self.answered.set(self.answered.get() + 1);
+        let bytes = bytes_of(path);
+        let answer = {
+            let mut answers = self.answers.borrow_mut();
+            Rc::clone(answers.entry(bytes).or_insert_with(|| render(bytes)))
+        };
+        out.extend_from_slice(&answer);
+    }
+}
+
+/// The body size that a path names; a kibibyte when it names none.
+fn bytes_of(path: &[u8]) -> usize {
+    let text = std::str::from_utf8(path).ok();
+    let number = text.and_then(|text| text.parse::<usize>().ok());
+    number.map_or(BODY_BYTES, |bytes| bytes.min(BODY_BYTES_MAX))
+}
+
+fn render(bytes: usize) -> Rc<[u8]> {
+    let mut answer = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {bytes}\r\n\r\n"
+    )
+    .into_bytes();
+    answer.extend((0..bytes).map(|index| b'a' + (index % 26) as u8));
+    answer.into()
+}
+
+async fn converse(mut stream: TcpStream, shared: Rc<Shared>) {
+    if stream.set_nodelay(true).is_err() {
+        return;
+    }
+    let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
+    let mut out = Vec::new();
+    loop {
+        match stream.read_buf(&mut received).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let Some(end) = answer_all(&mut received, &shared, &mut out) else {
+            return;
+        };
+        if !shared.delay.is_zero() && !out.is_empty() {
+            tokio::time::sleep(shared.delay).await;
+        }
+        if stream.write_all(&out).await.is_err() || end == End::Close {
+            return;
+        }
+        out.clear();
+    }
+}
+
+/// Whether a connection goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    KeepAlive,
+    Close,
+}
+
+/// Answers every request that is there whole; nothing when it is none that we answer. What
+/// clients of a benchmark send has no body.
+fn answer_all(received: &mut Vec<u8>, shared: &Shared, out: &mut Vec<u8>) -> Option<End> {
+    let mut taken = 0;
+    let mut end = End::KeepAlive;
+    while let Some(length) = head_length(received.get(taken..)?) {
+        let head = received.get(taken..taken + length)?;
+        let mut words = head.split(|byte| *byte == b' ');
+        let target = words.nth(1)?;
+        shared.answer(path_of(target), out);
+        if asks_to_close(head) {
+            end = End::Close;
+        }
+        taken += length;
+    }
+    received.drain(..taken);
+    (received.len() < HEAD_BYTES_MAX).then_some(end)
+}
+
+fn head_length(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4)
+}
+
+/// The path of a target in either form, without its query.
+fn path_of(target: &[u8]) -> &[u8] {
+    let after_scheme = target.strip_prefix(b"http://");
+    let path = after_scheme.map_or(target, |rest| {
+        let slash = rest.iter().position(|byte| *byte == b'/');
+        slash.and_then(|at| rest.get(at..)).unwrap_or(b"/")
+    });
+    path.split(|byte| *byte == b'?').next().unwrap_or(path)
+}
+
+fn asks_to_close(head: &[u8]) -> bool {
+    let closes = |line: &[u8]| line.trim_ascii_end().eq_ignore_ascii_case(b"connection: close");
+    head.split(|byte| *byte == b'\n').any(closes)
+}
+
+/// What is answered when nobody says how much.
+const BODY_BYTES: usize = 1024;
+/// A response is kept whole in memory.
+const BODY_BYTES_MAX: usize = 64 << 20;
+/// More than any proxy adds to a request of a load generator.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// All connections of a benchmark at once.
+const BACKLOG: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(requests: &[u8]) -> (String, Option<End>, u64) {
+        let shared = Shared::new(Duration::ZERO);
+        let mut received = requests.to_vec();
+        let mut out = Vec::new();
+        let end = answer_all(&mut received, &shared, &mut out);
+        (String::from_utf8(out).unwrap(), end, shared.answered.get())
+    }
+
+    #[test]
+    fn every_whole_request_is_answered_with_as_much_as_its_path_names() {
+        let (text, end, count) =
+            answered(b"GET /3 HTTP/1.1\r\nhost: a\r\n\r\nGET http://b/0?x HTTP/1.1\r\n\r\nGET /1");
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("\r\n\r\nabcHTTP/1.1"));
+        assert!(text.ends_with("content-length: 0\r\n\r\n"), "{text}");
+        assert_eq!((end, count), (Some(End::KeepAlive), 2));
+    }
+
+    #[test]
+    fn a_client_that_wants_to_close_is_left_after_the_answer() {
+        let (_, end, count) = answered(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+        assert_eq!((end, count), (Some(End::Close), 1));
+    }
+
+    #[test]
+    fn asking_for_the_count_does_not_change_it() {
+        let (text, _, count) = answered(
+            b"GET /count HTTP/1.1\r\n\r\nGET /7 HTTP/1.1\r\n\r\nGET /count HTTP/1.1\r\n\r\n",
+        );
+        assert!(text.ends_with("\r\n\r\n1"), "{text}");
+        assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn what_is_no_request_ends_the_connection() {
+        assert_eq!(answered(b"\x16\x03\x01\r\n\r\n").1, None);
+        assert_eq!(answered(&[b'x'; HEAD_BYTES_MAX]).1, None);
+    }
+}

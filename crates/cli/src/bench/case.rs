@@ -1,0 +1,162 @@
+//! A case: one kind of work that every contender is given.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::{Map, Value, json};
+
+use super::child::{Child, Launch};
+use super::driver::Connecting;
+use super::layout::Layout;
+use super::ports::Ports;
+use super::rig::{Rig, TrafficMode};
+
+/// One kind of work that every contender is given.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    /// What it is, in a few words.
+    pub(super) name: String,
+    /// The same for programs.
+    pub(super) parameters: Map<String, Value>,
+    pub(super) layout: Layout,
+    /// Where requests go: a role and a path each.
+    pub(super) targets: Vec<(&'static str, String)>,
+    pub(super) connections: u32,
+    /// Requests per second; as fast as answers come when absent.
+    pub(super) rate: Option<u32>,
+    pub(super) connecting: Connecting,
+    /// On how many cores proxies may run; on those of the rig when absent.
+    pub(super) proxy_cores: Option<usize>,
+    pub(super) traffic_mode: TrafficMode,
+    /// How long the source of data keeps each answer back.
+    pub(super) delay: Duration,
+}
+
+impl Case {
+    /// Keep-alive connections to one server in strict mode.
+    pub(super) fn pair(connections: u32, body: usize) -> Self {
+        let parameters = json!({ "connections": connections, "body_bytes": body });
+        Self {
+            name: format!("{}, {}", plural(connections, "connection"), size(body)),
+            parameters: parameters.as_object().cloned().unwrap_or_default(),
+            layout: Layout::Http,
+            targets: vec![("entrance", format!("/{body}"))],
+            connections,
+            rate: None,
+            connecting: Connecting::KeepAlive,
+            proxy_cores: None,
+            traffic_mode: TrafficMode::Strict,
+            delay: Duration::ZERO,
+        }
+    }
+
+    /// Adds what tells it from others.
+    pub(super) fn with(mut self, parameter: &str, value: impl Into<Value>) -> Self {
+        self.parameters.insert(parameter.to_owned(), value.into());
+        self
+    }
+}
+
+/// The applications that run behind the contenders.
+#[derive(Debug)]
+pub(super) struct Applications {
+    children: Vec<Child>,
+    /// The ports of those that count their answers.
+    pub(super) counting: Vec<u16>,
+}
+
+impl Applications {
+    /// Starts what a case needs.
+    ///
+    /// # Errors
+    /// When a process cannot be started.
+    pub(super) fn start(
+        rig: &Rig,
+        case: &Case,
+        ports: &mut Ports<'_>,
+        dir: &Path,
+    ) -> anyhow::Result<Self> {
+        let mut all = Self { children: Vec::new(), counting: Vec::new() };
+        let mut start = |name: &str, launch: Launch| {
+            let launch = launch.on(rig.load_cores.as_ref());
+            let child = Child::start(&launch, &dir.join(format!("{name}.log")));
+            all.children.push(child.with_context(|| format!("the application {name}"))?);
+            anyhow::Ok(())
+        };
+        let mut counting = Vec::new();
+        match case.layout {
+            Layout::Http | Layout::Tcp => {
+                counting.push(ports.of("backend")?);
+                start("backend", backend(ports, "backend", Duration::ZERO)?)?;
+            }
+            Layout::Fan => {
+                for role in ["backend-1", "backend-2", "backend-3"] {
+                    counting.push(ports.of(role)?);
+                    start(role, backend(ports, role, Duration::ZERO)?)?;
+                }
+            }
+            Layout::Bookinfo => {
+                let outbound = format!("http://127.0.0.1:{}", ports.of("outbound")?);
+                for service in ["ratings", "gateway"] {
+                    let port = ports.of(service)?.to_string();
+                    let mut launch = Launch::leno(["demo-service", service, "--port", &port])?;
+                    launch.environment.push(("http_proxy".to_owned(), outbound.clone()));
+                    start(service, launch)?;
+                }
+            }
+            Layout::Chain => {
+                counting.push(ports.of("data")?);
+                start("data", backend(ports, "data", case.delay)?)?;
+                for role in ["provider-1", "provider-2", "provider-3"] {
+                    let data = ports.of("data")?;
+                    start(role, relay(ports, role, &[data])?)?;
+                }
+                let doors = ["door-1", "door-2", "door-3"];
+                let doors: Vec<u16> = doors.iter().filter_map(|door| ports.known(door)).collect();
+                start("consumer", relay(ports, "consumer", &doors)?)?;
+            }
+        }
+        all.counting = counting;
+        Ok(all)
+    }
+
+    /// Their process ids.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        self.children.iter().filter_map(Child::pid).collect()
+    }
+
+    /// Ends them.
+    pub(super) async fn stop(self) {
+        for child in self.children {
+            child.stop().await;
+        }
+    }
+}
+
+fn backend(ports: &mut Ports<'_>, role: &str, delay: Duration) -> anyhow::Result<Launch> {
+    let (port, delay) = (ports.of(role)?.to_string(), format!("{}ms", delay.as_millis()));
+    Launch::leno(["bench", "backend", "--port", &port, "--delay", &delay])
+}
+
+fn relay(ports: &mut Ports<'_>, role: &str, to: &[u16]) -> anyhow::Result<Launch> {
+    let port = ports.of(role)?.to_string();
+    let to: Vec<String> = to.iter().map(ToString::to_string).collect();
+    Launch::leno(["bench", "relay", "--port", &port, "--to", &to.join(",")])
+}
+
+/// `1 connection`, `200 connections`.
+pub(super) fn plural(count: u32, thing: &str) -> String {
+    match count {
+        1 => format!("1 {thing}"),
+        count => format!("{count} {thing}s"),
+    }
+}
+
+/// `100 B`, `1 KiB`.
+pub(super) fn size(bytes: usize) -> String {
+    match bytes {
+        bytes if bytes >= 1024 && bytes % 1024 == 0 => format!("{} KiB", bytes / 1024),
+        bytes => format!("{bytes} B"),
+    }
+}

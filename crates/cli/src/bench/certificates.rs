@@ -1,0 +1,73 @@
+//! Certificates for contenders that do not fetch their own: from our authority, as PEM files.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use leno_identity::{
+    Authority, CertificateRequest, Credential, LEAF_LIFETIME, PrivateKey, Subject,
+};
+use leno_model::{SpiffeId, TrustDomain, WorkloadName};
+
+/// Writes `NAME.key`, `NAME.crt`, `NAME.pem` (both in one) for each name, and `roots.pem`.
+///
+/// # Errors
+/// When the directory cannot be written.
+pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
+    let trust_domain = TrustDomain::new(TRUST_DOMAIN).context("the trust domain")?;
+    let now = SystemTime::now();
+    let authority = Authority::open_or_create(&dir.join("authority"), &trust_domain, now)?;
+    std::fs::write(dir.join("roots.pem"), authority.roots().to_pem())
+        .with_context(|| format!("cannot write to {}", dir.display()))?;
+    for name in names {
+        let id: SpiffeId = spiffe_id(name).parse().context("an identity")?;
+        let workload: WorkloadName = format!("bench/{name}-1").parse().context("a workload")?;
+        let key = PrivateKey::generate();
+        let request = CertificateRequest::from_der(&key.request())?;
+        let subject = Subject { id: &id, workload: Some(&workload) };
+        let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
+        let state = dir.join(name);
+        Credential::new(key, issued)?.save(&state).context("a credential cannot be saved")?;
+        split(&state.join("credential.pem"), dir, name)
+            .with_context(|| format!("the credential of {name}"))?;
+    }
+    Ok(())
+}
+
+/// The identity that a certificate of this name carries.
+pub(super) fn spiffe_id(name: &str) -> String {
+    format!("spiffe://{TRUST_DOMAIN}/ns/bench/sa/{name}")
+}
+
+/// Takes key and certificate apart: some programs read each from a file of its own.
+fn split(credential: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(credential)?;
+    let at = text.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;
+    let (key, certificate) = text.split_at(at);
+    for (extension, part) in [("key", key), ("crt", certificate), ("pem", text.as_str())] {
+        std::fs::write(dir.join(format!("{name}.{extension}")), part)?;
+    }
+    Ok(())
+}
+
+const TRUST_DOMAIN: &str = "cluster.local";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_gets_its_files() {
+        let scratch = tempfile::tempdir().unwrap();
+        issue(scratch.path(), &["client", "server"]).unwrap();
+        for (file, begins) in [
+            ("client.key", "-----BEGIN PRIVATE KEY-----"),
+            ("server.crt", "-----BEGIN CERTIFICATE-----"),
+            ("server.pem", "-----BEGIN PRIVATE KEY-----"),
+            ("roots.pem", "-----BEGIN CERTIFICATE-----"),
+        ] {
+            let text = std::fs::read_to_string(scratch.path().join(file)).unwrap();
+            assert!(text.starts_with(begins), "{file}: {text}");
+        }
+    }
+}

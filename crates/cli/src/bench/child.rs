@@ -1,0 +1,175 @@
+//! A child of the benchmark: pinned to its cores, its output in a file, ended with us.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::process::{ChildStdout, Command};
+use tokio::time::timeout;
+
+use super::cores::Cores;
+
+/// What is to be started.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Launch {
+    /// The program and its arguments.
+    pub(super) command: Vec<OsString>,
+    /// Further variables of its environment.
+    pub(super) environment: Vec<(String, String)>,
+    /// Where it may run; anywhere when absent.
+    pub(super) cores: Option<Cores>,
+}
+
+impl Launch {
+    /// A command, anywhere.
+    pub(super) fn new<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
+        let command = command.into_iter().map(Into::into).collect();
+        Self { command, ..Self::default() }
+    }
+
+    /// This program with other arguments.
+    ///
+    /// # Errors
+    /// When the system does not say where this program is.
+    pub(super) fn leno<S: AsRef<OsStr>>(
+        arguments: impl IntoIterator<Item = S>,
+    ) -> anyhow::Result<Self> {
+        let binary = std::env::current_exe().context("cannot find this program")?;
+        let arguments = arguments.into_iter().map(|argument| argument.as_ref().to_owned());
+        Ok(Self::new([binary.into_os_string()].into_iter().chain(arguments)))
+    }
+
+    /// The same on some cores.
+    pub(super) fn on(mut self, cores: Option<&Cores>) -> Self {
+        self.cores = cores.cloned();
+        self
+    }
+}
+
+/// A running process, in a process group of its own that is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Child {
+    process: tokio::process::Child,
+    /// What it prints, if that is read here.
+    out: Option<BufReader<ChildStdout>>,
+    group: Option<Pid>,
+    log: PathBuf,
+}
+
+impl Child {
+    /// Starts a command; what it prints goes to `log`.
+    ///
+    /// # Errors
+    /// When the file or the process cannot be created.
+    pub(super) fn start(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
+        let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let errors = out.try_clone().context("a second handle of a log")?;
+        Self::spawn(launch, log, out.into(), errors.into())
+    }
+
+    /// Starts a command whose standard output is read here; the rest goes to `log`.
+    ///
+    /// # Errors
+    /// As [`Child::start`].
+    pub(super) fn start_piped(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
+        let errors =
+            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        Self::spawn(launch, log, Stdio::piped(), errors.into())
+    }
+
+    fn spawn(launch: &Launch, log: &Path, out: Stdio, errors: Stdio) -> anyhow::Result<Self> {
+        let binary = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(binary);
+        command.args(["bench", "pinned", "--parent", &std::process::id().to_string()]);
+        if let Some(cores) = &launch.cores {
+            command.args(["--cores", &cores.to_string()]);
+        }
+        let mut process = command
+            .arg("--")
+            .args(&launch.command)
+            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(errors)
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .context("a process cannot be started")?;
+        let group = process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let out = process.stdout.take().map(BufReader::new);
+        Ok(Self { process, out, group, log: log.to_owned() })
+    }
+
+    /// Its process id; nothing when it has ended.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.id()
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().ok().flatten()
+    }
+
+    /// Everything it prints until it ends, and how it ends.
+    ///
+    /// # Errors
+    /// When it cannot be read or waited for.
+    pub(super) async fn output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
+        let mut text = String::new();
+        if let Some(mut out) = self.out.take() {
+            out.read_to_string(&mut text).await.context("what it prints cannot be read")?;
+        }
+        Ok((self.process.wait().await.context("its end cannot be waited for")?, text))
+    }
+
+    /// The next line that it prints; nothing when it prints no more.
+    pub(super) async fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let read = self.out.as_mut()?.read_line(&mut line).await;
+        read.is_ok_and(|bytes| bytes > 0).then(|| line.trim_end().to_owned())
+    }
+
+    /// The last lines it printed, for whoever has to find out what went wrong.
+    pub(super) fn last_words(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let skipped = lines.len().saturating_sub(LAST_LINES);
+        lines.get(skipped..).unwrap_or_default().join("\n")
+    }
+
+    /// Asks it to end, and makes it end when it does not.
+    pub(super) async fn stop(mut self) {
+        self.signal(Signal::TERM);
+        // What it says at its end is nobody's concern any more.
+        drop(timeout(STOP_PATIENCE, self.process.wait()).await);
+        self.signal(Signal::KILL);
+        drop(timeout(STOP_PATIENCE, self.process.wait()).await);
+        self.group = None;
+    }
+
+    /// A group keeps its number while it has members.
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group
+            && let Err(error) = kill_process_group(group, signal)
+        {
+            tracing::debug!(?group, %error, "a signal was not delivered");
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+/// Proxies without traffic end at once.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// Enough for a reason.
+const LAST_LINES: usize = 6;

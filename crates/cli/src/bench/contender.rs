@@ -1,0 +1,199 @@
+//! Contenders: what carries the requests of a benchmark, from nothing at all to foreign proxies.
+
+mod built_in;
+mod description;
+mod installed;
+mod leno;
+mod running;
+mod yaml;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+
+use super::layout::Layout;
+use super::ports::Ports;
+use super::rig::Rig;
+use description::Description;
+
+pub(super) use installed::{InstallArgs, directory};
+pub(super) use running::{Part, Running};
+
+/// What carries the requests.
+#[derive(Debug, Clone)]
+pub(super) enum Contender {
+    /// Nothing: clients reach the backend directly.
+    None,
+    /// Our bare TCP forwarder.
+    Floor,
+    /// Our sidecars.
+    Leno,
+    /// What contender files describe, one file for each layout.
+    Described(Vec<Description>),
+}
+
+/// A contender as the user names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ContenderName(String);
+
+/// What a contender is, beside its figures.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Facts {
+    pub(super) name: String,
+    pub(super) about: String,
+    pub(super) version: String,
+    /// Its processes, exactly as they were started, for each layout.
+    pub(super) configuration: Vec<Configured>,
+}
+
+/// One process of a contender, exactly as it was started.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Configured {
+    pub(super) layout: Layout,
+    pub(super) process: String,
+    pub(super) command: Vec<String>,
+    /// The files that it was given, by name.
+    pub(super) files: Vec<(String, String)>,
+}
+
+/// Where a contender is to run this once.
+pub(super) struct Place<'a, 'b> {
+    pub(super) rig: &'a Rig,
+    pub(super) layout: Layout,
+    /// A directory of its own.
+    pub(super) dir: PathBuf,
+    pub(super) ports: &'a mut Ports<'b>,
+}
+
+impl Contender {
+    /// Reads what a name stands for.
+    ///
+    /// # Errors
+    /// When a contender file cannot be used.
+    pub(super) fn load(name: &ContenderName) -> anyhow::Result<Self> {
+        if let Some(path) = name.0.strip_prefix("command:") {
+            let description = Description::load(Path::new(path))?;
+            let taken = NAMES.contains(&description.name.as_str());
+            if taken {
+                bail!("{path}: the name `{}` is taken: choose another", description.name);
+            }
+            return Ok(Self::Described(vec![description]));
+        }
+        Ok(match name.0.as_str() {
+            "none" => Self::None,
+            "floor" => Self::Floor,
+            "leno" => Self::Leno,
+            name => Self::Described(built_in::descriptions(name)?),
+        })
+    }
+
+    /// Its name in reports.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::None => "none",
+            Self::Floor => "floor",
+            Self::Leno => "leno",
+            Self::Described(all) => all.first().map_or("", |first| &first.name),
+        }
+    }
+
+    /// What it is, if it can do this here.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub(super) fn facts(&self, rig: &Rig, layout: Layout) -> anyhow::Result<Facts> {
+        let ours = || env!("CARGO_PKG_VERSION").to_owned();
+        let (about, version) = match self {
+            Self::None => (ABOUT_NONE.to_owned(), String::new()),
+            Self::Floor if !matches!(layout, Layout::Http | Layout::Tcp) => {
+                bail!("a bare forwarder cannot tell one service from another")
+            }
+            Self::Floor => (ABOUT_FLOOR.to_owned(), ours()),
+            Self::Leno => (leno::ABOUT.to_owned(), ours()),
+            Self::Described(all) => {
+                let description = of(all, layout)?;
+                (description.about.clone(), description.version(rig)?)
+            }
+        };
+        let name = self.name().to_owned();
+        Ok(Facts { name, about, version, configuration: Vec::new() })
+    }
+
+    /// Starts it. Requests may not go through at once.
+    ///
+    /// # Errors
+    /// When one of its processes cannot be started.
+    pub(super) async fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+        std::fs::create_dir_all(&place.dir)
+            .with_context(|| format!("cannot create {}", place.dir.display()))?;
+        match self {
+            Self::None => none(place),
+            Self::Floor => floor(place),
+            Self::Leno => leno::start(place).await,
+            Self::Described(all) => of(all, place.layout)?.start(place),
+        }
+    }
+}
+
+impl FromStr for ContenderName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match NAMES.contains(&text) || text.starts_with("command:") {
+            true => Ok(Self(text.to_owned())),
+            false => Err(format!("use {} or command:FILE", NAMES.join(", "))),
+        }
+    }
+}
+
+impl fmt::Display for ContenderName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn of(all: &[Description], layout: Layout) -> anyhow::Result<&Description> {
+    let found = all.iter().find(|description| description.layout == layout);
+    found.with_context(|| format!("it has no contender file for the layout `{layout}`"))
+}
+
+/// Clients come to the backends' own doors.
+fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+    let roads: &[(&str, &str)] = match place.layout {
+        Layout::Http | Layout::Tcp => &[("entrance", "backend")],
+        Layout::Bookinfo => &[
+            ("entrance-ratings", "ratings"),
+            ("entrance-gateway", "gateway"),
+            ("outbound", "ratings"),
+        ],
+        Layout::Fan => {
+            &[("entrance-1", "backend-1"), ("entrance-2", "backend-2"), ("entrance-3", "backend-3")]
+        }
+        // The consumer chooses among them itself, as a client with a registry does.
+        Layout::Chain => {
+            &[("door-1", "provider-1"), ("door-2", "provider-2"), ("door-3", "provider-3")]
+        }
+    };
+    for (entrance, backend) in roads {
+        let port = place.ports.of(backend)?;
+        place.ports.share(entrance, port);
+    }
+    Ok(Running::default())
+}
+
+fn floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+    let port = place.ports.of("entrance")?.to_string();
+    let to = place.ports.of("backend")?.to_string();
+    let mut running = Running::default();
+    let arguments = ["bench", "floor", "--port", &port, "--to", &to].map(str::to_owned);
+    running.start_leno(place, Part::Proxy, "forwarder", (arguments.to_vec(), Vec::new()))?;
+    Ok(running)
+}
+
+const NAMES: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
+const ABOUT_NONE: &str = "no proxy: the load generator reaches the backend directly";
+const ABOUT_FLOOR: &str = "one bare TCP forwarder of ours, plain: no TLS, no HTTP, no features, \
+     and one hop where the pairs have two. What any proxy in the road costs at least";

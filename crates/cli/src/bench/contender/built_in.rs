@@ -1,0 +1,44 @@
+//! The contender files that this program brings along.
+
+use anyhow::Context as _;
+
+use super::description::Description;
+
+/// The descriptions of a foreign contender, one for each layout.
+///
+/// # Errors
+/// When there is none of this name.
+pub(super) fn descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
+    let texts = FILES.iter().filter(|(of, _)| *of == name);
+    let all: Vec<Description> =
+        texts.map(|(_, text)| Description::parse(text)).collect::<anyhow::Result<_>>()?;
+    (!all.is_empty()).then_some(all).with_context(|| format!("there is no contender `{name}`"))
+}
+
+/// By the name of the contender.
+const FILES: &[(&str, &str)] = &[
+    ("envoy", include_str!("../../../../../deploy/bench/envoy.yaml")),
+    ("envoy", include_str!("../../../../../deploy/bench/envoy-tcp.yaml")),
+    ("envoy", include_str!("../../../../../deploy/bench/envoy-bookinfo.yaml")),
+    ("envoy", include_str!("../../../../../deploy/bench/envoy-fan.yaml")),
+    ("haproxy", include_str!("../../../../../deploy/bench/haproxy.yaml")),
+    ("haproxy", include_str!("../../../../../deploy/bench/haproxy-tcp.yaml")),
+    ("nginx", include_str!("../../../../../deploy/bench/nginx.yaml")),
+    ("nginx", include_str!("../../../../../deploy/bench/nginx-tcp.yaml")),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_understood() {
+        for (name, _) in FILES {
+            for description in descriptions(name).unwrap() {
+                assert_eq!(description.name, *name);
+                assert!(!description.about.is_empty(), "{name}");
+            }
+        }
+        assert!(descriptions("nothing").is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! Contender files: how to start somebody else's proxies, and with which configuration.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+
+use super::running::{Part, Running};
+use super::{Place, installed, yaml};
+use crate::bench::certificates;
+use crate::bench::child::Launch;
+use crate::bench::layout::Layout;
+use crate::bench::rig::Rig;
+
+/// A contender as its file describes it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::bench) struct Description {
+    /// Its name in reports.
+    pub(in crate::bench) name: String,
+    /// What it does, in a sentence.
+    pub(super) about: String,
+    /// What it builds.
+    pub(super) layout: Layout,
+    /// The program: a path, or a name to look up.
+    program: String,
+    /// What to do when there is no such program.
+    #[serde(default)]
+    remedy: String,
+    /// Further files that have to be there.
+    #[serde(default)]
+    needs: Vec<PathBuf>,
+    /// The arguments that make the program tell its version.
+    #[serde(default)]
+    version: Vec<String>,
+    /// What to start, in this order.
+    processes: Vec<ProcessDescription>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProcessDescription {
+    name: String,
+    command: Vec<String>,
+    /// Files to write first, below the directory of the run, by name.
+    #[serde(default)]
+    files: BTreeMap<String, String>,
+}
+
+impl Description {
+    /// Reads a contender file.
+    ///
+    /// # Errors
+    /// When it cannot be read or understood.
+    pub(super) fn load(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("the contender file {} cannot be read", path.display()))?;
+        Self::parse(&text).with_context(|| format!("the contender file {}", path.display()))
+    }
+
+    /// Understands the text of a contender file.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        let description: Self = serde_json::from_value(yaml::parse(text)?)?;
+        if description.processes.is_empty() {
+            bail!("it has no processes: describe at least one");
+        }
+        Ok(description)
+    }
+
+    /// The version that the program tells.
+    ///
+    /// # Errors
+    /// When there is no such program; says what to do.
+    pub(super) fn version(&self, rig: &Rig) -> anyhow::Result<String> {
+        let program = self.program(rig)?;
+        if let Some(missing) = self.needs.iter().find(|path| !path.exists()) {
+            bail!("there is no {}: {}", missing.display(), self.remedy);
+        }
+        if self.version.is_empty() {
+            return Ok("it does not tell".to_owned());
+        }
+        let output = Command::new(&program)
+            .args(&self.version)
+            .output()
+            .with_context(|| format!("{} cannot be run", program.display()))?;
+        // Some write it to standard error.
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let told = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
+        let told = told.unwrap_or("it does not tell").trim();
+        let version = told.split_once("version").map_or(told, |(_, version)| version);
+        Ok(version.trim_start_matches([':', ' ']).to_owned())
+    }
+
+    fn program(&self, rig: &Rig) -> anyhow::Result<PathBuf> {
+        installed::find(&self.program, rig).with_context(|| match self.remedy.as_str() {
+            "" => format!("`{}` is not installed", self.program),
+            remedy => format!("`{}` is not installed: {remedy}", self.program),
+        })
+    }
+
+    /// Starts its processes.
+    ///
+    /// # Errors
+    /// When a file cannot be written, a process not be started, or a placeholder is not known.
+    pub(super) fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+        let program = self.program(place.rig)?;
+        let certificates = place.rig.certificates()?;
+        let mut running = Running::default();
+        for process in &self.processes {
+            let mut files = Vec::new();
+            for (name, template) in &process.files {
+                let text = fill(template, &program, &certificates, place)?;
+                write_below(&place.dir, name, &text)?;
+                files.push((name.clone(), text));
+            }
+            let mut command = Vec::new();
+            for word in &process.command {
+                command.push(OsString::from(fill(word, &program, &certificates, place)?));
+            }
+            let launch = Launch::new(command);
+            running.start(place, Part::Proxy, &process.name, (&launch, files))?;
+        }
+        Ok(running)
+    }
+}
+
+/// Writes a file of a contender, wherever below its directory it wants it.
+fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let relative = Path::new(name);
+    let stays = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    if !stays {
+        bail!("the file `{name}` is not below the directory of the run");
+    }
+    let path = dir.join(relative);
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Replaces the placeholders of a template, such as `@port:entrance@`.
+fn fill(
+    template: &str,
+    program: &Path,
+    certificates: &Path,
+    place: &mut Place<'_, '_>,
+) -> anyhow::Result<String> {
+    let mut text = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once('@') {
+        text.push_str(before);
+        // An @ that begins no placeholder stands for itself, as in `"@type"`.
+        let placeholder = after.split_once('@').filter(|(name, _)| is_placeholder(name));
+        let Some((name, after_it)) = placeholder else {
+            text.push('@');
+            rest = after;
+            continue;
+        };
+        match name {
+            "program" => text.push_str(&program.to_string_lossy()),
+            "dir" => text.push_str(&place.dir.to_string_lossy()),
+            "certificates" => text.push_str(&certificates.to_string_lossy()),
+            "cores" => text.push_str(&place.rig.proxy_threads().to_string()),
+            // Workers of a program that root starts give up root, and with it their files.
+            "user" if rustix::process::geteuid().is_root() => text.push_str("user root root;"),
+            "user" => {}
+            name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {
+                (Some(role), _) => text.push_str(&place.ports.of(role)?.to_string()),
+                (None, Some(of)) => text.push_str(&certificates::spiffe_id(of)),
+                (None, None) => bail!("the placeholder `@{name}@` is not known"),
+            },
+        }
+        rest = after_it;
+    }
+    text.push_str(rest);
+    Ok(text)
+}
+
+fn is_placeholder(name: &str) -> bool {
+    let fits =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b":-".contains(&byte);
+    !name.is_empty() && name.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_a_field_nobody_knows_is_refused() {
+        let good = "name: x\nabout: y\nlayout: http\nprogram: /bin/x\n\
+                    processes: [{name: one, command: [\"@program@\"]}]\n";
+        Description::parse(good).unwrap();
+        for bad in [
+            good.replace("about", "abut"),
+            good.replace("layout: http", "layout: star"),
+            "name: x\nabout: y\nlayout: http\nprogram: x\nprocesses: []\n".to_owned(),
+        ] {
+            assert!(Description::parse(&bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn files_stay_below_the_directory_of_the_run() {
+        let scratch = tempfile::tempdir().unwrap();
+        write_below(scratch.path(), "a/b.conf", "x").unwrap();
+        assert!(scratch.path().join("a/b.conf").exists());
+        for name in ["../b.conf", "/tmp/b.conf", "a/../../b.conf"] {
+            assert!(write_below(scratch.path(), name, "x").is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Our own sidecars as a contender: a real control plane, real sidecars, strict mode.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use leno_identity::JoinBundle;
+use tokio::time::{Instant, sleep};
+
+use super::Place;
+use super::running::{LOOK_EVERY, Part, Running, START_PATIENCE};
+use crate::bench::layout::Layout;
+use crate::bench::rig::TrafficMode;
+use crate::get::Mesh;
+
+pub(super) const ABOUT: &str = "a leno sidecar for each workload, configured by a leno control \
+     plane: mutual TLS 1.3, a policy for the peer's SPIFFE id and the path, one multiplexed link \
+     between two sidecars, Prometheus metrics on, access log off";
+
+/// One workload of the mesh that is measured.
+struct Workload {
+    name: &'static str,
+    /// The service in front of it, and the account that it runs under.
+    service: &'static str,
+    /// The role of its application's port, if it serves.
+    serves: Option<&'static str>,
+    /// The services that it calls, and the role of the door to each.
+    calls: &'static [(&'static str, &'static str)],
+    /// The role of its HTTP proxy door, if its application uses that.
+    http_proxy: Option<&'static str>,
+}
+
+/// Starts a control plane and a sidecar for each workload of the layout.
+///
+/// # Errors
+/// When something does not start, with what it said.
+pub(super) async fn start(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+    let workloads = workloads(place.layout);
+    let manifests = manifests(place, workloads)?;
+    let file = place.dir.join("mesh.yaml");
+    std::fs::write(&file, &manifests)
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    let data = place.dir.join("data");
+    let control = place.ports.address("control")?;
+    let mut running = Running::default();
+    let arguments = words(&[
+        "control",
+        "--log-level=warn",
+        "-f",
+        &file.to_string_lossy(),
+        "--data",
+        &data.to_string_lossy(),
+        "--listen",
+        &control.to_string(),
+    ]);
+    let files = vec![("mesh.yaml".to_owned(), manifests)];
+    running.start_leno(place, Part::Beside, "control", (arguments, files))?;
+    let mut admins = Vec::new();
+    for workload in workloads {
+        let token = token(&mut running, place, &data, workload.name).await?;
+        admins.push(sidecar(&mut running, place, workload, &token)?);
+    }
+    for admin in admins {
+        running.until_answered(admin, "/ready").await?;
+    }
+    Ok(running)
+}
+
+fn workloads(layout: Layout) -> &'static [Workload] {
+    match layout {
+        Layout::Http | Layout::Tcp => PAIR,
+        Layout::Bookinfo => BOOKINFO,
+        Layout::Fan => FAN,
+        Layout::Chain => CHAIN,
+    }
+}
+
+/// Starts the sidecar of a workload; where its admin page is.
+fn sidecar(
+    running: &mut Running,
+    place: &mut Place<'_, '_>,
+    workload: &Workload,
+    token: &Path,
+) -> anyhow::Result<SocketAddr> {
+    let name = workload.name;
+    let admin = place.ports.address(&format!("{name}-admin"))?;
+    let http_proxy = match workload.http_proxy {
+        Some(role) => place.ports.address(role)?.to_string(),
+        None => "off".to_owned(),
+    };
+    let arguments = words(&[
+        "proxy",
+        "--log-level=warn",
+        "--workload",
+        &format!("{}/{name}-1", place.layout.namespace()),
+        "--token-file",
+        &token.to_string_lossy(),
+        "--state",
+        &place.dir.join(name).to_string_lossy(),
+        "--admin",
+        &admin.to_string(),
+        "--http-proxy",
+        &http_proxy,
+        "--cores",
+        &place.rig.proxy_threads().to_string(),
+        "--drain-timeout=0s",
+    ]);
+    running.start_leno(place, Part::Proxy, name, (arguments, Vec::new()))?;
+    Ok(admin)
+}
+
+/// Asks the control plane, which may still be starting, for a token; the file it is in.
+async fn token(
+    running: &mut Running,
+    place: &mut Place<'_, '_>,
+    data: &Path,
+    name: &str,
+) -> anyhow::Result<PathBuf> {
+    let workload = format!("{}/{name}-1", place.layout.namespace());
+    let mesh = Mesh::at(data);
+    let until = Instant::now() + START_PATIENCE;
+    let path = format!("/token?workload={workload}");
+    let answer = loop {
+        match mesh.send("POST", &path).await {
+            Ok(answer) => break answer,
+            Err(error) if Instant::now() >= until => {
+                return Err(error.context(running.last_words()));
+            }
+            Err(_) => running.check_alive()?,
+        }
+        sleep(LOOK_EVERY).await;
+    };
+    let mut bundle = JoinBundle::parse(&answer).context("no token")?;
+    bundle.control = Some(place.ports.address("control")?);
+    let file = place.dir.join(format!("{name}.token"));
+    bundle.save(&file).context("a token file cannot be written")?;
+    Ok(file)
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// The mesh as its user would write it down.
+fn manifests(place: &mut Place<'_, '_>, workloads: &[Workload]) -> anyhow::Result<String> {
+    let mode = place.rig.traffic_mode;
+    let mut text = format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+         spec: {{trafficMode: {}}}\n",
+        mode.as_str()
+    );
+    for workload in workloads {
+        describe(&mut text, place, workload)?;
+    }
+    let served = workloads.iter().filter(|workload| workload.serves.is_some());
+    let services: BTreeSet<&str> = served.map(|workload| workload.service).collect();
+    let namespace = place.layout.namespace();
+    for service in &services {
+        write!(
+            text,
+            "---\napiVersion: v1\nkind: Service\n\
+             metadata: {{name: {service}, namespace: {namespace}}}\n\
+             spec: {{selector: {{app: {service}}}, ports: [{{port: 9080, targetPort: main}}]}}\n"
+        )?;
+    }
+    if mode == TrafficMode::Strict {
+        policies(&mut text, (workloads, &services), place.layout)?;
+    }
+    Ok(text)
+}
+
+fn describe(
+    text: &mut String,
+    place: &mut Place<'_, '_>,
+    workload: &Workload,
+) -> anyhow::Result<()> {
+    let Workload { name, service, .. } = workload;
+    let namespace = place.layout.namespace();
+    write!(
+        text,
+        "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+         metadata: {{name: {name}-1, namespace: {namespace}, labels: {{app: {service}}}}}\n\
+         spec:\n  serviceAccount: {service}\n"
+    )?;
+    if let Some(role) = workload.serves {
+        let port = place.ports.of(role)?;
+        let protocol = if place.layout == Layout::Tcp { "TCP" } else { "HTTP" };
+        writeln!(text, "  ports: [{{name: main, port: {port}, protocol: {protocol}}}]")?;
+    }
+    if !workload.calls.is_empty() {
+        text.push_str("  outbound:\n");
+    }
+    for (called, role) in workload.calls {
+        let door = place.ports.address(role)?;
+        let service = format!("{called}.{namespace}");
+        writeln!(text, "  - {{service: {service}, port: 9080, listen: \"{door}\"}}")?;
+    }
+    Ok(())
+}
+
+/// One policy for each service.
+fn policies(
+    text: &mut String,
+    (workloads, services): (&[Workload], &BTreeSet<&str>),
+    layout: Layout,
+) -> anyhow::Result<()> {
+    let namespace = layout.namespace();
+    let (rules, rule) = match layout {
+        Layout::Tcp => (TCP_RULES, "{kind: TCPRoute, name: all}"),
+        _ => (HTTP_RULES, "{kind: HTTPRouteGroup, name: all, matches: [all]}"),
+    };
+    text.push_str(&rules.replace("NAMESPACE", namespace));
+    for service in services {
+        write!(
+            text,
+            "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
+             metadata: {{name: {service}, namespace: {namespace}}}\nspec:\n  destination: \
+             {{kind: ServiceAccount, name: {service}, namespace: {namespace}}}\n  sources:\n"
+        )?;
+        for client in workloads {
+            if client.calls.iter().any(|(called, _)| called == service) {
+                let name = client.service;
+                let source =
+                    format!("{{kind: ServiceAccount, name: {name}, namespace: {namespace}}}");
+                writeln!(text, "  - {source}")?;
+            }
+        }
+        writeln!(text, "  rules: [{rule}]")?;
+    }
+    Ok(())
+}
+
+/// A workload that only calls others.
+const fn client(name: &'static str, calls: &'static [(&'static str, &'static str)]) -> Workload {
+    Workload { name, service: name, serves: None, calls, http_proxy: None }
+}
+
+/// A workload that only serves, one of a service.
+const fn server(name: &'static str, service: &'static str, role: &'static str) -> Workload {
+    Workload { name, service, serves: Some(role), calls: &[], http_proxy: None }
+}
+
+const PAIR: &[Workload] =
+    &[client("client", &[("server", "entrance")]), server("server", "server", "backend")];
+
+const BOOKINFO: &[Workload] = &[
+    client("client", &[("ratings", "entrance-ratings"), ("gateway", "entrance-gateway")]),
+    Workload {
+        name: "gateway",
+        service: "gateway",
+        serves: Some("gateway"),
+        calls: &[("ratings", "gateway-door")],
+        http_proxy: Some("outbound"),
+    },
+    server("ratings", "ratings", "ratings"),
+];
+
+const FAN: &[Workload] = &[
+    client(
+        "client",
+        &[("echo-1", "entrance-1"), ("echo-2", "entrance-2"), ("echo-3", "entrance-3")],
+    ),
+    server("echo-1", "echo-1", "backend-1"),
+    server("echo-2", "echo-2", "backend-2"),
+    server("echo-3", "echo-3", "backend-3"),
+];
+
+const CHAIN: &[Workload] = &[
+    client("consumer", &[("provider", "door-1")]),
+    server("provider-1", "provider", "provider-1"),
+    server("provider-2", "provider", "provider-2"),
+    server("provider-3", "provider", "provider-3"),
+];
+
+const HTTP_RULES: &str = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
+     metadata: {name: all, namespace: NAMESPACE}\n\
+     spec: {matches: [{name: all, pathRegex: \"/.*\", methods: [\"*\"]}]}\n";
+
+const TCP_RULES: &str = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: TCPRoute\n\
+     metadata: {name: all, namespace: NAMESPACE}\nspec: {matches: {}}\n";

@@ -1,0 +1,149 @@
+//! A contender that runs: its processes, their end, and when it is ready.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::bail;
+use tokio::time::{Instant, sleep};
+
+use super::{Configured, Place};
+use crate::ask;
+use crate::bench::child::{Child, Launch};
+
+/// A contender that runs.
+#[derive(Debug, Default)]
+pub(in crate::bench) struct Running {
+    members: Vec<Member>,
+    configured: Vec<Configured>,
+}
+
+/// A process of a contender.
+#[derive(Debug)]
+struct Member {
+    name: String,
+    part: Part,
+    child: Child,
+}
+
+/// What a process is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::bench) enum Part {
+    /// It carries requests: its cost is the contender's.
+    Proxy,
+    /// It does not, as a control plane: its cost is told apart.
+    Beside,
+}
+
+impl Running {
+    /// Starts a further process. What it was given is kept for the report.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start(
+        &mut self,
+        place: &Place<'_, '_>,
+        part: Part,
+        name: &str,
+        (launch, files): (&Launch, Vec<(String, String)>),
+    ) -> anyhow::Result<()> {
+        let rig = place.rig;
+        let cores = match part {
+            Part::Proxy => rig.proxy_cores.as_ref(),
+            Part::Beside => rig.load_cores.as_ref(),
+        };
+        let child =
+            Child::start(&launch.clone().on(cores), &place.dir.join(format!("{name}.log")))?;
+        let words = launch.command.iter().map(|word| word.to_string_lossy().into_owned());
+        self.configured.push(Configured {
+            layout: place.layout,
+            process: name.to_owned(),
+            command: words.collect(),
+            files,
+        });
+        self.members.push(Member { name: name.to_owned(), part, child });
+        Ok(())
+    }
+
+    /// Starts this program with arguments.
+    ///
+    /// # Errors
+    /// As [`Running::start`].
+    pub(super) fn start_leno(
+        &mut self,
+        place: &Place<'_, '_>,
+        part: Part,
+        name: &str,
+        (arguments, files): (Vec<String>, Vec<(String, String)>),
+    ) -> anyhow::Result<()> {
+        let launch = Launch::leno(arguments)?;
+        self.start(place, part, name, (&launch, files))
+    }
+
+    /// Waits until an address answers a path well.
+    ///
+    /// # Errors
+    /// When a process has ended or patience has: with the last words of all.
+    pub(in crate::bench) async fn until_answered(
+        &mut self,
+        address: SocketAddr,
+        path: &str,
+    ) -> anyhow::Result<()> {
+        let until = Instant::now() + START_PATIENCE;
+        loop {
+            let problem = match ask::admin(address, path).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            self.check_alive()?;
+            if Instant::now() >= until {
+                bail!("it does not work: {problem:#}{}", self.last_words());
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Fails when one of its processes has ended.
+    ///
+    /// # Errors
+    /// With what that process said.
+    pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
+        for member in &mut self.members {
+            if let Some(status) = member.child.ended() {
+                bail!("its {} ended, {status}:\n{}", member.name, member.child.last_words());
+            }
+        }
+        Ok(())
+    }
+
+    /// What its processes said last.
+    pub(in crate::bench) fn last_words(&self) -> String {
+        let words = self.members.iter().filter_map(|member| {
+            let words = member.child.last_words();
+            (!words.is_empty()).then(|| format!("\n{} said:\n{words}", member.name))
+        });
+        words.collect()
+    }
+
+    /// The names and process ids of one part.
+    pub(in crate::bench) fn pids(&self, part: Part) -> Vec<(String, u32)> {
+        let members = self.members.iter().filter(|member| member.part == part);
+        members.filter_map(|member| Some((member.name.clone(), member.child.pid()?))).collect()
+    }
+
+    /// How its processes were started.
+    pub(in crate::bench) fn configured(&self) -> &[Configured] {
+        &self.configured
+    }
+
+    /// Ends all of it.
+    pub(in crate::bench) async fn stop(self) {
+        for member in self.members {
+            member.child.stop().await;
+        }
+    }
+}
+
+/// Foreign proxies check their configuration and load certificates first.
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(15);
+/// Short beside what starting takes.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);

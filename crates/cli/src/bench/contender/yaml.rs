@@ -1,0 +1,84 @@
+//! YAML as contender files need it: text, lists and maps; nothing has a type of its own.
+
+use anyhow::bail;
+use saphyr_parser::{Event, Parser};
+use serde_json::{Map, Value};
+
+/// Reads the first document of a text.
+///
+/// # Errors
+/// When it is not YAML, has anchors, or keys that are no text.
+pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
+    let mut open: Vec<Open> = Vec::new();
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        let (event, _) = event.map_err(|error| anyhow::anyhow!("it is not YAML: {error}"))?;
+        let value = match event {
+            Event::Scalar(text, ..) => Value::String(text.into_owned()),
+            Event::SequenceStart(..) => {
+                open.push(Open::List(Vec::new()));
+                continue;
+            }
+            Event::MappingStart(..) => {
+                open.push(Open::Map(Map::new(), None));
+                continue;
+            }
+            Event::SequenceEnd | Event::MappingEnd => match open.pop() {
+                Some(Open::List(list)) => Value::Array(list),
+                Some(Open::Map(map, _)) => Value::Object(map),
+                None => bail!("it is not YAML: something ends that did not begin"),
+            },
+            Event::Alias(_) => bail!("anchors are not understood here: write the value out"),
+            _ => continue,
+        };
+        if open.len() >= DEPTH_MAX {
+            bail!("it is nested deeper than {DEPTH_MAX} levels");
+        }
+        match (open.last_mut(), value) {
+            (None, value) => return Ok(value),
+            (Some(Open::List(list)), value) => list.push(value),
+            (Some(Open::Map(_, key @ None)), Value::String(text)) => *key = Some(text),
+            (Some(Open::Map(_, None)), _) => bail!("a key is not text"),
+            (Some(Open::Map(map, key)), value) => {
+                let key = key.take().unwrap_or_default();
+                if map.insert(key.clone(), value).is_some() {
+                    bail!("`{key}` is there twice");
+                }
+            }
+        }
+    }
+    bail!("it is empty")
+}
+
+enum Open {
+    List(Vec<Value>),
+    Map(Map<String, Value>, Option<String>),
+}
+
+/// Contender files are flat.
+const DEPTH_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn text_lists_and_maps_are_read() {
+        for (text, expected) in [
+            ("a: 1", json!({"a": "1"})),
+            ("a: [b, {c: d}]\ne: |\n  x\n  y\n", json!({"a": ["b", {"c": "d"}], "e": "x\ny\n"})),
+            ("- a\n- []\n- {}", json!(["a", [], {}])),
+        ] {
+            assert_eq!(parse(text).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_ambiguous_or_broken_is_refused() {
+        for text in ["", "a: [", "a: 1\na: 2", "[a]: b", "a: &x b\nc: *x"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Cores: which processors a process may run on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::Context as _;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Serialize, Serializer};
+
+/// Processors of this machine, by number; at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cores(Vec<usize>);
+
+impl Cores {
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether a processor is one of them.
+    pub(super) fn contains(&self, core: usize) -> bool {
+        self.0.contains(&core)
+    }
+
+    /// The processors that this process may use; nothing when the system does not tell.
+    pub(super) fn ours() -> Option<Self> {
+        let set = sched_getaffinity(None).ok()?;
+        let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
+        (!cores.is_empty()).then_some(Self(cores))
+    }
+
+    /// The first so many of them, and the others; nothing when no others are left.
+    pub(super) fn split(&self, first: usize) -> Option<(Self, Self)> {
+        let (these, others) = self.0.split_at_checked(first)?;
+        let both = !these.is_empty() && !others.is_empty();
+        both.then(|| (Self(these.to_vec()), Self(others.to_vec())))
+    }
+
+    /// The first so many of them, or all when there are fewer.
+    pub(super) fn first(&self, count: usize) -> Option<Self> {
+        let first: Vec<usize> = self.0.iter().copied().take(count).collect();
+        (!first.is_empty()).then_some(Self(first))
+    }
+
+    /// Whether some core belongs to both.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.0.iter().any(|core| other.contains(*core))
+    }
+
+    /// Confines the calling thread, and whatever it starts from now on.
+    ///
+    /// # Errors
+    /// When none of these processors is ours.
+    pub(super) fn confine_us(&self) -> anyhow::Result<()> {
+        let mut set = CpuSet::new();
+        for core in &self.0 {
+            set.set(*core);
+        }
+        sched_setaffinity(None, &set)
+            .with_context(|| format!("cannot be confined to the cores {self}"))
+    }
+}
+
+impl FromStr for Cores {
+    type Err = String;
+
+    /// Reads `0`, `0,2` or `0-3`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refused = || format!("`{text}` is no list of cores: use for example 0, 0,2 or 0-3");
+        let mut cores = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let first: usize = first.trim().parse().map_err(|_| refused())?;
+            let last: usize = last.trim().parse().map_err(|_| refused())?;
+            if first > last || last >= CpuSet::MAX_CPU {
+                return Err(refused());
+            }
+            cores.extend(first..=last);
+        }
+        cores.sort_unstable();
+        cores.dedup();
+        Ok(Self(cores))
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&numbers.join(","))
+    }
+}
+
+impl Serialize for Cores {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_ranges_are_read() {
+        for (text, cores) in
+            [("0", vec![0]), ("2,0", vec![0, 2]), ("0-2", vec![0, 1, 2]), ("1,1-2", vec![1, 2])]
+        {
+            assert_eq!(text.parse(), Ok(Cores(cores)), "{text}");
+        }
+        for text in ["", "a", "2-1", "0,", "99999", "-1"] {
+            assert!(text.parse::<Cores>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_split_leaves_something_for_both() {
+        let three = Cores(vec![0, 1, 3]);
+        assert_eq!(three.split(1), Some((Cores(vec![0]), Cores(vec![1, 3]))));
+        assert_eq!((three.split(3), three.split(4), three.split(0)), (None, None, None));
+    }
+}

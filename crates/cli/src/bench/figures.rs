@@ -1,0 +1,87 @@
+//! Figures as people read them, and text that stands beside them on pages.
+
+/// Text that means only itself in HTML and SVG.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// A figure with as many digits as mean something, thousands apart.
+pub(super) fn figure(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        _ if size == 0.0 => "0".to_owned(),
+        _ if size >= 1000.0 => thousands(value.round() as i64),
+        _ if size >= 100.0 => format!("{value:.0}"),
+        _ if size >= 10.0 => format!("{value:.1}"),
+        _ if size >= 0.1 => format!("{value:.2}"),
+        _ if size >= 0.01 => format!("{value:.3}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// A figure for a terminal: the digits that mean something and nothing between them.
+pub(super) fn plain(value: f64) -> String {
+    figure(value).replace('\u{202f}', "")
+}
+
+/// A figure on an axis: without digits behind the point that are nothing.
+pub(super) fn tick(value: f64) -> String {
+    if value.abs() >= 10_000.0 {
+        return format!("{}k", tick(value / 1000.0));
+    }
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn thousands(value: i64) -> String {
+    let digits = value.unsigned_abs().to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    if value < 0 { format!("-{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_text_is_taken_for_markup() {
+        assert_eq!(escape("<a href='x'>&\""), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;");
+    }
+
+    #[test]
+    fn figures_have_the_digits_that_count() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.00123, "0.0012"),
+            (0.0123, "0.012"),
+            (1.234, "1.23"),
+            (12.34, "12.3"),
+            (123.4, "123"),
+            (1234.4, "1\u{202f}234"),
+            (1_234_567.0, "1\u{202f}234\u{202f}567"),
+        ] {
+            assert_eq!(figure(value), text);
+            assert_eq!(plain(value), text.replace('\u{202f}', ""));
+        }
+        for (value, text) in [(0.5, "0.5"), (100.0, "100"), (20_000.0, "20k"), (0.0, "0")] {
+            assert_eq!(tick(value), text);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Axes: where a value lies on a plot, and which values are written beside it.
+
+/// How values are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::bench) enum Scale {
+    /// From nothing, evenly.
+    Linear,
+    /// By powers.
+    Logarithmic,
+}
+
+/// An axis from one value to another, over some length.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Axis {
+    scale: Scale,
+    from: f64,
+    to: f64,
+    length: f64,
+    pub(super) ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// An axis on which all these values have a place.
+    pub(super) fn over(values: impl IntoIterator<Item = f64>, scale: Scale, length: f64) -> Self {
+        let values: Vec<f64> =
+            values.into_iter().filter(|value| value.is_finite() && *value > 0.0).collect();
+        let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+        let smallest = values.iter().copied().fold(largest, f64::min);
+        match scale {
+            Scale::Linear => Self::linear(largest, length),
+            Scale::Logarithmic => Self::logarithmic(smallest, largest, length),
+        }
+    }
+
+    fn linear(largest: f64, length: f64) -> Self {
+        let rough = largest / TICKS;
+        let power = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
+        let step = step.into_iter().find(|step| *step >= rough).unwrap_or(rough);
+        let count = (largest / step).ceil().clamp(1.0, 2.0 * TICKS);
+        let ticks = (0..=count as u32).map(|index| f64::from(index) * step).collect();
+        Self { scale: Scale::Linear, from: 0.0, to: count * step, length, ticks }
+    }
+
+    fn logarithmic(smallest: f64, largest: f64, length: f64) -> Self {
+        let from = smallest.log10().floor() as i32;
+        let to = (largest.log10().ceil() as i32).max(from + 1).min(from + DECADES_MAX);
+        let mut ticks = Vec::new();
+        for power in from..=to {
+            for factor in [1.0, 2.0, 5.0] {
+                let tick = factor * 10f64.powi(power);
+                // Few decades have room for more.
+                if factor == 1.0 || (to - from <= 2 && power < to) {
+                    ticks.push(tick);
+                }
+            }
+        }
+        let lowest = ticks.iter().copied().rfind(|tick| *tick <= smallest);
+        let highest = ticks.iter().copied().find(|tick| *tick >= largest);
+        let from = lowest.unwrap_or_else(|| 10f64.powi(from));
+        let to = highest.unwrap_or_else(|| 10f64.powi(to));
+        ticks.retain(|tick| (from..=to).contains(tick));
+        Self { scale: Scale::Logarithmic, from, to, length, ticks }
+    }
+
+    /// How far along the axis a value is.
+    pub(super) fn place(&self, value: f64) -> f64 {
+        let part = match self.scale {
+            Scale::Linear => (value - self.from) / (self.to - self.from),
+            Scale::Logarithmic => {
+                let value = value.max(self.from);
+                (value / self.from).log10() / (self.to / self.from).log10()
+            }
+        };
+        part.clamp(0.0, 1.0) * self.length
+    }
+}
+
+const TICKS: f64 = 4.0;
+/// Latencies lie between a microsecond and minutes.
+const DECADES_MAX: i32 = 9;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_hold_all_values() {
+        let axis = Axis::over([3.0, 97.0], Scale::Linear, 100.0);
+        assert_eq!(axis.ticks, [0.0, 25.0, 50.0, 75.0, 100.0]);
+        assert_eq!((axis.place(0.0), axis.place(50.0), axis.place(200.0)), (0.0, 50.0, 100.0));
+        let axis = Axis::over([0.3, 40.0], Scale::Logarithmic, 100.0);
+        assert_eq!((axis.ticks.first(), axis.ticks.last()), (Some(&0.1), Some(&100.0)));
+        assert!((axis.place(100.0) - 100.0).abs() < 1e-9 && axis.place(0.01) == 0.0);
+    }
+
+    #[test]
+    fn nothing_to_show_is_no_reason_to_fail() {
+        for scale in [Scale::Linear, Scale::Logarithmic] {
+            let axis = Axis::over([0.0, f64::NAN], scale, 100.0);
+            assert!(axis.place(1.0).is_finite() && !axis.ticks.is_empty(), "{axis:?}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Bars: one figure of each contender, lying, with the range of its repeats.
+
+use std::fmt::Write as _;
+
+use super::axis::{Axis, Scale};
+use crate::bench::figures::{escape, figure, tick};
+
+/// A bar for each contender.
+pub(super) struct Bars<'a> {
+    pub(super) bars: Vec<Bar<'a>>,
+}
+
+/// One contender.
+pub(super) struct Bar<'a> {
+    pub(super) label: &'a str,
+    /// Its colour, by number.
+    pub(super) colour: usize,
+    /// What it consists of, with names.
+    pub(super) parts: Vec<(String, f64)>,
+    /// The smallest and largest of the repeats.
+    pub(super) range: Option<(f64, f64)>,
+    /// Beside the figure, such as a ratio.
+    pub(super) remark: String,
+}
+
+impl Bar<'_> {
+    fn sum(&self) -> f64 {
+        self.parts.iter().map(|(_, value)| value).sum()
+    }
+}
+
+impl Bars<'_> {
+    /// The plot as SVG.
+    pub(super) fn to_svg(&self, title: &str) -> String {
+        let height = TOP + ROW * self.bars.len() as f64 + BOTTOM;
+        let largest = self.bars.iter().map(|bar| bar.range.map_or(0.0, |r| r.1).max(bar.sum()));
+        let axis = Axis::over(largest, Scale::Linear, WIDTH - LEFT - RIGHT);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
+            escape(title)
+        );
+        for value in &axis.ticks {
+            let x = LEFT + axis.place(*value);
+            let bottom = height - BOTTOM;
+            push(
+                &mut svg,
+                format_args!(
+                    "<line class=\"grid-line\" x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" \
+                     y2=\"{bottom}\"/><text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\" \
+                     text-anchor=\"middle\">{}</text>",
+                    bottom + 15.0,
+                    tick(*value)
+                ),
+            );
+        }
+        for (index, bar) in self.bars.iter().enumerate() {
+            bar_to_svg(&mut svg, bar, &axis, TOP + ROW * index as f64);
+        }
+        svg.push_str("</svg>");
+        svg
+    }
+}
+
+fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &Axis, top: f64) {
+    let middle = top + ROW / 2.0;
+    push(
+        svg,
+        format_args!(
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            LEFT - 10.0,
+            middle + 4.0,
+            escape(bar.label)
+        ),
+    );
+    let mut from = 0.0;
+    for (index, (name, value)) in bar.parts.iter().enumerate() {
+        let (x, end) = (LEFT + axis.place(from), LEFT + axis.place(from + value));
+        let shade = index.min(SHADES);
+        push(
+            svg,
+            format_args!(
+                "<rect class=\"f{} shade{shade}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
+                 height=\"{BAR}\" rx=\"2.5\"><title>{}: {}</title></rect>",
+                bar.colour % COLOURS,
+                middle - BAR / 2.0,
+                (end - x - GAP).max(0.8),
+                escape(name),
+                figure(*value)
+            ),
+        );
+        from += value;
+    }
+    let sum = bar.sum();
+    let mut right = LEFT + axis.place(sum);
+    if let Some((least, most)) = bar.range.filter(|(least, most)| most > least) {
+        let (x1, x2) = (LEFT + axis.place(least), LEFT + axis.place(most));
+        right = right.max(x2);
+        push(
+            svg,
+            format_args!(
+                "<path class=\"whisker\" fill=\"none\" d=\"M{x1:.1} {middle}H{x2:.1}M{x1:.1} {a:.1}V{b:.1}M{x2:.1} \
+                 {a:.1}V{b:.1}\"><title>{} to {}</title></path>",
+                figure(least),
+                figure(most),
+                a = middle - 4.0,
+                b = middle + 4.0,
+            ),
+        );
+    }
+    let value = if sum > 0.0 { figure(sum) } else { "none".to_owned() };
+    push(
+        svg,
+        format_args!(
+            "<text x=\"{:.1}\" y=\"{:.1}\"><tspan class=\"value\">{value}</tspan><tspan \
+             class=\"tick\" dx=\"6\">{}</tspan></text>",
+            right + 8.0,
+            middle + 4.0,
+            escape(&bar.remark)
+        ),
+    );
+}
+
+fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
+    svg.write_fmt(part).expect("a String takes what is written");
+}
+
+/// How many colours the style sheet has.
+pub(super) const COLOURS: usize = 8;
+/// How many shades of a colour it has beside the full one.
+const SHADES: usize = 3;
+const WIDTH: f64 = 520.0;
+const LEFT: f64 = 78.0;
+/// Room for the figure behind the longest bar.
+const RIGHT: f64 = 104.0;
+const TOP: f64 = 6.0;
+const BOTTOM: f64 = 24.0;
+const ROW: f64 = 30.0;
+const BAR: f64 = 16.0;
+/// Between the parts of a bar.
+const GAP: f64 = 1.0;

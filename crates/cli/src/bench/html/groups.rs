@@ -1,0 +1,82 @@
+//! Groups of bars: one figure of each contender, in cases that are different things.
+
+use std::fmt::Write as _;
+
+use super::axis::{Axis, Scale};
+use super::bars::COLOURS;
+use crate::bench::figures::{escape, figure};
+
+/// Groups of bars, from top to bottom.
+pub(super) struct Groups(pub(super) Vec<Group>);
+
+/// The bars of one case.
+pub(super) struct Group {
+    pub(super) label: String,
+    /// Name, colour by number, and figure.
+    pub(super) bars: Vec<(String, usize, f64)>,
+}
+
+impl Groups {
+    /// The plot as SVG.
+    pub(super) fn to_svg(&self, title: &str) -> String {
+        let height: f64 = self.0.iter().map(Group::height).sum();
+        let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.2));
+        let axis = Axis::over(values, Scale::Linear, WIDTH - LEFT - RIGHT);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
+            escape(title)
+        );
+        let mut top = 0.0;
+        for group in &self.0 {
+            group.draw(&mut svg, &axis, top);
+            top += group.height();
+        }
+        svg.push_str("</svg>");
+        svg
+    }
+}
+
+impl Group {
+    fn height(&self) -> f64 {
+        HEADING + ROW * self.bars.len() as f64 + SPACE
+    }
+
+    fn draw(&self, svg: &mut String, axis: &Axis, top: f64) {
+        let heading = format_args!(
+            "<text class=\"tick\" x=\"0\" y=\"{:.1}\">{}</text>",
+            top + HEADING - 6.0,
+            escape(&self.label)
+        )
+        .to_string();
+        svg.push_str(&heading);
+        for (index, (name, colour, value)) in self.bars.iter().enumerate() {
+            let middle = top + HEADING + ROW * (index as f64 + 0.5);
+            let width = axis.place(*value).max(0.8);
+            let written = write!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><rect \
+                 class=\"f{}\" x=\"{LEFT}\" y=\"{:.1}\" width=\"{width:.1}\" \
+                 height=\"{BAR}\" rx=\"2.5\"/><text class=\"value\" x=\"{:.1}\" \
+                 y=\"{:.1}\">{}</text>",
+                LEFT - 10.0,
+                middle + 4.0,
+                escape(name),
+                colour % COLOURS,
+                middle - BAR / 2.0,
+                LEFT + width + 8.0,
+                middle + 4.0,
+                figure(*value)
+            );
+            written.expect("a String takes what is written");
+        }
+    }
+}
+
+const WIDTH: f64 = 520.0;
+const LEFT: f64 = 78.0;
+/// Room for the figure behind the longest bar.
+const RIGHT: f64 = 70.0;
+const HEADING: f64 = 22.0;
+const ROW: f64 = 21.0;
+const BAR: f64 = 13.0;
+const SPACE: f64 = 8.0;

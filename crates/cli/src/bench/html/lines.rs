@@ -1,0 +1,159 @@
+//! Lines: how a figure of each contender goes along, from case to case or up the percentiles.
+
+use std::fmt::Write as _;
+
+use super::axis::{Axis, Scale};
+use super::bars::COLOURS;
+use crate::bench::figures::{escape, figure, tick};
+
+/// A line for each contender.
+pub(super) struct Lines<'a> {
+    /// What is written below, from left to right.
+    pub(super) x: Vec<&'a str>,
+    pub(super) lines: Vec<Line<'a>>,
+    pub(super) scale: Scale,
+}
+
+/// One contender.
+pub(super) struct Line<'a> {
+    pub(super) label: &'a str,
+    /// Its colour, by number.
+    pub(super) colour: usize,
+    /// A figure for each place below.
+    pub(super) points: Vec<Option<f64>>,
+}
+
+impl Lines<'_> {
+    /// The plot as SVG.
+    pub(super) fn to_svg(&self, title: &str) -> String {
+        let values = self.lines.iter().flat_map(|line| line.points.iter().flatten().copied());
+        let axis = Axis::over(values, self.scale, HEIGHT - TOP - BOTTOM);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            escape(title)
+        );
+        for value in &axis.ticks {
+            let y = place_y(&axis, *value);
+            push(
+                &mut svg,
+                format_args!(
+                    "<line class=\"grid-line\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" \
+                     y2=\"{y:.1}\"/><text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" \
+                     text-anchor=\"end\">{}</text>",
+                    WIDTH - RIGHT,
+                    LEFT - 8.0,
+                    y + 4.0,
+                    tick(*value)
+                ),
+            );
+        }
+        for (index, label) in self.x.iter().enumerate() {
+            push(
+                &mut svg,
+                format_args!(
+                    "<text class=\"tick\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                    self.place_x(index),
+                    HEIGHT - BOTTOM + 18.0,
+                    escape(label)
+                ),
+            );
+        }
+        for line in &self.lines {
+            self.line(&mut svg, line, &axis);
+        }
+        self.names(&mut svg, &axis);
+        svg.push_str("</svg>");
+        svg
+    }
+
+    fn place_x(&self, index: usize) -> f64 {
+        let room = WIDTH - LEFT - RIGHT - 2.0 * INSET;
+        match self.x.len() {
+            0 | 1 => LEFT + INSET + room / 2.0,
+            count => LEFT + INSET + room * index as f64 / (count - 1) as f64,
+        }
+    }
+
+    fn line(&self, svg: &mut String, line: &Line<'_>, axis: &Axis) {
+        let colour = line.colour % COLOURS;
+        let mut path = String::new();
+        let mut drawn = false;
+        for (index, point) in line.points.iter().enumerate() {
+            let Some(value) = point else {
+                drawn = false;
+                continue;
+            };
+            let command = if drawn { 'L' } else { 'M' };
+            drawn = true;
+            push(
+                &mut path,
+                format_args!("{command}{:.1} {:.1}", self.place_x(index), place_y(axis, *value)),
+            );
+        }
+        push(svg, format_args!("<path class=\"line s{colour}\" d=\"{path}\"/>"));
+        for (index, value) in line.points.iter().enumerate() {
+            let Some(value) = value else {
+                continue;
+            };
+            push(
+                svg,
+                format_args!(
+                    "<circle class=\"dot f{colour}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\">\
+                     <title>{}, {}: {}</title></circle>",
+                    self.place_x(index),
+                    place_y(axis, *value),
+                    escape(line.label),
+                    escape(self.x.get(index).copied().unwrap_or_default()),
+                    figure(*value)
+                ),
+            );
+        }
+    }
+
+    /// Names at the ends of the lines, moved apart where they would lie on each other.
+    fn names(&self, svg: &mut String, axis: &Axis) {
+        let last = |line: &Line<'_>| line.points.iter().rev().flatten().next().copied();
+        let mut ends: Vec<(f64, &Line<'_>)> =
+            self.lines.iter().filter_map(|line| Some((place_y(axis, last(line)?), line))).collect();
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut above = f64::NEG_INFINITY;
+        // Those that were pushed down must not leave the plot: begin high enough.
+        let lowest = HEIGHT - BOTTOM;
+        let count = ends.len();
+        for (index, (y, line)) in ends.into_iter().enumerate() {
+            let below = (count - index - 1) as f64 * NAME_HEIGHT;
+            let y = y.min(lowest - below).max(above + NAME_HEIGHT);
+            above = y;
+            push(
+                svg,
+                format_args!(
+                    "<text class=\"value f{}\" style=\"fill:var(--c{0})\" x=\"{:.1}\" \
+                     y=\"{:.1}\">{}</text>",
+                    line.colour % COLOURS,
+                    WIDTH - RIGHT + 4.0,
+                    y + 4.0,
+                    escape(line.label)
+                ),
+            );
+        }
+    }
+}
+
+fn place_y(axis: &Axis, value: f64) -> f64 {
+    HEIGHT - BOTTOM - axis.place(value)
+}
+
+fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
+    svg.write_fmt(part).expect("a String takes what is written");
+}
+
+const WIDTH: f64 = 520.0;
+const HEIGHT: f64 = 250.0;
+const LEFT: f64 = 46.0;
+/// Room for the names of contenders.
+const RIGHT: f64 = 86.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 28.0;
+/// Between the sides and the first and last point.
+const INSET: f64 = 20.0;
+const NAME_HEIGHT: f64 = 14.0;

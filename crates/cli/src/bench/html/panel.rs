@@ -1,0 +1,180 @@
+//! Panels: the plots of one case.
+
+use super::axis::Scale;
+use super::bars::{Bar, Bars};
+use super::groups::{Group, Groups};
+use super::lines::{Line, Lines};
+use crate::bench::figures::escape;
+use crate::bench::outcome::Outcome;
+use crate::bench::report::{CaseReport, Form, Plot, Report};
+
+/// The plots of a case, side by side.
+pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
+    let members = members(report, case);
+    let plots = [
+        figure(
+            "CPU for each request",
+            "µs of processor time, all proxies of a contender together; shades: one proxy each; \
+             fine lines: from the least to the most of the repeats. Less is better",
+            &cpu(&members).to_svg("CPU for each request"),
+        ),
+        figure(
+            "Throughput",
+            "requests per second. More is better",
+            &throughput(&members).to_svg("Throughput"),
+        ),
+        figure(
+            "Latency",
+            "milliseconds, as the client sees it, up the percentiles; logarithmic. Lower is better",
+            &latency(&members).to_svg("Latency"),
+        ),
+        figure(
+            "Memory under load",
+            "MiB that are private to the proxies of a contender; shades: one proxy each. Less is \
+             better",
+            &memory(&members).to_svg("Memory under load"),
+        ),
+    ];
+    format!("<div class=\"grid\">{}</div>", plots.concat())
+}
+
+/// A plot that a suite made.
+pub(super) fn of_plot(report: &Report, plot: &Plot) -> String {
+    let svg = match plot.form {
+        Form::Lines(scale) => {
+            let lines = plot.series.iter().map(|(label, points)| Line {
+                label,
+                colour: colour(report, label),
+                points: points.clone(),
+            });
+            let x = plot.x.iter().map(String::as_str).collect();
+            Lines { x, lines: lines.collect(), scale }.to_svg(&plot.title)
+        }
+        Form::Bars => {
+            let group = |(index, label): (usize, &'_ String)| {
+                let bars = plot.series.iter().filter_map(|(name, points)| {
+                    let value = points.get(index).copied().flatten()?;
+                    Some((name.clone(), colour(report, name), value))
+                });
+                Group { label: label.clone(), bars: bars.collect() }
+            };
+            Groups(plot.x.iter().enumerate().map(group).collect()).to_svg(&plot.title)
+        }
+    };
+    figure(&plot.title, &plot.about, &svg)
+}
+
+/// The colour of a contender, by number: ours is always the same.
+pub(super) fn colour(report: &Report, name: &str) -> usize {
+    if let Some(own) = COLOURS_OF.iter().position(|known| *known == name) {
+        return own;
+    }
+    if let Some(mode) = COLOURS_OF_MODES.iter().position(|known| *known == name) {
+        return mode;
+    }
+    let others =
+        report.contenders.iter().filter(|facts| !COLOURS_OF.contains(&facts.name.as_str()));
+    let place = others.into_iter().position(|facts| facts.name == name);
+    COLOURS_OF.len() + place.unwrap_or(0)
+}
+
+/// A contender that took part in a case.
+struct Member<'a> {
+    name: &'a str,
+    colour: usize,
+    outcome: &'a Outcome,
+}
+
+fn members<'a>(report: &'a Report, case: &'a CaseReport) -> Vec<Member<'a>> {
+    let member = |name: &'a str| {
+        let outcome = case.contenders.get(name)?;
+        Some(Member { name, colour: colour(report, name), outcome })
+    };
+    report.contenders.iter().filter_map(|facts| member(&facts.name)).collect()
+}
+
+fn cpu<'a>(members: &[Member<'a>]) -> Bars<'a> {
+    bars(members.iter().filter(|member| member.has_proxies()), |member| {
+        let cost = &member.outcome.cpu_us_per_request;
+        let parts = cost.processes.iter().map(|(name, value)| (name.clone(), *value)).collect();
+        (parts, "cpu_us_per_request")
+    })
+}
+
+fn throughput<'a>(members: &[Member<'a>]) -> Bars<'a> {
+    bars(members.iter(), |member| {
+        (vec![("requests per second".to_owned(), member.outcome.rps)], "rps")
+    })
+}
+
+fn memory<'a>(members: &[Member<'a>]) -> Bars<'a> {
+    let mut all = bars(members.iter().filter(|member| member.has_proxies()), |member| {
+        let memory = &member.outcome.memory_kib;
+        let mib = |kib: u64| kib as f64 / 1024.0;
+        let parts = memory.processes.iter().map(|(name, kib)| (name.clone(), mib(*kib)));
+        (parts.collect(), "load_private")
+    });
+    for bar in &mut all.bars {
+        bar.range = None;
+    }
+    all
+}
+
+fn bars<'a, 'm>(
+    members: impl Iterator<Item = &'m Member<'a>>,
+    of: impl Fn(&Member<'a>) -> (Vec<(String, f64)>, &'static str),
+) -> Bars<'a>
+where
+    'a: 'm,
+{
+    let bar = |member: &Member<'a>| {
+        let (parts, figure) = of(member);
+        let outcome = member.outcome;
+        let ratio = outcome.ratio(figure).filter(|ratio| *ratio != 1.0);
+        let range = outcome.range.get(figure).map(|range| (range.min, range.max));
+        Bar {
+            label: member.name,
+            colour: member.colour,
+            parts,
+            range,
+            remark: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
+        }
+    };
+    Bars { bars: members.map(bar).collect() }
+}
+
+fn latency<'a>(members: &[Member<'a>]) -> Lines<'a> {
+    let line = |member: &Member<'a>| {
+        let l = &member.outcome.latency_ms;
+        let points = [l.p50, l.p90, l.p95, l.p99, l.p999];
+        Line {
+            label: member.name,
+            colour: member.colour,
+            points: points.map(|ms| (ms > 0.0).then_some(ms)).to_vec(),
+        }
+    };
+    Lines {
+        x: vec!["p50", "p90", "p95", "p99", "p99.9"],
+        lines: members.iter().map(line).collect(),
+        scale: Scale::Logarithmic,
+    }
+}
+
+impl Member<'_> {
+    fn has_proxies(&self) -> bool {
+        !self.outcome.cpu_us_per_request.processes.is_empty()
+    }
+}
+
+fn figure(title: &str, about: &str, svg: &str) -> String {
+    format!(
+        "<figure><h3>{}</h3><p class=\"soft\">{}</p>{svg}</figure>",
+        escape(title),
+        escape(about)
+    )
+}
+
+/// Contenders that everybody knows keep their colours from report to report.
+const COLOURS_OF: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
+/// What other lines than those of contenders are called.
+const COLOURS_OF_MODES: [&str; 2] = ["strict", "permissive"];

@@ -1,0 +1,132 @@
+//! Tables of a page.
+
+use serde_json::Value;
+
+use super::panel::colour;
+use crate::bench::figures::{escape, figure};
+use crate::bench::outcome::Outcome;
+use crate::bench::report::{CaseReport, FigureTable, Published, Report};
+use crate::bench::table::cell;
+
+/// The figures of a case.
+pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
+    let rows = report.contenders.iter().filter_map(|facts| {
+        let outcome = case.contenders.get(&facts.name)?;
+        Some(row(&facts.name, colour(report, &facts.name), outcome))
+    });
+    let ratio_to = format!("× {}", report.baseline());
+    let head = [
+        "contender",
+        "CPU µs/request",
+        &ratio_to,
+        "requests/s",
+        &ratio_to,
+        "p50 ms",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "idle MiB",
+        "load MiB",
+        "PSS MiB",
+        "",
+    ];
+    scroll(&case.name, &head, &rows.collect::<String>())
+}
+
+fn row(name: &str, colour: usize, outcome: &Outcome) -> String {
+    let ratio =
+        |of: &str| outcome.ratio(of).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
+    let l = &outcome.latency_ms;
+    let mib = |kib: u64| or_dash(kib as f64 / 1024.0);
+    let cells = [
+        or_dash(outcome.cpu_us_per_request.sum),
+        ratio("cpu_us_per_request"),
+        figure(outcome.rps),
+        ratio("rps"),
+        figure(l.p50),
+        figure(l.p90),
+        figure(l.p95),
+        figure(l.p99),
+        figure(l.p999),
+        mib(outcome.memory_kib.idle_private),
+        mib(outcome.memory_kib.load_private),
+        mib(outcome.memory_kib.load_pss),
+    ];
+    let cells: String = cells.iter().map(|text| format!("<td>{}</td>", escape(text))).collect();
+    let marks = outcome.marks().into_iter().map(|mark| {
+        let class = if mark.ends_with("failed") { "mark-failed" } else { "mark-noisy" };
+        format!("<span class=\"{class}\">{}</span>", escape(&mark))
+    });
+    format!(
+        "<tr><td><span class=\"swatch b{}\"></span>{}</td>{cells}<td class=\"words\">{}</td></tr>",
+        colour % super::bars::COLOURS,
+        escape(name),
+        marks.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// A table that a suite made.
+pub(super) fn of_figures(figures: &FigureTable) -> String {
+    let rows = figures.rows.iter().map(|row| {
+        let cells = row.iter().map(|value| {
+            let text = value.as_f64().map_or_else(|| cell(value), figure);
+            format!("<td{}>{}</td>", if is_words(value) { WORDS } else { "" }, escape(&text))
+        });
+        format!("<tr>{}</tr>", cells.collect::<String>())
+    });
+    let rows: String = rows.collect();
+    let first = figures.rows.first().map(Vec::as_slice).unwrap_or_default();
+    let head = figures.columns.iter().enumerate().map(|(index, name)| {
+        let words = first.get(index).is_some_and(is_words);
+        format!("<th{}>{}</th>", if words { WORDS } else { "" }, escape(name))
+    });
+    table(&figures.title, &head.collect::<String>(), &rows)
+}
+
+/// A table that others have published.
+pub(super) fn of_published(published: &Published) -> String {
+    let rows = published.rows.iter().map(|row| {
+        let cells = row.iter().map(|text| format!("<td>{}</td>", escape(text)));
+        format!("<tr>{}</tr>", cells.collect::<String>())
+    });
+    format!(
+        "<div class=\"published\">{}<p class=\"soft small\">{}<br>Source: {}</p></div>",
+        scroll(
+            &format!("Published, not measured here: {}", published.title),
+            published.columns,
+            &rows.collect::<String>()
+        ),
+        escape(published.remark),
+        escape(published.source)
+    )
+}
+
+/// Words stand to the left; figures, also two in a cell, to the right.
+fn is_words(value: &Value) -> bool {
+    value
+        .as_str()
+        .is_some_and(|text| !text.starts_with(|c: char| c.is_ascii_digit()) || text.contains(", "))
+}
+
+fn scroll(caption: &str, head: &[&str], rows: &str) -> String {
+    let head: String = head.iter().map(|text| format!("<th>{}</th>", escape(text))).collect();
+    table(caption, &head, rows)
+}
+
+fn table(caption: &str, head: &str, rows: &str) -> String {
+    format!(
+        "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>{head}</tr></thead>\
+         <tbody>{rows}</tbody></table></div>",
+        escape(caption)
+    )
+}
+
+const WORDS: &str = " class=\"words\"";
+
+fn or_dash(value: f64) -> String {
+    match value > 0.0 {
+        true => figure(value),
+        false => "–".to_owned(),
+    }
+}

@@ -1,0 +1,91 @@
+//! Instructions: how many the processor executed for some processes, where it counts them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::child::{Child, Launch};
+
+/// Why this machine counts no instructions; nothing when it does.
+pub(super) fn unavailable() -> Option<String> {
+    let probe = Command::new("perf").args(COUNT).args(["--", "true"]).output();
+    let output = match probe {
+        Ok(output) => output,
+        Err(error) => return Some(format!("`perf` cannot be run: {error}")),
+    };
+    // Without a file it writes to standard error.
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    match parse(&text) {
+        Some(_) => None,
+        None => Some(format!("perf says: {}", text.trim())),
+    }
+}
+
+/// A count that is under way.
+#[derive(Debug)]
+pub(super) struct Counting {
+    child: Child,
+    file: PathBuf,
+}
+
+impl Counting {
+    /// Counts what some processes do from now on, for so long.
+    ///
+    /// # Errors
+    /// When perf cannot be started.
+    pub(super) fn start(pids: &[u32], length: Duration, dir: &Path) -> anyhow::Result<Self> {
+        let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+        let file = dir.join("instructions.csv");
+        let mut command: Vec<std::ffi::OsString> = vec!["perf".into()];
+        command.extend(COUNT.map(Into::into));
+        command.extend(["-p".into(), pids.join(",").into(), "-o".into(), file.clone().into()]);
+        let seconds = format!("{:.3}", length.as_secs_f64());
+        command.extend(["--", "sleep", &seconds].map(Into::into));
+        let child = Child::start(&Launch::new(command), &dir.join("perf.log"))?;
+        Ok(Self { child, file })
+    }
+
+    /// How many there were; nothing when they were not counted after all.
+    ///
+    /// # Errors
+    /// When perf's end cannot be waited for.
+    pub(super) async fn finish(mut self) -> anyhow::Result<Option<u64>> {
+        self.child.output().await?;
+        let text = std::fs::read_to_string(&self.file).context("what perf counted")?;
+        Ok(parse(&text))
+    }
+}
+
+/// perf-stat(1), CSV format: the first field is the count, the third the event.
+fn parse(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut fields = line.split(',');
+        let count = fields.next()?.trim().parse().ok()?;
+        fields.nth(1)?.starts_with("instructions").then_some(count)
+    })
+}
+
+const COUNT: [&str; 4] = ["stat", "-x,", "-e", "instructions"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_found_where_there_is_one() {
+        for (text, count) in [
+            (
+                "# started on x\n\n123456,,instructions,1000000,100.00,1.2,insn per cycle\n",
+                Some(123_456),
+            ),
+            ("123456,,instructions:u,1000000,100.00,,\n", Some(123_456)),
+            ("<not supported>,,instructions,0,100.00,,\n", None),
+            ("5,,cycles,0,100.00,,\n", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(text), count, "{text}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The machine: what a reader has to know of it to judge the figures.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// What a reader has to know of the machine.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Machine {
+    pub(super) processor: String,
+    pub(super) cores: usize,
+    pub(super) memory_mib: u64,
+    pub(super) kernel: String,
+    pub(super) system: String,
+    /// Whether it is a virtual machine, as far as the processor tells.
+    pub(super) virtual_machine: bool,
+    /// Others running at the beginning, averaged over a minute (the first figure of loadavg).
+    pub(super) load_before: f64,
+    /// The part of its time that the hypervisor gave to others since the machine started.
+    pub(super) stolen: f64,
+}
+
+impl Machine {
+    /// Reads what Linux tells.
+    pub(super) fn describe() -> Self {
+        let cpuinfo = read("/proc/cpuinfo");
+        let memory = read("/proc/meminfo");
+        let memory =
+            field(&memory, "MemTotal").and_then(|text| text.split(' ').next()?.parse().ok());
+        Self {
+            processor: field(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_mib: memory.unwrap_or(0u64) / 1024,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            system: pretty_name(&read("/etc/os-release")),
+            virtual_machine: field(&cpuinfo, "flags")
+                .is_some_and(|flags| flags.contains("hypervisor")),
+            load_before: load(),
+            stolen: stolen(&read("/proc/stat")),
+        }
+    }
+}
+
+/// How many processes want to run, averaged over a minute.
+pub(super) fn load() -> f64 {
+    read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The value of a line such as `model name : x`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (found, value) = line.split_once(':')?;
+        (found.trim() == name).then(|| value.trim())
+    })
+}
+
+fn pretty_name(release: &str) -> String {
+    let line = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    line.unwrap_or("Linux").trim_matches('"').to_owned()
+}
+
+/// proc_stat(5): the eighth figure of the first line is what the hypervisor took.
+fn stolen(stat: &str) -> f64 {
+    let line = stat.lines().next().unwrap_or_default();
+    let figures: Vec<f64> =
+        line.split_ascii_whitespace().skip(1).filter_map(|text| text.parse().ok()).collect();
+    let sum: f64 = figures.iter().take(8).sum();
+    figures.get(7).filter(|_| sum > 0.0).map_or(0.0, |stolen| stolen / sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_linux_tells_is_understood() {
+        assert_eq!(field("a\t: b\nmodel name\t: X 9\n", "model name"), Some("X 9"));
+        assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"X 1\"\n"), "X 1");
+        assert_eq!(stolen("cpu  10 0 10 60 0 0 0 20 5 5\n"), 0.2);
+        assert_eq!(stolen(""), 0.0);
+        assert!(Machine::describe().cores > 0);
+    }
+}

@@ -1,0 +1,220 @@
+//! The options that all suites have in common.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+
+use super::contender::{self, Contender, ContenderName};
+use super::cores::Cores;
+use super::driver::Driver;
+use super::report::{Report, Settings};
+use super::rig::Rig;
+use super::runner::Runner;
+use super::trial::Timing;
+use super::{html, outcome, table};
+use crate::data_directory::HomeArgs;
+use crate::duration::{parse_duration, parse_positive};
+use crate::output;
+
+/// Options of every suite.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Options {
+    /// Who takes part: leno, envoy, haproxy, nginx, none (no proxy), floor (a bare forwarder), or
+    /// command:FILE for what a contender file describes
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    contenders: Vec<ContenderName>,
+    /// How long each run is measured
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    duration: Option<Duration>,
+    /// How long load runs before anything is measured
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    warmup: Duration,
+    /// How often each contender does each case
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: Option<u32>,
+    /// How long all of it may take: shortens runs, then leaves out repeats
+    #[arg(long, value_name = "TIME", value_parser = parse_positive)]
+    budget: Option<Duration>,
+    /// Decides the order of contenders; by chance when it is not given
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Ratios are told to leno, and to this contender
+    #[arg(long, value_name = "NAME", default_value = "leno")]
+    baseline: String,
+    /// The load generator
+    #[arg(long, value_enum, default_value_t)]
+    driver: Driver,
+    /// Where proxies run, such as 0 or 0-1 [default: the first core]
+    #[arg(long, value_name = "CORES", requires = "load_cores")]
+    proxy_cores: Option<Cores>,
+    /// Where backends and the load generator run [default: the other cores]
+    #[arg(long, value_name = "CORES", requires = "proxy_cores")]
+    load_cores: Option<Cores>,
+    /// How to print the report
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ReportFormat,
+    /// Also write the report as a page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    home: HomeArgs,
+    #[arg(long, env = "PATH", hide = true, default_value = "/usr/bin:/bin")]
+    search_path: OsString,
+}
+
+/// How the report is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum ReportFormat {
+    /// Tables
+    #[default]
+    Table,
+    /// One JSON object
+    Json,
+}
+
+/// What a suite takes when the user does not say.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Defaults {
+    pub(super) contenders: &'static [&'static str],
+    pub(super) duration: Duration,
+    pub(super) repeats: u32,
+    /// What each run takes beside warm-up and measuring.
+    pub(super) starting: Duration,
+}
+
+impl Options {
+    /// Who takes part.
+    ///
+    /// # Errors
+    /// When a contender file cannot be used, or a name is there twice.
+    pub(super) fn contenders(&self, defaults: Defaults) -> anyhow::Result<Vec<Contender>> {
+        let names = match self.contenders.is_empty() {
+            false => self.contenders.clone(),
+            true => {
+                let names = defaults.contenders.iter().map(|name| name.parse());
+                names.collect::<Result<_, String>>().map_err(anyhow::Error::msg)?
+            }
+        };
+        let mut contenders: Vec<Contender> = Vec::new();
+        for name in &names {
+            let contender = Contender::load(name)?;
+            if contenders.iter().any(|other| other.name() == contender.name()) {
+                bail!("the contender `{}` is there twice", contender.name());
+            }
+            contenders.push(contender);
+        }
+        Ok(contenders)
+    }
+
+    /// What measures `trials` runs of one repeat, within the budget if there is one.
+    ///
+    /// # Errors
+    /// When there is no place for files.
+    pub(super) fn runner(&self, defaults: Defaults, trials: usize) -> anyhow::Result<Runner> {
+        let search_path = std::env::split_paths(&self.search_path).collect();
+        let installed = contender::directory(&self.home)?;
+        let cores = self.proxy_cores.clone().zip(self.load_cores.clone());
+        if cores.as_ref().is_some_and(|(proxies, load)| proxies.overlaps(load)) {
+            tracing::warn!("proxies and load share cores: each takes time from the other");
+        }
+        let mut runner = Runner {
+            rig: Rig::new(search_path, installed)?,
+            driver: self.driver,
+            timing: Timing {
+                warm_up: self.warmup,
+                duration: self.duration.unwrap_or(defaults.duration),
+            },
+            repeats: self.repeats.unwrap_or(defaults.repeats),
+            seed: self.seed.unwrap_or_else(by_chance),
+            baseline: self.baseline.clone(),
+            cores,
+            starting: defaults.starting,
+            counts: false,
+        };
+        if let Some(budget) = self.budget {
+            fit(&mut runner, trials, budget);
+        }
+        Ok(runner)
+    }
+
+    /// Whether the user says who takes part.
+    pub(super) fn names_contenders(&self) -> bool {
+        !self.contenders.is_empty()
+    }
+
+    /// The budget, if there is one.
+    pub(super) fn budget(&self) -> Option<Duration> {
+        self.budget
+    }
+
+    /// The same with another budget, for a part of what it was given for.
+    pub(super) fn within(&self, budget: Option<Duration>) -> Self {
+        Self { budget, ..self.clone() }
+    }
+
+    /// Prints reports and writes their page.
+    ///
+    /// # Errors
+    /// When nobody reads or the file cannot be written.
+    pub(super) fn publish(&self, reports: &[Report]) -> anyhow::Result<()> {
+        if let Some(path) = &self.html {
+            std::fs::write(path, html::page(reports))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            eprintln!("wrote {}", path.display());
+        }
+        match (self.output, reports) {
+            (ReportFormat::Json, [report]) => output::print_json(report),
+            (ReportFormat::Json, reports) => {
+                output::print_json(&serde_json::json!({ "suites": reports }))
+            }
+            (ReportFormat::Table, reports) => {
+                let texts: Vec<String> = reports.iter().map(table::render).collect();
+                output::print(&texts.join("\n"))
+            }
+        }
+    }
+}
+
+/// How something was measured, for its report.
+pub(super) fn settings(runner: &Runner) -> Settings {
+    Settings {
+        duration_s: runner.timing.duration.as_secs_f64(),
+        warm_up_s: runner.timing.warm_up.as_secs_f64(),
+        repeats: runner.repeats,
+        seed: runner.seed,
+        driver: runner.driver,
+        driver_version: runner.driver.describe(),
+        baseline: runner.baseline.clone(),
+        noisy_above: outcome::NOISY_ABOVE,
+        tail_noisy_above: outcome::TAIL_NOISY_ABOVE,
+        disturbed_above: outcome::DISTURBED_ABOVE,
+    }
+}
+
+/// Shortens the runs until all of them fit, and takes fewer repeats when that is not enough.
+fn fit(runner: &mut Runner, trials: usize, budget: Duration) {
+    let trials = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
+    loop {
+        let each = budget / trials.saturating_mul(runner.repeats);
+        let fixed = runner.trial_takes().saturating_sub(runner.timing.duration);
+        let left = each.saturating_sub(fixed);
+        if left >= DURATION_MIN || runner.repeats == 1 {
+            runner.timing.duration = runner.timing.duration.min(left.max(DURATION_MIN));
+            return;
+        }
+        runner.repeats -= 1;
+    }
+}
+
+fn by_chance() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::from(since.subsec_nanos()))
+}
+
+/// What starting and stopping proxies and applications takes.
+pub(super) const STARTING: Duration = Duration::from_millis(1_500);
+/// Shorter runs say little about tails.
+const DURATION_MIN: Duration = Duration::from_secs(1);

@@ -1,0 +1,210 @@
+//! Outcomes: the repeats of one contender in one case, put together and set beside the others.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::statistics::{Range, median, rounded};
+use super::trial::{CpuCost, LatencyMs, MemoryKib, Trial};
+
+/// What one contender gave in one case: the medians of its repeats, and how far these differ.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Outcome {
+    pub(super) rps: f64,
+    pub(super) latency_ms: LatencyMs,
+    pub(super) cpu_us_per_request: CpuCost,
+    /// Where the processor counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) instructions_per_request: Option<f64>,
+    pub(super) memory_kib: MemoryKib,
+    /// Requests of all repeats, and those without success.
+    pub(super) requests: u64,
+    pub(super) failed: u64,
+    /// The smallest and largest of the repeats, by figure.
+    pub(super) range: BTreeMap<&'static str, Range>,
+    /// The figures on which repeats disagree more than is stated.
+    pub(super) noisy: Vec<&'static str>,
+    /// By figure: the median of the ratios to leno in the same repeat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ratio_to_leno: Option<BTreeMap<&'static str, f64>>,
+    /// The same to another baseline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ratio_to_baseline: Option<BTreeMap<&'static str, f64>>,
+    /// How many cores of the benchmark strangers kept busy meanwhile, at worst.
+    pub(super) strangers_cores: f64,
+    /// Who could do no more: `proxies`, or `load` when the proxies could have.
+    pub(super) limited_by: Limit,
+    pub(super) repeats: Vec<Trial>,
+}
+
+/// What kept the throughput from being higher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Limit {
+    /// The cores of the proxies were busy.
+    Proxies,
+    /// The cores of load and applications were.
+    Load,
+    /// Neither: connections waited for each other, or the rate was given.
+    Neither,
+}
+
+/// A figure that repeats have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    pub(super) of: fn(&Trial) -> f64,
+    /// Beyond which spread it counts as noisy; never when absent.
+    noisy_above: Option<f64>,
+}
+
+/// All figures that are compared, those that count most first.
+pub(super) const FIGURES: &[Figure] = &[
+    Figure {
+        name: "cpu_us_per_request",
+        of: |t| t.cpu_us_per_request.sum,
+        noisy_above: Some(NOISY_ABOVE),
+    },
+    Figure { name: "rps", of: |t| t.rps, noisy_above: Some(NOISY_ABOVE) },
+    Figure { name: "latency_p50", of: |t| t.latency_ms.p50, noisy_above: Some(NOISY_ABOVE) },
+    Figure { name: "latency_p90", of: |t| t.latency_ms.p90, noisy_above: None },
+    Figure { name: "latency_p95", of: |t| t.latency_ms.p95, noisy_above: None },
+    Figure { name: "latency_p99", of: |t| t.latency_ms.p99, noisy_above: Some(TAIL_NOISY_ABOVE) },
+    Figure { name: "latency_p999", of: |t| t.latency_ms.p999, noisy_above: None },
+    Figure {
+        name: "idle_private",
+        of: |t| t.memory_kib.idle_private as f64,
+        noisy_above: Some(NOISY_ABOVE),
+    },
+    Figure {
+        name: "load_private",
+        of: |t| t.memory_kib.load_private as f64,
+        noisy_above: Some(NOISY_ABOVE),
+    },
+    Figure { name: "load_pss", of: |t| t.memory_kib.load_pss as f64, noisy_above: None },
+];
+
+/// Repeats that differ by more than this part of their median are called noisy.
+pub(super) const NOISY_ABOVE: f64 = 0.15;
+/// The same for the 99th percentile: tails differ by nature.
+pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
+/// A core this busy has no more to give.
+const BUSY: f64 = 0.95;
+/// Strangers that keep more of a core busy than this have disturbed a run.
+pub(super) const DISTURBED_ABOVE: f64 = 0.1;
+
+impl Outcome {
+    /// Puts repeats together; nothing when there are none. `cores` are those of the proxies and
+    /// those of load and applications.
+    pub(super) fn of(repeats: Vec<Trial>, cores: (f64, f64)) -> Option<Self> {
+        let middle = |of: &dyn Fn(&Trial) -> f64| median(repeats.iter().map(of)).map(rounded);
+        let number = |of: &dyn Fn(&Trial) -> u64| {
+            median(repeats.iter().map(|t| of(t) as f64)).map_or(0, |figure| figure.round() as u64)
+        };
+        let names = |trial: &Trial| -> Vec<String> {
+            trial.cpu_us_per_request.processes.keys().cloned().collect()
+        };
+        let names = repeats.first().map(names)?;
+        let of = |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
+        let processes = names.iter().map(|name| {
+            let figure = middle(&|t| of(&t.cpu_us_per_request.processes, name));
+            (name.clone(), figure.unwrap_or(0.0))
+        });
+        let memories = names.iter().map(|name| {
+            let figure = number(&|t| t.memory_kib.processes.get(name).copied().unwrap_or(0));
+            (name.clone(), figure)
+        });
+        let latency_ms = LatencyMs {
+            mean: middle(&|t| t.latency_ms.mean)?,
+            p50: middle(&|t| t.latency_ms.p50)?,
+            p90: middle(&|t| t.latency_ms.p90)?,
+            p95: middle(&|t| t.latency_ms.p95)?,
+            p99: middle(&|t| t.latency_ms.p99)?,
+            p999: middle(&|t| t.latency_ms.p999)?,
+            max: middle(&|t| t.latency_ms.max)?,
+        };
+        let busy_proxies = median(repeats.iter().map(|t| t.cores_busy.proxies))?;
+        let busy_load = median(repeats.iter().map(|t| t.cores_busy.load_and_applications))?;
+        let strangers =
+            |t: &Trial| t.cores_busy.strangers_beside_proxies + t.cores_busy.strangers_beside_load;
+        let taken = median(repeats.iter().map(|t| t.cores_busy.strangers_beside_proxies))?;
+        let range = ranges(&repeats);
+        let instructions = repeats.iter().filter_map(|t| t.instructions_per_request);
+        Some(Self {
+            instructions_per_request: median(instructions).map(rounded),
+            rps: middle(&|t| t.rps)?,
+            latency_ms,
+            cpu_us_per_request: CpuCost {
+                sum: middle(&|t| t.cpu_us_per_request.sum)?,
+                processes: processes.collect(),
+            },
+            memory_kib: MemoryKib {
+                idle_private: number(&|t| t.memory_kib.idle_private),
+                load_private: number(&|t| t.memory_kib.load_private),
+                load_pss: number(&|t| t.memory_kib.load_pss),
+                processes: memories.collect(),
+            },
+            requests: repeats.iter().map(|t| t.requests).sum(),
+            failed: repeats.iter().map(|t| t.errors).sum(),
+            noisy: noisy(&range),
+            range,
+            ratio_to_leno: None,
+            ratio_to_baseline: None,
+            strangers_cores: rounded(repeats.iter().map(strangers).fold(0.0, f64::max)),
+            limited_by: match (busy_proxies + taken >= BUSY * cores.0, busy_load >= BUSY * cores.1)
+            {
+                (true, _) => Limit::Proxies,
+                (false, true) => Limit::Load,
+                (false, false) => Limit::Neither,
+            },
+            repeats,
+        })
+    }
+
+    /// What a reader has to know of it, in a word each.
+    pub(super) fn marks(&self) -> Vec<String> {
+        let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
+        let bound = (self.limited_by == Limit::Load).then(|| "load-bound".to_owned());
+        let noisy = (!self.noisy.is_empty()).then(|| "noisy".to_owned());
+        let disturbed = self.strangers_cores > DISTURBED_ABOVE;
+        let disturbed = disturbed.then(|| "disturbed".to_owned());
+        [failed, bound, noisy, disturbed].into_iter().flatten().collect()
+    }
+
+    /// How a figure compares with the baseline that the user chose: leno, unless it is another.
+    pub(super) fn ratio(&self, figure: &str) -> Option<f64> {
+        let ratios = self.ratio_to_baseline.as_ref().or(self.ratio_to_leno.as_ref())?;
+        ratios.get(figure).copied()
+    }
+
+    /// For each figure the median of the ratios to somebody else in the same repeat: what
+    /// disturbed both disturbs the ratio less. Figures that are nothing on either side are left
+    /// out.
+    pub(super) fn ratios(&self, to: &Self) -> BTreeMap<&'static str, f64> {
+        let ratio = |figure: &Figure| {
+            let pairs = self.repeats.iter().filter_map(|ours| {
+                let theirs = to.repeats.iter().find(|theirs| theirs.repeat == ours.repeat)?;
+                let (ours, theirs) = ((figure.of)(ours), (figure.of)(theirs));
+                (ours > 0.0 && theirs > 0.0).then_some(ours / theirs)
+            });
+            Some((figure.name, rounded(median(pairs)?)))
+        };
+        FIGURES.iter().filter_map(ratio).collect()
+    }
+}
+
+fn ranges(repeats: &[Trial]) -> BTreeMap<&'static str, Range> {
+    let range = |figure: &Figure| {
+        let figures: Vec<f64> = repeats.iter().map(figure.of).collect();
+        Some((figure.name, Range::of(&figures)?))
+    };
+    FIGURES.iter().filter_map(range).collect()
+}
+
+fn noisy(ranges: &BTreeMap<&'static str, Range>) -> Vec<&'static str> {
+    let disagrees = |figure: &&Figure| {
+        let bound = figure.noisy_above.unwrap_or(f64::INFINITY);
+        ranges.get(figure.name).is_some_and(|range| range.spread > bound)
+    };
+    FIGURES.iter().filter(disagrees).map(|figure| figure.name).collect()
+}

@@ -1,0 +1,65 @@
+//! Progress: what is being measured, and how long it still takes, on standard error.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use crate::duration::short;
+
+/// Tells how far a benchmark is.
+#[derive(Debug)]
+pub(super) struct Progress {
+    began: Instant,
+    steps: usize,
+    done: usize,
+    /// What a step is thought to take, until some have been done.
+    guess: Duration,
+    /// On a terminal one line is written again and again.
+    terminal: bool,
+}
+
+impl Progress {
+    pub(super) fn new(steps: usize, guess: Duration) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        Self { began: Instant::now(), steps, done: 0, guess, terminal }
+    }
+
+    /// A step begins.
+    pub(super) fn step(&mut self, what: &str) {
+        let left = short(self.left());
+        let line = format!("[{}/{}] {what} · {left} left", self.done + 1, self.steps);
+        self.done += 1;
+        match self.terminal {
+            true => {
+                eprint!("\r\x1b[2K{line}");
+                // A terminal that is gone is nobody's loss.
+                drop(std::io::stderr().flush());
+            }
+            false => eprintln!("{line}"),
+        }
+    }
+
+    /// Something that is to stay on the screen.
+    pub(super) fn say(&self, text: &str) {
+        match self.terminal {
+            true => eprintln!("\r\x1b[2K{text}"),
+            false => eprintln!("{text}"),
+        }
+    }
+
+    fn left(&self) -> Duration {
+        let steps = u32::try_from(self.steps.saturating_sub(self.done)).unwrap_or(u32::MAX);
+        let each = match u32::try_from(self.done) {
+            Ok(0) | Err(_) => self.guess,
+            Ok(done) => self.began.elapsed() / done,
+        };
+        each.saturating_mul(steps)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.terminal {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}

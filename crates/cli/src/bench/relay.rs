@@ -1,0 +1,156 @@
+//! The hidden `leno bench relay`: an application that asks another one for each request.
+//!
+//! It keeps one connection to whom it asks for each connection of a client, as a client library
+//! with a pool would, and answers with what it was answered.
+
+use std::cell::Cell;
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use anyhow::Context as _;
+use clap::Args;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::{limits, stop};
+
+/// Arguments of the hidden `leno bench relay`.
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// Where to listen on loopback
+    #[arg(long)]
+    port: u16,
+    /// The ports on loopback to ask, in turn
+    #[arg(long, value_delimiter = ',', required = true)]
+    to: Vec<u16>,
+}
+
+impl RelayArgs {
+    /// Serves until SIGTERM or SIGINT.
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        limits::raise_open_files();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        LocalSet::new().block_on(&runtime, self.serve())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self) -> anyhow::Result<()> {
+        let stop = stop::signals()?;
+        tokio::pin!(stop);
+        let socket = TcpSocket::new_v4().context("a socket")?;
+        socket.set_reuseaddr(true).context("a socket")?;
+        socket.bind((Ipv4Addr::LOCALHOST, self.port).into()).context("the port is taken")?;
+        let listener = socket.listen(BACKLOG).context("cannot listen")?;
+        let turn = Rc::new(Cell::new(0));
+        let to: Rc<[u16]> = self.to.into();
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = &mut stop => return Ok(()),
+                Ok((stream, _)) = listener.accept() => {
+                    connections.spawn_local(converse(stream, Rc::clone(&to), Rc::clone(&turn)));
+                }
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+/// Answers one request after another.
+async fn converse(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
+    if client.set_nodelay(true).is_err() {
+        return;
+    }
+    let mut kept: Vec<Option<TcpStream>> = to.iter().map(|_| None).collect();
+    let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
+    while let Some(request) = message(&mut client, &mut received).await {
+        let index = turn.get() % to.len();
+        turn.set(turn.get().wrapping_add(1));
+        let (Some(port), Some(kept)) = (to.get(index), kept.get_mut(index)) else {
+            return;
+        };
+        let answer = match ask(kept, *port, &request).await {
+            Ok(answer) => answer,
+            Err(_) => BAD_GATEWAY.to_vec(),
+        };
+        if client.write_all(&answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Asks over the connection that is kept, or over a new one.
+async fn ask(kept: &mut Option<TcpStream>, port: u16, request: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut server = match kept.take() {
+        Some(server) => server,
+        None => {
+            let server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+            server.set_nodelay(true)?;
+            server
+        }
+    };
+    server.write_all(request).await?;
+    let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
+    let answer = message(&mut server, &mut received).await;
+    let answer = answer.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    *kept = Some(server);
+    Ok(answer)
+}
+
+/// The next whole message: head, and a body of the length that it declares.
+async fn message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<Vec<u8>> {
+    loop {
+        if let Some(length) = message_length(received) {
+            if received.len() >= length {
+                return Some(received.drain(..length).collect());
+            }
+        } else if received.len() > HEAD_BYTES_MAX {
+            return None;
+        }
+        match stream.read_buf(received).await {
+            Ok(0) | Err(_) => return None,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// How long the message at the front is; nothing before its head is whole.
+fn message_length(received: &[u8]) -> Option<usize> {
+    let head = received.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+    let lines = received.get(..head)?.split(|byte| *byte == b'\n');
+    let mut body = lines.filter_map(|line| {
+        let (name, value) = line.split_at_checked(CONTENT_LENGTH.len())?;
+        let named = name.eq_ignore_ascii_case(CONTENT_LENGTH);
+        let value = std::str::from_utf8(value.trim_ascii()).ok().filter(|_| named)?;
+        value.parse::<usize>().ok()
+    });
+    Some(head + body.next().unwrap_or(0))
+}
+
+const CONTENT_LENGTH: &[u8] = b"content-length:";
+const BAD_GATEWAY: &[u8] = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n";
+/// More than any proxy adds to a request of a load generator.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// All connections of a benchmark at once.
+const BACKLOG: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_as_long_as_its_head_and_what_that_declares() {
+        for (bytes, length) in [
+            (&b"GET / HTTP/1.1\r\nhost: a"[..], None),
+            (b"GET / HTTP/1.1\r\nhost: a\r\n\r\nrest", Some(27)),
+            (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", Some(41)),
+        ] {
+            assert_eq!(message_length(bytes), length);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The runner: every contender does every case, interleaved, in a fresh order each repeat.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::case::Case;
+use super::contender::{Configured, Contender, Facts};
+use super::cores::Cores;
+use super::driver::Driver;
+use super::instructions;
+use super::layout::Layout;
+use super::outcome::Outcome;
+use super::progress::Progress;
+use super::report::{CaseReport, Skipped};
+use super::rig::Rig;
+use super::statistics::Chance;
+use super::trial::{self, Cast, Timing, Trial};
+
+/// What a suite is measured with.
+#[derive(Debug)]
+pub(super) struct Runner {
+    pub(super) rig: Rig,
+    pub(super) driver: Driver,
+    pub(super) timing: Timing,
+    pub(super) repeats: u32,
+    pub(super) seed: u64,
+    pub(super) baseline: String,
+    /// Where proxies, and load with applications, run unless a case says otherwise.
+    pub(super) cores: Option<(Cores, Cores)>,
+    /// What each run takes beside warm-up and measuring.
+    pub(super) starting: Duration,
+    /// Whether the processor counts instructions.
+    pub(super) counts: bool,
+}
+
+/// Whether proxies have cores that nobody else of the benchmark uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sharing {
+    Apart,
+    Shared,
+}
+
+/// What the runner found out.
+#[derive(Debug, Default)]
+pub(super) struct Results {
+    pub(super) cases: Vec<CaseReport>,
+    pub(super) facts: Vec<Facts>,
+    pub(super) skipped: Vec<Skipped>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Runner {
+    /// Measures. A contender that cannot do a case is named and left out of it.
+    pub(super) async fn run(&mut self, contenders: &[Contender], cases: &[Case]) -> Results {
+        let mut results = Results::default();
+        match instructions::unavailable() {
+            None => self.counts = true,
+            Some(reason) => {
+                let note = format!("instructions for each request are left out: {reason}");
+                results.notes.push(note);
+            }
+        }
+        let plan = self.plan(contenders, cases, &mut results);
+        let steps: usize = plan.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
+        let mut progress = Progress::new(steps, self.trial_takes());
+        let mut chance = Chance::new(self.seed);
+        for (case, able) in cases.iter().zip(&plan) {
+            let contenders: Vec<&Contender> =
+                able.iter().filter_map(|index| contenders.get(*index)).collect();
+            self.confine(case, &mut results.notes);
+            let trials = self.case(case, &contenders, (&mut chance, &mut progress), &mut results);
+            let trials = trials.await;
+            results.cases.push(self.put_together(case, trials));
+        }
+        results
+    }
+
+    /// What one trial takes, with starting and stopping.
+    pub(super) fn trial_takes(&self) -> Duration {
+        self.timing.warm_up + self.timing.duration + self.starting
+    }
+
+    /// For each case the contenders that can do it, by number.
+    fn plan(
+        &self,
+        contenders: &[Contender],
+        cases: &[Case],
+        results: &mut Results,
+    ) -> Vec<Vec<usize>> {
+        let mut plan = Vec::new();
+        for case in cases {
+            let mut able = Vec::new();
+            for (index, contender) in contenders.iter().enumerate() {
+                match contender.facts(&self.rig, case.layout) {
+                    Ok(facts) => {
+                        able.push(index);
+                        introduce(&mut results.facts, facts, case.layout);
+                    }
+                    Err(error) => skip(results, contender.name(), format!("{error:#}")),
+                }
+            }
+            plan.push(able);
+        }
+        plan
+    }
+
+    /// Gives proxies, and load with applications, the cores that a case wants for them.
+    fn confine(&mut self, case: &Case, notes: &mut Vec<String>) {
+        let wanted = match (case.proxy_cores, &self.cores) {
+            (Some(wanted), _) => wanted,
+            (None, Some((proxies, _))) => proxies.count(),
+            (None, None) => 1,
+        };
+        if self.confine_to(wanted) == Sharing::Shared {
+            notes.push(format!(
+                "{}: no core is left for load and applications, which share those of the proxies",
+                case.name
+            ));
+        }
+        self.rig.traffic_mode = case.traffic_mode;
+    }
+
+    /// Gives proxies so many cores, and the others to load and applications.
+    pub(super) fn confine_to(&mut self, wanted: usize) -> Sharing {
+        let all = Cores::ours();
+        let given = self.cores.clone().filter(|(proxies, _)| proxies.count() == wanted);
+        let apart = given.or_else(|| all.as_ref()?.split(wanted));
+        let (proxies, load) = match (apart, all) {
+            (Some((proxies, load)), _) => (Some(proxies), Some(load)),
+            (None, Some(all)) => (all.first(wanted), Some(all)),
+            (None, None) => (None, None),
+        };
+        let share = match (&proxies, &load) {
+            (Some(proxies), Some(load)) => proxies.overlaps(load),
+            _ => true,
+        };
+        self.rig.proxy_cores = proxies;
+        self.rig.load_cores = load;
+        if share { Sharing::Shared } else { Sharing::Apart }
+    }
+
+    async fn case(
+        &self,
+        case: &Case,
+        contenders: &[&Contender],
+        (chance, progress): (&mut Chance, &mut Progress),
+        results: &mut Results,
+    ) -> BTreeMap<String, Vec<Trial>> {
+        let mut trials: BTreeMap<String, Vec<Trial>> = BTreeMap::new();
+        for repeat in 1..=self.repeats {
+            for index in chance.order(contenders.len()) {
+                let Some(contender) = contenders.get(index) else {
+                    continue;
+                };
+                let name = contender.name();
+                progress.step(&format!("{}: {name}, repeat {repeat}", case.name));
+                let dir = self.rig.scratch().join(format!("run-{}-{repeat}", slug(name)));
+                let counts = self.counts;
+                let cast = Cast { rig: &self.rig, contender, case, driver: self.driver, counts };
+                let ended = match std::fs::create_dir_all(&dir) {
+                    Ok(()) => trial::run(cast, self.timing, &dir).await,
+                    Err(error) => Err(error.into()),
+                };
+                // Files of a run are of no use to the next one, and logs may be long.
+                if let Err(error) = std::fs::remove_dir_all(&dir) {
+                    tracing::debug!(%error, "the files of a run stay");
+                }
+                match ended {
+                    Ok((mut trial, configured)) => {
+                        trial.repeat = repeat;
+                        trials.entry(name.to_owned()).or_default().push(trial);
+                        configure(&mut results.facts, name, configured);
+                    }
+                    Err(error) => {
+                        let reason = format!("{}, repeat {repeat}: {error:#}", case.name);
+                        progress.say(&format!("{name}: {reason}"));
+                        skip(results, name, reason);
+                    }
+                }
+            }
+        }
+        trials
+    }
+
+    fn put_together(&self, case: &Case, trials: BTreeMap<String, Vec<Trial>>) -> CaseReport {
+        let count = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count) as f64;
+        let cores = (count(&self.rig.proxy_cores), count(&self.rig.load_cores));
+        let outcomes = trials
+            .into_iter()
+            .filter_map(|(name, trials)| Some((name, Outcome::of(trials, cores)?)));
+        let mut contenders: BTreeMap<String, Outcome> = outcomes.collect();
+        let leno = contenders.get("leno").cloned();
+        let baseline = contenders.get(&self.baseline).cloned();
+        for outcome in contenders.values_mut() {
+            outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios(leno));
+            if self.baseline != "leno" {
+                // Without the baseline there is nothing to compare with: not leno by surprise.
+                let ratios = baseline.as_ref().map(|other| outcome.ratios(other));
+                outcome.ratio_to_baseline = Some(ratios.unwrap_or_default());
+            }
+        }
+        CaseReport {
+            name: case.name.clone(),
+            parameters: case.parameters.clone(),
+            proxy_cores: self.rig.proxy_cores.clone(),
+            load_cores: self.rig.load_cores.clone(),
+            contenders,
+        }
+    }
+}
+
+/// Remembers a contender, and what else it is in another layout.
+fn introduce(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
+    match all.iter_mut().find(|known| known.name == facts.name) {
+        None => all.push(facts),
+        Some(known) if known.about.contains(&facts.about) => {}
+        Some(known) => known.about.push_str(&format!(". As {layout}: {}", facts.about)),
+    }
+}
+
+/// Remembers how a contender was started: once for each layout, as the last run had it.
+fn configure(facts: &mut [Facts], name: &str, configured: Vec<Configured>) {
+    let Some(facts) = facts.iter_mut().find(|facts| facts.name == name) else {
+        return;
+    };
+    let layouts: Vec<_> = configured.iter().map(|process| process.layout).collect();
+    facts.configuration.retain(|known| !layouts.contains(&known.layout));
+    facts.configuration.extend(configured);
+}
+
+fn skip(results: &mut Results, name: &str, reason: String) {
+    let skipped = Skipped { name: name.to_owned(), reason };
+    if !results.skipped.contains(&skipped) {
+        results.skipped.push(skipped);
+    }
+}
+
+/// A name as a part of a path.
+fn slug(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
+}

@@ -1,0 +1,146 @@
+//! Samples: what running processes have taken of CPU and memory, with all that they started.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use leno_telemetry::Usage;
+
+use super::cores::Cores;
+
+/// CPU time of a process and its descendants since they started.
+///
+/// The scheduler counts the time of each thread in nanoseconds; where it does not tell, clock
+/// ticks have to do. Threads and processes that have ended are not in it.
+pub(super) fn cpu(root: u32) -> Duration {
+    let spent = |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::usage(pid).ok()?.cpu));
+    tree(root).into_iter().filter_map(spent).sum()
+}
+
+/// Memory of a process and its descendants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Memory {
+    /// What ending them would free.
+    pub(super) private_kib: u64,
+    /// The same with a fair part of what is shared with others.
+    pub(super) pss_kib: u64,
+}
+
+/// Reads the memory of a process and its descendants.
+pub(super) fn memory(root: u32) -> Memory {
+    let usages = tree(root).into_iter().filter_map(|pid| leno_telemetry::usage(pid).ok());
+    usages.fold(Memory::default(), |sum, Usage { private_kib, pss_kib, .. }| Memory {
+        private_kib: sum.private_kib + private_kib,
+        pss_kib: sum.pss_kib + pss_kib,
+    })
+}
+
+/// The most memory that a process ever had resident; nothing when it is gone.
+pub(super) fn peak_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok()).unwrap_or(0)
+}
+
+/// How long some cores were busy since the machine started, with whatever; in steps of 10 ms.
+pub(super) fn busy(cores: &Cores) -> Duration {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: u64 = stat.lines().filter_map(|line| busy_ticks(line, cores)).sum();
+    let rate = rustix::param::clock_ticks_per_second().max(1);
+    Duration::from_secs_f64(ticks as f64 / rate as f64)
+}
+
+/// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
+fn busy_ticks(line: &str, cores: &Cores) -> Option<u64> {
+    // The line without a number is the sum of the others.
+    let rest = line.strip_prefix("cpu").filter(|rest| !rest.starts_with(' '))?;
+    let mut words = rest.split_ascii_whitespace();
+    if !cores.contains(words.next()?.parse().ok()?) {
+        return None;
+    }
+    let figures: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
+    let idle = figures.get(3..5)?.iter().sum::<u64>();
+    Some(figures.iter().sum::<u64>().saturating_sub(idle))
+}
+
+/// A process and all that it started, as far as they still run.
+pub(super) fn tree(root: u32) -> Vec<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for pid in numbers("/proc") {
+        if let Some(parent) = parent(pid) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        found.extend(children.remove(pid).unwrap_or_default());
+        next += 1;
+    }
+    found
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the command may hold anything, also parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn threads_cpu(pid: u32) -> Option<Duration> {
+    let mut sum = Duration::ZERO;
+    let threads = numbers(&format!("/proc/{pid}/task"));
+    for thread in &threads {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok()?;
+        sum += Duration::from_nanos(text.split_ascii_whitespace().next()?.parse().ok()?);
+    }
+    (!threads.is_empty()).then_some(sum)
+}
+
+/// The entries of a directory that are numbers.
+fn numbers(directory: &str) -> Vec<u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_we_burn_is_seen_as_ours() {
+        let before = cpu(std::process::id());
+        let began = std::time::Instant::now();
+        while began.elapsed() < Duration::from_millis(50) {
+            std::hint::black_box(tree(std::process::id()));
+        }
+        let spent = cpu(std::process::id()).saturating_sub(before);
+        assert!(spent > Duration::from_millis(5), "{spent:?}");
+        let memory = memory(std::process::id());
+        assert!(memory.private_kib > 0 && memory.pss_kib > 0, "{memory:?}");
+        assert!(peak_kib(std::process::id()) >= memory.private_kib);
+    }
+
+    #[test]
+    fn a_core_is_busy_with_everything_but_waiting() {
+        let cores: Cores = "1,2".parse().unwrap();
+        for (line, ticks) in [
+            ("cpu1 1 2 3 1000 2000 4 5 6 7 8", Some(21)),
+            ("cpu0 1 2 3 1000 2000 4 5 6 7 8", None),
+            ("cpu  1 2 3 1000 2000 4 5 6 7 8", None),
+            ("intr 1", None),
+        ] {
+            assert_eq!(busy_ticks(line, &cores), ticks, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_a_process_started_counts_as_its_own() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        assert!(tree(std::process::id()).contains(&child.id()));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!tree(std::process::id()).contains(&child.id()));
+    }
+}

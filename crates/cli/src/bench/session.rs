@@ -1,0 +1,83 @@
+//! A session: one suite from its cases to its report.
+
+use std::time::{Instant, SystemTime};
+
+use anyhow::bail;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::case::Case;
+use super::machine::Machine;
+use super::options::{self, Defaults, Options};
+use super::report::{Published, Report};
+
+/// What is the same for all runs of a suite.
+#[derive(Debug)]
+pub(super) struct Suite {
+    pub(super) name: &'static str,
+    pub(super) title: &'static str,
+    /// What it measures, in a paragraph.
+    pub(super) about: &'static str,
+    pub(super) published: &'static [Published],
+    pub(super) not_shown: &'static [&'static str],
+}
+
+/// Measures the cases of a suite.
+///
+/// # Errors
+/// When no contender could do any of them.
+pub(super) async fn measure(
+    suite: &Suite,
+    options: &Options,
+    defaults: Defaults,
+    cases: &[Case],
+) -> anyhow::Result<Report> {
+    let began = Instant::now();
+    let contenders = options.contenders(defaults)?;
+    let mut runner = options.runner(defaults, contenders.len() * cases.len())?;
+    let mut report = blank(suite);
+    let results = runner.run(&contenders, cases).await;
+    report.settings = Some(options::settings(&runner));
+    if results.cases.iter().all(|case| case.contenders.is_empty()) {
+        let reasons: Vec<String> = results
+            .skipped
+            .iter()
+            .map(|skipped| format!("\n{}: {}", skipped.name, skipped.reason))
+            .collect();
+        bail!("nothing could be measured{}", reasons.concat());
+    }
+    report.cases = results.cases;
+    report.contenders = results.facts;
+    report.skipped = results.skipped;
+    report.notes.extend(results.notes);
+    report.elapsed_s = began.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// The report of a suite before anything was measured.
+pub(super) fn blank(suite: &Suite) -> Report {
+    Report {
+        suite: suite.name,
+        title: suite.title,
+        about: suite.about,
+        began: now(),
+        elapsed_s: 0.0,
+        command: std::env::args().collect(),
+        machine: Machine::describe(),
+        settings: None,
+        contenders: Vec::new(),
+        skipped: Vec::new(),
+        cases: Vec::new(),
+        meshes: Vec::new(),
+        tables: Vec::new(),
+        plots: Vec::new(),
+        published: suite.published.to_vec(),
+        notes: Vec::new(),
+        not_shown: suite.not_shown.iter().map(|text| (*text).to_owned()).collect(),
+    }
+}
+
+fn now() -> String {
+    let now = OffsetDateTime::from(SystemTime::now());
+    now.replace_nanosecond(0).unwrap_or(now).format(&Rfc3339).unwrap_or_default()
+}

@@ -1,0 +1,140 @@
+//! Statistics of a few repeats: medians, ranges, and whether they agree.
+
+use serde::Serialize;
+
+/// The middle of some figures; nothing when there are none.
+pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut figures: Vec<f64> = figures.into_iter().filter(|figure| figure.is_finite()).collect();
+    figures.sort_by(f64::total_cmp);
+    let upper = *figures.get(figures.len() / 2)?;
+    if figures.len() % 2 == 1 {
+        return Some(upper);
+    }
+    let lower = *figures.get(figures.len() / 2 - 1)?;
+    Some(f64::midpoint(lower, upper))
+}
+
+/// How far repeats lie apart.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Range {
+    pub(super) min: f64,
+    pub(super) max: f64,
+    /// From the smallest to the largest, as a part of the median.
+    pub(super) spread: f64,
+}
+
+impl Range {
+    /// The range of some figures; nothing when there are none.
+    pub(super) fn of(figures: &[f64]) -> Option<Self> {
+        let middle = median(figures.iter().copied())?;
+        let min = figures.iter().copied().fold(f64::INFINITY, f64::min);
+        let max = figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let spread = if middle == 0.0 { 0.0 } else { (max - min) / middle };
+        Some(Self { min: rounded(min), max: rounded(max), spread: rounded(spread) })
+    }
+}
+
+/// Four digits that mean something are more than a shared machine gives.
+pub(super) fn rounded(figure: f64) -> f64 {
+    if figure == 0.0 || !figure.is_finite() {
+        return 0.0;
+    }
+    let digits = 3 - figure.abs().log10().floor() as i32;
+    let scale = 10f64.powi(digits);
+    (figure * scale).round() / scale
+}
+
+/// How much y grows with x, by least squares; nothing for fewer than two different x.
+pub(super) fn slope(points: &[(f64, f64)]) -> Option<f64> {
+    let count = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let products: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    let squares: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    (squares > 0.0).then_some(products / squares)
+}
+
+/// Numbers by chance, the same for the same seed (SplitMix64).
+#[derive(Debug)]
+pub(super) struct Chance(u64);
+
+impl Chance {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// The numbers below `count` in any order.
+    pub(super) fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            let other = (self.draw() % (last as u64 + 1)) as usize;
+            order.swap(last, other);
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        for (figures, expected) in [
+            (vec![], None),
+            (vec![3.0], Some(3.0)),
+            (vec![9.0, 1.0, 2.0], Some(2.0)),
+            (vec![4.0, 1.0, 2.0, 100.0], Some(3.0)),
+            (vec![f64::NAN, 5.0], Some(5.0)),
+        ] {
+            assert_eq!(median(figures.clone()), expected, "{figures:?}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_told_as_a_part_of_the_median() {
+        let range = Range::of(&[90.0, 100.0, 120.0]).unwrap();
+        assert_eq!(range, Range { min: 90.0, max: 120.0, spread: 0.3 });
+        assert_eq!(Range::of(&[]), None);
+        assert_eq!(Range::of(&[0.0, 0.0]).unwrap().spread, 0.0);
+    }
+
+    #[test]
+    fn a_slope_needs_two_places() {
+        assert_eq!(slope(&[(1.0, 5.0), (3.0, 9.0)]), Some(2.0));
+        assert_eq!((slope(&[(1.0, 5.0), (1.0, 9.0)]), slope(&[])), (None, None));
+    }
+
+    #[test]
+    fn figures_are_shown_with_four_digits() {
+        for (figure, shown) in [
+            (0.0, 0.0),
+            (123_456.0, 123_500.0),
+            (0.012_345, 0.012_35),
+            (9.999_96, 10.0),
+            (-1.234_56, -1.235),
+        ] {
+            assert_eq!(rounded(figure), shown);
+        }
+    }
+
+    #[test]
+    fn an_order_has_everybody_once_and_depends_on_the_seed_only() {
+        let mut chance = Chance::new(7);
+        let order = chance.order(5);
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, [0, 1, 2, 3, 4]);
+        assert_eq!(Chance::new(7).order(5), order);
+        let orders: std::collections::BTreeSet<_> = (0..50).map(|_| chance.order(3)).collect();
+        assert_eq!(orders.len(), 6);
+    }
+}

@@ -1,0 +1,8 @@
+//! The suites: each measures what one published table shows.
+
+pub(super) mod all;
+pub(super) mod gateway_ratings;
+pub(super) mod latency;
+pub(super) mod router;
+pub(super) mod scale;
+pub(super) mod sidecar;

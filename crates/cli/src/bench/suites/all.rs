@@ -1,0 +1,62 @@
+//! The suite `all`: every other one, within the time that the user gives.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::gateway_ratings::GatewayRatingsArgs;
+use super::latency::LatencyArgs;
+use super::router::{RouterArgs, Rule};
+use super::scale::ScaleArgs;
+use super::sidecar::SidecarArgs;
+use crate::bench::options::Options;
+use crate::bench::report::Report;
+
+/// Arguments of `leno bench all`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AllArgs {
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+impl AllArgs {
+    /// Measures one suite after the other.
+    ///
+    /// # Errors
+    /// When a suite cannot be measured at all.
+    pub(crate) async fn measure(&self) -> anyhow::Result<Vec<Report>> {
+        let budget = self.options.budget().unwrap_or(BUDGET);
+        let part = |share: f64| self.options.within(Some(budget.mul_f64(share)));
+        let router = RouterArgs::with(part(ROUTER));
+        eprintln!("sidecar");
+        let mut reports = vec![SidecarArgs::with(part(SIDECAR)).measure().await?];
+        eprintln!("gateway-ratings");
+        reports.push(GatewayRatingsArgs::with(part(GATEWAY_RATINGS)).measure().await?);
+        eprintln!("latency");
+        reports.push(LatencyArgs::with(part(LATENCY)).measure().await?);
+        eprintln!("scale");
+        reports.push(ScaleArgs::with(part(SCALE)).measure().await?);
+        eprintln!("router");
+        reports.push(router.measure(Rule::Router).await?);
+        eprintln!("removal");
+        reports.push(router.measure(Rule::Removal).await?);
+        Ok(reports)
+    }
+}
+
+/// When nobody says how long.
+const BUDGET: Duration = Duration::from_secs(15 * 60);
+
+// What part of the time each suite gets: by how many runs it has.
+const SIDECAR: f64 = 0.38;
+const GATEWAY_RATINGS: f64 = 0.14;
+const LATENCY: f64 = 0.18;
+const SCALE: f64 = 0.12;
+const ROUTER: f64 = 0.09;
+
+const EXAMPLES: &str = "\
+Examples:
+  leno bench all --budget 15m --html report.html
+  leno bench all --budget 1h -o json
+";

@@ -1,0 +1,221 @@
+//! The suite `gateway-ratings`: two links of bookinfo, as osm-edge's "Data plane benchmarking".
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::bench::case::Case;
+use crate::bench::cores::Cores;
+use crate::bench::layout::Layout;
+use crate::bench::options::{Defaults, Options, STARTING};
+use crate::bench::outcome::Outcome;
+use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
+use crate::bench::rig::TrafficMode;
+use crate::bench::session::{self, Suite};
+use crate::bench::statistics::{median, rounded};
+
+/// Arguments of `leno bench gateway-ratings`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GatewayRatingsArgs {
+    /// Connections, each with its next request when the last is answered: JMeter's threads
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    connections: u32,
+    /// Cores for all sidecars together; a case for each [default: 1, and 2 where there are two]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    cores: Vec<usize>,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+impl GatewayRatingsArgs {
+    /// The suite as `all` runs it.
+    pub(crate) fn with(options: Options) -> Self {
+        Self { connections: 200, cores: Vec::new(), options }
+    }
+
+    /// Measures.
+    ///
+    /// # Errors
+    /// When nothing can be measured.
+    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
+        let mut cases = Vec::new();
+        for (link, target) in LINKS {
+            for cores in self.cores() {
+                cases.push(self.case((link, target), cores));
+            }
+        }
+        let mut report = session::measure(&SUITE, &self.options, DEFAULTS, &cases).await?;
+        report.tables.push(table(&report));
+        report.plots = plots(&report);
+        Ok(report)
+    }
+
+    fn cores(&self) -> Vec<usize> {
+        let ours = Cores::ours().map_or(1, |cores| cores.count());
+        match self.cores.as_slice() {
+            [] => [1, 2].into_iter().filter(|count| *count <= ours).collect(),
+            cores => cores.to_vec(),
+        }
+    }
+
+    fn case(&self, (link, role): (&str, &'static str), cores: usize) -> Case {
+        let count = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+        let mut case = Case::pair(self.connections, 0);
+        case.parameters.remove("body_bytes");
+        Case {
+            name: format!("{link}, sidecars on {count}"),
+            layout: Layout::Bookinfo,
+            targets: vec![(role, "/ratings/1".to_owned())],
+            proxy_cores: Some(cores),
+            traffic_mode: TrafficMode::Permissive,
+            ..case.with("link", link).with("proxy_cores", cores)
+        }
+    }
+}
+
+/// In the shape of the published table.
+fn table(report: &Report) -> FigureTable {
+    let columns = [
+        "link",
+        "case",
+        "TPS",
+        "p90 ms",
+        "p95 ms",
+        "p99 ms",
+        "sidecars CPU %",
+        "sidecars MiB",
+        "failed",
+    ];
+    let mut rows = Vec::new();
+    for case in &report.cases {
+        let text = |name: &str| match case.parameters.get(name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => String::new(),
+        };
+        for facts in &report.contenders {
+            let Some(outcome) = case.contenders.get(&facts.name) else {
+                continue;
+            };
+            let what = match facts.name.as_str() {
+                "none" => "no mesh".to_owned(),
+                name => format!("{name}, {} CPU", text("proxy_cores")),
+            };
+            let l = &outcome.latency_ms;
+            rows.push(vec![
+                json!(text("link")),
+                json!(what),
+                json!(outcome.rps),
+                json!(l.p90),
+                json!(l.p95),
+                json!(l.p99),
+                cpu_percent(outcome),
+                memory(outcome),
+                json!(outcome.failed),
+            ]);
+        }
+    }
+    FigureTable {
+        title: "Two links of bookinfo, without and with a mesh".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows,
+    }
+}
+
+/// Nothing where there are no sidecars.
+fn cpu_percent(outcome: &Outcome) -> Value {
+    let busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
+    let busy = median(busy).filter(|busy| *busy > 0.0);
+    busy.map_or(Value::Null, |busy| json!(rounded(busy * 100.0)))
+}
+
+fn memory(outcome: &Outcome) -> Value {
+    match outcome.memory_kib.load_private {
+        0 => Value::Null,
+        kib => json!(rounded(kib as f64 / 1024.0)),
+    }
+}
+
+fn plots(report: &Report) -> Vec<Plot> {
+    let plot = |title: &str, about: &str, of: fn(&Outcome) -> f64| {
+        let series = report.contenders.iter().map(|facts| {
+            let points = report.cases.iter().map(|case| {
+                case.contenders.get(&facts.name).map(of).filter(|figure| *figure > 0.0)
+            });
+            (facts.name.clone(), points.collect())
+        });
+        let shown = |(_, points): &(String, Vec<Option<f64>>)| points.iter().any(Option::is_some);
+        Plot {
+            title: title.to_owned(),
+            about: about.to_owned(),
+            x: report.cases.iter().map(|case| case.name.clone()).collect(),
+            series: series.filter(shown).collect(),
+            form: Form::Bars,
+        }
+    };
+    vec![
+        plot("Throughput", "requests per second. More is better", |o| o.rps),
+        plot("99th percentile", "milliseconds at p99. Less is better", |o| o.latency_ms.p99),
+        plot(
+            "CPU of the sidecars for each request",
+            "µs, all sidecars together. Less is better",
+            |o| o.cpu_us_per_request.sum,
+        ),
+        plot(
+            "Memory of the sidecars",
+            "private MiB under load, all sidecars together. Less is better",
+            |o| o.memory_kib.load_private as f64 / 1024.0,
+        ),
+    ]
+}
+
+/// The services that the load asks, and the role of the door to each.
+const LINKS: [(&str, &str); 2] =
+    [("ratings", "entrance-ratings"), ("gateway-ratings", "entrance-gateway")];
+
+const SUITE: Suite = Suite {
+    name: "gateway-ratings",
+    title: "Two links of bookinfo",
+    about: "200 clients, each with its next request when the last is answered, ask ratings, and \
+            a gateway that asks ratings for each of their requests. Without a mesh, and with a \
+            sidecar for the clients and for each service: permissive, mutual TLS. All sidecars of \
+            a contender share one core, or two.",
+    published: &[Published {
+        title: "osm-edge's \"Data plane benchmarking\"",
+        source: "benchmark.md of osm-edge 1.1.0: K3s on two machines with 16 vCPU and 32 GB, load \
+                 by JMeter 5.5 from a third, 200 threads, 2 minutes of warm-up and 5 of measuring, \
+                 Spring bookinfo, permissive with mutual TLS",
+        columns: &["case", "TPS", "p90 ms", "p95 ms", "p99 ms", "CPU", "memory"],
+        rows: &[
+            &["no mesh", "3283", "87", "89", "97", "–", "–"],
+            &["osm-edge (Pipy), sidecar with 2 CPU", "3395", "77", "79", "84", "130 %", "52 MB"],
+            &["OSM (Envoy), 2 CPU", "2189", "102", "104", "109", "200 %", "108 MB"],
+            &["osm-edge (Pipy), 1 CPU", "2839", "76", "77", "79", "100 %", "34 MB"],
+            &["OSM (Envoy), 1 CPU", "1097", "201", "203", "285", "100 %", "105 MB"],
+        ],
+        remark: "A mesh that is faster than no mesh shows that something else set the pace: there \
+                 the Spring applications. Which sidecar CPU and memory belong to is not said.",
+    }],
+    not_shown: &[
+        "Spring applications and JMeter: the applications here are small Rust programs, the load \
+         is ours",
+        "a limit for each sidecar apart: here all sidecars of a contender share the cores",
+        "the network: everything is on one machine, over loopback",
+    ],
+};
+
+pub(super) const DEFAULTS: Defaults = Defaults {
+    contenders: &["none", "leno", "envoy"],
+    duration: Duration::from_secs(10),
+    repeats: 3,
+    starting: STARTING,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  leno bench gateway-ratings
+  leno bench gateway-ratings --budget 3m --html report.html
+  leno bench gateway-ratings --cores 1 --contenders none,leno
+";

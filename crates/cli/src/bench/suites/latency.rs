@@ -1,0 +1,236 @@
+//! The suite `latency`: constant rates from one client to three services, as OSM's "Performance".
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::bench::case::Case;
+use crate::bench::html::Scale;
+use crate::bench::layout::Layout;
+use crate::bench::options::{Defaults, Options, STARTING};
+use crate::bench::outcome::Outcome;
+use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
+use crate::bench::session::{self, Suite};
+use crate::bench::statistics::{rounded, slope};
+
+/// Arguments of `leno bench latency`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct LatencyArgs {
+    /// Requests per second; a case for each
+    #[arg(long, value_name = "R", value_delimiter = ',', default_value = "100,500,1000,2000,4000")]
+    rates: Vec<u32>,
+    /// Connections of the load generator, divided among the services
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    connections: u32,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+impl LatencyArgs {
+    /// The suite as `all` runs it.
+    pub(crate) fn with(options: Options) -> Self {
+        Self { rates: vec![100, 500, 1000, 2000, 4000], connections: 48, options }
+    }
+
+    /// Measures.
+    ///
+    /// # Errors
+    /// When nothing can be measured.
+    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
+        let cases: Vec<Case> = self.rates.iter().map(|rate| self.case(*rate)).collect();
+        let mut report = session::measure(&SUITE, &self.options, DEFAULTS, &cases).await?;
+        report.tables.push(latencies(&report));
+        report.tables.push(sidecar(&report));
+        report.plots = plots(&report);
+        Ok(report)
+    }
+
+    fn case(&self, rate: u32) -> Case {
+        let targets = ["entrance-1", "entrance-2", "entrance-3"];
+        Case {
+            name: format!("{rate} requests per second"),
+            layout: Layout::Fan,
+            targets: targets.map(|role| (role, "/1024".to_owned())).to_vec(),
+            rate: Some(rate),
+            ..Case::pair(self.connections, 1024).with("rate", rate).with("services", 3)
+        }
+    }
+}
+
+/// The rates, as columns.
+fn columns(report: &Report, first: &str) -> Vec<String> {
+    let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
+        Some(rate) => format!("{rate}/s"),
+        None => case.name.clone(),
+    });
+    [first.to_owned()].into_iter().chain(names).collect()
+}
+
+/// A figure of a contender in each case.
+fn along(report: &Report, name: &str, of: impl Fn(&Outcome) -> f64) -> Vec<Option<f64>> {
+    report.cases.iter().map(|case| case.contenders.get(name).map(&of)).collect()
+}
+
+fn names(report: &Report) -> impl Iterator<Item = &str> {
+    report.contenders.iter().map(|facts| facts.name.as_str())
+}
+
+fn row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
+    let figures = figures.into_iter().map(|figure| figure.map_or(Value::Null, |f| json!(f)));
+    [Value::String(first)].into_iter().chain(figures).collect()
+}
+
+/// A percentile and its name.
+type Percentile = (&'static str, fn(&Outcome) -> f64);
+
+fn latencies(report: &Report) -> FigureTable {
+    let mut rows = Vec::new();
+    let percentiles: [Percentile; 5] = [
+        ("p50", |o| o.latency_ms.p50),
+        ("p90", |o| o.latency_ms.p90),
+        ("p95", |o| o.latency_ms.p95),
+        ("p99", |o| o.latency_ms.p99),
+        ("p99.9", |o| o.latency_ms.p999),
+    ];
+    for (percentile, of) in percentiles {
+        for name in names(report) {
+            rows.push(row(format!("{percentile} ms, {}", meaning(name)), along(report, name, of)));
+        }
+    }
+    let title = "Latency without and with a mesh, in milliseconds".to_owned();
+    FigureTable { title, columns: columns(report, "percentile"), rows }
+}
+
+/// What a contender is in the words of the published table.
+fn meaning(name: &str) -> String {
+    match name {
+        "none" => "without".to_owned(),
+        name => format!("with {name}"),
+    }
+}
+
+/// CPU and memory of the sidecar of the client, through which all requests go.
+fn sidecar(report: &Report) -> FigureTable {
+    let mut rows = Vec::new();
+    for name in names(report).filter(|name| *name != "none") {
+        let cores = along(report, name, client_cores);
+        let memory = along(report, name, |outcome| {
+            outcome.memory_kib.processes.get(CLIENT).map_or(0.0, |kib| *kib as f64 / 1024.0)
+        });
+        let cost = along(report, name, |outcome| {
+            outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0)
+        });
+        let points = report.cases.iter().zip(&cores).filter_map(|(case, cores)| {
+            let rate = case.parameters.get("rate")?.as_f64()?;
+            Some((rate / 100.0, (*cores)?))
+        });
+        let slope = slope(&points.collect::<Vec<_>>()).map_or(Value::Null, |s| json!(rounded(s)));
+        for (label, figures, slope) in [
+            ("CPU cores", cores, slope),
+            ("CPU µs/request", cost, Value::Null),
+            ("private MiB", memory, Value::Null),
+        ] {
+            let mut row = row(format!("{name}, {label}"), figures);
+            row.push(slope);
+            rows.push(row);
+        }
+    }
+    let mut columns = columns(report, "sidecar of the client");
+    columns.push("cores per 100/s".to_owned());
+    let title = "The sidecar that all requests go through".to_owned();
+    FigureTable { title, columns, rows }
+}
+
+fn client_cores(outcome: &Outcome) -> f64 {
+    let cost = outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0);
+    rounded(cost * outcome.rps / 1e6)
+}
+
+fn plots(report: &Report) -> Vec<Plot> {
+    let plot = |title: &str, about: &str, (of, scale): (fn(&Outcome) -> f64, Scale)| {
+        let series = names(report).map(|name| {
+            let points = along(report, name, of);
+            (name.to_owned(), points.into_iter().map(|p| p.filter(|p| *p > 0.0)).collect())
+        });
+        Plot {
+            title: title.to_owned(),
+            about: about.to_owned(),
+            x: columns(report, "").into_iter().skip(1).collect(),
+            series: series
+                .filter(|(_, points): &(_, Vec<Option<f64>>)| points.iter().any(Option::is_some))
+                .collect(),
+            form: Form::Lines(scale),
+        }
+    };
+    vec![
+        plot(
+            "Median latency",
+            "milliseconds at p50, by rate; logarithmic",
+            (|o| o.latency_ms.p50, Scale::Logarithmic),
+        ),
+        plot(
+            "99th percentile",
+            "milliseconds at p99, by rate; logarithmic",
+            (|o| o.latency_ms.p99, Scale::Logarithmic),
+        ),
+        plot(
+            "CPU of the client's sidecar",
+            "cores that are busy, by rate. Less is better",
+            (client_cores, Scale::Linear),
+        ),
+        plot(
+            "Memory of all sidecars",
+            "private MiB under load, client and three servers together. Less is better",
+            (|o| o.memory_kib.load_private as f64 / 1024.0, Scale::Linear),
+        ),
+    ]
+}
+
+/// The process through which all requests go.
+const CLIENT: &str = "client";
+
+const SUITE: Suite = Suite {
+    name: "latency",
+    title: "Latency at constant rates",
+    about: "One client sends requests to three echo services at a constant rate, whatever comes \
+            back, and latency counts from the moment a request was due. Without a mesh, and with \
+            a sidecar in front of the client and of each service.",
+    published: &[Published {
+        title: "OSM's \"Performance\", repeated by osm-edge and FSM",
+        source: "perf-scale.md of OSM (April 2022), osm-edge and FSM; 100 AKS nodes with 2 vCPU \
+                 and 7 GB, load by a modified wrk2",
+        columns: &["ms without / with mesh", "100/s", "500/s", "1000/s", "2000/s", "4000/s"],
+        rows: &[
+            &["p50", "0.7 / 0.9", "0.7 / 0.8", "0.7 / 1.0", "0.8 / 1.2", "0.7 / 1.6"],
+            &["p90", "1.7 / 5.3", "1.8 / 5.2", "1.5 / 5.0", "1.7 / 4.3", "1.8 / 5.6"],
+            &["p99", "4.4 / 9.6", "4.3 / 9.4", "4.2 / 9.7", "4.3 / 9.4", "4.5 / 9.8"],
+            &["p99.9", "5.0 / 16.4", "6.1 / 18.0", "6.3 / 18.0", "6.3 / 18.2", "6.1 / 18.6"],
+            &["sidecar CPU, cores (chart)", "0.04", "0.15", "0.26", "0.61", "1.21"],
+            &["sidecar memory, MB (text)", "140", "140", "140", "140", "140"],
+        ],
+        remark: "The three publish the same charts: they were measured with OSM and Envoy. The \
+                 text says 0.1 core for each 100 requests per second, the chart shows 0.03; the \
+                 page says both 140 MB and 50 MB of memory for a sidecar. The machines were \
+                 others and the network was real: compare the differences, not the figures.",
+    }],
+    not_shown: &[
+        "the network: the published figures include one",
+        "how the rate is divided among pods: here one client makes all of it",
+        "tails of a machine that nobody else uses, unless this one is such a machine",
+    ],
+};
+
+pub(super) const DEFAULTS: Defaults = Defaults {
+    contenders: &["none", "leno", "envoy"],
+    duration: Duration::from_secs(10),
+    repeats: 3,
+    starting: STARTING,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  leno bench latency
+  leno bench latency --rates 500,1000 --budget 3m --html latency.html
+";

@@ -1,0 +1,288 @@
+//! The suites `router` and `removal`: Sermant's consumer, providers and data, paced.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::bench::case::Case;
+use crate::bench::figures::plain;
+use crate::bench::layout::Layout;
+use crate::bench::options::{Defaults, Options, STARTING};
+use crate::bench::outcome::Outcome;
+use crate::bench::report::{CaseReport, FigureTable, Form, Plot, Published, Report};
+use crate::bench::session::{self, Suite};
+use crate::bench::statistics::rounded;
+use crate::duration::{parse_duration, short};
+
+/// Arguments of `leno bench router` and `leno bench removal`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RouterArgs {
+    /// How long the source of data keeps each answer back; cases for each
+    #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "0s,30ms",
+          value_parser = parse_duration)]
+    delay: Vec<Duration>,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+/// Which of the two it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Requests go to one version of the provider.
+    Router,
+    /// Providers that fail are left alone.
+    Removal,
+}
+
+impl RouterArgs {
+    /// The suite as `all` runs it.
+    pub(crate) fn with(options: Options) -> Self {
+        Self { delay: vec![Duration::ZERO, PUBLISHED_DELAY], options }
+    }
+
+    /// Measures.
+    ///
+    /// # Errors
+    /// When nothing can be measured.
+    pub(crate) async fn measure(&self, rule: Rule) -> anyhow::Result<Report> {
+        let mut cases = Vec::new();
+        for delay in &self.delay {
+            for (connections, rate) in PACES {
+                cases.push(case(connections, rate, *delay));
+            }
+        }
+        let suite = match rule {
+            Rule::Router => &ROUTER,
+            Rule::Removal => &REMOVAL,
+        };
+        let mut report = session::measure(suite, &self.options, DEFAULTS, &cases).await?;
+        report.notes.push(no_rules_yet(rule).to_owned());
+        report.tables.push(table(&report));
+        report.plots = plots(&report);
+        Ok(report)
+    }
+}
+
+fn case(connections: u32, rate: u32, delay: Duration) -> Case {
+    let mut case = Case::pair(connections, 1024);
+    case.parameters.remove("body_bytes");
+    let delayed = match delay.is_zero() {
+        true => "without delay".to_owned(),
+        false => format!("with {} ms of delay", delay.as_millis()),
+    };
+    Case {
+        name: format!("{connections} connections at {rate}/s, {delayed}"),
+        layout: Layout::Chain,
+        targets: vec![("consumer", "/1024".to_owned())],
+        rate: Some(rate),
+        delay,
+        ..case.with("rate", rate).with("delay_ms", delay.as_millis() as u64)
+    }
+}
+
+/// Until the rules are there, both do the same.
+const fn no_rules_yet(rule: Rule) -> &'static str {
+    match rule {
+        Rule::Router => {
+            "plain routing: requests go to all three providers alike. Rules that choose by tag \
+             are not read yet; when they are, this suite runs with one"
+        }
+        Rule::Removal => {
+            "plain routing: no provider is left alone, and none fails. Rules that remove outliers \
+             are not read yet; when they are, this suite runs with one"
+        }
+    }
+}
+
+/// In the shape of the published table: baseline / with, and the difference.
+fn table(report: &Report) -> FigureTable {
+    let mut rows = Vec::new();
+    for case in &report.cases {
+        let Some(baseline) = case.contenders.get("none") else {
+            continue;
+        };
+        for facts in report.contenders.iter().filter(|facts| facts.name != "none") {
+            let Some(outcome) = case.contenders.get(&facts.name) else {
+                continue;
+            };
+            let both = |of: fn(&Outcome) -> f64| {
+                let (without, with) = (of(baseline), of(outcome));
+                let sign = if with < without { "-" } else { "+" };
+                let difference = plain((with - without).abs());
+                json!(format!("{} / {} ({sign}{difference})", plain(without), plain(with)))
+            };
+            let kib = outcome.memory_kib.processes.get(CONSUMER).copied().unwrap_or(0);
+            rows.push(vec![
+                json!(case.name),
+                json!(facts.name),
+                json!(member_percent(outcome, CONSUMER)),
+                json!(rounded(kib as f64 / 1024.0)),
+                both(|o| o.latency_ms.p90),
+                both(|o| o.latency_ms.p95),
+                both(|o| o.latency_ms.p99),
+                both(|o| o.rps),
+            ]);
+        }
+    }
+    let columns = [
+        "load",
+        "with",
+        "CPU %, consumer's sidecar",
+        "MiB, consumer's sidecar",
+        "P90 ms",
+        "P95 ms",
+        "P99 ms",
+        "throughput /s",
+    ];
+    FigureTable {
+        title: "Baseline / with, and the difference".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows,
+    }
+}
+
+fn member_percent(outcome: &Outcome, name: &str) -> f64 {
+    let cost = outcome.cpu_us_per_request.processes.get(name).copied().unwrap_or(0.0);
+    rounded(cost * outcome.rps / 1e4)
+}
+
+fn plots(report: &Report) -> Vec<Plot> {
+    let name = |case: &CaseReport| {
+        let of = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
+        format!("{}/s, {}", of("rate"), short_delay(of("delay_ms")))
+    };
+    let plot = |title: &str, about: &str, of: fn(&Outcome) -> f64| Plot {
+        title: title.to_owned(),
+        about: about.to_owned(),
+        x: report.cases.iter().map(name).collect(),
+        series: report
+            .contenders
+            .iter()
+            .map(|facts| {
+                let of_case = |case: &CaseReport| case.contenders.get(&facts.name).map(of);
+                (facts.name.clone(), report.cases.iter().map(of_case).collect())
+            })
+            .collect(),
+        form: Form::Bars,
+    };
+    vec![
+        plot("P90", "milliseconds. Less is better", |o| o.latency_ms.p90),
+        plot("P99", "milliseconds. Less is better", |o| o.latency_ms.p99),
+    ]
+}
+
+fn short_delay(milliseconds: u64) -> String {
+    match milliseconds {
+        0 => "no delay".to_owned(),
+        ms if ms < 1000 => format!("{ms} ms"),
+        ms => short(Duration::from_millis(ms)),
+    }
+}
+
+/// The sidecar that is measured apart: the published figures are those of the consumer.
+const CONSUMER: &str = "consumer";
+/// Connections and requests per second, as published.
+const PACES: [(u32, u32); 2] = [(50, 1000), (100, 2000)];
+/// What puts P90 where the published figures have it.
+const PUBLISHED_DELAY: Duration = Duration::from_millis(30);
+
+const ABOUT: &str = "A consumer asks one of three providers, which ask one source of data, at a \
+     constant rate. The baseline chooses among the providers itself; with a mesh the consumer and \
+     the providers have sidecars, the source of data has none.";
+
+const NOT_SHOWN: &[&str] = &[
+    "the agent inside a JVM: sidecars stand here where Sermant has an agent, so that heap and \
+     metaspace have no counterpart",
+    "registries and rules that change while load runs",
+    "the network: everything is on one machine, over loopback",
+];
+
+const REMARK: &str = "Neither endpoint, rule, warm-up and duration nor what `heap` means is said. \
+     A P90 of 34 ms that is the same at both rates is a delay of about 30 ms that the published \
+     code does not have, hence the cases with a delay; those without are the honest test. The \
+     tables disagree on the baseline's P95 at 100 threads (34 and 35 ms), 35 to 38 ms is +8.6 % \
+     (printed 7.9 %), and 26.9 to 28.2 % is +1.3 (printed +0.3).";
+
+const SOURCE: &str = "Sermant 1.1.0: four pods with 4 vCPU and 8 GiB on two nodes, JMeter; baseline / \
+     with Sermant";
+
+const ROUTER: Suite = Suite {
+    name: "router",
+    title: "Tag routing",
+    about: ABOUT,
+    published: &[Published {
+        title: "Sermant's router, baseline / with agent",
+        source: SOURCE,
+        columns: &["load", "CPU %", "heap MB", "metaspace MB", "P90 ms", "P95 ms", "throughput /s"],
+        rows: &[
+            &[
+                "50 threads, 1000 tps",
+                "13.8 / 16.9",
+                "92.7 / 122.5",
+                "56.8 / 66.6",
+                "34 / 34",
+                "35 / 36",
+                "992.8 / 986.4",
+            ],
+            &[
+                "100 threads, 2000 tps",
+                "26.9 / 32.5",
+                "150.4 / 183.5",
+                "56.6 / 66.8",
+                "34 / 35",
+                "35 / 38",
+                "1980.4 / 1965.4",
+            ],
+        ],
+        remark: REMARK,
+    }],
+    not_shown: NOT_SHOWN,
+};
+
+const REMOVAL: Suite = Suite {
+    name: "removal",
+    title: "Outlier removal",
+    about: ABOUT,
+    published: &[Published {
+        title: "Sermant's removal, baseline / with agent",
+        source: SOURCE,
+        columns: &["load", "CPU %", "heap MB", "metaspace MB", "P90 ms", "P95 ms", "throughput /s"],
+        rows: &[
+            &[
+                "50 threads, 1000 tps",
+                "13.8 / 14.3",
+                "92.7 / 105.7",
+                "56.8 / 65.5",
+                "34 / 34",
+                "35 / 34",
+                "992.8 / 993.5",
+            ],
+            &[
+                "100 threads, 2000 tps",
+                "26.9 / 28.2",
+                "150.4 / 167",
+                "56.6 / 65.5",
+                "34 / 34",
+                "34 / 34",
+                "1980.4 / 1984.5",
+            ],
+        ],
+        remark: REMARK,
+    }],
+    not_shown: NOT_SHOWN,
+};
+
+pub(super) const DEFAULTS: Defaults = Defaults {
+    contenders: &["none", "leno"],
+    duration: Duration::from_secs(10),
+    repeats: 3,
+    starting: STARTING,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  leno bench router
+  leno bench removal --delay 0s --budget 3m -o json
+";

@@ -1,0 +1,120 @@
+//! The suite `sidecar`: the proxies alone, between a load generator and a small server.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::bench::case::Case;
+use crate::bench::driver::Connecting;
+use crate::bench::layout::Layout;
+use crate::bench::options::{Defaults, Options, STARTING};
+use crate::bench::report::Report;
+use crate::bench::session::{self, Suite};
+
+/// Arguments of `leno bench sidecar`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct SidecarArgs {
+    /// Connections of the load generator; a case for each
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "200")]
+    connections: Vec<u32>,
+    /// Bytes of each response; a case for each
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "1024")]
+    body: Vec<usize>,
+    /// What is carried; a case for each
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "http")]
+    work: Vec<Work>,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+/// What is carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Work {
+    /// HTTP/1.1 on connections that stay open
+    Http,
+    /// HTTP/1.1 with a new connection for each request
+    Fresh,
+    /// Bytes that the proxies do not look into
+    Tcp,
+}
+
+impl SidecarArgs {
+    /// The suite as `all` runs it.
+    pub(crate) fn with(options: Options) -> Self {
+        Self {
+            connections: vec![1, 200, 1000],
+            body: vec![1024],
+            work: vec![Work::Http, Work::Tcp],
+            options,
+        }
+    }
+
+    /// Measures.
+    ///
+    /// # Errors
+    /// When nothing can be measured.
+    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
+        session::measure(&SUITE, &self.options, DEFAULTS, &self.cases()).await
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for work in &self.work {
+            for connections in &self.connections {
+                for body in &self.body {
+                    cases.push(case(*work, *connections, *body));
+                }
+            }
+        }
+        cases
+    }
+}
+
+fn case(work: Work, connections: u32, body: usize) -> Case {
+    let case = Case::pair(connections, body);
+    let name = case.name.clone();
+    match work {
+        Work::Http => case.with("work", "http"),
+        Work::Fresh => Case {
+            name: format!("{name}, fresh connections"),
+            connecting: Connecting::Fresh,
+            ..case.with("work", "fresh")
+        },
+        Work::Tcp => Case {
+            name: format!("{name}, opaque TCP"),
+            layout: Layout::Tcp,
+            ..case.with("work", "tcp")
+        },
+    }
+}
+
+const SUITE: Suite = Suite {
+    name: "sidecar",
+    title: "The proxies alone",
+    about: "A load generator, a pair of proxies with mutual TLS between them, and a small HTTP \
+            server. The proxies share one core, load and server have the others, so that the \
+            figures are those of the proxies and of nothing else.",
+    published: &[],
+    not_shown: &[
+        "the network: everything is on one machine, over loopback",
+        "features that are off everywhere, such as access logs and traces",
+        "how a contender does on more cores than were given to it",
+    ],
+};
+
+const DEFAULTS: Defaults = Defaults {
+    contenders: &["leno", "envoy", "haproxy", "nginx", "none", "floor"],
+    duration: Duration::from_secs(5),
+    repeats: 3,
+    starting: STARTING,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  leno bench sidecar
+  leno bench sidecar --contenders leno,envoy --connections 200 --duration 5s --repeats 3 -o json
+  leno bench sidecar --connections 1,50,200,1000 --body 100,1024,10240,102400 --budget 20m
+  leno bench sidecar --work http,fresh,tcp --html report.html
+  leno bench sidecar --contenders leno,command:mine.yaml
+";

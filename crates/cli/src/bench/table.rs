@@ -1,0 +1,174 @@
+//! A report as text for a terminal.
+
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::Value;
+
+use super::figures::plain;
+use super::report::{CaseReport, FigureTable, Published, Report};
+
+/// The whole report as text.
+pub(super) fn render(report: &Report) -> String {
+    let mut text = format!("{}\n", report.title);
+    for case in &report.cases {
+        let cores = match (&case.proxy_cores, &case.load_cores) {
+            (Some(proxies), Some(load)) => {
+                format!(" (proxies on cores {proxies}, load and applications on {load})")
+            }
+            _ => String::new(),
+        };
+        let table = case_table(report, case);
+        write!(text, "\n{}{cores}\n{table}\n", case.name).expect(INFALLIBLE);
+    }
+    for figures in &report.tables {
+        write!(text, "\n{}\n{}\n", figures.title, figure_table(figures)).expect(INFALLIBLE);
+    }
+    text.push('\n');
+    text.push_str(&legend(report));
+    for published in &report.published {
+        write!(text, "\n{}", published_table(published)).expect(INFALLIBLE);
+    }
+    text
+}
+
+fn case_table(report: &Report, case: &CaseReport) -> Table {
+    let ratio_to = format!("× {}", report.baseline());
+    let mut table = table(&[
+        "",
+        "CPU µs/request",
+        &ratio_to,
+        "requests/s",
+        &ratio_to,
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "idle KiB",
+        "load KiB",
+        "PSS KiB",
+        "",
+    ]);
+    for facts in &report.contenders {
+        let Some(outcome) = case.contenders.get(&facts.name) else {
+            continue;
+        };
+        let ratio = |figure: &str| {
+            let ratio = outcome.ratio(figure);
+            ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
+        };
+        let l = &outcome.latency_ms;
+        let memory = &outcome.memory_kib;
+        table.add_row([
+            facts.name.clone(),
+            or_dash(outcome.cpu_us_per_request.sum, 1),
+            ratio("cpu_us_per_request"),
+            format!("{:.0}", outcome.rps),
+            ratio("rps"),
+            format!("{:.2}", l.p50),
+            format!("{:.2}", l.p90),
+            format!("{:.2}", l.p99),
+            format!("{:.2}", l.p999),
+            or_dash(memory.idle_private as f64, 0),
+            or_dash(memory.load_private as f64, 0),
+            or_dash(memory.load_pss as f64, 0),
+            outcome.marks().join(", "),
+        ]);
+    }
+    table
+}
+
+fn legend(report: &Report) -> String {
+    let mut text = String::new();
+    let mut line = |line: String| writeln!(text, "{line}").expect(INFALLIBLE);
+    if let Some(settings) = &report.settings {
+        line(format!(
+            "Medians of {} repeats of {} s, after {} s of warm-up.",
+            settings.repeats,
+            plain(settings.duration_s),
+            plain(settings.warm_up_s)
+        ));
+    }
+    if let Some(settings) = report.settings.as_ref().filter(|_| !report.cases.is_empty()) {
+        line(format!("Load by {}.", settings.driver_version));
+        line(format!(
+            "CPU and memory are those of all proxies of a contender. Ratios are medians of ratios \
+             within a repeat. noisy: repeats differ by more than {:.0} %, tails by {:.0} %. \
+             load-bound: the proxies could have done more. disturbed: programs that have no part \
+             in this kept more than {:.0} % of a core busy.",
+            settings.noisy_above * 100.0,
+            settings.tail_noisy_above * 100.0,
+            settings.disturbed_above * 100.0
+        ));
+    }
+    let machine = &report.machine;
+    line(format!(
+        "{}, {} cores, {} MiB, Linux {}{}",
+        machine.processor,
+        machine.cores,
+        machine.memory_mib,
+        machine.kernel,
+        if machine.virtual_machine { ", virtual" } else { "" }
+    ));
+    for facts in &report.contenders {
+        line(format!("{} {}: {}", facts.name, facts.version, facts.about));
+    }
+    for skipped in &report.skipped {
+        line(format!("skipped {}: {}", skipped.name, skipped.reason));
+    }
+    for note in &report.notes {
+        line(format!("note: {note}"));
+    }
+    for missing in &report.not_shown {
+        line(format!("not shown: {missing}"));
+    }
+    text
+}
+
+fn figure_table(figures: &FigureTable) -> Table {
+    let columns: Vec<&str> = figures.columns.iter().map(String::as_str).collect();
+    let mut table = table(&columns);
+    for row in &figures.rows {
+        table.add_row(row.iter().map(cell));
+    }
+    table
+}
+
+/// A value of a table as text.
+pub(super) fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "–".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.as_f64().map_or_else(|| other.to_string(), plain),
+    }
+}
+
+fn published_table(published: &Published) -> String {
+    let mut table = table(published.columns);
+    for row in published.rows {
+        table.add_row(row.iter().copied());
+    }
+    format!(
+        "Published elsewhere, not measured here: {}\n{table}\n{}\nSource: {}\n",
+        published.title, published.remark, published.source
+    )
+}
+
+/// A table whose first column is text and whose others are figures.
+pub(super) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn or_dash(figure: f64, digits: usize) -> String {
+    match figure > 0.0 {
+        true => format!("{figure:.digits$}"),
+        false => "–".to_owned(),
+    }
+}
+
+const INFALLIBLE: &str = "a String takes what is written";

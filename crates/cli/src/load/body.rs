@@ -1,0 +1,85 @@
+//! What requests carry: given on the command line, in a file, or made up.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+
+/// How large a body is, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BodySize(usize);
+
+/// Reads `512`, `10KiB` or `1MiB`; `k` and `m` mean the same.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_size(text: &str) -> Result<BodySize, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        _ => 0,
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    match bytes {
+        Some(bytes) if unit > 0 && bytes <= BODY_BYTES_MAX => Ok(BodySize(bytes)),
+        Some(_) if unit > 0 => Err("use at most 64MiB".to_owned()),
+        _ => Err("use for example 512, 10KiB or 1MiB".to_owned()),
+    }
+}
+
+/// A body of that size, of letters: a text in whatever encoding.
+pub(super) fn made_up(size: BodySize) -> Vec<u8> {
+    (b'a'..=b'z').cycle().take(size.0).collect()
+}
+
+/// The content of a file.
+///
+/// # Errors
+/// When it cannot be read or is too large.
+pub(super) fn from_file(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let mut body = Vec::new();
+    // One more than allowed shows that there is more.
+    file.take(BODY_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut body)
+        .with_context(|| format!("cannot read {shown}"))?;
+    ensure!(body.len() <= BODY_BYTES_MAX, "{shown} is too large: give at most 64 MiB");
+    Ok(body)
+}
+
+/// Larger bodies measure nothing but memory.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_sizes_as_people_write_them() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("100", 100),
+            ("10KiB", 10_240),
+            ("10k", 10_240),
+            ("1 MiB", 1 << 20),
+            ("64MiB", 64 << 20),
+        ] {
+            assert_eq!(parse_size(text), Ok(BodySize(bytes)), "{text}");
+        }
+        for text in ["", "k", "-1", "1.5k", "1GiB", "65MiB", "99999999999999999999"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn made_up_bodies_have_the_size_that_was_asked_for() {
+        for bytes in [0, 1, 26, 10_240] {
+            assert_eq!(made_up(BodySize(bytes)).len(), bytes);
+        }
+    }
+}

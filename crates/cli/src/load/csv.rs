@@ -1,0 +1,68 @@
+//! The report as comma-separated values: a line for each rate.
+
+use std::fmt::Write as _;
+
+use super::summary::Summary;
+
+/// A line of names, and a line for each rate; one line in a closed loop.
+pub(super) fn render(summary: &Summary) -> String {
+    let steps =
+        if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
+    let mut text = format!("{}\n", NAMES.join(","));
+    for step in steps {
+        let line = fields(step).join(",");
+        writeln!(text, "{line}").expect("a String takes what is written");
+    }
+    text
+}
+
+fn fields(step: &Summary) -> [String; NAMES.len()] {
+    let number = |number: Option<f64>| number.map(|n| format!("{n:.3}")).unwrap_or_default();
+    let latency = step.latency_us;
+    [
+        step.rate.map(|rate| format!("{rate:.0}")).unwrap_or_default(),
+        step.requests.to_string(),
+        step.errors.to_string(),
+        number(Some(step.rps)),
+        number(Some(step.duration_s)),
+        number(latency.min),
+        number(latency.mean),
+        number(latency.p50),
+        number(latency.p90),
+        number(latency.p95),
+        number(latency.p99),
+        number(latency.p999),
+        number(latency.max),
+        step.bytes_in.to_string(),
+        step.bytes_out.to_string(),
+        step.connections.to_string(),
+        number(step.own_cpu_us_per_request),
+        // Labels have neither commas nor quotes.
+        step.errors_by_kind
+            .iter()
+            .map(|(kind, count)| format!("{kind}={count}"))
+            .collect::<Vec<_>>()
+            .join(" "),
+    ]
+}
+
+const NAMES: [&str; 18] = [
+    "rate",
+    "requests",
+    "errors",
+    "rps",
+    "duration_s",
+    "min_us",
+    "mean_us",
+    "p50_us",
+    "p90_us",
+    "p95_us",
+    "p99_us",
+    "p999_us",
+    "max_us",
+    "bytes_in",
+    "bytes_out",
+    "connections",
+    "own_cpu_us_per_request",
+    "errors_by_kind",
+];

@@ -1,0 +1,104 @@
+//! One line on a terminal that shows how a run is going.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use leno_load::{Counters, Pace, Plan};
+
+/// One line on a terminal that shows how a run is going; nothing anywhere else.
+#[derive(Debug)]
+pub(super) struct Live {
+    terminal: bool,
+    /// Which of several rates it is.
+    step: String,
+    total: Duration,
+    /// What was shown last.
+    last: Counters,
+}
+
+impl Live {
+    /// For one of several runs.
+    pub(super) fn new(plan: &Plan, index: usize, count: usize) -> Self {
+        let step = match plan.pace {
+            Pace::Open { rate, .. } if count > 1 => {
+                format!("{} of {count}, {rate}/s: ", index + 1)
+            }
+            Pace::Open { .. } | Pace::Closed { .. } => String::new(),
+        };
+        let terminal = std::io::stderr().is_terminal();
+        Self { terminal, step, total: plan.warm_up + plan.duration, last: Counters::default() }
+    }
+
+    /// Shows how it is going.
+    pub(super) fn show(&mut self, now: &Counters) {
+        if self.terminal && now.elapsed >= self.last.elapsed + REFRESH {
+            write(&format!("\r\x1b[K{}", self.line(now)));
+            self.last = *now;
+        }
+    }
+
+    /// Leaves nothing behind.
+    pub(super) fn clear(&self) {
+        if self.terminal {
+            write("\r\x1b[K");
+        }
+    }
+
+    fn line(&self, now: &Counters) -> String {
+        let phase = if now.measuring { "measuring" } else { "warming up" };
+        // Counts begin again when the warm-up ends.
+        let before = if now.measuring == self.last.measuring { self.last.requests } else { 0 };
+        let seconds = now.elapsed.saturating_sub(self.last.elapsed).as_secs_f64();
+        let rate = now.requests.saturating_sub(before) as f64 / seconds.max(f64::MIN_POSITIVE);
+        format!(
+            "{}{phase}, {:.1} of {:.1} s: {} requests, {rate:.0}/s, {} failed",
+            self.step,
+            now.elapsed.as_secs_f64(),
+            self.total.as_secs_f64(),
+            now.requests,
+            now.requests.saturating_sub(now.successes),
+        )
+    }
+}
+
+fn write(text: &str) {
+    let mut out = std::io::stderr().lock();
+    // A line that cannot be shown is no reason to stop.
+    drop(out.write_all(text.as_bytes()));
+    drop(out.flush());
+}
+
+/// Often enough to look alive, seldom enough to be read.
+const REFRESH: Duration = Duration::from_millis(300);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_what_is_happening_now() {
+        let plan = Plan {
+            pace: Pace::Open { rate: 2000, connections: 1 },
+            warm_up: Duration::from_secs(2),
+            ..Plan::new(Vec::new())
+        };
+        let mut live = Live::new(&plan, 1, 4);
+        let counters = |seconds, measuring, requests| Counters {
+            elapsed: Duration::from_secs(seconds),
+            measuring,
+            requests,
+            successes: requests - 1,
+            failures: 1,
+        };
+        live.last = counters(1, false, 2000);
+        assert_eq!(
+            live.line(&counters(2, false, 4000)),
+            "2 of 4, 2000/s: warming up, 2.0 of 12.0 s: 4000 requests, 2000/s, 1 failed"
+        );
+        live.last = counters(2, true, 100);
+        assert_eq!(
+            live.line(&counters(4, true, 1100)),
+            "2 of 4, 2000/s: measuring, 4.0 of 12.0 s: 1100 requests, 500/s, 1 failed"
+        );
+    }
+}

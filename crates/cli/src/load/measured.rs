@@ -1,0 +1,56 @@
+//! What was measured, and how.
+
+use leno_load::{Plan, Protocol, Report, Reuse};
+
+/// What was measured, and how.
+#[derive(Debug)]
+pub(super) struct Measured {
+    /// What was asked for, but for the pace.
+    pub(super) plan: Plan,
+    pub(super) threads: usize,
+    /// One after the other; at least one.
+    pub(super) steps: Vec<Step>,
+}
+
+/// What was measured at one rate, or in a closed loop.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) rate: Option<u32>,
+    pub(super) report: Report,
+}
+
+impl Measured {
+    /// What was spoken, in words.
+    pub(super) fn protocol(&self) -> String {
+        match self.plan.protocol {
+            Protocol::Http1 => "HTTP/1.1".to_owned(),
+            Protocol::Http2 { streams: 1 } => "HTTP/2".to_owned(),
+            Protocol::Http2 { streams } => format!("HTTP/2 of {streams} streams each"),
+            Protocol::Grpc { streams: 1 } => "gRPC".to_owned(),
+            Protocol::Grpc { streams } => format!("gRPC of {streams} streams each"),
+        }
+    }
+
+    /// How it was measured, in one line.
+    pub(super) fn setting(&self) -> String {
+        let connections = self.plan.pace.connections();
+        let plural = if connections == 1 { "" } else { "s" };
+        let fresh = match self.plan.reuse {
+            Reuse::Keep => "",
+            Reuse::Fresh => ", one for each request",
+        };
+        let pace = match self.steps.first().and_then(|step| step.rate) {
+            None => "closed loop",
+            Some(_) => "open loop, latency from when a request was due",
+        };
+        let threads = match self.threads {
+            1 => "1 thread".to_owned(),
+            threads => format!("{threads} threads"),
+        };
+        format!(
+            "{connections} connection{plural} of {}{fresh}; {pace}; {threads}; {:?} of warm-up",
+            self.protocol(),
+            self.plan.warm_up,
+        )
+    }
+}

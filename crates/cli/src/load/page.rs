@@ -1,0 +1,291 @@
+//! The report as one page that needs nothing but itself.
+
+use super::measured::{Measured, Step};
+use super::plot::{Axis, Line, Mark, Plot, Tick, escape};
+use super::summary::{Instant, Summary};
+use super::table::{share, time};
+
+/// The report as one page that needs nothing but itself: no script, no font, no picture.
+pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
+    let urls = measured.plan.targets.iter().map(|target| target.name.as_str());
+    let urls: Vec<&str> = urls.collect();
+    let mut page = Page::default();
+    page.put("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    page.put("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    page.put(&format!("<title>leno load {}</title>\n", escape(&urls.join(" "))));
+    page.put(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
+    page.put(&format!("<h1>Load on {}</h1>\n", escape(&named(&urls))));
+    page.put(&format!("<p class=\"setting\">{}</p>\n", escape(&measured.setting())));
+    page.figures(summary);
+    page.put("<h2>Latency by percentile</h2>\n");
+    page.put(&percentiles(measured).to_svg());
+    page.put("<h2>Throughput and errors over time</h2>\n");
+    page.put(&throughput(summary).to_svg());
+    page.put("<h2>Latency over time</h2>\n");
+    page.put(&latency_over_time(summary).to_svg());
+    page.rates(summary);
+    page.counts("Errors", "kind", &summary.errors_by_kind, summary.requests);
+    page.counts("Statuses", "status", &summary.statuses, summary.requests);
+    page.targets(summary);
+    page.put(&format!("<footer>{CAVEATS}</footer>\n</body>\n</html>\n"));
+    page.text
+}
+
+fn named(urls: &[&str]) -> String {
+    match urls {
+        [url] => (*url).to_owned(),
+        urls => format!("{} targets", urls.len()),
+    }
+}
+
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn put(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    /// The few figures that most readers came for.
+    fn figures(&mut self, summary: &Summary) {
+        let latency = summary.latency_us;
+        let figures = [
+            ("requests per second", format!("{:.0}", summary.rps)),
+            ("requests", summary.requests.to_string()),
+            ("errors", share(summary.errors, summary.requests)),
+            ("p50", time(latency.p50)),
+            ("p99", time(latency.p99)),
+            ("p99.9", time(latency.p999)),
+            ("longest", time(latency.max)),
+        ];
+        self.put("<dl class=\"figures\">\n");
+        for (name, figure) in figures {
+            let wrong =
+                if name == "errors" && summary.errors > 0 { " class=\"wrong\"" } else { "" };
+            self.put(&format!("<div{wrong}><dt>{name}</dt><dd>{figure}</dd></div>\n"));
+        }
+        self.put("</dl>\n");
+    }
+
+    fn rates(&mut self, summary: &Summary) {
+        let steps = match summary.steps.as_slice() {
+            [] => std::slice::from_ref(summary),
+            steps => steps,
+        };
+        self.put("<h2>In numbers</h2>\n<div class=\"wide\"><table>\n<tr>");
+        for name in RATE_COLUMNS {
+            self.put(&format!("<th>{name}</th>"));
+        }
+        self.put("</tr>\n");
+        for step in steps {
+            let latency = step.latency_us;
+            let rate = step.rate.map_or("as it comes".to_owned(), |rate| format!("{rate:.0}/s"));
+            let counts = [rate, step.requests.to_string(), format!("{:.0}/s", step.rps)];
+            let times = [
+                latency.min,
+                latency.mean,
+                latency.p50,
+                latency.p90,
+                latency.p95,
+                latency.p99,
+                latency.p999,
+                latency.max,
+                step.own_cpu_us_per_request,
+            ];
+            let errors = [step.errors.to_string()];
+            let cells = counts.into_iter().chain(errors).chain(times.map(time));
+            self.row(cells);
+        }
+        self.put("</table></div>\n");
+    }
+
+    fn counts<'a>(
+        &mut self,
+        title: &str,
+        name: &str,
+        counts: impl IntoIterator<Item = (&'a String, &'a u64)>,
+        total: u64,
+    ) {
+        let mut counts = counts.into_iter().peekable();
+        if counts.peek().is_none() {
+            return;
+        }
+        self.put(&format!("<h2>{title}</h2>\n<table>\n<tr><th>{name}</th>"));
+        self.put("<th>count</th><th>share</th></tr>\n");
+        for (name, count) in counts {
+            self.row([name.clone(), count.to_string(), share(*count, total)]);
+        }
+        self.put("</table>\n");
+    }
+
+    fn targets(&mut self, summary: &Summary) {
+        if summary.targets.len() < 2 {
+            return;
+        }
+        self.put("<h2>Targets</h2>\n<div class=\"wide\"><table>\n");
+        self.put("<tr><th>URL</th><th>requests</th><th>errors</th></tr>\n");
+        for target in &summary.targets {
+            let [requests, errors] = [target.requests, target.errors].map(|n| n.to_string());
+            self.row([target.url.clone(), requests, errors]);
+        }
+        self.put("</table></div>\n");
+    }
+
+    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.put("<tr>");
+        for cell in cells {
+            self.put(&format!("<td>{}</td>", escape(&cell)));
+        }
+        self.put("</tr>\n");
+    }
+}
+
+/// How long which part of the requests took; the rare ones get as much room as the many.
+fn percentiles(measured: &Measured) -> Plot {
+    let count = measured.steps.len();
+    let mut nines: f64 = 1.0;
+    let (mut low, mut high) = (f64::MAX, 1.0_f64);
+    for Step { report, .. } in &measured.steps {
+        let latency = report.total().latency;
+        let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
+            continue;
+        };
+        nines = nines.max((latency.count() as f64).log10().ceil().min(NINES_MAX));
+        low = low.min(min.as_nanos() as f64 / 1e3);
+        high = high.max(max.as_nanos() as f64 / 1e3);
+    }
+    let lines = measured.steps.iter().enumerate().map(|(index, Step { rate, report })| {
+        let latency = report.total().latency;
+        let at = |nines: f64| {
+            let part = 1.0 - 10_f64.powf(-nines);
+            latency.quantile(part).map(|latency| (part, latency.as_nanos() as f64 / 1e3))
+        };
+        let points = (0..=(nines * 40.0) as u32).map(|step| {
+            let x = f64::from(step) / 40.0;
+            at(x).map(|(_, us)| (x, us.max(1.0).log10()))
+        });
+        let marks = PERCENTILES.iter().filter_map(|(label, part)| {
+            let x = -(1.0 - part).log10();
+            let (_, us) = at(x).filter(|_| x <= nines)?;
+            let text = format!("{label}: {}", time(Some(us)));
+            Some(Mark { x, y: us.max(1.0).log10(), text })
+        });
+        Line {
+            name: rate.map_or(String::new(), |rate| format!("{rate}/s")),
+            class: "one",
+            strength: 1.0 - 0.7 * (count - 1 - index) as f64 / count as f64,
+            points: points.collect(),
+            marks: marks.collect(),
+        }
+    });
+    let ticks = (0..=nines as usize).filter_map(|nines| {
+        let label = (*NINES_LABELS.get(nines)?).to_owned();
+        Some(Tick { at: nines as f64, label })
+    });
+    Plot {
+        title: "Latency by percentile",
+        x: Axis { label: "part of the requests", low: 0.0, high: nines, ticks: ticks.collect() },
+        y: Axis { label: "at most", ..Axis::latencies(low.min(high), high) },
+        lines: lines.collect(),
+    }
+}
+
+fn throughput(summary: &Summary) -> Plot {
+    let per_second = |instant: &Instant, count: u64| count as f64 / instant.length_s;
+    let shown = || shown(summary);
+    let line = |name: &str, class, count: fn(&Instant) -> u64| Line {
+        name: name.to_owned(),
+        class,
+        strength: 1.0,
+        points: shown().map(|i| Some((middle(i), per_second(i, count(i))))).collect(),
+        // A mark for every interval without errors would only hide the axis.
+        marks: shown()
+            .filter(|i| class != "wrong" || count(i) > 0)
+            .map(|i| Mark {
+                x: middle(i),
+                y: per_second(i, count(i)),
+                text: format!("{:.1} s: {:.0} {name} per second", i.at_s, per_second(i, count(i))),
+            })
+            .collect(),
+    };
+    let lines = vec![
+        line("requests", "one", |instant| instant.requests),
+        line("errors", "wrong", |instant| instant.errors),
+    ];
+    let most = shown().map(|i| per_second(i, i.requests)).fold(1.0, f64::max);
+    Plot {
+        title: "Requests and errors per second over time",
+        x: Axis::from_zero("seconds after the warm-up", summary.duration_s),
+        y: Axis::from_zero("per second", most * 1.05),
+        lines,
+    }
+}
+
+fn latency_over_time(summary: &Summary) -> Plot {
+    let line = |name: &str, class, quantile: fn(&Instant) -> Option<f64>| Line {
+        name: name.to_owned(),
+        class,
+        strength: 1.0,
+        points: shown(summary)
+            .map(|i| quantile(i).map(|us| (middle(i), us.max(1.0).log10())))
+            .collect(),
+        marks: shown(summary)
+            .filter_map(|i| {
+                let us = quantile(i)?;
+                let text = format!("{:.1} s: {name} {}", i.at_s, time(Some(us)));
+                Some(Mark { x: middle(i), y: us.max(1.0).log10(), text })
+            })
+            .collect(),
+    };
+    let lines =
+        vec![line("p50", "one", |instant| instant.p50), line("p99", "two", |instant| instant.p99)];
+    let all = || shown(summary).flat_map(|i| [i.p50, i.p99]).flatten();
+    let (low, high) = (all().fold(f64::MAX, f64::min), all().fold(1.0, f64::max));
+    Plot {
+        title: "Latency over time",
+        x: Axis::from_zero("seconds after the warm-up", summary.duration_s),
+        y: Axis { label: "at most", ..Axis::latencies(low.min(high), high) },
+        lines,
+    }
+}
+
+/// The intervals of which enough was measured to divide by.
+fn shown(summary: &Summary) -> impl Iterator<Item = &Instant> {
+    let longest = summary.timeline.iter().map(|instant| instant.length_s).fold(0.0, f64::max);
+    summary.timeline.iter().filter(move |instant| instant.length_s > longest / 2.0)
+}
+
+fn middle(instant: &Instant) -> f64 {
+    instant.at_s + instant.length_s / 2.0
+}
+
+/// Nobody has measured a billion requests here.
+const NINES_MAX: f64 = 6.0;
+
+const NINES_LABELS: [&str; 7] = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
+
+const PERCENTILES: [(&str, f64); 8] = [
+    ("p25", 0.25),
+    ("p50", 0.5),
+    ("p75", 0.75),
+    ("p90", 0.9),
+    ("p95", 0.95),
+    ("p99", 0.99),
+    ("p99.9", 0.999),
+    ("p99.99", 0.9999),
+];
+
+const RATE_COLUMNS: [&str; 13] = [
+    "rate", "requests", "answered", "errors", "min", "mean", "p50", "p90", "p95", "p99", "p99.9",
+    "max", "own CPU",
+];
+
+const CAVEATS: &str = "Latencies are those of requests that succeeded; everything else is \
+    counted as an error, by kind. In a closed loop a server that stalls is not asked meanwhile, \
+    so that few requests show the stall; in an open loop all that were due do. Answers that came \
+    after the end are in the counts and latencies, not in what is told per second. Everything was \
+    measured from where the generator ran, its own delays included.";
+
+const STYLE: &str = include_str!("load.css");

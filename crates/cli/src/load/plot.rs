@@ -1,0 +1,302 @@
+//! Plots as SVG: axes, lines, and marks that tell their figures when one points at them.
+
+use std::fmt::Write as _;
+
+/// A plot: one pair of axes and what is drawn between them.
+#[derive(Debug)]
+pub(super) struct Plot {
+    /// What it shows, for those who cannot see it.
+    pub(super) title: &'static str,
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+    pub(super) lines: Vec<Line>,
+}
+
+/// One axis, from `low` to `high`.
+#[derive(Debug)]
+pub(super) struct Axis {
+    pub(super) label: &'static str,
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) ticks: Vec<Tick>,
+}
+
+/// Where an axis is labelled.
+#[derive(Debug)]
+pub(super) struct Tick {
+    pub(super) at: f64,
+    pub(super) label: String,
+}
+
+/// A line, or several pieces of one where something is missing.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// What stands at its end.
+    pub(super) name: String,
+    /// Its colour, as the page knows it.
+    pub(super) class: &'static str,
+    /// From 0 to 1: of several lines of one colour, the last is the strongest.
+    pub(super) strength: f64,
+    pub(super) points: Vec<Option<(f64, f64)>>,
+    /// Figures along the line.
+    pub(super) marks: Vec<Mark>,
+}
+
+/// A figure on a line.
+#[derive(Debug)]
+pub(super) struct Mark {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) text: String,
+}
+
+impl Axis {
+    /// From nothing to `high`, labelled at round numbers.
+    pub(super) fn from_zero(label: &'static str, high: f64) -> Self {
+        let high = high.max(f64::MIN_POSITIVE);
+        let step = round_step(high / 5.0);
+        let label_of = |at: f64| match at {
+            at if at >= 1e6 => format!("{}M", trimmed(at / 1e6)),
+            at if at >= 1e4 => format!("{}k", trimmed(at / 1e3)),
+            at => trimmed(at),
+        };
+        let ticks = (0..=(high / step) as u32).map(|index| {
+            let at = f64::from(index) * step;
+            Tick { at, label: label_of(at) }
+        });
+        Self { label, low: 0.0, high, ticks: ticks.collect() }
+    }
+
+    /// Powers of ten around a range of microseconds; places on it are logarithms.
+    pub(super) fn latencies(low_us: f64, high_us: f64) -> Self {
+        let low = low_us.max(1.0).log10().floor();
+        let high = high_us.max(1.0).log10().ceil().max(low + 1.0);
+        let label_of = |power: i32| match power {
+            ..3 => format!("{} µs", 10_u64.pow(power.unsigned_abs())),
+            3..6 => format!("{} ms", 10_u64.pow(power.unsigned_abs() - 3)),
+            _ => format!("{} s", 10_u64.pow(power.unsigned_abs() - 6)),
+        };
+        let ticks = (low as i32..=high as i32)
+            .map(|power| Tick { at: f64::from(power), label: label_of(power) });
+        Self { label: "", low, high, ticks: ticks.collect() }
+    }
+}
+
+impl Plot {
+    /// Draws it.
+    pub(super) fn to_svg(&self) -> String {
+        let mut svg = String::new();
+        put(
+            &mut svg,
+            &format!(
+                "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
+                escape(self.title)
+            ),
+        );
+        self.draw_axes(&mut svg);
+        for line in &self.lines {
+            self.draw_line(&mut svg, line);
+        }
+        // Marks lie above all lines, so that one can point at them.
+        for line in &self.lines {
+            self.draw_marks(&mut svg, line);
+        }
+        self.draw_names(&mut svg);
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    fn draw_axes(&self, svg: &mut String) {
+        let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        for tick in &self.y.ticks {
+            let y = self.y(tick.at);
+            put(svg, &format!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>"));
+            put(
+                svg,
+                &format!(
+                    "<text class=\"tick\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                    LEFT - 8.0,
+                    y + 4.0,
+                    escape(&tick.label)
+                ),
+            );
+        }
+        put(svg, &format!("<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\n"));
+        for tick in &self.x.ticks {
+            let x = self.x(tick.at);
+            put(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
+            put(
+                svg,
+                &format!(
+                    "<text class=\"tick\" x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+                    bottom + 18.0,
+                    escape(&tick.label)
+                ),
+            );
+        }
+        put(
+            svg,
+            &format!(
+                "<text class=\"label\" x=\"{right}\" y=\"{}\" text-anchor=\"end\">{}</text>\n",
+                HEIGHT - 4.0,
+                escape(self.x.label)
+            ),
+        );
+        put(
+            svg,
+            &format!(
+                "<text class=\"label\" x=\"{LEFT}\" y=\"12\">{}</text>\n",
+                escape(self.y.label)
+            ),
+        );
+    }
+
+    fn draw_line(&self, svg: &mut String, line: &Line) {
+        let mut path = String::new();
+        let mut command = 'M';
+        for point in &line.points {
+            let Some((x, y)) = point else {
+                command = 'M';
+                continue;
+            };
+            put(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
+            command = 'L';
+        }
+        let Line { class, strength, .. } = line;
+        put(
+            svg,
+            &format!("<path class=\"line {class}\" opacity=\"{strength:.2}\" d=\"{path}\"/>\n"),
+        );
+    }
+
+    fn draw_marks(&self, svg: &mut String, line: &Line) {
+        let Line { class, strength, .. } = line;
+        for mark in &line.marks {
+            put(
+                svg,
+                &format!(
+                    "<circle class=\"mark {class}\" opacity=\"{strength:.2}\" cx=\"{:.1}\" cy=\"{:.1}\" \
+                 r=\"2.5\"><title>{}</title></circle>\n",
+                    self.x(mark.x),
+                    self.y(mark.y),
+                    escape(&mark.text)
+                ),
+            );
+        }
+    }
+
+    /// Names stand where lines end, apart enough to be read.
+    fn draw_names(&self, svg: &mut String) {
+        let ends = self.lines.iter().filter_map(|line| {
+            let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
+            (!line.name.is_empty()).then(|| (self.y(y), line))
+        });
+        let mut ends: Vec<(f64, &Line)> = ends.collect();
+        ends.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let mut free = TOP;
+        for (y, line) in ends {
+            let y = y.max(free);
+            free = y + NAME_HEIGHT;
+            put(
+                svg,
+                &format!(
+                    "<text class=\"name {}\" x=\"{}\" y=\"{:.1}\">{}</text>\n",
+                    line.class,
+                    WIDTH - RIGHT + 8.0,
+                    y + 4.0,
+                    escape(&line.name)
+                ),
+            );
+        }
+    }
+
+    fn x(&self, at: f64) -> f64 {
+        LEFT + place(&self.x, at) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, at: f64) -> f64 {
+        HEIGHT - BOTTOM - place(&self.y, at) * (HEIGHT - TOP - BOTTOM)
+    }
+}
+
+/// Text that says nothing to a browser.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// Where on an axis something is, from 0 to 1.
+fn place(axis: &Axis, at: f64) -> f64 {
+    ((at - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
+}
+
+/// The next 1, 2 or 5 times a power of ten.
+fn round_step(least: f64) -> f64 {
+    let power = 10_f64.powf(least.log10().floor());
+    [1.0, 2.0, 5.0]
+        .map(|digit| digit * power)
+        .into_iter()
+        .find(|step| *step >= least)
+        .unwrap_or(10.0 * power)
+}
+
+fn trimmed(number: f64) -> String {
+    let text = format!("{number:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn put(out: &mut String, text: &str) {
+    write!(out, "{text}").expect("a String takes what is written");
+}
+
+const WIDTH: f64 = 860.0;
+const HEIGHT: f64 = 300.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 96.0;
+const TOP: f64 = 24.0;
+const BOTTOM: f64 = 44.0;
+const NAME_HEIGHT: f64 = 15.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_are_labelled_at_round_numbers() {
+        let labels = |axis: &Axis| -> Vec<String> {
+            axis.ticks.iter().map(|tick| tick.label.clone()).collect()
+        };
+        assert_eq!(labels(&Axis::from_zero("", 37.0)), ["0", "10", "20", "30"]);
+        assert_eq!(labels(&Axis::from_zero("", 150_000.0)), ["0", "50k", "100k", "150k"]);
+        assert_eq!(labels(&Axis::from_zero("", 2.5)), ["0", "0.5", "1", "1.5", "2", "2.5"]);
+        assert_eq!(labels(&Axis::from_zero("", 0.0)).first().unwrap(), "0");
+        assert_eq!(labels(&Axis::latencies(40.0, 2_500.0)), ["10 µs", "100 µs", "1 ms", "10 ms"]);
+        assert_eq!(labels(&Axis::latencies(1e6, 1e6)), ["1 s", "10 s"]);
+    }
+
+    #[test]
+    fn everything_drawn_lies_within_the_picture() {
+        let line = Line {
+            name: "a<b".to_owned(),
+            class: "one",
+            strength: 1.0,
+            points: vec![Some((0.0, 0.0)), None, Some((99.0, 1e9)), Some((-5.0, -5.0))],
+            marks: vec![Mark { x: 1.0, y: 1e12, text: "\"x\"".to_owned() }],
+        };
+        let axes = || Axis::from_zero("n", 10.0);
+        let svg = Plot { title: "t", x: axes(), y: axes(), lines: vec![line] }.to_svg();
+        assert!(svg.contains("a&lt;b") && svg.contains("&quot;x&quot;"), "{svg}");
+        assert!(svg.contains(&format!("L{LEFT:.1} {:.1}", HEIGHT - BOTTOM)), "{svg}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+}

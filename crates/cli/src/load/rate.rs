@@ -1,0 +1,77 @@
+//! Rates as people write them: `1000`, or `1000:4000:1000` for several.
+
+/// One rate, or several that are measured one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Rates(pub(super) Vec<u32>);
+
+/// Reads `R` or `FROM:TO:STEP`, downwards too.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
+    let refused = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
+    let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
+    match numbers.map_err(|_| refused())?.as_slice() {
+        [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 goes nowhere".to_owned()),
+        [rate] => Ok(Rates(vec![*rate])),
+        [from, to, step] => {
+            if from.abs_diff(*to) / step >= STEPS_MAX {
+                return Err(format!("that is more than {STEPS_MAX} rates"));
+            }
+            let offsets = (0..=from.abs_diff(*to)).step_by(*step as usize);
+            let rate = |offset| if from <= to { from + offset } else { from - offset };
+            Ok(Rates(offsets.map(rate).collect()))
+        }
+        _ => Err(refused()),
+    }
+}
+
+/// Reads a part of a whole: `0.01` or `1%`.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_share(text: &str) -> Result<f64, String> {
+    let (number, whole) = match text.strip_suffix('%') {
+        Some(percent) => (percent, 100.0),
+        None => (text, 1.0),
+    };
+    let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
+    share
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "use a part of the requests: 0.01 or 1%".to_owned())
+}
+
+/// Each is a run of its own, with a warm-up.
+const STEPS_MAX: u32 = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_one_rate_and_steps_in_both_directions() {
+        for (text, rates) in [
+            ("1", &[1_u32] as &[u32]),
+            ("1000:4000:1000", &[1000, 2000, 3000, 4000]),
+            ("100:350:100", &[100, 200, 300]),
+            ("300:100:100", &[300, 200, 100]),
+            ("5:5:1", &[5]),
+        ] {
+            assert_eq!(parse_rates(text), Ok(Rates(rates.to_vec())), "{text}");
+        }
+        for text in ["", "0", "-1", "1.5", "1:2", "1:2:0", "0:2:1", "1:0:1", "1:2:3:4", "1:9999:1"]
+        {
+            assert!(parse_rates(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn reads_parts_of_a_whole() {
+        for (text, share) in [("0", 0.0), ("0.01", 0.01), ("1%", 0.01), ("100%", 1.0), ("1", 1.0)] {
+            assert_eq!(parse_share(text), Ok(share), "{text}");
+        }
+        for text in ["", "%", "2", "-1%", "101%", "NaN", "inf"] {
+            assert!(parse_share(text).is_err(), "{text}");
+        }
+    }
+}

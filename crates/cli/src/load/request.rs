@@ -1,0 +1,128 @@
+//! From the command line to what is sent.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use leno_load::{Form, Protocol, Target};
+
+use super::target::parse_authority;
+use super::wrong_usage::WrongUsage;
+use super::{HttpVersion, LoadArgs, body};
+
+/// A header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    name: String,
+    value: String,
+}
+
+/// Reads `name: value`.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_header(text: &str) -> Result<Header, String> {
+    let (name, value) = text.split_once(':').ok_or("use name:value")?;
+    let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
+    match name.is_empty() {
+        true => Err("use name:value".to_owned()),
+        false => Ok(Header { name, value }),
+    }
+}
+
+impl LoadArgs {
+    /// What is spoken.
+    ///
+    /// # Errors
+    /// [`WrongUsage`] when the options contradict each other.
+    pub(super) fn protocol(&self) -> Result<Protocol, WrongUsage> {
+        let streams = self.streams.unwrap_or(1);
+        match (self.http, self.grpc) {
+            (Some(HttpVersion::Http1), true) => {
+                Err(WrongUsage::new("gRPC needs HTTP/2: leave out --http 1.1"))
+            }
+            (_, true) => Ok(Protocol::Grpc { streams }),
+            (Some(HttpVersion::Http2), false) => Ok(Protocol::Http2 { streams }),
+            (_, false) if self.streams.is_some() => {
+                Err(WrongUsage::new("--streams needs --http 2 or --grpc"))
+            }
+            (_, false) => Ok(Protocol::Http1),
+        }
+    }
+
+    /// What is sent.
+    ///
+    /// # Errors
+    /// When a name is not known, or a body cannot be read.
+    pub(super) async fn requests(&self) -> anyhow::Result<Vec<Target>> {
+        let proxy = match &self.proxy {
+            None => None,
+            Some(proxy) => {
+                let authority = parse_authority(proxy)
+                    .ok_or_else(|| WrongUsage::new("--proxy: use for example 127.0.0.1:8080"))?;
+                Some(authority.resolve().await.context("the proxy")?)
+            }
+        };
+        let body = self.body()?;
+        let hosts = self.header.iter().filter(|header| header.is_host());
+        let host = hosts.map(|header| header.value.as_str()).next_back();
+        let method = match (&self.method, &body) {
+            (Some(method), _) => method.as_str(),
+            (None, Some(_)) => "POST",
+            (None, None) => "GET",
+        };
+        let body = body.unwrap_or_default();
+        let mut targets = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            let address: SocketAddr = match proxy {
+                Some(proxy) => proxy,
+                None => target.authority.resolve().await?,
+            };
+            let headers = self.header.iter().filter(|header| !header.is_host());
+            targets.push(Target {
+                name: target.url.clone(),
+                address,
+                form: if proxy.is_some() { Form::Absolute } else { Form::Origin },
+                method: method.to_owned(),
+                path: target.path.clone(),
+                host: host.unwrap_or(&target.host).to_owned(),
+                headers: headers.map(|h| (h.name.clone(), h.value.clone())).collect(),
+                body: body.clone(),
+                weight: target.weight,
+            });
+        }
+        Ok(targets)
+    }
+
+    fn body(&self) -> anyhow::Result<Option<Vec<u8>>> {
+        Ok(match (&self.body, &self.body_file, self.body_size) {
+            (Some(text), _, _) => Some(text.clone().into_bytes()),
+            (_, Some(path), _) => Some(body::from_file(path)?),
+            (_, _, Some(size)) => Some(body::made_up(size)),
+            (None, None, None) => None,
+        })
+    }
+}
+
+impl Header {
+    /// Whether it replaces the host of the URL.
+    fn is_host(&self) -> bool {
+        self.name.eq_ignore_ascii_case("host") || self.name == ":authority"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_headers_as_people_write_them() {
+        for (text, name, value) in
+            [("a:b", "a", "b"), ("X-A: b c", "X-A", "b c"), ("a:", "a", ""), ("a: b:c", "a", "b:c")]
+        {
+            let expected = Header { name: name.to_owned(), value: value.to_owned() };
+            assert_eq!(parse_header(text), Ok(expected), "{text}");
+        }
+        assert!(parse_header("a").is_err());
+        assert!(parse_header(": b").is_err());
+    }
+}

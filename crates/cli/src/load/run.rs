@@ -1,0 +1,145 @@
+//! Drives one run after the other, shows how it is going, and prints what came of it.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use leno_load::{Counters, DriveError, Pace, Plan, Report, Reuse, Stop, drive_on_threads};
+use tokio::sync::watch;
+
+use super::live::Live;
+use super::measured::{Measured, Step};
+use super::summary::Summary;
+use super::wrong_usage::WrongUsage;
+use super::{LoadArgs, ReportFormat, csv, page, table};
+use crate::{output, stop};
+
+/// Sends, measures and reports.
+///
+/// # Errors
+/// [`WrongUsage`], and whatever else keeps us from measuring.
+pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
+    let plan = args.plan().await?;
+    // A page that cannot be written is to be known before the run, not after it.
+    let page = args
+        .html
+        .as_ref()
+        .map(|path| File::create(path).with_context(|| format!("cannot write {}", path.display())));
+    let page = page.transpose()?;
+    let measured = measure(&args, plan).await?;
+    let summary = Summary::of(&measured);
+    match args.output {
+        ReportFormat::Table => output::print(&table::render(&measured, &summary))?,
+        ReportFormat::Json => output::print_json(&summary)?,
+        ReportFormat::Csv => output::print(&csv::render(&summary))?,
+    }
+    if let Some(mut page) = page {
+        let text = page::render(&measured, &summary);
+        page.write_all(text.as_bytes()).context("cannot write the page")?;
+    }
+    Ok(verdict(&summary, args.max_errors))
+}
+
+impl LoadArgs {
+    /// What is to be done, but for the pace.
+    async fn plan(&self) -> anyhow::Result<Plan> {
+        let protocol = self.protocol()?;
+        let bounded = self.requests.is_some();
+        let duration = self.step_duration.or(self.duration);
+        Ok(Plan {
+            protocol,
+            reuse: if self.fresh_connections { Reuse::Fresh } else { Reuse::Keep },
+            pace: Pace::Closed { connections: self.connections },
+            duration: duration.unwrap_or(if bounded { DAY } else { DURATION }),
+            warm_up: self.warmup.unwrap_or(if bounded { Duration::ZERO } else { WARM_UP }),
+            requests: self.requests,
+            timeout: self.timeout,
+            seed: self.seed,
+            ..Plan::new(self.requests().await?)
+        })
+    }
+}
+
+/// Runs at one rate after the other, until all are done or somebody asks for the end.
+async fn measure(args: &LoadArgs, plan: Plan) -> anyhow::Result<Measured> {
+    let rates: Vec<Option<u32>> = match &args.rate {
+        None => vec![None],
+        Some(rates) => rates.0.iter().copied().map(Some).collect(),
+    };
+    let stop = Stop::default();
+    let mut measured = Measured { plan, threads: args.threads, steps: Vec::new() };
+    let count = rates.len();
+    for (index, rate) in rates.into_iter().enumerate() {
+        if stop.is_asked() {
+            break;
+        }
+        let connections = args.connections;
+        let plan = Plan {
+            pace: match rate {
+                None => Pace::Closed { connections },
+                Some(rate) => Pace::Open { rate, connections },
+            },
+            ..measured.plan.clone()
+        };
+        let mut live = Live::new(&plan, index, count);
+        let report = step(plan, args.threads, &stop, &mut live).await;
+        live.clear();
+        measured.steps.push(Step { rate, report: report? });
+    }
+    Ok(measured)
+}
+
+async fn step(plan: Plan, threads: usize, ask: &Stop, live: &mut Live) -> anyhow::Result<Report> {
+    let (progress, mut counters) = watch::channel(Counters::default());
+    let mut running = pin!(drive_on_threads(threads, plan, ask.clone(), progress));
+    let mut signal = pin!(signal_after(Duration::ZERO));
+    loop {
+        tokio::select! {
+            report = &mut running => return report.map_err(|error| match error {
+                DriveError::Plan(invalid) => WrongUsage::new(&invalid.to_string()).into(),
+                error => error.into(),
+            }),
+            caught = &mut signal => {
+                caught?;
+                if ask.is_asked() {
+                    bail!("stopped twice: there is no report");
+                }
+                ask.stop();
+                signal.set(signal_after(SIGNAL_PAUSE));
+            }
+            Ok(()) = counters.changed() => live.show(&counters.borrow_and_update()),
+        }
+    }
+}
+
+/// Waits for a signal to stop that comes after a while.
+async fn signal_after(pause: Duration) -> anyhow::Result<()> {
+    let signals = stop::signals()?;
+    tokio::time::sleep(pause).await;
+    drop(signals);
+    stop::signals()?.await;
+    Ok(())
+}
+
+/// Whether it went as it should.
+fn verdict(summary: &Summary, max_errors: Option<f64>) -> ExitCode {
+    let share = summary.errors as f64 / summary.requests.max(1) as f64;
+    let too_many = max_errors.is_some_and(|max| share > max);
+    match summary.requests == summary.errors || too_many {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}
+
+/// Long enough for a figure.
+const DURATION: Duration = Duration::from_secs(10);
+/// Connections open and caches fill in this time.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// Whoever ends a group of processes may send us the same signal twice; nobody presses Ctrl-C
+/// twice so fast.
+const SIGNAL_PAUSE: Duration = Duration::from_millis(300);
+/// As long as a run can last.
+const DAY: Duration = Duration::from_secs(86_400);

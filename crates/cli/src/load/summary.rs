@@ -1,0 +1,163 @@
+//! What was measured, in numbers: the JSON report, which other programs rely on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_load::{Latency, Report};
+use serde::Serialize;
+
+use super::measured::{Measured, Step};
+
+/// What was measured, in numbers. Times are in microseconds where the name says so.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Summary {
+    /// All that were due in the measured time.
+    pub(super) requests: u64,
+    /// Those that did not succeed.
+    pub(super) errors: u64,
+    pub(super) errors_by_kind: BTreeMap<String, u64>,
+    /// Responses by status, successes included.
+    pub(super) statuses: BTreeMap<String, u64>,
+    pub(super) duration_s: f64,
+    /// Responses of any status per second.
+    pub(super) rps: f64,
+    /// Of the requests that succeeded.
+    pub(super) latency_us: LatencyUs,
+    pub(super) bytes_in: u64,
+    pub(super) bytes_out: u64,
+    pub(super) connections: usize,
+    /// What was asked for; nothing in a closed loop, or over several rates.
+    pub(super) rate: Option<f64>,
+    /// One for each of several rates.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) steps: Vec<Summary>,
+    pub(super) timeline: Vec<Instant>,
+    pub(super) targets: Vec<TargetSummary>,
+    /// CPU time of the generator itself.
+    pub(super) own_cpu_us_per_request: Option<f64>,
+}
+
+/// How long requests took; nothing where none succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct LatencyUs {
+    pub(super) min: Option<f64>,
+    pub(super) mean: Option<f64>,
+    pub(super) p50: Option<f64>,
+    pub(super) p90: Option<f64>,
+    pub(super) p95: Option<f64>,
+    pub(super) p99: Option<f64>,
+    pub(super) p999: Option<f64>,
+    pub(super) max: Option<f64>,
+}
+
+/// What ended in one interval of time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Instant {
+    /// When it began, after the warm-up; of several rates one after the other.
+    pub(super) at_s: f64,
+    pub(super) requests: u64,
+    pub(super) errors: u64,
+    pub(super) p50: Option<f64>,
+    pub(super) p99: Option<f64>,
+    /// How much of the interval was measured.
+    #[serde(skip)]
+    pub(super) length_s: f64,
+}
+
+/// What came of the requests to one URL.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct TargetSummary {
+    pub(super) url: String,
+    pub(super) requests: u64,
+    pub(super) errors: u64,
+}
+
+impl Summary {
+    /// What was measured, over all rates and for each.
+    pub(super) fn of(measured: &Measured) -> Self {
+        let connections = measured.plan.pace.connections();
+        let one = |step: &Step| Self::of_report(&step.report, step.rate, connections);
+        let mut steps: Vec<Self> = measured.steps.iter().map(one).collect();
+        if steps.len() == 1 {
+            return steps.remove(0);
+        }
+        let mut reports = measured.steps.iter().map(|step| &step.report);
+        let mut total = reports.next().expect("something was measured").clone();
+        reports.for_each(|report| total.add_later(report));
+        let timeline = one_after_the_other(&steps);
+        Self { timeline, steps, ..Self::of_report(&total, None, connections) }
+    }
+
+    fn of_report(report: &Report, rate: Option<u32>, connections: usize) -> Self {
+        let total = report.total();
+        let targets = report.targets.iter().map(|target| TargetSummary {
+            url: target.name.clone(),
+            requests: target.requests(),
+            errors: target.requests() - target.successes(),
+        });
+        let statuses = total.statuses().map(|(status, count)| (status.to_string(), count));
+        Self {
+            requests: total.requests(),
+            errors: total.requests() - total.successes(),
+            errors_by_kind: total.errors_by_kind().collect(),
+            statuses: statuses.collect(),
+            duration_s: report.elapsed.as_secs_f64(),
+            rps: report.responses_per_second(),
+            latency_us: LatencyUs::of(&total.latency),
+            bytes_in: report.bytes_received,
+            bytes_out: report.bytes_sent,
+            connections,
+            rate: rate.map(f64::from),
+            steps: Vec::new(),
+            timeline: timeline(report),
+            targets: targets.collect(),
+            own_cpu_us_per_request: report.cpu_per_request().map(microseconds),
+        }
+    }
+}
+
+impl LatencyUs {
+    fn of(latency: &Latency) -> Self {
+        let quantile = |part| latency.quantile(part).map(microseconds);
+        Self {
+            min: latency.min().map(microseconds),
+            mean: latency.mean().map(microseconds),
+            p50: quantile(0.5),
+            p90: quantile(0.9),
+            p95: quantile(0.95),
+            p99: quantile(0.99),
+            p999: quantile(0.999),
+            max: latency.max().map(microseconds),
+        }
+    }
+}
+
+fn timeline(report: &Report) -> Vec<Instant> {
+    let interval = report.timeline.interval();
+    let moments = report.timeline.moments().map(|moment| Instant {
+        at_s: moment.at.as_secs_f64(),
+        requests: moment.requests,
+        errors: moment.errors,
+        p50: moment.p50.map(microseconds),
+        p99: moment.p99.map(microseconds),
+        length_s: report.elapsed.saturating_sub(moment.at).min(interval).as_secs_f64(),
+    });
+    moments.collect()
+}
+
+/// The timelines of several rates, each after the last.
+fn one_after_the_other(steps: &[Summary]) -> Vec<Instant> {
+    let mut timeline = Vec::new();
+    let mut start = 0.0;
+    for step in steps {
+        // Answers after the end of a step do not reach into the next.
+        let within = step.timeline.iter().filter(|instant| instant.at_s < step.duration_s);
+        timeline.extend(within.map(|instant| Instant { at_s: start + instant.at_s, ..*instant }));
+        start += step.duration_s;
+    }
+    timeline
+}
+
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_nanos() as f64 / 1e3
+}

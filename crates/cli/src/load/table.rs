@@ -1,0 +1,159 @@
+//! The report as tables.
+
+use std::fmt::Write as _;
+
+use super::measured::Measured;
+use super::summary::Summary;
+use crate::output::{Column, Format, Listing};
+
+/// The report as tables.
+pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
+    let mut text = String::new();
+    for target in &measured.plan.targets {
+        line(&mut text, &target.name);
+    }
+    line(&mut text, &measured.setting());
+    section(&mut text, rates(summary));
+    if !summary.errors_by_kind.is_empty() {
+        section(&mut text, errors(summary));
+    }
+    if summary.statuses.len() > 1 {
+        section(&mut text, statuses(summary));
+    }
+    if summary.targets.len() > 1 {
+        section(&mut text, targets(summary));
+    }
+    text
+}
+
+/// A time in the unit that suits it: `850 µs`, `12.3 ms`, `1.20 s`; a dash for none.
+pub(super) fn time(microseconds: Option<f64>) -> String {
+    let Some(microseconds) = microseconds else {
+        return "-".to_owned();
+    };
+    let (number, unit) = match microseconds {
+        us if us < 1e3 => (us, "µs"),
+        us if us < 1e6 => (us / 1e3, "ms"),
+        us => (us / 1e6, "s"),
+    };
+    let digits = match number {
+        n if n < 9.995 => 2,
+        n if n < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{number:.digits$} {unit}")
+}
+
+/// A part of a whole in percent.
+pub(super) fn share(count: u64, total: u64) -> String {
+    format!("{:.2} %", count as f64 * 100.0 / total.max(1) as f64)
+}
+
+fn rates(summary: &Summary) -> Listing {
+    let mut listing = Listing::new(if is_open(summary) { OPEN } else { CLOSED });
+    let steps =
+        if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
+    for step in steps {
+        let latency = step.latency_us;
+        let times = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999, latency.max];
+        let rate = step.rate.map(|rate| format!("{rate:.0}/s"));
+        let counts =
+            [step.requests.to_string(), format!("{:.0}/s", step.rps), step.errors.to_string()];
+        let times = times.into_iter().chain([step.own_cpu_us_per_request]).map(time);
+        listing.row(rate.into_iter().chain(counts).chain(times));
+    }
+    listing
+}
+
+fn errors(summary: &Summary) -> Listing {
+    let mut listing = Listing::new(ERRORS);
+    for (kind, count) in &summary.errors_by_kind {
+        listing.row([kind.clone(), count.to_string(), share(*count, summary.requests)]);
+    }
+    listing
+}
+
+fn statuses(summary: &Summary) -> Listing {
+    let mut listing = Listing::new(STATUSES);
+    for (status, count) in &summary.statuses {
+        listing.row([status.clone(), count.to_string(), share(*count, summary.requests)]);
+    }
+    listing
+}
+
+fn targets(summary: &Summary) -> Listing {
+    let mut listing = Listing::new(TARGETS);
+    for target in &summary.targets {
+        let counts = [target.requests, target.errors].map(|count| count.to_string());
+        listing.row([target.url.clone()].into_iter().chain(counts));
+    }
+    listing
+}
+
+fn is_open(summary: &Summary) -> bool {
+    summary.rate.is_some() || !summary.steps.is_empty()
+}
+
+fn section(text: &mut String, listing: Listing) {
+    line(text, "");
+    text.push_str(&listing.render(Format::Table));
+}
+
+fn line(text: &mut String, line: &str) {
+    writeln!(text, "{line}").expect("a String takes what is written");
+}
+
+const OPEN: &[Column] = &[
+    Column::always("rate"),
+    Column::always("requests"),
+    Column::always("answered"),
+    Column::always("errors"),
+    Column::always("p50"),
+    Column::always("p90"),
+    Column::always("p95"),
+    Column::always("p99"),
+    Column::always("p99.9"),
+    Column::always("max"),
+    Column::always("own cpu"),
+];
+
+const CLOSED: &[Column] = &[
+    Column::always("requests"),
+    Column::always("answered"),
+    Column::always("errors"),
+    Column::always("p50"),
+    Column::always("p90"),
+    Column::always("p95"),
+    Column::always("p99"),
+    Column::always("p99.9"),
+    Column::always("max"),
+    Column::always("own cpu"),
+];
+
+const ERRORS: &[Column] =
+    &[Column::always("error"), Column::always("count"), Column::always("share")];
+
+const STATUSES: &[Column] =
+    &[Column::always("status"), Column::always("count"), Column::always("share")];
+
+const TARGETS: &[Column] =
+    &[Column::always("target"), Column::always("requests"), Column::always("errors")];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits_and_a_unit() {
+        for (microseconds, text) in [
+            (Some(0.5), "0.50 µs"),
+            (Some(850.0), "850 µs"),
+            (Some(9.999), "10.0 µs"),
+            (Some(12_345.0), "12.3 ms"),
+            (Some(1_200_000.0), "1.20 s"),
+            (None, "-"),
+        ] {
+            assert_eq!(time(microseconds), text);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Where to send requests to: URLs as people write them, with weights.
+
+use anyhow::Context as _;
+use hyper::Uri;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+
+/// A URL and its share of the requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WeightedUrl {
+    /// As it was written, without the weight.
+    pub(super) url: String,
+    /// Where to connect: a name or an address, and a port.
+    pub(super) authority: Authority,
+    /// What the server is told about where it is: as in the URL.
+    pub(super) host: String,
+    /// The path, with the query if any.
+    pub(super) path: String,
+    pub(super) weight: u32,
+}
+
+/// A name or an address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Authority {
+    name: String,
+    port: u16,
+}
+
+/// Reads `http://host:port/path=WEIGHT`.
+///
+/// # Errors
+/// A sentence for the command line.
+pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
+    let (url, weight) = split_weight(text)?;
+    if url.starts_with("https://") {
+        return Err("TLS is not spoken here: give an http:// URL".to_owned());
+    }
+    let whole = match url.contains("://") {
+        true => url.to_owned(),
+        false => format!("http://{url}"),
+    };
+    let uri: Uri = whole.parse().map_err(|error| format!("not a URL: {error}"))?;
+    let refused = |what: &str| format!("{what}: use for example http://127.0.0.1:8080/path");
+    if uri.scheme_str() != Some("http") {
+        return Err(refused("not http"));
+    }
+    let authority = uri.authority().ok_or_else(|| refused("no host"))?;
+    if authority.as_str().contains('@') {
+        return Err("a URL with a user is not understood: use -H 'authorization: …'".to_owned());
+    }
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    Ok(WeightedUrl {
+        url: whole.clone(),
+        authority: parse_authority(authority.as_str()).ok_or_else(|| refused("no host"))?,
+        host: authority.as_str().to_owned(),
+        // `http://host?query` has no path, but a request needs one.
+        path: if path.starts_with('?') { format!("/{path}") } else { path.to_owned() },
+        weight,
+    })
+}
+
+/// Reads `name:port`, `address:port` or `[address]:port`; port 80 unless given.
+pub(super) fn parse_authority(text: &str) -> Option<Authority> {
+    let (name, port) = match text.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, port.parse().ok()?),
+        _ => (text, HTTP_PORT),
+    };
+    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    (!name.is_empty()).then(|| Authority { name: name.to_owned(), port })
+}
+
+impl Authority {
+    /// Finds the address; of several, the first that accepts connections.
+    ///
+    /// # Errors
+    /// When the name is not known.
+    pub(super) async fn resolve(&self) -> anyhow::Result<SocketAddr> {
+        let Self { name, port } = self;
+        let found = lookup_host((name.as_str(), *port)).await;
+        let found: Vec<SocketAddr> =
+            found.with_context(|| format!("cannot find `{name}`"))?.collect();
+        if let [_, _, ..] = found.as_slice() {
+            for address in &found {
+                if let Ok(Ok(_)) = timeout(PROBE_MAX, TcpStream::connect(address)).await {
+                    return Ok(*address);
+                }
+            }
+        }
+        found.first().copied().with_context(|| format!("`{name}` has no address"))
+    }
+}
+
+/// Splits `=WEIGHT` off. A value in a query looks the same: there only a second `=` counts.
+fn split_weight(text: &str) -> Result<(&str, u32), String> {
+    let Some((url, digits)) = text.rsplit_once('=') else {
+        return Ok((text, 1));
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_value = match url.split_once('?') {
+        Some((_, query)) => !query.rsplit('&').next().unwrap_or_default().contains('='),
+        None => false,
+    };
+    if !is_number || is_value {
+        return Ok((text, 1));
+    }
+    let weight = digits.parse().map_err(|_| format!("the weight {digits} is too large"))?;
+    Ok((url, weight))
+}
+
+const HTTP_PORT: u16 = 80;
+
+/// How long one of several addresses may take to accept a connection before the next is tried.
+const PROBE_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_urls_with_and_without_weights() {
+        for (text, host, path, weight) in [
+            ("http://127.0.0.1:8080/", "127.0.0.1:8080", "/", 1),
+            ("127.0.0.1:8080", "127.0.0.1:8080", "/", 1),
+            ("http://a=3", "a", "/", 3),
+            ("http://a:80/b/c=10", "a:80", "/b/c", 10),
+            ("http://a/p?id=0", "a", "/p?id=0", 1),
+            ("http://a/p?id=0=5", "a", "/p?id=0", 5),
+            ("http://a/p?x=1&id=0", "a", "/p?x=1&id=0", 1),
+            ("http://a/p?x=1&id=0=2", "a", "/p?x=1&id=0", 2),
+            ("http://a/p?t=YWI=", "a", "/p?t=YWI=", 1),
+            ("http://a?x=1", "a", "/?x=1", 1),
+            ("http://[::1]:9/p=0", "[::1]:9", "/p", 0),
+        ] {
+            let target = parse_target(text).expect(text);
+            let found = (target.host.as_str(), target.path.as_str(), target.weight);
+            assert_eq!(found, (host, path, weight), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_ask() {
+        for text in [
+            "https://a/",
+            "ftp://a/",
+            "http:///p",
+            "http://",
+            "",
+            "http://u:p@a/",
+            "http://a b/",
+            "http://a:b/",
+            "http://a/=99999999999",
+        ] {
+            assert!(parse_target(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn knows_where_to_connect() {
+        for (text, name, port) in [
+            ("a", "a", 80),
+            ("a:81", "a", 81),
+            ("127.0.0.1:81", "127.0.0.1", 81),
+            ("[::1]", "::1", 80),
+            ("[::1]:81", "::1", 81),
+        ] {
+            let expected = Authority { name: name.to_owned(), port };
+            assert_eq!(parse_authority(text), Some(expected), "{text}");
+        }
+        assert_eq!(parse_authority(":80"), None);
+        assert_eq!(parse_authority("a:b"), None);
+    }
+}

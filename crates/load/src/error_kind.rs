@@ -1,0 +1,142 @@
+//! Why a request did not succeed: kinds that are counted one by one.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// Why there was no response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The connection was refused, or there was no way to the server.
+    Connect,
+    /// The connection was not accepted in time.
+    ConnectTimeout,
+    /// The response was not complete in time.
+    Timeout,
+    /// The connection or the stream was reset.
+    Reset,
+    /// The connection was closed before the response was complete.
+    Closed,
+    /// The response was not valid in its protocol, or was followed by what nobody asked for.
+    Malformed,
+    /// The request was due, but no connection was free to send it before the run was over.
+    Unsent,
+    /// This machine had no port, file or memory left: no fault of the server.
+    Exhausted,
+    /// Any other failure of the operating system.
+    Other,
+}
+
+impl ErrorKind {
+    /// All kinds.
+    pub const ALL: [Self; 9] = [
+        Self::Connect,
+        Self::ConnectTimeout,
+        Self::Timeout,
+        Self::Reset,
+        Self::Closed,
+        Self::Malformed,
+        Self::Unsent,
+        Self::Exhausted,
+        Self::Other,
+    ];
+
+    /// Its word in reports.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::ConnectTimeout => "connect-timeout",
+            Self::Timeout => "timeout",
+            Self::Reset => "reset",
+            Self::Closed => "closed",
+            Self::Malformed => "malformed",
+            Self::Unsent => "unsent",
+            Self::Exhausted => "exhausted",
+            Self::Other => "other",
+        }
+    }
+
+    /// What it is that a connection could not be opened.
+    pub(crate) fn of_connecting(error: &io::Error) -> Self {
+        match error.kind() {
+            // `connect` says so when all local ports are taken.
+            io::ErrorKind::AddrNotAvailable => Self::Exhausted,
+            _ if is_exhausted(error) => Self::Exhausted,
+            _ => Self::Connect,
+        }
+    }
+
+    /// What it is that an open connection failed.
+    pub(crate) fn of_transfer(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe => Self::Reset,
+            io::ErrorKind::UnexpectedEof => Self::Closed,
+            io::ErrorKind::TimedOut => Self::Timeout,
+            _ if is_exhausted(error) => Self::Exhausted,
+            _ => Self::Other,
+        }
+    }
+}
+
+fn is_exhausted(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+/// The word of a gRPC status in reports; its number is its place.
+#[must_use]
+pub(crate) fn grpc_label(code: u8) -> &'static str {
+    GRPC_LABELS.get(usize::from(code)).copied().unwrap_or("grpc-unknown")
+}
+
+/// The status of gRPC that every number above the known ones means, too.
+pub(crate) const GRPC_UNKNOWN: u8 = 2;
+
+/// How many statuses gRPC has.
+pub(crate) const GRPC_STATUSES: usize = GRPC_LABELS.len();
+
+const GRPC_LABELS: [&str; 17] = [
+    "grpc-ok",
+    "grpc-cancelled",
+    "grpc-unknown",
+    "grpc-invalid-argument",
+    "grpc-deadline-exceeded",
+    "grpc-not-found",
+    "grpc-already-exists",
+    "grpc-permission-denied",
+    "grpc-resource-exhausted",
+    "grpc-failed-precondition",
+    "grpc-aborted",
+    "grpc-out-of-range",
+    "grpc-unimplemented",
+    "grpc-internal",
+    "grpc-unavailable",
+    "grpc-data-loss",
+    "grpc-unauthenticated",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_errors_stand_at_their_own_place() {
+        for (index, kind) in ErrorKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+        }
+    }
+
+    #[test]
+    fn a_machine_that_is_out_of_ports_or_files_does_not_blame_the_server() {
+        let of = |errno: Errno| {
+            ErrorKind::of_connecting(&io::Error::from_raw_os_error(errno.raw_os_error()))
+        };
+        assert_eq!(of(Errno::ADDRNOTAVAIL), ErrorKind::Exhausted);
+        assert_eq!(of(Errno::MFILE), ErrorKind::Exhausted);
+        assert_eq!(of(Errno::CONNREFUSED), ErrorKind::Connect);
+        assert_eq!(of(Errno::HOSTUNREACH), ErrorKind::Connect);
+    }
+}

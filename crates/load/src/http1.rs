@@ -1,0 +1,131 @@
+//! HTTP/1.1: one request under way on each connection.
+
+mod exchange;
+mod request;
+mod response;
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::timeout;
+
+use self::exchange::Exchange;
+use self::request::Request;
+use self::response::Receiving;
+use crate::deadline::Deadline;
+use crate::error_kind::ErrorKind;
+use crate::plan::{InvalidPlan, Plan, Reuse};
+use crate::report::Answer;
+use crate::world::{Surroundings, World};
+
+/// The requests of a plan, as they are sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Requests(Rc<[Request]>);
+
+impl Requests {
+    /// Writes all requests.
+    ///
+    /// # Errors
+    /// The first that would not be valid.
+    pub(crate) fn new(plan: &Plan) -> Result<Self, InvalidPlan> {
+        let requests = plan.targets.iter().map(|target| Request::new(target, plan.reuse));
+        requests.collect::<Result<Rc<[Request]>, InvalidPlan>>().map(Self)
+    }
+}
+
+/// What one worker has: connections that are kept, one for each address.
+#[derive(Debug)]
+pub(crate) struct Lines<S> {
+    requests: Requests,
+    kept: Vec<Option<S>>,
+    /// A connection that the server is about to close.
+    parting: Option<S>,
+    receiving: Receiving,
+    deadline: Deadline,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
+    pub(crate) fn new<W>(requests: &Requests, around: &Surroundings<W>) -> Self
+    where
+        W: World<Stream = S>,
+    {
+        Self {
+            requests: requests.clone(),
+            kept: (0..around.places()).map(|_| None).collect(),
+            parting: None,
+            receiving: Receiving::default(),
+            deadline: Deadline::new(around.clock.instant(around.timeout)),
+        }
+    }
+
+    /// Sends a request on the kept connection, or on a new one, and reads its response; it is
+    /// `now`.
+    pub(crate) async fn send<W>(
+        &mut self,
+        around: &Surroundings<W>,
+        target: usize,
+        now: Duration,
+    ) -> Result<Answer, ErrorKind>
+    where
+        W: World<Stream = S>,
+    {
+        let place = around.place(target);
+        let (mut stream, now) = match self.kept[place].take().and_then(quiet) {
+            Some(stream) => (stream, now),
+            None => (around.connect(place).await?, around.clock.now()),
+        };
+        self.deadline.set(around.clock.instant(now + around.timeout));
+        let deadline = &mut self.deadline;
+        let request = &self.requests.0[target];
+        let mut exchange = Exchange::new(&mut stream, request, &mut self.receiving);
+        let received = poll_fn(|context| match exchange.poll(context, around) {
+            Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
+            done => done,
+        });
+        let received = received.await?;
+        match around.reuse {
+            Reuse::Keep if received.reusable => self.kept[place] = Some(stream),
+            Reuse::Keep => {}
+            Reuse::Fresh => self.parting = Some(stream),
+        }
+        Ok(Answer { status: received.status, grpc: None })
+    }
+
+    /// Waits until the server has closed a connection that carries no further request. If we
+    /// were always the first to close, the ports of this machine would soon run out.
+    pub(crate) async fn part<W>(&mut self, around: &Surroundings<W>)
+    where
+        W: World<Stream = S>,
+    {
+        let Some(mut stream) = self.parting.take() else {
+            return;
+        };
+        let closed = poll_fn(|context| {
+            let mut desk = around.desk.borrow_mut();
+            loop {
+                let mut buffer = ReadBuf::new(&mut desk.buffer);
+                match ready!(Pin::new(&mut stream).poll_read(context, &mut buffer)) {
+                    Ok(()) if !buffer.filled().is_empty() => {}
+                    _ => return Poll::Ready(()),
+                }
+            }
+        });
+        // Some servers keep what they were asked to close.
+        drop(timeout(around.timeout.min(PARTING_MAX), closed).await);
+    }
+}
+
+/// Gives a kept connection back if it is still open and quiet. Costs no system call if nothing
+/// happened to it.
+fn quiet<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
+    let mut context = Context::from_waker(Waker::noop());
+    let read = Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut [0]));
+    read.is_pending().then_some(stream)
+}
+
+/// How long a server may take to close a connection that it was asked to close.
+const PARTING_MAX: Duration = Duration::from_secs(1);

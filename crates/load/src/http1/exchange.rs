@@ -1,0 +1,73 @@
+//! One request and its response on one connection, both at once.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::request::Request;
+use super::response::{Received, Receiving};
+use crate::error_kind::ErrorKind;
+use crate::world::{Desk, Surroundings};
+
+/// One request and its response on one connection. The response may come before the end of the
+/// request, as refusals do.
+pub(super) struct Exchange<'a, S> {
+    stream: &'a mut S,
+    unsent: &'a [u8],
+    /// The server takes no more of the request; it may still say why.
+    refused: bool,
+    receiving: &'a mut Receiving,
+}
+
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
+    pub(super) fn new(
+        stream: &'a mut S,
+        request: &'a Request,
+        receiving: &'a mut Receiving,
+    ) -> Self {
+        receiving.begin(request.answers);
+        Self { stream, unsent: &request.bytes, refused: false, receiving }
+    }
+
+    /// Writes what can be written, and reads until the response is complete.
+    pub(super) fn poll<W>(
+        &mut self,
+        context: &mut Context<'_>,
+        around: &Surroundings<W>,
+    ) -> Poll<Result<Received, ErrorKind>> {
+        while !self.unsent.is_empty() && !self.refused {
+            match Pin::new(&mut *self.stream).poll_write(context, self.unsent) {
+                Poll::Ready(Ok(written)) if written > 0 => {
+                    around.meter.count_sent(written);
+                    self.unsent = self.unsent.get(written..).unwrap_or_default();
+                }
+                Poll::Ready(_) => self.refused = true,
+                Poll::Pending => break,
+            }
+        }
+        let desk = &mut *around.desk.borrow_mut();
+        loop {
+            let read = ready!(self.poll_read(context, desk));
+            let received = match read {
+                Ok(0) => Some(self.receiving.end()?),
+                Ok(read) => {
+                    around.meter.count_received(read);
+                    self.receiving.feed(&mut desk.head, &desk.buffer[..read])?
+                }
+                Err(error) => return Poll::Ready(Err(ErrorKind::of_transfer(&error))),
+            };
+            if let Some(received) = received {
+                let reusable = received.reusable && self.unsent.is_empty();
+                return Poll::Ready(Ok(Received { reusable, ..received }));
+            }
+        }
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>, desk: &mut Desk) -> Poll<io::Result<usize>> {
+        let mut buffer = ReadBuf::new(&mut desk.buffer);
+        ready!(Pin::new(&mut *self.stream).poll_read(context, &mut buffer))?;
+        Poll::Ready(Ok(buffer.filled().len()))
+    }
+}

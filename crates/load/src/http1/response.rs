@@ -1,0 +1,120 @@
+//! A response as its bytes come in: nothing is kept but what ends in the middle of a head or of
+//! framing.
+
+use leno_wire::http1::{Answers, BodyDecoder, Parsed, ResponseHead};
+
+use crate::error_kind::ErrorKind;
+
+/// A response that is complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Received {
+    pub(super) status: u16,
+    /// The connection can take another request.
+    pub(super) reusable: bool,
+}
+
+/// A response that is under way.
+#[derive(Debug, Default)]
+pub(super) struct Receiving {
+    answers: Answers,
+    /// How many interim responses came before it.
+    interim: u32,
+    received: Option<Received>,
+    body: Option<BodyDecoder>,
+    /// What could not be understood yet. Heads and framing are bounded by their parsers, so
+    /// this is too.
+    rest: Vec<u8>,
+}
+
+impl Receiving {
+    /// Expects a new response.
+    pub(super) fn begin(&mut self, answers: Answers) {
+        self.answers = answers;
+        self.interim = 0;
+        self.received = None;
+        self.body = None;
+        self.rest.clear();
+    }
+
+    /// Takes what has arrived; tells when the response is complete.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Malformed`].
+    pub(super) fn feed(
+        &mut self,
+        head: &mut ResponseHead,
+        bytes: &[u8],
+    ) -> Result<Option<Received>, ErrorKind> {
+        if self.rest.is_empty() {
+            let consumed = self.take(head, bytes)?;
+            self.rest.extend_from_slice(bytes.get(consumed..).unwrap_or_default());
+        } else {
+            let mut joined = std::mem::take(&mut self.rest);
+            joined.extend_from_slice(bytes);
+            let consumed = self.take(head, &joined)?;
+            joined.drain(..consumed);
+            self.rest = joined;
+        }
+        let complete = self.body.as_ref().is_some_and(BodyDecoder::is_complete);
+        match self.received.filter(|_| complete) {
+            // Nobody asked for more: whatever it is, it is not the next response.
+            Some(_) if !self.rest.is_empty() => Err(ErrorKind::Malformed),
+            received => Ok(received),
+        }
+    }
+
+    /// The connection was closed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] unless that is how the response ends.
+    pub(super) fn end(&mut self) -> Result<Received, ErrorKind> {
+        let (Some(received), Some(body)) = (self.received, &mut self.body) else {
+            return Err(ErrorKind::Closed);
+        };
+        body.end_of_input().map_err(|_| ErrorKind::Closed)?;
+        Ok(received)
+    }
+
+    /// Understands as much as it can; tells how much that was.
+    fn take(&mut self, head: &mut ResponseHead, bytes: &[u8]) -> Result<usize, ErrorKind> {
+        let mut at = 0;
+        while self.received.is_none() {
+            let rest = bytes.get(at..).unwrap_or_default();
+            match head.parse(rest, self.answers).map_err(|_| ErrorKind::Malformed)? {
+                Parsed::Partial => return Ok(at),
+                Parsed::Complete(length) => at += length,
+            }
+            self.note(head)?;
+        }
+        let body = self.body.as_mut().expect("a response that was received has a body");
+        while !body.is_complete() {
+            let rest = bytes.get(at..).unwrap_or_default();
+            let piece = body.decode(rest).map_err(|_| ErrorKind::Malformed)?;
+            at += piece.consumed;
+            if piece.consumed == 0 {
+                break;
+            }
+        }
+        Ok(at)
+    }
+
+    fn note(&mut self, head: &ResponseHead) -> Result<(), ErrorKind> {
+        if head.is_interim() {
+            self.interim += 1;
+            return match self.interim <= INTERIM_RESPONSES_MAX {
+                true => Ok(()),
+                false => Err(ErrorKind::Malformed),
+            };
+        }
+        if head.tunnel {
+            // Nobody asked for another protocol.
+            return Err(ErrorKind::Malformed);
+        }
+        self.received = Some(Received { status: head.status, reusable: head.keep_alive });
+        self.body = Some(BodyDecoder::new(head.body));
+        Ok(())
+    }
+}
+
+/// A server may say 100 Continue, and early hints; more than a few make no sense.
+const INTERIM_RESPONSES_MAX: u32 = 16;

@@ -1,0 +1,118 @@
+//! One request and its response on one stream.
+
+use std::io;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::client::SendRequest;
+use http::HeaderMap;
+
+use super::request::{GRPC_PREFIX_BYTES, Kind, Request};
+use crate::error_kind::{ErrorKind, GRPC_UNKNOWN};
+use crate::report::Answer;
+
+impl Request {
+    /// Sends the request and reads its response to the end.
+    pub(super) async fn call(&self, sender: SendRequest<Bytes>) -> Result<Answer, ErrorKind> {
+        let mut sender = sender.ready().await.map_err(|error| kind(&error))?;
+        let (response, mut upload) = sender
+            .send_request(self.head.clone(), self.body.is_empty())
+            .map_err(|error| kind(&error))?;
+        if !self.body.is_empty() {
+            // The server may refuse the rest and say why.
+            drop(upload.send_data(self.body.clone(), true));
+        }
+        let (head, mut body) = response.await.map_err(|error| kind(&error))?.into_parts();
+        let status = head.status.as_u16();
+        let mut message = Message::default();
+        while let Some(bytes) = body.data().await {
+            let bytes = bytes.map_err(|error| kind(&error))?;
+            message.note(&bytes);
+            drop(body.flow_control().release_capacity(bytes.len()));
+        }
+        let grpc = match self.kind {
+            Kind::Grpc if head.status.is_success() => {
+                Some(grpc_status(&mut body, &head.headers, &message).await?)
+            }
+            Kind::Grpc | Kind::Plain => None,
+        };
+        Ok(Answer { status, grpc })
+    }
+}
+
+/// The status of a call: in the trailers, or in the head if there was nothing to send.
+async fn grpc_status(
+    body: &mut RecvStream,
+    head: &HeaderMap,
+    message: &Message,
+) -> Result<u8, ErrorKind> {
+    let trailers = body.trailers().await.map_err(|error| kind(&error))?;
+    let status = trailers.as_ref().unwrap_or(head).get(GRPC_STATUS);
+    let text = status.and_then(|status| status.to_str().ok()).ok_or(ErrorKind::Malformed)?;
+    let code: u32 = text.parse().map_err(|_| ErrorKind::Malformed)?;
+    if code == 0 && !message.is_whole() {
+        return Err(ErrorKind::Malformed);
+    }
+    Ok(u8::try_from(code).unwrap_or(GRPC_UNKNOWN))
+}
+
+/// How much of one message of gRPC has come; its content does not matter here.
+#[derive(Debug, Default)]
+struct Message {
+    prefix: [u8; GRPC_PREFIX_BYTES],
+    bytes: u64,
+}
+
+impl Message {
+    fn note(&mut self, bytes: &[u8]) {
+        let at = usize::try_from(self.bytes).unwrap_or(GRPC_PREFIX_BYTES).min(GRPC_PREFIX_BYTES);
+        for (place, byte) in self.prefix[at..].iter_mut().zip(bytes) {
+            *place = *byte;
+        }
+        self.bytes += bytes.len() as u64;
+    }
+
+    /// Whether exactly one message has come.
+    fn is_whole(&self) -> bool {
+        let [_, length @ ..] = self.prefix;
+        self.bytes == GRPC_PREFIX_BYTES as u64 + u64::from(u32::from_be_bytes(length))
+    }
+}
+
+/// What it is that a connection or a stream failed.
+pub(super) fn kind(error: &h2::Error) -> ErrorKind {
+    if let Some(error) = error.get_io() {
+        // The end of a connection comes as a broken pipe that no system call has reported.
+        let ended = error.kind() == io::ErrorKind::BrokenPipe && error.raw_os_error().is_none();
+        return if ended { ErrorKind::Closed } else { ErrorKind::of_transfer(error) };
+    }
+    match (error.is_remote(), error.is_library()) {
+        (true, _) if error.is_go_away() => ErrorKind::Closed,
+        (true, _) => ErrorKind::Reset,
+        // We ended it because the server broke a rule.
+        (false, true) => ErrorKind::Malformed,
+        (false, false) => ErrorKind::Other,
+    }
+}
+
+const GRPC_STATUS: &str = "grpc-status";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_whole_when_its_last_byte_has_come_and_nothing_else() {
+        let frame = b"\0\0\0\0\x03abc";
+        for pieces in [1, 2, 3, 8] {
+            let mut message = Message::default();
+            for piece in frame.chunks(pieces) {
+                assert!(!message.is_whole());
+                message.note(piece);
+            }
+            assert!(message.is_whole());
+            message.note(b"x");
+            assert!(!message.is_whole());
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Requests as HTTP/2 sends them: made once, checked once, sent many times.
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, TE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+
+use crate::plan::{InvalidPlan, Protocol, Target};
+
+/// A request as it is sent.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) head: http::Request<()>,
+    /// With gRPC, the message in its frame.
+    pub(super) body: Bytes,
+    pub(super) kind: Kind,
+}
+
+/// What a response means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Plain,
+    /// The response ends with a status of its own.
+    Grpc,
+}
+
+impl Request {
+    pub(super) fn new(target: &Target, protocol: Protocol) -> Result<Self, InvalidPlan> {
+        let wrong = |part| InvalidPlan::Http2Request { name: target.name.clone(), part };
+        let kind = match protocol {
+            Protocol::Grpc { .. } => Kind::Grpc,
+            Protocol::Http1 | Protocol::Http2 { .. } => Kind::Plain,
+        };
+        let method = match kind {
+            Kind::Plain => target.method.parse().map_err(|_| wrong("method"))?,
+            Kind::Grpc => Method::POST,
+        };
+        if method == Method::CONNECT {
+            return Err(InvalidPlan::Tunnel { name: target.name.clone() });
+        }
+        let uri = Uri::builder()
+            .scheme("http")
+            .authority(target.host.as_str())
+            .path_and_query(target.path.as_str());
+        let uri = uri.build().map_err(|_| wrong("host or path"))?;
+        let body = match kind {
+            Kind::Plain => Bytes::from(target.body.clone()),
+            Kind::Grpc => framed(&target.body).ok_or_else(|| wrong("message: it is too long"))?,
+        };
+        let mut head = http::Request::new(());
+        *head.headers_mut() = fields(target, kind, &method).ok_or_else(|| wrong("headers"))?;
+        *head.method_mut() = method;
+        *head.uri_mut() = uri;
+        Ok(Self { head, body, kind })
+    }
+}
+
+/// The fields of a request; `None` if one of them cannot be sent.
+fn fields(target: &Target, kind: Kind, method: &Method) -> Option<HeaderMap> {
+    let mut fields = HeaderMap::new();
+    for (name, value) in &target.headers {
+        let name: HeaderName = name.parse().ok()?;
+        if name == HOST || name == CONTENT_LENGTH || CONNECTION_FIELDS.contains(&name.as_str()) {
+            return None;
+        }
+        fields.append(name, HeaderValue::from_str(value).ok()?);
+    }
+    match kind {
+        Kind::Grpc => {
+            fields.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
+            fields.insert(TE, HeaderValue::from_static("trailers"));
+        }
+        // RFC 9110 section 8.6: a method that gives content a meaning says so even without any.
+        Kind::Plain if !target.body.is_empty() || gives_content_a_meaning(method) => {
+            fields.insert(CONTENT_LENGTH, HeaderValue::from(target.body.len()));
+        }
+        Kind::Plain => {}
+    }
+    Some(fields)
+}
+
+fn gives_content_a_meaning(method: &Method) -> bool {
+    matches!(*method, Method::POST | Method::PUT | Method::PATCH)
+}
+
+/// A message as gRPC frames it: not compressed, then its length.
+fn framed(message: &[u8]) -> Option<Bytes> {
+    let length = u32::try_from(message.len()).ok()?;
+    let mut frame = Vec::with_capacity(GRPC_PREFIX_BYTES + message.len());
+    frame.push(0);
+    frame.extend_from_slice(&length.to_be_bytes());
+    frame.extend_from_slice(message);
+    Some(Bytes::from(frame))
+}
+
+/// A flag and a length come before each message of gRPC.
+pub(super) const GRPC_PREFIX_BYTES: usize = 5;
+
+/// What belongs to a connection has no place in HTTP/2 (RFC 9113 section 8.2.2).
+const CONNECTION_FIELDS: [&str; 5] =
+    ["connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HTTP2: Protocol = Protocol::Http2 { streams: 1 };
+    const GRPC: Protocol = Protocol::Grpc { streams: 1 };
+
+    fn target() -> Target {
+        Target::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
+    }
+
+    #[test]
+    fn requests_are_made_as_planned() {
+        let header = ("x-a".to_owned(), "b".to_owned());
+        let post = Target {
+            method: "POST".to_owned(),
+            headers: vec![header],
+            body: b"{}".to_vec(),
+            ..target()
+        };
+        let plain = Request::new(&post, HTTP2).unwrap();
+        assert_eq!(plain.head.uri(), "http://ratings:9080/ratings/1?x=2");
+        assert_eq!(plain.head.method(), "POST");
+        assert_eq!(plain.head.headers()["x-a"], "b");
+        assert_eq!(plain.head.headers()["content-length"], "2");
+        assert_eq!(&plain.body[..], b"{}");
+
+        let call = Request::new(&Target { method: "GET".to_owned(), ..post }, GRPC).unwrap();
+        assert_eq!(call.head.method(), "POST");
+        assert_eq!(call.head.headers()["content-type"], "application/grpc");
+        assert_eq!(call.head.headers()["te"], "trailers");
+        assert!(!call.head.headers().contains_key("content-length"));
+        assert_eq!(&call.body[..], b"\0\0\0\0\x02{}");
+    }
+
+    #[test]
+    fn requests_that_a_strict_server_refuses_are_not_sent() {
+        let with_header = |name: &str, value: &str| Target {
+            headers: vec![(name.to_owned(), value.to_owned())],
+            ..target()
+        };
+        for bad in [
+            Target { method: "GE T".to_owned(), ..target() },
+            Target { method: "CONNECT".to_owned(), ..target() },
+            Target { path: "/a b".to_owned(), ..target() },
+            Target { host: "a b".to_owned(), ..target() },
+            with_header("host", "other"),
+            with_header("x y", "1"),
+            with_header("x", "1\r\ny: 2"),
+            with_header("content-length", "1"),
+            with_header("Connection", "close"),
+            with_header("transfer-encoding", "chunked"),
+        ] {
+            assert!(Request::new(&bad, HTTP2).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The share that one of several threads has in a run.
+
+/// The share that one of several threads has in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// Which thread, from 0.
+    pub(crate) index: usize,
+    /// How many there are; at least 1.
+    pub(crate) of: usize,
+}
+
+impl Share {
+    /// One thread does it all.
+    pub(crate) const WHOLE: Self = Self { index: 0, of: 1 };
+
+    /// How many of `total` things are its own; the first threads take what does not divide.
+    pub(crate) fn part(self, total: u64) -> u64 {
+        let (index, of) = (self.index as u64, self.of as u64);
+        total / of + u64::from(index < total % of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_and_differ_by_one_at_most() {
+        for of in 1..=7 {
+            for total in [0, 1, 6, 7, 50, 1000] {
+                let parts: Vec<u64> =
+                    (0..of).map(|index| Share { index, of }.part(total)).collect();
+                assert_eq!(parts.iter().sum::<u64>(), total);
+                assert!(parts.iter().all(|part| part.abs_diff(total / of as u64) <= 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A server that does exactly as it is told.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::spawn_local;
+
+/// What the test server does with a request.
+#[derive(Clone)]
+pub(super) struct Answer {
+    pub(super) text: std::borrow::Cow<'static, str>,
+    /// How many bytes are written at once.
+    pub(super) piece: usize,
+    /// Closes the connection afterwards.
+    pub(super) closes: bool,
+    /// Closes the connection with the request unread, which resets it.
+    pub(super) resets: bool,
+    /// Stands still for [`STALL`] first.
+    pub(super) stalls: bool,
+}
+
+impl Answer {
+    pub(super) fn of(text: impl Into<std::borrow::Cow<'static, str>>) -> Self {
+        Self { text: text.into(), ..OK }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+/// A server that answers its n-th request as it is told.
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
+    /// The heads of all requests so far.
+    pub(super) seen: Rc<RefCell<Vec<String>>>,
+    pub(super) connections: Rc<Cell<usize>>,
+}
+
+impl Server {
+    pub(super) async fn start(answer: impl Fn(usize) -> Answer + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Self { address, seen: Rc::default(), connections: Rc::default() };
+        let (seen, connections) = (Rc::clone(&server.seen), Rc::clone(&server.connections));
+        let answer = Rc::new(answer);
+        spawn_local(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                connections.set(connections.get() + 1);
+                spawn_local(converse(stream, Rc::clone(&seen), Rc::clone(&answer)));
+            }
+        });
+        server
+    }
+}
+
+async fn converse(
+    mut stream: TcpStream,
+    seen: Rc<RefCell<Vec<String>>>,
+    answer: Rc<impl Fn(usize) -> Answer>,
+) {
+    stream.set_nodelay(true).unwrap();
+    let mut received = Vec::new();
+    loop {
+        let index = seen.borrow().len();
+        if answer(index).resets {
+            stream.readable().await.unwrap();
+            seen.borrow_mut().push(String::new());
+            return;
+        }
+        let head = loop {
+            if let Some(at) = received.windows(4).position(|end| end == b"\r\n\r\n") {
+                break String::from_utf8_lossy(&received[..at + 4]).into_owned();
+            }
+            match stream.read_buf(&mut received).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        };
+        received.clear();
+        let index = seen.borrow().len();
+        seen.borrow_mut().push(head);
+        let answer = answer(index);
+        if answer.stalls {
+            tokio::time::sleep(STALL).await;
+        }
+        for piece in answer.bytes().chunks(answer.piece) {
+            if stream.write_all(piece).await.is_err() {
+                return;
+            }
+        }
+        if answer.closes {
+            stream.shutdown().await.ok();
+            // Read what is still coming, or closing would reset what was just written.
+            while stream.read(&mut [0; 65_536]).await.is_ok_and(|read| read > 0) {}
+            return;
+        }
+    }
+}
+
+pub(super) const STALL: Duration = Duration::from_millis(200);
+
+pub(super) const OK_TEXT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+pub(super) const OK: Answer = Answer {
+    text: std::borrow::Cow::Borrowed(OK_TEXT),
+    piece: usize::MAX,
+    closes: false,
+    resets: false,
+    stalls: false,
+};

@@ -1,0 +1,103 @@
+//! A server that stands still for a second, on a clock that only the test moves.
+
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::sync::watch;
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::clock::Alarm;
+use crate::drive::Order;
+use crate::share::Share;
+use crate::world::World;
+use crate::{Counters, Pace, Plan, Report, Stop, Target};
+
+#[tokio::test(start_paused = true)]
+async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
+    let report = run(Pace::Open { rate: 100, connections: 50 }).await;
+    let target = report.total();
+    assert_eq!((target.requests(), target.successes()), (1000, 1000));
+    // Due at 4.00, 4.01 … 4.99, answered at 5.00 or a moment later.
+    assert_eq!(target.latency.count_from(ms(5)), 100);
+    assert_eq!(target.latency.count_from(ms(505)), 50);
+    let about = |quantile, expected: Duration| {
+        let found = target.latency.quantile(quantile).unwrap();
+        assert!(found.abs_diff(expected) <= ms(12), "{quantile}: {found:?}, not {expected:?}");
+    };
+    about(0.5, SERVICE);
+    about(0.89, SERVICE);
+    about(0.95, ms(500));
+    about(0.99, ms(900));
+    about(1.0, ms(1000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_single_connection_answers_for_the_queue_before_it_too() {
+    let target = run(Pace::Open { rate: 100, connections: 1 }).await.total();
+    assert_eq!((target.requests(), target.successes()), (1000, 1000));
+    // After the stall it has to catch up at 1000 per second, and more become due meanwhile.
+    let slow = target.latency.count_from(ms(5));
+    assert!((100..125).contains(&slow), "{slow}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_closed_loop_forgives_the_stall() {
+    let target = run(Pace::Closed { connections: 1 }).await.total();
+    assert!(target.requests() > 4000, "{}", target.requests());
+    assert_eq!(target.latency.count_from(ms(5)), 1);
+}
+
+async fn run(pace: Pace) -> Report {
+    let address: SocketAddr = "127.0.0.1:80".parse().unwrap();
+    let plan = Plan { pace, ..Plan::new(vec![Target::get("t", address, "t", "/")]) };
+    let progress = watch::channel(Counters::default()).0;
+    let order = Order { plan, share: Share::WHOLE, stop: Stop::default(), progress };
+    let now = Instant::now();
+    let second = Duration::from_secs(1);
+    order.carry_out(Stage { still: now + second * 4..now + second * 5 }).await.unwrap()
+}
+
+/// A world in memory, with one server.
+struct Stage {
+    /// When it answers nobody.
+    still: Range<Instant>,
+}
+
+impl World for Stage {
+    type Stream = DuplexStream;
+
+    async fn connect(&self, _: SocketAddr) -> io::Result<DuplexStream> {
+        let (ours, theirs) = duplex(4096);
+        spawn_local(serve(theirs, self.still.clone()));
+        Ok(ours)
+    }
+
+    fn alarm(&self) -> io::Result<Alarm> {
+        Ok(Alarm::of_the_runtime())
+    }
+}
+
+async fn serve(mut stream: DuplexStream, still: Range<Instant>) {
+    let mut received = [0; 4096];
+    while stream.read(&mut received).await.is_ok_and(|read| read > 0) {
+        sleep(SERVICE).await;
+        if still.contains(&Instant::now()) {
+            sleep_until(still.end).await;
+        }
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        if stream.write_all(answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+const fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+/// How long the server takes otherwise.
+const SERVICE: Duration = ms(1);

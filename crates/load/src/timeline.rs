@@ -1,0 +1,207 @@
+//! How a run went over time: counts and latencies for each of a bounded number of intervals.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+/// What happened in each interval of the measured time. When a run outgrows the table,
+/// neighbours are joined: the longer the run, the longer its intervals.
+#[derive(Debug, Clone)]
+pub struct Timeline {
+    interval: Duration,
+    points: Vec<Point>,
+}
+
+/// What happened in one interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// When the interval began, after the warm-up.
+    pub at: Duration,
+    /// Requests that were answered or failed.
+    pub requests: u64,
+    /// Those that did not succeed.
+    pub errors: u64,
+    /// Half of the successful ones took no longer.
+    pub p50: Option<Duration>,
+    /// All but one in a hundred of the successful ones took no longer.
+    pub p99: Option<Duration>,
+}
+
+#[derive(Debug, Clone)]
+struct Point {
+    requests: u64,
+    errors: u64,
+    microseconds: Histogram<u32>,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        Self { interval: INTERVAL_MIN, points: Vec::new() }
+    }
+}
+
+impl Timeline {
+    /// How long an interval is.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// The intervals in order, those without requests included.
+    pub fn moments(&self) -> impl Iterator<Item = Moment> {
+        (0..).zip(&self.points).map(|(index, point)| {
+            let quantile = |part| {
+                let bound =
+                    point.microseconds.value_at_quantile(part).min(point.microseconds.max());
+                (!point.microseconds.is_empty()).then(|| Duration::from_micros(bound))
+            };
+            Moment {
+                at: self.interval * index,
+                requests: point.requests,
+                errors: point.errors,
+                p50: quantile(0.5),
+                p99: quantile(0.99),
+            }
+        })
+    }
+
+    /// Enters a request that ended `at` that time after the warm-up; `latency` if it succeeded.
+    pub(crate) fn record(&mut self, at: Duration, latency: Option<Duration>) {
+        let point = self.point(at);
+        point.requests += 1;
+        match latency {
+            Some(latency) => {
+                let microseconds = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+                point.microseconds.saturating_record(microseconds);
+            }
+            None => point.errors += 1,
+        }
+    }
+
+    /// Adds what happened elsewhere at the same time.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        let mut other = other.clone();
+        while self.interval < other.interval {
+            self.coarsen();
+        }
+        while other.interval < self.interval {
+            other.coarsen();
+        }
+        let shared = self.points.len().min(other.points.len());
+        let rest = other.points.split_off(shared);
+        for (ours, theirs) in self.points.iter_mut().zip(&other.points) {
+            ours.merge(theirs);
+        }
+        if self.points.len() == shared {
+            self.points.extend(rest);
+        }
+    }
+
+    fn point(&mut self, at: Duration) -> &mut Point {
+        let mut index = self.index(at);
+        while index >= POINTS_MAX {
+            self.coarsen();
+            index = self.index(at);
+        }
+        if index >= self.points.len() {
+            self.points.resize_with(index + 1, Point::default);
+        }
+        &mut self.points[index]
+    }
+
+    fn index(&self, at: Duration) -> usize {
+        usize::try_from(at.as_nanos() / self.interval.as_nanos()).unwrap_or(usize::MAX)
+    }
+
+    /// Joins neighbours. A run of a day does so ten times.
+    fn coarsen(&mut self) {
+        self.interval *= 2;
+        let mut halves = std::mem::take(&mut self.points).into_iter();
+        while let Some(mut first) = halves.next() {
+            if let Some(second) = halves.next() {
+                first.merge(&second);
+            }
+            self.points.push(first);
+        }
+    }
+}
+
+impl Default for Point {
+    fn default() -> Self {
+        let bounds = Histogram::new_with_bounds(1, LATENCY_US_MAX, 2);
+        let microseconds = bounds.expect("the bounds are constant and valid");
+        Self { requests: 0, errors: 0, microseconds }
+    }
+}
+
+impl Point {
+    fn merge(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.microseconds.add(&other.microseconds).expect("all histograms have the same bounds");
+    }
+}
+
+/// Short enough to show a stall, long enough for a few requests.
+const INTERVAL_MIN: Duration = Duration::from_millis(250);
+
+/// What a plot can show; each has a histogram of about 13 KiB.
+const POINTS_MAX: usize = 120;
+
+/// An hour.
+const LATENCY_US_MAX: u64 = 3_600_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    #[test]
+    fn requests_are_told_where_they_ended_and_empty_intervals_show() {
+        let mut timeline = Timeline::default();
+        timeline.record(ms(0), Some(ms(2)));
+        timeline.record(ms(249), None);
+        timeline.record(ms(600), Some(ms(5)));
+        let moments: Vec<Moment> = timeline.moments().collect();
+        assert_eq!(moments.len(), 3);
+        assert_eq!((moments[0].requests, moments[0].errors), (2, 1));
+        let p50 = moments[0].p50.unwrap();
+        assert!(p50.abs_diff(ms(2)) <= ms(2) / 50, "{p50:?}");
+        assert_eq!((moments[1].requests, moments[1].p99), (0, None));
+        assert_eq!((moments[2].at, moments[2].requests), (ms(500), 1));
+    }
+
+    #[test]
+    fn a_long_run_keeps_every_request_in_longer_intervals() {
+        let mut timeline = Timeline::default();
+        for second in 0..86_400 {
+            timeline.record(Duration::from_secs(second), Some(ms(1)));
+        }
+        let moments: Vec<Moment> = timeline.moments().collect();
+        assert!(moments.len() <= POINTS_MAX && moments.len() > POINTS_MAX / 3);
+        assert_eq!(moments.iter().map(|moment| moment.requests).sum::<u64>(), 86_400);
+    }
+
+    #[test]
+    fn timelines_of_different_resolution_add_up() {
+        let mut long = Timeline::default();
+        let mut short = Timeline::default();
+        for tick in 0..400 {
+            long.record(ms(tick * 100), Some(ms(1)));
+        }
+        for tick in 0..10 {
+            short.record(ms(tick * 100), None);
+        }
+        let mut first = long.clone();
+        first.merge(&short);
+        let mut second = short;
+        second.merge(&long);
+        let told: Vec<Moment> = first.moments().collect();
+        assert_eq!(told, second.moments().collect::<Vec<_>>());
+        assert_eq!(told.iter().map(|moment| moment.requests).sum::<u64>(), 410);
+        assert_eq!(told.iter().map(|moment| moment.errors).sum::<u64>(), 10);
+    }
+}

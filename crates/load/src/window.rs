@@ -1,0 +1,64 @@
+//! The measured time: what was counted when it began and when it ended.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::ledger::Ledger;
+use crate::world::Meter;
+
+/// What had been counted at some moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark {
+    at: Duration,
+    cpu: Duration,
+    answered: u64,
+    failed: u64,
+    bytes_sent: u64,
+    bytes_received: u64,
+}
+
+impl Mark {
+    /// What has been counted on the calling thread until now.
+    pub(crate) fn now(at: Duration, ledger: &Ledger, meter: &Meter) -> Self {
+        Self {
+            at,
+            cpu: thread_cpu(),
+            answered: ledger.answered,
+            failed: ledger.failed,
+            bytes_sent: meter.sent.get(),
+            bytes_received: meter.received.get(),
+        }
+    }
+}
+
+/// What happened between two moments.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Window {
+    pub(crate) elapsed: Duration,
+    pub(crate) cpu: Duration,
+    pub(crate) answered: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+}
+
+impl Window {
+    pub(crate) fn between(first: &Mark, last: &Mark) -> Self {
+        Self {
+            elapsed: last.at.saturating_sub(first.at),
+            cpu: last.cpu.saturating_sub(first.cpu),
+            answered: last.answered - first.answered,
+            failed: last.failed - first.failed,
+            bytes_sent: last.bytes_sent - first.bytes_sent,
+            bytes_received: last.bytes_received - first.bytes_received,
+        }
+    }
+}
+
+/// CPU time that the calling thread has taken.
+fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}

@@ -1,0 +1,134 @@
+//! What a run needs of the world outside: connections and exact waiting, so that tests can bring
+//! a world of their own.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leno_wire::http1::ResponseHead;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::clock::{Alarm, Clock};
+use crate::error_kind::ErrorKind;
+use crate::plan::{Plan, Reuse};
+
+/// Where connections come from and how time is waited for.
+pub(crate) trait World: 'static {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
+
+    /// Opens a connection.
+    fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>>;
+
+    /// An alarm that is not set.
+    fn alarm(&self) -> io::Result<Alarm>;
+}
+
+/// TCP, and the timers of the kernel.
+#[derive(Debug)]
+pub(crate) struct Machine;
+
+impl World for Machine {
+    type Stream = TcpStream;
+
+    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    fn alarm(&self) -> io::Result<Alarm> {
+        Alarm::of_the_kernel()
+    }
+}
+
+/// What all requests of one thread have in common.
+#[derive(Debug)]
+pub(crate) struct Surroundings<W> {
+    pub(crate) world: W,
+    pub(crate) clock: Clock,
+    pub(crate) timeout: Duration,
+    pub(crate) reuse: Reuse,
+    pub(crate) meter: Rc<Meter>,
+    pub(crate) desk: RefCell<Desk>,
+    /// Where connections lead to, each once.
+    addresses: Vec<SocketAddr>,
+    /// The address of each target, as an index.
+    places: Vec<usize>,
+}
+
+impl<W: World> Surroundings<W> {
+    pub(crate) fn new(world: W, plan: &Plan) -> Self {
+        let mut addresses: Vec<SocketAddr> = plan.targets.iter().map(|t| t.address).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let place = |address| addresses.iter().position(|other| other == address).unwrap_or(0);
+        Self {
+            places: plan.targets.iter().map(|target| place(&target.address)).collect(),
+            addresses,
+            world,
+            clock: Clock::start(),
+            timeout: plan.timeout,
+            reuse: plan.reuse,
+            meter: Rc::default(),
+            desk: RefCell::default(),
+        }
+    }
+
+    /// How many addresses there are.
+    pub(crate) fn places(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// Which address a target is at.
+    pub(crate) fn place(&self, target: usize) -> usize {
+        self.places[target]
+    }
+
+    /// Opens a connection to an address.
+    pub(crate) async fn connect(&self, place: usize) -> Result<W::Stream, ErrorKind> {
+        match timeout(self.timeout, self.world.connect(self.addresses[place])).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(ErrorKind::of_connecting(&error)),
+            Err(_) => Err(ErrorKind::ConnectTimeout),
+        }
+    }
+}
+
+/// Bytes on all connections of a thread.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    pub(crate) sent: Cell<u64>,
+    pub(crate) received: Cell<u64>,
+}
+
+impl Meter {
+    pub(crate) fn count_sent(&self, bytes: usize) {
+        self.sent.set(self.sent.get() + bytes as u64);
+    }
+
+    pub(crate) fn count_received(&self, bytes: usize) {
+        self.received.set(self.received.get() + bytes as u64);
+    }
+}
+
+/// Where responses are read: one place for all connections of a thread, so that it stays in the
+/// caches and that idle connections hold nothing.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) buffer: Box<[u8]>,
+    pub(crate) head: ResponseHead,
+}
+
+impl Default for Desk {
+    fn default() -> Self {
+        Self { buffer: vec![0; READ_BYTES].into_boxed_slice(), head: ResponseHead::default() }
+    }
+}
+
+/// Large bodies in few reads, without leaving the second-level cache.
+const READ_BYTES: usize = 64 * 1024;

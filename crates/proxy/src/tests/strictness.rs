@@ -1,0 +1,246 @@
+//! `tests/vectors/http1/strictness.json` through a pair of sidecars: what clients send, and what
+//! upstreams answer.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, settled};
+use vector::{Accepted, Outcome, Vector, rules};
+
+#[path = "../../../wire/tests/strictness/vector.rs"]
+#[allow(dead_code, reason = "the tests of the parsers look at more of a vector")]
+mod vector;
+
+#[test]
+fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut wrong = Vec::new();
+        for vector in &vectors("request", is_refused) {
+            // Its own sidecar, and the server's for clients that have none.
+            for door in [mesh.door, mesh.inbound] {
+                let mut client = Client::connect(door).await;
+                client.send(&vector.bytes).await;
+                wrong.extend(not_cut_off(&mut client, vector, door).await);
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_body_that_breaks_a_rule_never_becomes_a_whole_request() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut wrong = Vec::new();
+        for vector in &vectors("body", is_refused) {
+            for door in [mesh.door, mesh.inbound] {
+                let mut client = Client::connect(door).await;
+                client.send([POST.as_bytes(), &vector.bytes].concat()).await;
+                if vector.ends {
+                    client.stream.shutdown().await.unwrap();
+                    let (got, _) = client.last().await;
+                    assert!(got.is_empty(), "{}: {}", vector.name, got.escape_ascii());
+                } else {
+                    wrong.extend(not_cut_off(&mut client, vector, door).await);
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(app.requests().is_empty(), "{:?}", app.requests());
+    });
+}
+
+#[test]
+fn a_request_that_keeps_the_rules_arrives_as_it_was_meant() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let passing = |vector: &Vector| !is_refused(vector) || vector.sidecar.is_some();
+        for vector in vectors("request", passing).iter().chain(&vectors("body", passing)) {
+            let before = app.requests().len();
+            let mut client = Client::connect(mesh.door).await;
+            let head = if vector.of == "body" { POST } else { "" };
+            client.send([head.as_bytes(), &vector.bytes].concat()).await;
+            let answer = client.answer().await;
+            let expected = vector.sidecar.unwrap_or(200);
+            assert_eq!(u64::from(answer.status), expected, "{}", vector.name);
+            let more = usize::from(accepted(vector).is_some_and(|it| it.left > 0));
+            for _ in 0..more {
+                assert_eq!(client.answer().await.text(), "ok", "{}", vector.name);
+            }
+            let seen = app.requests().split_off(before);
+            let arrived = if expected == 200 { 1 + more } else { 0 };
+            assert_eq!(seen.len(), arrived, "{}", vector.name);
+            if let (Some(seen), Some(content)) = (seen.first(), content(vector)) {
+                assert_eq!(&seen.body, content, "{}", vector.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
+    run(async {
+        let of = |vector: &Vector| is_refused(vector) || vector.sidecar.is_some();
+        for vector in &vectors("response", of) {
+            let (mesh, app) = saying(vector).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send(request(vector)).await;
+            let answer = client.head().await.unwrap();
+            let verdict = answer.verdict();
+            assert_eq!(verdict, (502, Some("upstream-malformed")), "{}", vector.name);
+            let mut next = Client::connect(mesh.door).await;
+            assert_eq!(next.ask(GET).await.text(), "ok", "{}", vector.name);
+            assert_eq!(app.accepted.get(), 2, "{}: its connection was used again", vector.name);
+        }
+    });
+}
+
+#[test]
+fn an_upstream_that_breaks_a_rule_in_its_body_breaks_its_answer() {
+    run(async {
+        for vector in &vectors("body", is_refused) {
+            let (mesh, app) = saying(vector).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send([GET, GET].concat()).await;
+            let answer = client.head().await;
+            if let Some(answer) = answer.filter(|answer| answer.status == 502) {
+                let reason = if vector.ends { "upstream-reset" } else { "upstream-malformed" };
+                assert_eq!(answer.reason(), Some(reason), "{}", vector.name);
+            } else {
+                let (got, end) = client.last().await;
+                let got = String::from_utf8_lossy(&got);
+                assert_eq!(end, End::Reset, "{}: {got}", vector.name);
+                assert!(!got.contains("EVIL") && !got.ends_with("0\r\n\r\n"), "{got}");
+                assert_eq!(settled(|| app.accepted.get()).await, 1, "{}", vector.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_upstream_that_keeps_the_rules_is_heard_once() {
+    run(async {
+        let passing = |vector: &Vector| !is_refused(vector) && vector.sidecar.is_none();
+        let bodies = vectors("body", passing);
+        for vector in vectors("response", passing).iter().chain(&bodies) {
+            // A tunnel is not asked of a service.
+            if vector.answers == "CONNECT" {
+                continue;
+            }
+            let (mesh, _app) = saying(vector).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send(request(vector)).await;
+            let answer = match vector.answers.as_str() {
+                "HEAD" => client.head().await.unwrap(),
+                _ => client.answer().await,
+            };
+            let said = String::from_utf8_lossy(&vector.bytes);
+            let status = said.split(' ').nth(1).and_then(|word| word.parse().ok());
+            let status = if vector.of == "body" { 200 } else { status.unwrap() };
+            assert_eq!(answer.status, status, "{}", vector.name);
+            if let Some(content) = content(vector).filter(|_| vector.answers != "HEAD") {
+                assert_eq!(&answer.body, content, "{}", vector.name);
+            }
+            if status < 200 {
+                assert_eq!(client.answer().await.text(), "ok", "{}", vector.name);
+            }
+            let second: Answer = client.ask(GET).await;
+            assert_eq!((second.status, second.text()), (200, "ok"), "{}", vector.name);
+        }
+    });
+}
+
+/// What is not as it should be: the status and reason of the vector, the announced end, the end.
+async fn not_cut_off(
+    client: &mut Client<TcpStream>,
+    vector: &Vector,
+    door: SocketAddr,
+) -> Option<String> {
+    let Outcome::Refused { status, .. } = &vector.outcome else {
+        return Some(format!("{} is accepted", vector.name));
+    };
+    if vector.sidecar.is_some() {
+        return None;
+    }
+    let Some(mut answer) = client.head().await else {
+        return Some(format!("{} at {door}: no answer", vector.name));
+    };
+    client.body(&mut answer).await;
+    let reason = if *status == Some(431) { "head-too-large" } else { "bad-request" };
+    let found = (Some(u64::from(answer.status)), answer.reason(), answer.field("connection"));
+    let (_, end) = client.last().await;
+    let expected = (*status, Some(reason), Some("close"));
+    (found != expected || end != End::Clean)
+        .then(|| format!("{} at {door}: {found:?} and {end:?}", vector.name))
+}
+
+/// A mesh whose application says this once, and "ok" ever after.
+async fn saying(vector: &Vector) -> (Mesh, Application) {
+    let mut bytes = vector.bytes.clone();
+    if vector.of == "body" {
+        let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        bytes.splice(..0, head.iter().copied());
+        if is_refused(vector) && !vector.ends {
+            bytes.extend_from_slice(b"HTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n");
+        }
+    }
+    if bytes.starts_with(b"HTTP/1.1 103") {
+        bytes.extend_from_slice(OK.as_bytes());
+    }
+    let until_close = accepted(vector).and_then(|it| it.body.as_deref()) == Some("until-close");
+    let leaves = vector.ends || until_close;
+    let said = Rc::new(RefCell::new(Some(bytes)));
+    let app = Application::start(move |mut client| {
+        let said = said.clone();
+        async move {
+            while client.head().await.is_some() {
+                let first = said.borrow_mut().take();
+                let last = leaves && first.is_some();
+                let bytes = first.unwrap_or_else(|| OK.into());
+                // Who breaks the rules is cut off, perhaps in the middle of it.
+                if client.stream.write_all(&bytes).await.is_err() || last {
+                    return;
+                }
+            }
+        }
+    })
+    .await;
+    (Mesh::permissive(app.address).await, app)
+}
+
+fn request(vector: &Vector) -> String {
+    format!("{} /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n", vector.answers)
+}
+
+fn vectors(of: &str, wanted: impl Fn(&Vector) -> bool) -> Vec<Vector> {
+    let all = rules().into_iter().flat_map(|rule| rule.vectors);
+    let found: Vec<Vector> = all.filter(|vector| vector.of == of && wanted(vector)).collect();
+    assert!(!found.is_empty());
+    found
+}
+
+fn is_refused(vector: &Vector) -> bool {
+    accepted(vector).is_none()
+}
+
+fn accepted(vector: &Vector) -> Option<&Accepted> {
+    match &vector.outcome {
+        Outcome::Accepted(accepted) => Some(accepted),
+        Outcome::Refused { .. } => None,
+    }
+}
+
+fn content(vector: &Vector) -> Option<&Vec<u8>> {
+    accepted(vector)?.content.as_ref()
+}
+
+const POST: &str = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";

@@ -1,0 +1,118 @@
+//! The vectors as they stand in their file.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// One rule and what proves it.
+pub(crate) struct Rule {
+    pub(crate) text: String,
+    pub(crate) rfc: String,
+    pub(crate) vectors: Vec<Vector>,
+}
+
+/// Bytes, and what is to become of them.
+pub(crate) struct Vector {
+    pub(crate) name: String,
+    /// `request`, `response` or `body`.
+    pub(crate) of: String,
+    /// The method that a response answers.
+    pub(crate) answers: String,
+    pub(crate) bytes: Vec<u8>,
+    /// The connection closes after the bytes.
+    pub(crate) ends: bool,
+    /// What a sidecar answers, where it is not what the parser's verdict leads to.
+    #[allow(dead_code, reason = "the tests of the sidecar read it, through a path")]
+    pub(crate) sidecar: Option<u64>,
+    pub(crate) outcome: Outcome,
+}
+
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Refused { label: String, status: Option<u64> },
+    Accepted(Accepted),
+}
+
+/// What an accepted message is. What a vector leaves out is not looked at, except `left`.
+#[derive(Debug, Clone)]
+pub(crate) struct Accepted {
+    pub(crate) body: Option<String>,
+    pub(crate) keep_alive: Option<bool>,
+    pub(crate) content: Option<Vec<u8>>,
+    pub(crate) trailers: bool,
+    pub(crate) left: usize,
+}
+
+impl PartialEq for Accepted {
+    fn eq(&self, other: &Self) -> bool {
+        fn agree<T: PartialEq>(one: Option<&T>, other: Option<&T>) -> bool {
+            one.zip(other).is_none_or(|(one, other)| one == other)
+        }
+        agree(self.body.as_ref(), other.body.as_ref())
+            && agree(self.keep_alive.as_ref(), other.keep_alive.as_ref())
+            && agree(self.content.as_ref(), other.content.as_ref())
+            && self.trailers == other.trailers
+            && self.left == other.left
+    }
+}
+
+/// All of the file.
+pub(crate) fn rules() -> Vec<Rule> {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/http1/strictness.json");
+    let text = fs::read_to_string(path).expect("the vectors are part of the repository");
+    let file: Value = serde_json::from_str(&text).expect("the vectors are JSON");
+    list(&file["rules"]).iter().map(rule).collect()
+}
+
+fn rule(value: &Value) -> Rule {
+    let vectors = list(&value["vectors"]).iter().map(vector).collect();
+    Rule { text: word(&value["rule"]), rfc: word(&value["rfc"]), vectors }
+}
+
+fn vector(value: &Value) -> Vector {
+    let outcome = match &value["accepted"] {
+        Value::Null => {
+            Outcome::Refused { label: word(&value["refused"]), status: value["status"].as_u64() }
+        }
+        accepted => Outcome::Accepted(Accepted {
+            body: (!accepted["body"].is_null()).then(|| match &accepted["body"] {
+                Value::String(kind) => kind.clone(),
+                length => length.to_string(),
+            }),
+            keep_alive: accepted["keep_alive"].as_bool(),
+            content: (!accepted["content"].is_null()).then(|| bytes(&accepted["content"])),
+            trailers: accepted["trailers"].as_bool().unwrap_or_default(),
+            left: accepted["left"].as_u64().unwrap_or_default().try_into().expect("a length"),
+        }),
+    };
+    Vector {
+        name: word(&value["name"]),
+        of: word(&value["of"]),
+        answers: value["answers"].as_str().unwrap_or("GET").to_owned(),
+        bytes: bytes(&value["bytes"]),
+        ends: value["ends"].as_bool().unwrap_or_default(),
+        sidecar: value["sidecar"].as_u64(),
+        outcome,
+    }
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    match value {
+        Value::Array(pieces) => pieces.iter().flat_map(bytes).collect(),
+        Value::Object(piece) => {
+            let times = piece["times"].as_u64().and_then(|times| usize::try_from(times).ok());
+            bytes(&piece["repeat"]).repeat(times.expect("a count"))
+        }
+        text => word(text).chars().map(|byte| u8::try_from(byte).expect("a byte")).collect(),
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+fn word(value: &Value) -> String {
+    value.as_str().expect("a word").to_owned()
+}

@@ -1,0 +1,143 @@
+//! What the parsers make of the bytes of a vector, however these arrive.
+
+use leno_wire::http1::{
+    Answers, BodyDecoder, BodyLength, Malformed, Parsed, RequestHead, ResponseHead,
+};
+
+use crate::vector::{Accepted, Vector};
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum Verdict {
+    Refused(Malformed),
+    Accepted(Accepted),
+    /// All is there and it is not enough.
+    Unfinished,
+}
+
+/// Reads the bytes as they have arrived at each of the `cuts`; the last is their end.
+pub(crate) fn judge(vector: &Vector, cuts: &[usize]) -> Verdict {
+    match read(vector, cuts) {
+        Ok(Some(accepted)) => Verdict::Accepted(accepted),
+        Ok(None) => Verdict::Unfinished,
+        Err(fault) => Verdict::Refused(fault),
+    }
+}
+
+fn read(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> {
+    let mut accepted =
+        Accepted { body: None, keep_alive: None, content: None, trailers: false, left: 0 };
+    let mut cuts = cuts.iter().copied().peekable();
+    let (start, length) = if vector.of == "body" {
+        (0, BodyLength::Chunked)
+    } else {
+        let Some((start, length, keep_alive)) = head(vector, &mut cuts)? else {
+            return Ok(None);
+        };
+        accepted.body = Some(shown(length));
+        accepted.keep_alive = Some(keep_alive);
+        (start, length)
+    };
+    let mut decoder = BodyDecoder::new(length);
+    let (mut at, mut content) = (start, Vec::new());
+    for cut in cuts {
+        while !decoder.is_complete() {
+            let available = &vector.bytes[at..cut];
+            let piece = decoder.decode(available)?;
+            content.extend_from_slice(&available[piece.data.clone()]);
+            accepted.trailers |= piece.trailers.is_some();
+            at += piece.consumed;
+            if piece.consumed == 0 {
+                break;
+            }
+        }
+    }
+    if vector.ends || length == BodyLength::UntilClose {
+        decoder.end_of_input()?;
+    }
+    accepted.content = Some(content);
+    accepted.left = vector.bytes.len() - at;
+    Ok(decoder.is_complete().then_some(accepted))
+}
+
+/// Where the head ends, how its body does, and whether the connection persists. Takes the cuts
+/// before the head is whole.
+fn head(
+    vector: &Vector,
+    cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
+) -> Result<Option<(usize, BodyLength, bool)>, Malformed> {
+    let (mut request, mut response) = (RequestHead::default(), ResponseHead::default());
+    let answers = Answers::to(vector.answers.as_bytes());
+    while let Some(cut) = cuts.peek() {
+        let available = &vector.bytes[..*cut];
+        let parsed = match vector.of.as_str() {
+            "request" => request.parse(available)?,
+            _ => response.parse(available, answers)?,
+        };
+        match (parsed, vector.of.as_str()) {
+            (Parsed::Partial, _) => drop(cuts.next()),
+            (Parsed::Complete(length), "request") => {
+                return Ok(Some((length, request.body, request.keep_alive)));
+            }
+            (Parsed::Complete(length), _) => {
+                return Ok(Some((length, response.body, response.keep_alive)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn shown(length: BodyLength) -> String {
+    match length {
+        BodyLength::Empty => "empty".to_owned(),
+        BodyLength::Known(length) => length.to_string(),
+        BodyLength::Chunked => "chunked".to_owned(),
+        BodyLength::UntilClose => "until-close".to_owned(),
+    }
+}
+
+macro_rules! labels {
+    ($($name:ident)*) => {
+        /// The names of all of `Malformed`.
+        pub(crate) const LABELS: &[&str] = &[$(stringify!($name)),*];
+
+        /// Does not compile when the list is not complete.
+        #[expect(dead_code, reason = "the compiler is its reader")]
+        fn is_complete(fault: Malformed) {
+            match fault {
+                $(Malformed::$name => {})*
+            }
+        }
+    };
+}
+
+labels! {
+    HeadTooLarge
+    TooManyFields
+    TooManyConnectionOptions
+    LineEnd
+    RequestLine
+    Method
+    TargetCharacter
+    TargetForm
+    Authority
+    Version
+    StatusLine
+    FieldName
+    SpaceBeforeColon
+    FoldedField
+    FieldValue
+    HostMissing
+    HostRepeated
+    ContentLength
+    ContentLengthRepeated
+    TwoLengths
+    TransferEncoding
+    TransferEncodingInHttp10
+    BodyForbidden
+    ConnectionOption
+    ChunkSize
+    ChunkExtension
+    ChunkEnd
+    TrailerField
+    BodyTruncated
+}

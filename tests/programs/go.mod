@@ -1,0 +1,18 @@
+module leno.dev/tests/programs
+
+go 1.19
+
+require (
+	github.com/summerwind/h2spec v2.2.1+incompatible
+	google.golang.org/grpc v1.64.1
+)
+
+require (
+	github.com/fatih/color v1.16.0 // indirect
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/mattn/go-colorable v0.1.13 // indirect
+	github.com/mattn/go-isatty v0.0.20 // indirect
+	github.com/spf13/cobra v1.8.0 // indirect
+	github.com/spf13/pflag v1.0.5 // indirect
+	golang.org/x/sys v0.21.0 // indirect
+)

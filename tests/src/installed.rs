@@ -1,0 +1,29 @@
+//! Programs that `./test` has installed: built from Go modules, or packages of the system.
+
+use std::path::{Path, PathBuf};
+
+/// A program of `tests/programs`, built into the target folder.
+///
+/// # Panics
+/// When it was not built.
+#[must_use]
+pub fn go_program(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().expect("a test has a path");
+    let target = tests.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
+    let program = target.join("programs").join(name);
+    assert!(program.exists(), "{} is missing: run ./test scenarios", program.display());
+    program
+}
+
+/// The Python that has the packages of the system.
+#[must_use]
+pub fn python() -> &'static str {
+    let debian = Path::new("/usr/bin/python3");
+    if debian.exists() { "/usr/bin/python3" } else { "python3" }
+}
+
+/// A program of this crate's own in another language.
+#[must_use]
+pub fn script(file: &str) -> String {
+    format!("{}/clients/{file}", env!("CARGO_MANIFEST_DIR"))
+}

@@ -1,0 +1,57 @@
+//! An unmodified MariaDB with tables of its own: a database that speaks before its client does.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::{free_port, is_root};
+
+/// A MariaDB to be run by somebody.
+pub struct Maria {
+    directory: TempDir,
+    /// Where it listens.
+    pub port: u16,
+}
+
+impl Maria {
+    /// Makes its system tables.
+    ///
+    /// # Panics
+    /// When MariaDB is not installed, or there is no place for its files.
+    #[must_use]
+    pub fn prepare() -> Self {
+        let maria = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
+        let mut command = Command::new("mariadb-install-db");
+        command.args(maria.options()).args(["--auth-root-authentication-method=normal"]);
+        let output = command.arg("--skip-test-db").output().expect("MariaDB is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        maria
+    }
+
+    /// How it is started.
+    #[must_use]
+    pub fn command(&self) -> Vec<String> {
+        let mut command = vec!["/usr/sbin/mariadbd".to_owned()];
+        command.extend(self.options());
+        command.extend([
+            format!("--port={}", self.port),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--socket={}", self.file("socket")),
+            format!("--pid-file={}", self.file("pid")),
+        ]);
+        command
+    }
+
+    fn options(&self) -> Vec<String> {
+        let mut options =
+            vec!["--no-defaults".to_owned(), format!("--datadir={}", self.file("tables"))];
+        if is_root() {
+            options.push("--user=root".to_owned());
+        }
+        options
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+}

@@ -1,0 +1,221 @@
+//! `leno bench`, as a user runs it: short, and all of it on this machine.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "all of it is tests, which say what they leave out and fail where something is amiss"
+)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::{Program, children, eventually, is_running, leno};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Runs a suite for as short as it can be; its report and what it said on the way.
+fn bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
+    let mut command = leno();
+    command.arg("bench").args(arguments).args(SHORT).args(["-o", "json"]);
+    // Nobody has installed a contender here.
+    command.env("XDG_STATE_HOME", home.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    (serde_json::from_slice(&output.stdout).unwrap(), said)
+}
+
+fn number(value: &Value, path: &[&str]) -> f64 {
+    let found = path.iter().fold(value, |value, key| &value[*key]);
+    found.as_f64().unwrap_or_else(|| panic!("{path:?} is no number in {value:#}"))
+}
+
+#[test]
+fn every_contender_gets_every_figure() {
+    let home = tempfile::tempdir().unwrap();
+    let contenders = "none,floor,leno";
+    let (report, said) =
+        bench(&home, &["sidecar", "--contenders", contenders, "--connections", "8", "--seed", "1"]);
+    assert_eq!(report["suite"], "sidecar");
+    assert!(report["skipped"].as_array().is_some_and(Vec::is_empty), "{}", report["skipped"]);
+    assert!(said.contains("left"), "it says how long it takes: {said}");
+    let case = &report["cases"][0];
+    for name in ["none", "floor", "leno"] {
+        let outcome = &case["contenders"][name];
+        for path in [
+            &["rps"][..],
+            &["latency_ms", "p50"],
+            &["latency_ms", "p90"],
+            &["latency_ms", "p99"],
+            &["latency_ms", "p999"],
+            &["ratio_to_leno", "rps"],
+        ] {
+            assert!(number(outcome, path) > 0.0, "{name} {path:?}: {outcome:#}");
+        }
+        assert_eq!(outcome["failed"], 0, "{name}: {outcome:#}");
+        assert_eq!(outcome["repeats"].as_array().map(Vec::len), Some(1));
+    }
+    let leno = &case["contenders"]["leno"];
+    for path in [
+        ["cpu_us_per_request", "sum"],
+        ["memory_kib", "idle_private"],
+        ["memory_kib", "load_private"],
+        ["memory_kib", "load_pss"],
+    ] {
+        assert!(number(leno, &path) > 0.0, "{path:?}: {leno:#}");
+    }
+    let sidecars = &leno["cpu_us_per_request"]["processes"];
+    assert!(number(sidecars, &["client"]) > 0.0 && number(sidecars, &["server"]) > 0.0);
+    let baseline = number(leno, &["ratio_to_leno", "cpu_us_per_request"]);
+    assert!((baseline - 1.0).abs() < f64::EPSILON, "{baseline}");
+    // What was measured can be started again from the report alone.
+    let facts = report["contenders"].as_array().unwrap();
+    let facts = facts.iter().find(|facts| facts["name"] == "leno").unwrap();
+    let manifests = &facts["configuration"][0]["files"][0][1];
+    assert!(manifests.as_str().is_some_and(|text| text.contains("trafficMode: strict")));
+}
+
+#[test]
+fn what_is_not_installed_is_named_with_its_remedy() {
+    let home = tempfile::tempdir().unwrap();
+    let (report, _) = bench(&home, &["sidecar", "--contenders", "none,envoy"]);
+    if report["cases"][0]["contenders"]["envoy"].is_object() {
+        eprintln!("skipped: envoy is installed for everybody here");
+        return;
+    }
+    let skipped = &report["skipped"][0];
+    assert_eq!(skipped["name"], "envoy");
+    let reason = skipped["reason"].as_str().unwrap();
+    assert!(reason.contains("leno bench install envoy"), "{reason}");
+}
+
+#[test]
+fn a_foreign_pair_of_sidecars_does_the_same_work() {
+    let home = tempfile::tempdir().unwrap();
+    let (report, _) = bench(&home, &["sidecar", "--contenders", "none,nginx"]);
+    let nginx = &report["cases"][0]["contenders"]["nginx"];
+    if !nginx.is_object() {
+        let missing = report["skipped"][0]["reason"].as_str().unwrap_or_default();
+        assert!(missing.contains("not installed"), "{}", report["skipped"]);
+        eprintln!("skipped: {missing}");
+        return;
+    }
+    assert_eq!(nginx["failed"], 0, "{nginx:#}");
+    assert!(number(nginx, &["cpu_us_per_request", "sum"]) > 0.0);
+}
+
+#[test]
+fn a_proxy_that_a_user_brings_is_measured_too() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("mine.yaml");
+    let program = leno().get_program().to_string_lossy().into_owned();
+    let description = format!(
+        "name: mine\nabout: a forwarder\nlayout: http\nprogram: {program}\nversion: [--version]\n\
+         processes:\n- name: forwarder\n  command: [\"@program@\", bench, floor, --port, \
+         \"@port:entrance@\", --to, \"@port:backend@\"]\n"
+    );
+    std::fs::write(&file, description).unwrap();
+    let mine = format!("command:{}", file.display());
+    let (report, _) = bench(&home, &["sidecar", "--contenders", &mine, "--work", "http,fresh"]);
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 2);
+    for case in cases {
+        let mine = &case["contenders"]["mine"];
+        assert_eq!(mine["failed"], 0, "{mine:#}");
+        assert!(number(mine, &["rps"]) > 0.0);
+    }
+}
+
+#[test]
+fn suites_fill_the_tables_that_others_have_published() {
+    let home = tempfile::tempdir().unwrap();
+    for (arguments, columns, rows) in [
+        (&["latency", "--rates", "100,200"][..], 3, 10),
+        (&["router", "--delay", "0s"], 8, 2),
+        (&["scale", "--sidecars", "12", "--real", "2"], 2, 14),
+    ] {
+        let ours = ["--contenders", "none,leno"];
+        let (report, said) = bench(&home, &[arguments, &ours].concat());
+        let table = &report["tables"][0];
+        assert_eq!(table["columns"].as_array().map(Vec::len), Some(columns), "{said}{table:#}");
+        assert_eq!(table["rows"].as_array().map(Vec::len), Some(rows), "{said}{table:#}");
+        let complete = |row: &Value| !row.as_array().unwrap().contains(&Value::Null);
+        assert!(table["rows"].as_array().unwrap().iter().all(complete), "{said}{table:#}");
+        assert!(!report["published"].as_array().unwrap().is_empty());
+        assert!(!report["not_shown"].as_array().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn the_page_shows_tables_and_plots_in_a_browser() {
+    let home = tempfile::tempdir().unwrap();
+    let page = home.path().join("report.html");
+    let shown = page.to_str().unwrap();
+    let arguments =
+        ["gateway-ratings", "--contenders", "none,leno", "--cores", "1", "--html", shown];
+    bench(&home, &arguments);
+    let text = std::fs::read_to_string(&page).unwrap();
+    let outside = ["src=", "href=\"http", "@import", "<script"];
+    assert!(!outside.iter().any(|part| text.contains(part)), "the page is complete in itself");
+    if !Path::new("/usr/bin/chromium").exists() {
+        eprintln!("skipped: chromium is not installed, the page was not opened");
+        return;
+    }
+    let dom = browse(&home, &page, &["--dump-dom"]);
+    for part in ["<table", "<svg", "<rect", "Two links of bookinfo", "leno, 1 CPU", "3395"] {
+        assert!(dom.contains(part), "{part} is missing in {dom}");
+    }
+    assert!(dom.matches("<svg").count() >= 4, "{dom}");
+    let picture = home.path().join("report.png");
+    let option = format!("--screenshot={}", picture.display());
+    browse(&home, &page, &["--window-size=1280,2000", &option]);
+    let picture = std::fs::read(&picture).unwrap();
+    // PNG (RFC 2083, 11.2.1): width and height follow the signature and the name of the chunk.
+    assert_eq!(
+        picture.get(16..24).unwrap(),
+        [1280_u32.to_be_bytes(), 2000_u32.to_be_bytes()].concat()
+    );
+    assert!(picture.len() > BLANK_BYTES_MAX, "{} bytes: the page is blank", picture.len());
+}
+
+/// What a browser without a window prints of a page.
+fn browse(home: &TempDir, page: &Path, arguments: &[&str]) -> String {
+    let profile = format!("--user-data-dir={}", home.path().join("profile").display());
+    let output = Command::new("/usr/bin/chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        .arg(profile)
+        .args(arguments)
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn nothing_is_left_running_when_it_is_interrupted() {
+    let mut command = leno();
+    command.args(["bench", "sidecar", "--contenders", "leno", "--duration", "60s"]);
+    let mut bench = Program::start("leno bench", &mut command);
+    bench.wait_for_line("leno, repeat 1", PATIENCE);
+    // Control plane, two sidecars, backend and load.
+    let (started, _) = eventually("everything runs", PATIENCE, || {
+        let started = children(bench.pid());
+        (started.len() == 5).then_some(started)
+    });
+    bench.signal(Signal::INT);
+    assert!(!bench.wait(PATIENCE).success());
+    assert!(bench.printed().contains("stopped before the end"), "{}", bench.printed());
+    for child in started {
+        eventually(&format!("{} has ended", child.command), PATIENCE, || {
+            (!is_running(child.pid)).then_some(())
+        });
+    }
+}
+
+const SHORT: [&str; 6] = ["--duration", "1s", "--warmup", "200ms", "--repeats", "1"];
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A page without anything is a hundredth of one with tables and plots.
+const BLANK_BYTES_MAX: usize = 30_000;

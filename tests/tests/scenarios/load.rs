@@ -1,0 +1,227 @@
+//! `leno load` against real servers: what it counts, what it charges, what it prints.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of it is tests")]
+
+use std::process::{Command, Output};
+use std::sync::{OnceLock, mpsc};
+use std::thread::park_timeout;
+use std::time::{Duration, Instant};
+
+use leno_tests::{Answer, Application, Nginx, Program, eventually, free_port, get, leno};
+use rustix::process::Signal;
+use serde_json::Value;
+
+#[test]
+fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it() {
+    let run = |pace: &[&str]| {
+        let server = standing_still_from(Duration::from_secs(1), Duration::from_secs(1));
+        let url = format!("http://127.0.0.1:{}/", server.port());
+        let timing = ["--duration", "4s", "--warmup", "0s", &url];
+        json(&[pace, &timing].concat())
+    };
+    let open = run(&["--rate", "100"]);
+    assert_eq!(open["requests"], 400);
+    assert_eq!(open["errors"], 0);
+    // A quarter of the requests was due meanwhile and waited for half a second on average; on a
+    // busy machine others wait too.
+    let ms = |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap() / 1e3;
+    assert!(ms(&open, "p90") > 500.0, "{open:#}");
+    assert!(ms(&open, "p99") > 900.0, "{open:#}");
+    assert!((950.0..5000.0).contains(&ms(&open, "max")), "{open:#}");
+    let stalled = open["timeline"].as_array().unwrap().iter();
+    let stalled = stalled.filter(|moment| moment["requests"] == 0).count();
+    assert!(stalled >= 2, "{open:#}");
+
+    let closed = run(&["--connections", "1"]);
+    assert!(ms(&closed, "p99") < ms(&open, "p90"), "{closed:#}");
+    assert!(ms(&closed, "max") > 500.0, "{closed:#}");
+}
+
+#[test]
+fn every_request_is_counted_by_target_status_and_kind() {
+    let server = Application::start(|request| match request.what() {
+        ("POST", "/good") if request.header("x-a") == Some("b") => Answer::ok(&request.body),
+        (_, "/silent") => Answer::Silence,
+        _ => Answer::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+    });
+    let root = format!("http://127.0.0.1:{}", server.port());
+    let [good, bad] = [format!("{root}/good=3"), format!("{root}/bad=1")];
+    let sizes = ["-n", "400", "-c", "4", "-H", "x-a: b", "--body-size", "1KiB", &good, &bad];
+    let report = json(&sizes);
+    assert_eq!(report["requests"], 400);
+    let errors = report["errors"].as_u64().unwrap();
+    assert!((40..160).contains(&errors), "{report:#}");
+    assert_eq!(report["errors_by_kind"], serde_json::json!({"status-503": errors}));
+    assert_eq!(report["statuses"], serde_json::json!({"200": 400 - errors, "503": errors}));
+    assert_eq!(report["targets"][0]["url"], format!("{root}/good"));
+    assert_eq!(report["targets"][0]["errors"], 0);
+    assert_eq!(report["targets"][1]["errors"], errors);
+    assert!(report["bytes_out"].as_u64().unwrap() > 400 * 1024);
+    assert!(report["bytes_in"].as_u64().unwrap() > (400 - errors) * 1024);
+    assert!(report["own_cpu_us_per_request"].as_f64().unwrap() > 0.0);
+    for name in ["min", "mean", "p50", "p90", "p95", "p99", "p999", "max"] {
+        assert!(report["latency_us"][name].as_f64().unwrap() > 0.0, "{name}");
+    }
+    assert_eq!((report["connections"].as_u64(), &report["rate"]), (Some(4), &Value::Null));
+
+    let silent = format!("{root}/silent");
+    let (report, code) = outcome(&["-n", "4", "-c", "4", "--timeout", "100ms", &silent]);
+    assert_eq!(report["errors_by_kind"], serde_json::json!({"timeout": 4}));
+    assert_eq!((&report["latency_us"]["p50"], code), (&Value::Null, Some(1)));
+}
+
+#[test]
+fn the_exit_code_tells_success_failure_and_wrong_usage() {
+    let server = Application::start(|request| match request.what() {
+        (_, "/bad") => Answer::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        _ => Answer::ok("ok"),
+    });
+    let root = format!("http://127.0.0.1:{}", server.port());
+    let bad = format!("{root}/bad");
+    let vacant = format!("http://127.0.0.1:{}/", free_port());
+    let code = |arguments: &[&str]| load(arguments).status.code();
+    assert_eq!(code(&["-n", "20", &root]), Some(0));
+    assert_eq!(code(&["-n", "20", &root, &bad]), Some(0));
+    assert_eq!(code(&["-n", "20", "--max-errors", "1%", &root, &bad]), Some(1));
+    assert_eq!(code(&["-n", "20", &bad]), Some(1));
+    assert_eq!(code(&["-n", "2", &vacant]), Some(1));
+    for usage in [
+        &["--rate", "0", &root] as &[&str],
+        &["--connections", "0", &root],
+        &["--grpc", "--http", "1.1", &root],
+        &["--streams", "2", &root],
+        &["-H", "bad name: x", &root],
+        &["--body", "a", "--body-size", "1", &root],
+        &["https://127.0.0.1/"],
+        &[&root, &root],
+        &[],
+    ] {
+        assert_eq!(code(usage), Some(2), "{usage:?}");
+    }
+}
+
+#[test]
+fn several_rates_are_told_one_by_one_and_the_page_needs_nothing_but_itself() {
+    let server = Application::start(|_| Answer::ok("ok"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.html");
+    let url = format!("http://127.0.0.1:{}/?<b>", server.port());
+    let url = url.replace("<b>", "q=%3Cb%3E&r='");
+    let pace = ["--rate", "100:300:100", "--step-duration", "500ms", "--warmup", "100ms"];
+    let page = ["-c", "4", "-o", "csv", "--html", file.to_str().unwrap(), &url];
+    let output = load(&[&pace[..], &page].concat());
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(rows[0][..3], ["rate", "requests", "errors"]);
+    let counts: Vec<&[&str]> = rows[1..].iter().map(|row| &row[..3]).collect();
+    assert_eq!(counts, [["100", "50", "0"], ["200", "100", "0"], ["300", "150", "0"]]);
+
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(page.matches("<svg ").count(), 3);
+    for text in ["Latency by percentile", "Throughput and errors", "300/s", "prefers-color-scheme"]
+    {
+        assert!(page.contains(text), "{text}");
+    }
+    for foreign in ["<script", "<link", "<img", "src=", "href=", "url(", "@import", "NaN", "inf\""]
+    {
+        assert!(!page.contains(foreign), "{foreign}");
+    }
+    assert!(page.contains("r=&#39;"), "the URL is escaped");
+
+    let report = json(&[&pace[..], &["-c", "4", &url]].concat());
+    assert_eq!((report["requests"].as_u64(), &report["rate"]), (Some(300), &Value::Null));
+    let steps = report["steps"].as_array().unwrap();
+    assert_eq!(
+        steps.iter().map(|step| step["rate"].as_f64()).collect::<Vec<_>>(),
+        [Some(100.0), Some(200.0), Some(300.0)]
+    );
+    assert!(steps.iter().all(|step| step.get("steps").is_none()), "{report:#}");
+}
+
+#[test]
+fn a_signal_ends_the_run_early_with_a_report() {
+    let (answered, count) = mpsc::channel();
+    let server = Application::start(move |_| {
+        // After the count nobody listens any more.
+        answered.send(()).ok();
+        Answer::ok("ok")
+    });
+    let url = format!("http://127.0.0.1:{}/", server.port());
+    let run = ["load", "-c", "2", "--rate", "100", "-d", "10m", "--warmup", "0s", "-o", "csv"];
+    let mut program = Program::start("leno load", leno().args(run).arg(&url));
+    for _ in 0..20 {
+        count.recv_timeout(Duration::from_secs(20)).unwrap();
+    }
+    program.signal(Signal::INT);
+    assert!(program.wait(Duration::from_secs(20)).success(), "{}", program.printed());
+    let row = program.wait_for_line("100,", Duration::from_secs(20));
+    let requests: u32 = row.split(',').nth(1).unwrap().parse().unwrap();
+    assert!((20..6000).contains(&requests), "{row}");
+}
+
+#[test]
+fn http2_and_grpc_reach_a_server_that_is_not_ours() {
+    let port = free_port();
+    // Closes the server of the fixture and opens one of its own.
+    let nginx = Nginx::prepare(&format!(
+        "location / {{ return 200 ok; }} }}
+         server {{
+           listen 127.0.0.1:{port} http2;
+           location /plain {{ return 200 hello; }}
+           location /shop.Cart/Get {{
+             default_type application/grpc;
+             add_header grpc-status 14;
+             return 204;
+           }}"
+    ));
+    let [binary, arguments @ ..] = nginx.command();
+    let _running = Program::start("nginx", Command::new(binary).args(arguments));
+    let own = ([127, 0, 0, 1], nginx.port).into();
+    eventually("nginx answers", Duration::from_secs(20), || get(own, "/").ok());
+    let root = format!("http://127.0.0.1:{port}");
+    let http2 = ["--http", "2", "-c", "2", "--streams", "5", "-n", "500"];
+    let report = json(&[&http2[..], &[&format!("{root}/plain")]].concat());
+    assert_eq!(report["statuses"], serde_json::json!({"200": 500}), "{report:#}");
+    assert!(report["bytes_in"].as_u64().unwrap() > 2500);
+
+    let call = format!("{root}/shop.Cart/Get");
+    let (report, code) = outcome(&["--grpc", "-n", "20", "-c", "2", "--body", "message", &call]);
+    assert_eq!(report["errors_by_kind"], serde_json::json!({"grpc-unavailable": 20}));
+    assert_eq!(code, Some(1));
+
+    // Each connection is closed by the server, so that the ports of this side last.
+    let fresh = format!("http://127.0.0.1:{}/", nginx.port);
+    let report = json(&["--fresh-connections", "-c", "4", "-n", "200", &fresh]);
+    assert_eq!(report["errors"], 0, "{report:#}");
+}
+
+/// A server that answers nobody for a while, some time after its first request.
+fn standing_still_from(begin: Duration, length: Duration) -> Application {
+    let first = OnceLock::new();
+    Application::start(move |_| {
+        let begin = *first.get_or_init(Instant::now) + begin;
+        let still = begin..begin + length;
+        while still.contains(&Instant::now()) {
+            park_timeout(still.end.saturating_duration_since(Instant::now()));
+        }
+        Answer::ok("ok")
+    })
+}
+
+/// The JSON report of a run that succeeds.
+fn json(arguments: &[&str]) -> Value {
+    let (report, code) = outcome(arguments);
+    assert_eq!(code, Some(0), "{report:#}");
+    report
+}
+
+/// The JSON report of a run, and its exit code.
+fn outcome(arguments: &[&str]) -> (Value, Option<i32>) {
+    let output = load(&[arguments, &["-o", "json"]].concat());
+    let report = serde_json::from_slice(&output.stdout);
+    (report.unwrap_or_else(|error| panic!("{error}: {output:?}")), output.status.code())
+}
+
+fn load(arguments: &[&str]) -> Output {
+    leno().arg("load").args(arguments).output().unwrap()
+}

@@ -1,0 +1,154 @@
+//! Databases and their own clients, through ports of which nothing is said.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
+use leno_tests::{Maria, Mesh, Postgres, eventually, free_port, get};
+
+use super::bounded;
+
+/// A database behind one sidecar, a door to it at another.
+struct Pair {
+    mesh: Mesh,
+    door: String,
+}
+
+fn pair(mode: &str, port: u16, command: &[&str]) -> Pair {
+    let door = free_port();
+    let manifests = [
+        mesh_config(mode),
+        server_of("database", (port, ""), command),
+        client("user", &[], &[("database.shop", door)]),
+    ];
+    Pair { mesh: Mesh::up(&manifests.concat()), door: door.to_string() }
+}
+
+impl Pair {
+    fn client(&self, program: &str, arguments: &[&str]) -> Command {
+        let address = match program.starts_with("mariadb") {
+            true => ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.door],
+            false => ["-h", "127.0.0.1", "-p", &self.door, "", ""],
+        };
+        let mut command = bounded(program);
+        command.args(address.iter().filter(|word| !word.is_empty())).args(arguments);
+        command
+    }
+
+    /// Runs a client to its end, and returns what it printed.
+    fn run(&self, program: &str, arguments: &[&str]) -> String {
+        let output = self.client(program, arguments).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {complaint}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Whether a client is answered.
+    fn answers(&self, program: &str, arguments: &[&str]) -> bool {
+        self.client(program, arguments).output().unwrap().status.success()
+    }
+
+    /// What `work` does is done with the door open, by a policy if need be; without it the door is
+    /// closed. `ask` is a client that ends well when it is answered.
+    fn while_served(&self, mode: &str, (program, ask): (&str, &[&str]), work: impl FnOnce()) {
+        if mode == "strict" {
+            self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
+        }
+        let what = format!("{program} is answered");
+        eventually(&what, PATIENCE, || self.answers(program, ask).then_some(()));
+        work();
+        if mode == "strict" {
+            self.mesh.remove("policy.yaml");
+            let what = format!("{program} is answered no more");
+            eventually(&what, PATIENCE, || (!self.answers(program, ask)).then_some(()));
+        }
+    }
+}
+
+#[test]
+fn redis_and_its_benchmark() {
+    for mode in ["permissive", "strict"] {
+        let port = free_port();
+        let number = port.to_string();
+        let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
+        let pair = pair(mode, port, &[&["redis-server"][..], &own].concat());
+        pair.while_served(mode, ("redis-cli", &["PING"]), || {
+            let told = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
+            // It writes over what it wrote before on the same line.
+            let last = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
+            let rates: Vec<_> = told.lines().map(last).filter(|l| l.contains("second")).collect();
+            eprintln!("{mode}: {rates:#?}");
+            assert_eq!(rates.len(), 20, "all of its tests ran: {told}");
+            for more in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {
+                pair.run("redis-benchmark", &[&more[..], &["-q", "-t", "set,get"]].concat());
+            }
+        });
+        assert_opaque(&pair);
+    }
+}
+
+#[test]
+fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
+    for mode in ["permissive", "strict"] {
+        let postgres = Postgres::prepare();
+        let run = postgres.command();
+        let run: Vec<&str> = run.iter().map(String::as_str).collect();
+        let pair = pair(mode, postgres.port, &run);
+        let ask = ("pg_isready", &["-U", "tester", "-d", "postgres"][..]);
+        pair.while_served(mode, ask, || {
+            for tls in ["disable", "require"] {
+                transactions(&pair, tls);
+            }
+        });
+        assert_opaque(&pair);
+    }
+}
+
+#[test]
+fn mariadb_which_speaks_first_and_its_benchmark() {
+    for mode in ["permissive", "strict"] {
+        let maria = Maria::prepare();
+        let run = maria.command();
+        let run: Vec<&str> = run.iter().map(String::as_str).collect();
+        let pair = pair(mode, maria.port, &run);
+        pair.while_served(mode, ("mariadb-admin", &["ping"]), || {
+            let began = Instant::now();
+            assert_eq!(pair.run("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
+            eprintln!("{mode}: a question took {:?}, silence first", began.elapsed());
+            let load = ["--auto-generate-sql", "--concurrency=8", "--number-of-queries=800"];
+            let told = pair.run("mariadb-slap", &load);
+            assert!(told.contains("Average number of queries per client: 100"), "{told}");
+            let rate = told.lines().find(|line| line.contains("Average number of seconds"));
+            eprintln!("{mode}: {}", rate.unwrap_or_default().trim());
+        });
+        assert_opaque(&pair);
+    }
+}
+
+/// Lets pgbench fill its tables and use them; `tls` is PostgreSQL's word for what is wanted.
+fn transactions(pair: &Pair, tls: &str) {
+    let database = format!("dbname=postgres user=tester sslmode={tls}");
+    let question = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    let encrypted = pair.run("psql", &["-At", "-c", question, &database]);
+    assert_eq!(encrypted.trim(), if tls == "require" { "t" } else { "f" });
+    pair.run("pgbench", &["-i", "-q", &database]);
+    let told = pair.run("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
+    let rate = told.lines().find(|line| line.starts_with("tps"));
+    eprintln!("sslmode={tls}: {}", rate.unwrap_or_default());
+    assert!(told.contains("actually processed: 800/800"), "{told}");
+    assert!(told.contains("failed transactions: 0 "), "{told}");
+}
+
+/// Nothing of all that was taken for HTTP.
+fn assert_opaque(pair: &Pair) {
+    let user = pair.mesh.sidecar("shop/user-1");
+    let page = get(user.admin, "/metrics").unwrap();
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    let mut counted = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
+    assert!(counted.all(|line| line.contains("protocol=\"tcp\"")), "{page}");
+    let clean = "leno_requests_total{direction=\"outbound\",service=\"shop/database\"";
+    assert!(user.metric(clean) > 10.0, "{page}");
+}
+
+/// Databases start in a second or two.
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,150 @@
+//! gRPC: every standard case of grpc-go's interoperability tests, in both modes.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::{Mesh, Program, eventually, free_port, go_program};
+
+/// grpc/doc/interop-test-descriptions.md, without those about credentials of Google's clouds.
+const CASES: &[&str] = &[
+    "empty_unary",
+    "large_unary",
+    "client_streaming",
+    "server_streaming",
+    "ping_pong",
+    "empty_stream",
+    "timeout_on_sleeping_server",
+    "cancel_after_begin",
+    "cancel_after_first_response",
+    "status_code_and_message",
+    "special_status_message",
+    "unimplemented_method",
+    "unimplemented_service",
+    "custom_metadata",
+    "rpc_soak",
+    "channel_soak",
+];
+
+/// grpc-go's interop server behind one sidecar, a door to it at another.
+struct Pair {
+    mesh: Mesh,
+    door: u16,
+}
+
+fn pair(mode: &str, protocol: &str) -> Pair {
+    let (port, door) = (free_port(), free_port());
+    let server = go_program("server");
+    let run = [server.to_str().unwrap(), "--port", &port.to_string()];
+    let manifests = [
+        mesh_config(mode),
+        server_of("grpc", (port, protocol), &run),
+        client("user", &[], &[("grpc.shop", door)]),
+    ];
+    Pair { mesh: Mesh::up(&manifests.concat()), door }
+}
+
+impl Pair {
+    /// Runs one case through the door.
+    fn call(&self, case: &str) -> Result<(), String> {
+        let port = self.door.to_string();
+        run(Command::new(go_program("client")).args(address("127.0.0.1", &port)), case)
+    }
+
+    /// Runs one case through the HTTP proxy door, which the client finds in its environment.
+    fn call_by_name(&self, case: &str) -> Result<(), String> {
+        let proxy = format!("http://{}", self.mesh.sidecar("shop/user-1").proxy);
+        let mut command = Command::new(go_program("client"));
+        command.args(address("passthrough:///grpc.shop:9080", "0")).env("HTTPS_PROXY", proxy);
+        run(&mut command, case)
+    }
+
+    /// Waits until a case ends well.
+    fn works(&self, case: &str) {
+        eventually(&format!("{case} ends well"), PATIENCE, || self.call(case).ok());
+    }
+
+    /// Waits until a case fails with what the client calls `status`.
+    fn fails(&self, case: &str, status: &str) -> String {
+        let what = format!("{case} fails with {status}");
+        let status = format!("code = {status} ");
+        let look = || self.call(case).err().filter(|complaint| complaint.contains(&status));
+        eventually(&what, PATIENCE, look).0
+    }
+
+    fn every_case_passes(&self) {
+        self.works("empty_unary");
+        for case in CASES {
+            let began = Instant::now();
+            let outcome = self.call(case);
+            eprintln!("{case}: {:?}", began.elapsed());
+            assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
+        }
+    }
+}
+
+fn address<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
+    ["--server_host", host, "--server_port", port]
+}
+
+/// Runs the interop client; what it says when it fails.
+fn run(command: &mut Command, case: &str) -> Result<(), String> {
+    let mut client = Program::start("grpc-go's client", command.args(["--test_case", case]));
+    match client.wait(PATIENCE).success() {
+        true => Ok(()),
+        false => Err(client.wait_for_line("FATAL", PATIENCE)),
+    }
+}
+
+#[test]
+fn every_standard_case_passes_in_permissive_mode() {
+    pair("permissive", "GRPC").every_case_passes();
+}
+
+#[test]
+fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
+    let pair = pair("strict", "GRPC");
+    pair.mesh.write("policy.yaml", &allowed_http("user", "grpc", WHOLE_SERVICE));
+    pair.works("empty_unary");
+    pair.every_case_passes();
+}
+
+#[test]
+fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
+    let pair = pair("strict", "GRPC");
+    // No policy names the client: it is not even told what the service speaks, and is cut off.
+    pair.fails("empty_unary", "Unavailable");
+    // A policy names it, and nobody may call this method: 404 for gRPC's clients.
+    let one = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
+    pair.mesh.write("policy.yaml", &one);
+    pair.works("empty_unary");
+    let complaint = pair.fails("large_unary", "Unimplemented");
+    assert!(complaint.contains("404 (Not Found)"), "{complaint}");
+    // Somebody else may: 403.
+    pair.mesh.write("policy.yaml", &(one + &allowed_http("other", "grpc", WHOLE_SERVICE)));
+    let complaint = pair.fails("large_unary", "PermissionDenied");
+    assert!(complaint.contains("403 (Forbidden)"), "{complaint}");
+    pair.works("empty_unary");
+    pair.mesh.remove("policy.yaml");
+    pair.fails("empty_unary", "Unavailable");
+}
+
+#[test]
+fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
+    let pair = pair("permissive", "GRPC");
+    pair.works("empty_unary");
+    for case in ["large_unary", "ping_pong", "cancel_after_first_response", "channel_soak"] {
+        let outcome = pair.call_by_name(case);
+        assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
+    }
+}
+
+#[test]
+fn a_port_of_which_nothing_is_said_carries_grpc_too() {
+    pair("permissive", "").every_case_passes();
+}
+
+/// The paths of all that the cases call, but for the service that nobody implements.
+const WHOLE_SERVICE: &str = "/grpc.testing.TestService/.*";
+/// Each case takes milliseconds; connecting again to a server that starts takes a second.
+const PATIENCE: Duration = Duration::from_secs(20);

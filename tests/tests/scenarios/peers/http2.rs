@@ -1,0 +1,152 @@
+//! HTTP/2 in clear text: what h2spec, h2load and curl say of a door, with nginx behind the pair.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::{Dialogue, Mesh, Nginx, Program, free_port, go_program, python, script};
+
+use super::{answers, bounded, curl, loopback, noise};
+
+/// An nginx that speaks HTTP/2 without TLS, and a door to it.
+struct Site {
+    nginx: Nginx,
+    mesh: Mesh,
+    door: SocketAddr,
+}
+
+fn site(mode: &str) -> Site {
+    let (port, door) = (free_port(), free_port());
+    let nginx = Nginx::prepare(&format!(
+        "listen 127.0.0.1:{port} http2;
+         client_max_body_size 64m;
+         location /fixed {{ return 200 \"you sent $request_method $content_length\\n\"; }}
+         location /upload/ {{ dav_methods PUT; create_full_put_path on; }}"
+    ));
+    nginx.write("index.html", "hello\n");
+    nginx.write("small", noise(1024));
+    nginx.write("large", noise(5 * 1024 * 1024));
+    std::fs::create_dir(nginx.file("upload")).unwrap();
+    let command = nginx.command();
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let manifests = [
+        mesh_config(mode),
+        server_of("web", (port, "HTTP2"), &command),
+        client("user", &[], &[("web.shop", door)]),
+        allowed_http("user", "web", "/.*"),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let door = loopback(door);
+    answers(door);
+    Site { nginx, mesh, door }
+}
+
+impl Site {
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.door)
+    }
+
+    /// What `-w` prints of a request by HTTP/2; the body goes to a file beside nginx's.
+    fn ask(&self, path: &str, arguments: &[&str]) -> String {
+        let target = self.nginx.file("../downloaded");
+        let first = ["--http2-prior-knowledge", "-w", "%{http_version} %{http_code}", "-o"];
+        let last = [target.to_str().unwrap(), &self.url(path)];
+        curl(&[&first[..], &last[..1], arguments, &last[1..]].concat())
+    }
+
+    fn downloaded(&self) -> Vec<u8> {
+        std::fs::read(self.nginx.file("../downloaded")).unwrap()
+    }
+}
+
+/// Runs all of h2spec, its strict cases too, and prints what failed.
+fn conforms(port: u16) {
+    let mut command = Command::new(go_program("h2spec"));
+    // Longer than its own two seconds: other tests run beside it.
+    command.args(["--strict", "--timeout", "10", "--host", "127.0.0.1"]);
+    command.args(["--port", &port.to_string()]);
+    let mut h2spec = Program::start("h2spec", &mut command);
+    let status = h2spec.wait(Duration::from_secs(60));
+    let verdict = h2spec.wait_for_line(" tests, ", Duration::from_secs(5));
+    eprintln!("{verdict}");
+    assert!(status.success(), "{}", h2spec.printed());
+    assert!(verdict.ends_with(" 0 skipped, 0 failed"), "{}", h2spec.printed());
+}
+
+#[test]
+fn h2spec_finds_no_fault_with_a_door() {
+    for mode in ["permissive", "strict"] {
+        conforms(site(mode).door.port());
+    }
+}
+
+#[test]
+fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
+    let site = site("permissive");
+    let inbound = site.mesh.sidecar("shop/web-1").inbound.unwrap();
+    let credential = site.mesh.data().join("proxies/shop/user-1/credential.pem");
+    let (port, script) = (free_port(), script("mutual_tls.py"));
+    let [listen, connect] = [port, inbound.port()].map(|port| port.to_string());
+    let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
+    let mut member = Dialogue::start(python(), &arguments);
+    assert_eq!(member.say(""), "it listens");
+    conforms(port);
+}
+
+#[test]
+fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
+    for mode in ["permissive", "strict"] {
+        let site = site(mode);
+        assert_eq!(site.ask("/", &[]), "2 200");
+        assert_eq!(site.downloaded(), b"hello\n");
+        assert_eq!(site.ask("/large", &[]), "2 200");
+        assert!(site.downloaded() == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
+        assert_eq!(site.ask("/large", &["-r", "1000000-1000999"]), "2 206");
+        assert!(site.downloaded() == noise(1_001_000)[1_000_000..], "a part is that part");
+        assert_eq!(site.ask("/large", &["-I"]), "2 200");
+        assert_eq!(site.ask("/absent", &[]), "2 404");
+        assert_eq!(site.ask("/fixed", &["--data-binary", "0123456789"]), "2 200");
+        assert_eq!(site.downloaded(), b"you sent POST 10\n");
+        let large = site.nginx.file("large");
+        let upload = ["-T", large.to_str().unwrap()];
+        assert_eq!(site.ask("/upload/one", &upload), "2 201");
+        let unmeasured = [&upload[..], &["-H", "content-length:"]].concat();
+        assert_eq!(site.ask("/upload/two", &unmeasured), "2 201");
+        for name in ["one", "two"] {
+            let arrived = std::fs::read(site.nginx.file(&format!("upload/{name}"))).unwrap();
+            assert!(arrived == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
+        }
+        // A server may ignore the offer to change to HTTP/2 (RFC 9110 §7.8).
+        for version in ["--http1.0", "--http1.1", "--http2"] {
+            let said = curl(&[version, "-w", " %{http_code}", &site.url("/")]);
+            assert_eq!(said, "hello\n 200", "{version}");
+        }
+    }
+}
+
+#[test]
+fn h2load_sees_no_request_fail() {
+    let site = site("permissive");
+    let large = site.nginx.file("large");
+    for (path, requests, more) in [
+        ("/small", 5000, &[][..]),
+        ("/large", 40, &[]),
+        ("/fixed", 40, &["-d", large.to_str().unwrap()]),
+    ] {
+        let output = bounded("h2load")
+            .args(["-c8", "-m16", "-t1", "-n", &requests.to_string()])
+            .args(more)
+            .arg(site.url(path))
+            .output()
+            .unwrap();
+        let report = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines = report
+            .lines()
+            .filter(|line| line.starts_with("requests:") || line.starts_with("finished in"));
+        eprintln!("{path}: {}", lines.collect::<Vec<_>>().join("; "));
+        let all = format!("{requests} succeeded, 0 failed, 0 errored, 0 timeout");
+        assert!(report.contains(&all), "{report}");
+        assert!(report.contains(&format!("status codes: {requests} 2xx")), "{report}");
+    }
+}
