@@ -13,6 +13,7 @@ mod floor;
 mod html;
 mod instructions;
 mod layout;
+mod loopback;
 mod machine;
 mod mesh_size;
 mod options;

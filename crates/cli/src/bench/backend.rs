@@ -9,14 +9,12 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Args;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::LocalSet;
+use tokio::net::TcpStream;
 
+use super::loopback;
 use crate::duration::parse_duration;
-use crate::{limits, stop};
 
 /// Arguments of the hidden `leno bench backend`.
 #[derive(Debug, Args)]
@@ -32,33 +30,8 @@ pub(crate) struct BackendArgs {
 impl BackendArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        limits::raise_open_files();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the runtime")?;
-        LocalSet::new().block_on(&runtime, self.serve())?;
-        Ok(ExitCode::SUCCESS)
-    }
-
-    async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
-        tokio::pin!(stop);
-        let socket = TcpSocket::new_v4().context("a socket")?;
-        socket.set_reuseaddr(true).context("a socket")?;
-        socket.bind(([127, 0, 0, 1], self.port).into()).context("the port is taken")?;
-        let listener = socket.listen(BACKLOG).context("cannot listen")?;
         let shared = Rc::new(Shared::new(self.delay));
-        let mut connections = tokio::task::JoinSet::new();
-        loop {
-            tokio::select! {
-                () = &mut stop => return Ok(()),
-                Ok((stream, _)) = listener.accept() => {
-                    connections.spawn_local(converse(stream, Rc::clone(&shared)));
-                }
-                Some(_) = connections.join_next() => {}
-            }
-        }
+        loopback::serve(self.port, |stream| converse(stream, Rc::clone(&shared)))
     }
 }
 
@@ -111,9 +84,6 @@ fn render(bytes: usize) -> Rc<[u8]> {
 }
 
 async fn converse(mut stream: TcpStream, shared: Rc<Shared>) {
-    if stream.set_nodelay(true).is_err() {
-        return;
-    }
     let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
     let mut out = Vec::new();
     loop {
@@ -185,8 +155,6 @@ const BODY_BYTES: usize = 1024;
 const BODY_BYTES_MAX: usize = 64 << 20;
 /// More than any proxy adds to a request of a load generator.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// All connections of a benchmark at once.
-const BACKLOG: u32 = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -3,14 +3,12 @@
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
-use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::{JoinSet, LocalSet};
 
-use crate::{limits, stop};
+use super::loopback;
 
 /// Arguments of the hidden `leno bench floor`.
 #[derive(Debug, Args)]
@@ -26,32 +24,7 @@ pub(crate) struct FloorArgs {
 impl FloorArgs {
     /// Forwards until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        limits::raise_open_files();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the runtime")?;
-        LocalSet::new().block_on(&runtime, self.serve())?;
-        Ok(ExitCode::SUCCESS)
-    }
-
-    async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
-        tokio::pin!(stop);
-        let socket = TcpSocket::new_v4().context("a socket")?;
-        socket.set_reuseaddr(true).context("a socket")?;
-        socket.bind(([127, 0, 0, 1], self.port).into()).context("the port is taken")?;
-        let listener = socket.listen(BACKLOG).context("cannot listen")?;
-        let mut connections = JoinSet::new();
-        loop {
-            tokio::select! {
-                () = &mut stop => return Ok(()),
-                Ok((stream, _)) = listener.accept() => {
-                    connections.spawn_local(forward(stream, self.to));
-                }
-                Some(_) = connections.join_next() => {}
-            }
-        }
+        loopback::serve(self.port, |stream| forward(stream, self.to))
     }
 }
 
@@ -60,7 +33,7 @@ async fn forward(mut downstream: TcpStream, to: u16) {
     let Ok(mut upstream) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else {
         return;
     };
-    if downstream.set_nodelay(true).is_err() || upstream.set_nodelay(true).is_err() {
+    if upstream.set_nodelay(true).is_err() {
         return;
     }
     let (from_client, to_client) = downstream.split();
@@ -82,5 +55,3 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> std::io::Result<
 
 /// As much as one turn reads.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// All connections of a benchmark at once.
-const BACKLOG: u32 = 4096;

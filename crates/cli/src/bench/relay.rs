@@ -8,13 +8,11 @@ use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use anyhow::Context as _;
 use clap::Args;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::net::TcpStream;
 
-use crate::{limits, stop};
+use super::loopback;
 
 /// Arguments of the hidden `leno bench relay`.
 #[derive(Debug, Args)]
@@ -30,42 +28,14 @@ pub(crate) struct RelayArgs {
 impl RelayArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        limits::raise_open_files();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the runtime")?;
-        LocalSet::new().block_on(&runtime, self.serve())?;
-        Ok(ExitCode::SUCCESS)
-    }
-
-    async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
-        tokio::pin!(stop);
-        let socket = TcpSocket::new_v4().context("a socket")?;
-        socket.set_reuseaddr(true).context("a socket")?;
-        socket.bind((Ipv4Addr::LOCALHOST, self.port).into()).context("the port is taken")?;
-        let listener = socket.listen(BACKLOG).context("cannot listen")?;
         let turn = Rc::new(Cell::new(0));
         let to: Rc<[u16]> = self.to.into();
-        let mut connections = JoinSet::new();
-        loop {
-            tokio::select! {
-                () = &mut stop => return Ok(()),
-                Ok((stream, _)) = listener.accept() => {
-                    connections.spawn_local(converse(stream, Rc::clone(&to), Rc::clone(&turn)));
-                }
-                Some(_) = connections.join_next() => {}
-            }
-        }
+        loopback::serve(self.port, |stream| converse(stream, Rc::clone(&to), Rc::clone(&turn)))
     }
 }
 
 /// Answers one request after another.
 async fn converse(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
-    if client.set_nodelay(true).is_err() {
-        return;
-    }
     let mut kept: Vec<Option<TcpStream>> = to.iter().map(|_| None).collect();
     let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
     while let Some(request) = message(&mut client, &mut received).await {
@@ -136,8 +106,6 @@ const CONTENT_LENGTH: &[u8] = b"content-length:";
 const BAD_GATEWAY: &[u8] = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n";
 /// More than any proxy adds to a request of a load generator.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// All connections of a benchmark at once.
-const BACKLOG: u32 = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,11 @@ pub(super) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
         return Err(Reason::Unsupported);
     }
     let named = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
-    let host = parts.headers.get(HOST).map(HeaderValue::as_bytes);
+    let mut hosts = parts.headers.get_all(HOST).iter().map(HeaderValue::as_bytes);
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(Reason::BadRequest);
+    }
     let host = match (named, host) {
         (Some(named), Some(host)) if !named.eq_ignore_ascii_case(host) => {
             return Err(Reason::BadRequest);

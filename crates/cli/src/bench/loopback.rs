@@ -1,0 +1,57 @@
+//! Small servers on loopback: they accept until somebody ends them.
+
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::{limits, stop};
+
+/// Serves each connection with `converse`, all on this thread, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When the port is taken.
+pub(super) fn serve<F>(port: u16, converse: impl Fn(TcpStream) -> F) -> anyhow::Result<ExitCode>
+where
+    F: Future<Output = ()> + 'static,
+{
+    limits::raise_open_files();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    LocalSet::new().block_on(&runtime, accept(port, converse))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn accept<F>(port: u16, converse: impl Fn(TcpStream) -> F) -> anyhow::Result<()>
+where
+    F: Future<Output = ()> + 'static,
+{
+    let stop = stop::signals()?;
+    tokio::pin!(stop);
+    let socket = TcpSocket::new_v4().context("a socket")?;
+    socket.set_reuseaddr(true).context("a socket")?;
+    socket
+        .bind((Ipv4Addr::LOCALHOST, port).into())
+        .with_context(|| format!("port {port} is taken"))?;
+    let listener = socket.listen(BACKLOG).context("cannot listen")?;
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = &mut stop => return Ok(()),
+            Ok((stream, _)) = listener.accept() => {
+                // One whose client has left already fails at its first read.
+                if stream.set_nodelay(true).is_ok() {
+                    connections.spawn_local(converse(stream));
+                }
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// All connections of a benchmark at once.
+const BACKLOG: u32 = 4096;
