@@ -21,7 +21,7 @@ async fn mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
 #[test]
 fn carries_bytes_both_ways_as_they_are() {
     run(async {
-        for protocol in [Protocol::Tcp, Protocol::Detect, Protocol::Http2] {
+        for protocol in [Protocol::Tcp, Protocol::Detect] {
             let app = Application::start(|mut client| async move {
                 let mut piece = [0; 4096];
                 while let Ok(read @ 1..) = client.stream.read(&mut piece).await {
