@@ -157,32 +157,8 @@ async fn to_service(
         return;
     };
     let declared = protocol(worker, &service, port).await;
-    let patience = worker.config.limits.detect_timeout;
-    let spoken = match declared {
-        Protocol::Http => Spoken::Http1,
-        Protocol::Tcp => Spoken::Opaque,
-        // Both versions are understood; a client that is silent has no haste.
-        Protocol::Http2 | Protocol::Grpc => {
-            let mut phase = worker.phase.clone();
-            tokio::select! {
-                spoken = timeout(worker.config.limits.idle_connection, detect(&io, &mut early)) => {
-                    match spoken {
-                        Ok(Spoken::Http1) => Spoken::Http1,
-                        // What is neither is refused by whoever reads the preface of the newer.
-                        Ok(Spoken::Http2 | Spoken::Opaque) => Spoken::Http2,
-                        Err(_) => return,
-                    }
-                }
-                _ = phase.wait_for(|phase| *phase == Phase::Draining) => return,
-            }
-        }
-        Protocol::Detect => match timeout(patience, detect(&io, &mut early)).await {
-            // What the application understands is not known: it gets what its client says.
-            Ok(Spoken::Http2) => Spoken::Opaque,
-            Ok(spoken) => spoken,
-            // Silence means a protocol in which the server speaks first.
-            Err(_) => Spoken::Opaque,
-        },
+    let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
+        return;
     };
     let session = Session::new(worker.clone(), entrance, None, peer);
     let list = |protocol| list(&session, protocol, format!("{service}:{port}"));
@@ -202,7 +178,48 @@ async fn to_service(
     }
 }
 
-/// What the first bytes of a connection tell.
+/// What is spoken on a connection to a service that declares this. Nothing when the client stays
+/// silent for as long as an idle connection may, or this proxy goes.
+async fn spoken(
+    worker: &Worker,
+    declared: Protocol,
+    io: &Io,
+    early: &mut BytesMut,
+) -> Option<Spoken> {
+    let limits = &worker.config.limits;
+    match declared {
+        Protocol::Tcp => Some(Spoken::Opaque),
+        // Silence means a protocol in which the server speaks first.
+        Protocol::Detect => match timeout(limits.detect_timeout, detect(io, early)).await {
+            Ok(Sniffed::Http1) => Some(Spoken::Http1),
+            // What the application understands is not known: it gets what its client says.
+            Ok(_) | Err(_) => Some(Spoken::Opaque),
+        },
+        Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
+            if early.is_empty() {
+                let mut phase = worker.phase.clone();
+                let begun = timeout(limits.idle_connection, poll_fn(|cx| io.poll_readable(cx)));
+                tokio::select! {
+                    begun = begun => begun.ok()?.ok()?,
+                    _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
+                }
+            }
+            // Who stops half-way hears of it from whoever reads the head.
+            let sniffed = timeout(limits.head_timeout, detect(io, early)).await;
+            let sniffed = sniffed.unwrap_or(Sniffed::More);
+            Some(match (declared, sniffed) {
+                // The application's own: its bytes mean nothing to anybody in between.
+                (_, Sniffed::Tls) => Spoken::Opaque,
+                // Both versions are understood where the newer is declared. What is neither is
+                // refused by whoever reads it.
+                (Protocol::Http, _) | (_, Sniffed::Http1) => Spoken::Http1,
+                _ => Spoken::Http2,
+            })
+        }
+    }
+}
+
+/// What a connection to a service is carried as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spoken {
     Http1,
@@ -220,18 +237,16 @@ async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol
     plan.map_or(Protocol::Detect, |port| port.protocol)
 }
 
-/// Reads until the first bytes tell.
-async fn detect(io: &Io, early: &mut BytesMut) -> Spoken {
+/// Reads until the first bytes tell; a connection that ends before is opaque.
+async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
     poll_fn(|cx| {
         loop {
             match sniff(early) {
-                Sniffed::Http1 => return Poll::Ready(Spoken::Http1),
-                Sniffed::Http2 => return Poll::Ready(Spoken::Http2),
-                Sniffed::Tls | Sniffed::Opaque => return Poll::Ready(Spoken::Opaque),
                 Sniffed::More => {}
+                sniffed => return Poll::Ready(sniffed),
             }
             match io.poll_read(cx, early) {
-                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Spoken::Opaque),
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Sniffed::Opaque),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => return Poll::Pending,
             }

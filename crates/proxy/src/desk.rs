@@ -1,9 +1,11 @@
 //! The control thread's desk: what requests ask for, what has gone idle, which doors to open.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use leno_discovery::{Request, SUBSCRIPTIONS_MAX};
 use leno_model::ServiceName;
+use leno_traffic::backoff;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
@@ -67,7 +69,8 @@ fn unsubscribe(follower: &Follower) -> Option<Request> {
     (!idle.is_empty()).then_some(Request::Unsubscribe(idle))
 }
 
-/// Keeps the doors in step with the plan, and tells the control plane where they are.
+/// Keeps the doors in step with the plan, and tells the control plane where they are. A door whose
+/// address is taken, as by a predecessor that is still going, is tried again until it opens.
 pub(crate) async fn keep_listeners(
     follower: Rc<Follower>,
     mut listeners: Listeners,
@@ -75,17 +78,20 @@ pub(crate) async fn keep_listeners(
     doors: Doors,
 ) {
     let mut changes = follower.world.changes();
+    let mut failures = 0_u32;
     loop {
         if let Some(scene) = follower.world.scene()
             && follower.world.credential().is_some()
+            && !follower.withdrawn.get()
         {
             let plan = &scene.plans.snapshot.plan;
-            for problem in listeners.reconcile(&follower.config, plan).await {
-                tracing::error!(%problem, "a door stays closed until the plan changes");
+            let problems = listeners.reconcile(&follower.config, plan).await;
+            failures = if problems.is_empty() { 0 } else { failures.saturating_add(1) };
+            for problem in problems {
+                tracing::error!(%problem, failures, "a door is closed and will be tried again");
             }
             let inbound = listeners.inbound(&follower.config, plan);
-            let changed = *follower.listening.borrow() != inbound;
-            if changed && !follower.withdrawn.get() {
+            if *follower.listening.borrow() != inbound {
                 follower.listening.replace(inbound.clone());
                 // Without a stream this waits, as there is no new plan to reconcile with either.
                 if requests.send(Request::Listeners(inbound)).await.is_err() {
@@ -94,11 +100,19 @@ pub(crate) async fn keep_listeners(
             }
             doors.publish(listeners.addresses());
         }
-        if changes.changed().await.is_err() {
-            return;
+        let again = backoff::delay(failures, follower.seed.rotate_left(failures)).min(DOOR_MAX);
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = tokio::time::sleep(again), if failures > 0 => {}
         }
     }
 }
 
 /// Services taken up at once.
 const BATCH_MAX: usize = 64;
+/// How long a door that could not be opened is left alone at most.
+const DOOR_MAX: Duration = Duration::from_secs(5);

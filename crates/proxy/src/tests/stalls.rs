@@ -143,4 +143,4 @@ fn a_tcp_connection_on_which_nobody_speaks_ends() {
 }
 
 /// How long a body may stand still in these tests.
-const STALL: Duration = Duration::from_millis(100);
+const STALL: Duration = Duration::from_millis(400);

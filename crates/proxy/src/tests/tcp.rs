@@ -1,5 +1,6 @@
 //! Opaque TCP through two sidecars.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use leno_model::Protocol;
@@ -7,8 +8,8 @@ use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{
-    Application, Client, End, Mesh, OK, Peer, Setup, closed_port, credential, endpoint, run,
-    tls_accept, until,
+    Application, Client, End, Mesh, OK, Peer, Setup, authority, closed_port, credential, endpoint,
+    run, tls_accept, tls_connect, until,
 };
 use crate::tls::ALPN_HTTP1;
 
@@ -61,6 +62,37 @@ fn a_server_may_speak_first() {
             assert_eq!(client.bytes(4).await, b"HELO");
             // The server ended its direction; ours is still open.
             assert_eq!(client.end().await, End::Clean);
+        }
+    });
+}
+
+/// TLS that applications speak between themselves passes whatever the port declares.
+#[test]
+fn the_applications_own_tls_is_theirs() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let theirs = authority(directory.path(), "their.own");
+        let all =
+            [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Tcp, Protocol::Detect];
+        for protocol in all {
+            let holder = Rc::new(credential(&theirs, "ratings"));
+            let app = Application::start(move |client| {
+                let holder = holder.clone();
+                async move {
+                    let mut tls = tls_accept(client.stream, &holder, &[b"h2"]).await.unwrap();
+                    tls.write_all(b"sealed").await.unwrap();
+                    tls.shutdown().await.unwrap();
+                }
+            });
+            let mesh = mesh(app.await.address, protocol).await;
+            let caller = credential(&theirs, "productpage");
+            let mut tls = tls_connect(mesh.door, &caller, &[b"h2"]).await.unwrap();
+            let mut heard = Vec::new();
+            tls.read_to_end(&mut heard).await.unwrap();
+            assert_eq!(heard, b"sealed", "{protocol:?}");
+            drop(tls);
+            until(|| mesh.client.ended() == 1).await;
+            assert_eq!(mesh.client.series()[0].labels.protocol, "tcp", "{protocol:?}");
         }
     });
 }

@@ -1,5 +1,7 @@
 //! A sidecar dies: it comes back where it was, and nobody else notices.
 
+use std::net::TcpListener;
+
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{Load, Mesh, eventually, free_port, signal_pid};
 use rustix::process::Signal;
@@ -34,4 +36,20 @@ fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
     assert_eq!(after.inbound(ratings.port()), inbound);
     let line = mesh.up.wait_for_line("the sidecar ended; it is started again", PATIENCE);
     assert!(line.contains("shop/ratings-1") && line.contains("signal: 9"), "{line}");
+}
+
+/// Nothing but the door's address stands in its way: when that is free, the door opens.
+#[test]
+fn a_door_whose_address_is_taken_opens_when_it_is_free() {
+    let ratings = Counted::echo();
+    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = stranger.local_addr().unwrap();
+    let web = |door| client("web", &[], &[("ratings.shop", door)]);
+    let manifests = [mesh_config("permissive"), server("ratings", ratings.port(), &[])];
+    let mesh = Mesh::up(&(manifests.concat() + &web(free_port())));
+    mesh.write("mesh.yaml", &(manifests.concat() + &web(taken.port())));
+    let line = mesh.up.wait_for_line("a door is closed and will be tried again", PATIENCE);
+    assert!(line.contains(&taken.to_string()) && line.contains("shop/web"), "{line}");
+    drop(stranger);
+    turns(taken, 200);
 }
