@@ -15,10 +15,11 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
 use crate::connections::{Connection, Counted, Listed};
+use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::http::message::Writer;
 use crate::http::route;
-use crate::http::server::{Served, refuse, serve, serve_stream};
+use crate::http::server::{Served, refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, Opened};
@@ -107,12 +108,13 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
     let mut phase = worker.phase.clone();
     let on_open = move |opened: Opened| {
         let session = session.clone();
-        tokio::task::spawn_local(async move {
-            match opened.kind {
-                StreamKind::Http => serve_stream(&session, &opened).await,
-                StreamKind::Tcp => tcp::to_application(&session, port, opened).await,
+        match opened.kind {
+            StreamKind::Http => Crew::serve(session, opened),
+            StreamKind::Tcp => {
+                let carry = async move { tcp::to_application(&session, port, opened).await };
+                tokio::task::spawn_local(carry);
             }
-        });
+        }
     };
     let idle = worker.config.limits.idle_connection;
     let mut driven = std::pin::pin!(link.clone().drive(io, idle, on_open));
@@ -138,7 +140,7 @@ async fn from_proxy_client(session: &Session, io: Io) {
         }
     };
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
-    writer.buffer.extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
+    writer.room().extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
     if writer.flush().await.is_ok() {
         Box::pin(to_service(&session.worker, entrance, io, early, session.peer)).await;
     }

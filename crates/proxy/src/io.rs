@@ -13,6 +13,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::buffers::{self, Size};
+
 /// One byte stream. Clones share it; they must stay in one task, which polls one side at a time.
 #[derive(Clone)]
 pub(crate) struct Io(Rc<Shared>);
@@ -21,6 +23,8 @@ struct Shared {
     stream: RefCell<Stream>,
     /// Bytes that the stream has taken may still wait inside its TLS session.
     unflushed: Cell<bool>,
+    /// The last read filled all the room that it had: more is likely to be there.
+    filled: Cell<bool>,
 }
 
 /// What the bytes travel on.
@@ -35,20 +39,41 @@ pub(crate) enum Stream {
 
 impl Io {
     pub(crate) fn new(stream: Stream) -> Self {
-        Self(Rc::new(Shared { stream: RefCell::new(stream), unflushed: Cell::new(false) }))
+        Self(Rc::new(Shared {
+            stream: RefCell::new(stream),
+            unflushed: Cell::new(false),
+            filled: Cell::new(false),
+        }))
     }
 
-    /// Reads what there is into `buffer`, growing it by at most `READ_BYTES`. 0 is the end.
+    /// Reads what there is into `buffer`, growing it by at most `READ_BYTES`. 0 is the end. An
+    /// empty buffer holds no memory while nothing arrives.
     pub(crate) fn poll_read(
         &self,
         cx: &mut Context<'_>,
         buffer: &mut BytesMut,
     ) -> Poll<io::Result<usize>> {
+        let mut stream = self.0.stream.borrow_mut();
+        let size = match &*stream {
+            Stream::Plain(tcp) => {
+                if buffer.is_empty() && tcp.poll_read_ready(cx)?.is_pending() {
+                    buffers::give(buffer, Size::Message);
+                    return Poll::Pending;
+                }
+                if self.0.filled.get() { Size::Batch } else { Size::Message }
+            }
+            Stream::Server(_) | Stream::Client(_) => Size::Batch,
+        };
+        buffers::furnish(buffer, size);
         if buffer.capacity() - buffer.len() < READ_BYTES_MIN {
             buffer.reserve(READ_BYTES);
         }
-        let mut stream = self.0.stream.borrow_mut();
-        pin!(stream.read_buf(buffer)).poll(cx)
+        let polled = pin!(stream.read_buf(buffer)).poll(cx);
+        if polled.is_pending() {
+            buffers::give(buffer, size);
+        }
+        self.0.filled.set(buffer.len() == buffer.capacity());
+        polled
     }
 
     /// Writes from the front of `buffer` until it is empty, then flushes. Pending with an empty
@@ -111,7 +136,7 @@ impl Io {
         drop(timeout(FAREWELL, read_out).await);
     }
 
-    /// Waits until there is something to read, without holding a buffer meanwhile.
+    /// Waits until there is something to read.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &*self.0.stream.borrow() {
             Stream::Plain(tcp) => tcp.poll_read_ready(cx),
@@ -209,7 +234,7 @@ impl AsyncWrite for Stream {
 /// What one read asks for: a TLS record's worth.
 const READ_BYTES: usize = 16 * 1024;
 /// Below this much room a buffer grows before the next read.
-const READ_BYTES_MIN: usize = 4 * 1024;
+const READ_BYTES_MIN: usize = 1024;
 /// How long the end of a connection may take, read out or not.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// What is read and dropped of a peer that goes on sending after its answer.

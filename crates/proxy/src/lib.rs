@@ -5,9 +5,11 @@
 
 mod access_log;
 mod admin;
+mod buffers;
 mod config;
 mod connection;
 mod connections;
+mod crew;
 mod desk;
 mod dial;
 mod dns;

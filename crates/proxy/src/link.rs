@@ -1,7 +1,7 @@
 //! The link between two sidecars: one task drives the connection, streams are handles into it.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::rc::Rc;
 use std::task::Waker;
@@ -17,6 +17,7 @@ mod drive;
 mod slot;
 pub(crate) mod stream;
 
+use crate::buffers::{self, Size};
 use slot::Slot;
 pub(crate) use slot::{Incoming, Lost};
 pub(crate) use stream::LinkStream;
@@ -36,6 +37,8 @@ struct State {
     role: Role,
     link: Link,
     slots: HashMap<StreamId, Slot, BuildHasherDefault<StreamIdHasher>>,
+    /// Queues of streams that are over, for the next ones.
+    spare: Vec<VecDeque<Incoming>>,
     /// The driver: woken when there is something to write.
     driver: Option<Waker>,
     /// Streams that wait for the output to drain.
@@ -67,6 +70,7 @@ impl LinkHandle {
             role,
             link: Link::new(role, Limits::default()),
             slots: HashMap::default(),
+            spare: Vec::new(),
             driver: None,
             congested: Vec::new(),
             broken: false,
@@ -89,8 +93,8 @@ impl LinkHandle {
         if state.broken || state.retired {
             return Err(OpenError::GoingAway);
         }
-        let id = state.link.open(kind, end, write_head)?;
-        state.slots.insert(id, Slot { ours_ended: end, ..Slot::default() });
+        let id = state.writable().open(kind, end, write_head)?;
+        state.add(id).ours_ended = end;
         state.used = true;
         state.wake_driver();
         Ok(LinkStream::new(self.0.clone(), id))
@@ -162,7 +166,7 @@ impl LinkHandle {
         let mut state = self.0.state.borrow_mut();
         match event {
             Event::Opened { stream, kind, head, end } => {
-                state.slots.insert(stream, Slot { theirs_ended: end, ..Slot::default() });
+                state.add(stream).theirs_ended = end;
                 state.used = true;
                 drop(state);
                 let stream = LinkStream::new(self.0.clone(), stream);
@@ -206,6 +210,29 @@ impl State {
         if let Some(waker) = &self.driver {
             waker.wake_by_ref();
         }
+    }
+
+    /// The link's own state, with room for what it is about to send.
+    fn writable(&mut self) -> &mut Link {
+        buffers::furnish(self.link.output(), Size::Batch);
+        &mut self.link
+    }
+
+    fn add(&mut self, id: StreamId) -> &mut Slot {
+        let arrived = self.spare.pop().unwrap_or_default();
+        self.slots.entry(id).or_insert(Slot { arrived, ..Slot::default() })
+    }
+
+    /// Lets go of a stream. True: it had waited for the output to drain.
+    fn remove(&mut self, id: StreamId) -> bool {
+        let Some(Slot { mut arrived, is_congested, .. }) = self.slots.remove(&id) else {
+            return false;
+        };
+        arrived.clear();
+        if self.spare.len() < SPARE_MAX && arrived.capacity() <= QUEUE_MAX {
+            self.spare.push(arrived);
+        }
+        is_congested
     }
 
     fn deliver(&mut self, id: StreamId, incoming: Incoming) {
@@ -272,3 +299,8 @@ impl From<ResetCode> for Lost {
         }
     }
 }
+
+/// Queues kept by one link: as many as streams that begin and end in one turn.
+const SPARE_MAX: usize = 32;
+/// A queue with room for more than this is not kept.
+const QUEUE_MAX: usize = 8;

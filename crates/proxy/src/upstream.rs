@@ -92,7 +92,7 @@ impl Upstream {
             && let Some(connection) = self.foreign.take()
         {
             worker.shard.add(Count::LeaseReused, 1);
-            return Ok(Lease::Http1(Box::new(connection)));
+            return Ok(Lease::Http1(connection));
         }
         worker.shard.add(Count::LeaseOpened, 1);
         connect::endpoint(self, worker).await
@@ -171,7 +171,7 @@ impl Application {
         }
         if let Some(connection) = self.pool.take() {
             worker.shard.add(Count::LeaseReused, 1);
-            return Ok(Lease::Http1(Box::new(connection)));
+            return Ok(Lease::Http1(connection));
         }
         worker.shard.add(Count::LeaseOpened, 1);
         Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
@@ -250,7 +250,7 @@ impl Destined {
     }
 
     /// Takes a connection back that may serve another request.
-    pub(crate) fn give_back(&self, connection: Http1Upstream) {
+    pub(crate) fn give_back(&self, connection: Box<Http1Upstream>) {
         let now = Instant::now();
         match self {
             Self::Application(application) => application.pool.put(connection, now),

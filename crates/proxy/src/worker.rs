@@ -1,7 +1,6 @@
 //! One data thread: a single-threaded runtime, its connections, its upstreams, its counters.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,11 +8,13 @@ use std::sync::Arc;
 use leno_model::{Endpoint, EndpointId};
 use leno_telemetry::{Gauge, Shard};
 use leno_wire::http1::{RequestHead, ResponseHead};
+use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 use crate::access_log::LogLine;
 use crate::config::Config;
 use crate::connections::Connections;
+use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
 use crate::tls::TlsConfigs;
@@ -38,8 +39,10 @@ pub(crate) struct Worker {
     /// Heads that were parsed into before, with the room they have.
     pub(crate) request_heads: Spare<RequestHead>,
     pub(crate) response_heads: Spare<ResponseHead>,
-    upstreams: RefCell<HashMap<EndpointId, Rc<Upstream>>>,
-    applications: RefCell<HashMap<(SocketAddr, Speaks), Rc<Application>>>,
+    /// Tasks that wait for a stream to serve.
+    pub(crate) crew: Crew,
+    upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
+    applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// The version of the world that `upstreams` was last swept against.
     swept: Cell<u64>,
     exchanges: Cell<usize>,
@@ -74,6 +77,7 @@ impl Worker {
             shard: Rc::new(shard),
             request_heads: Spare::default(),
             response_heads: Spare::default(),
+            crew: Crew::default(),
             upstreams: RefCell::default(),
             applications: RefCell::default(),
             swept: Cell::new(0),

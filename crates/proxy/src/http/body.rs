@@ -95,6 +95,12 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Whether no piece follows those taken, and none is missing.
+    fn is_exhausted(&self) -> bool {
+        let is_owed = matches!(self, Self::Link { owed: Some(1..), .. });
+        self.is_complete() && !is_owed
+    }
+
     /// Whether there never was any.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Empty)
@@ -211,32 +217,33 @@ fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, 
 }
 
 impl Sink<'_> {
-    /// Takes a piece; waits while the sink is full.
-    async fn push(&mut self, piece: Piece) -> Result<(), Broken> {
+    /// Takes a piece; waits while the sink is full. `last`: nothing comes after it.
+    async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
+                let room = writer.room();
                 if *chunked {
-                    write_chunk_size(data.len(), &mut writer.buffer);
+                    write_chunk_size(data.len(), room);
                 }
-                writer.buffer.extend_from_slice(&data);
+                room.extend_from_slice(&data);
                 if *chunked {
-                    writer.buffer.extend_from_slice(CHUNK_END);
+                    room.extend_from_slice(CHUNK_END);
                 }
                 if writer.is_full() { flush(writer).await } else { Ok(()) }
             }
             (Self::Http1 { writer, chunked }, Piece::Trailers(trailers)) => {
                 if *chunked {
-                    writer.buffer.extend_from_slice(TRAILERS_FOLLOW);
-                    writer.buffer.extend_from_slice(&trailers);
+                    writer.room().extend_from_slice(TRAILERS_FOLLOW);
+                    writer.room().extend_from_slice(&trailers);
                     *chunked = false;
                 }
                 Ok(())
             }
             (Self::Link { stream, patience }, Piece::Data(data)) => {
-                send(stream, data, false, *patience).await
+                send(stream, data, last, *patience).await
             }
             (Self::Http2 { stream, patience }, Piece::Data(data)) => {
-                send_http2(stream, data, false, *patience).await
+                send_http2(stream, data, last, *patience).await
             }
             (Self::Http2 { stream, .. }, Piece::Trailers(trailers)) => {
                 stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
@@ -255,16 +262,16 @@ impl Sink<'_> {
         }
     }
 
-    /// Says that the body is complete.
-    async fn finish(&mut self, trailed: bool) -> Result<(), Broken> {
+    /// Says that the body is complete; `told`: its last piece said so already.
+    async fn finish(&mut self, told: bool) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, chunked } => {
                 if *chunked {
-                    writer.buffer.extend_from_slice(LAST_CHUNK);
+                    writer.room().extend_from_slice(LAST_CHUNK);
                 }
                 flush(writer).await
             }
-            Self::Link { .. } | Self::Http2 { .. } if trailed => Ok(()),
+            Self::Link { .. } | Self::Http2 { .. } if told => Ok(()),
             Self::Http2 { stream, patience } => {
                 send_http2(stream, Bytes::new(), true, *patience).await
             }
@@ -335,7 +342,6 @@ pub(crate) async fn pump(
     silence: Silence<'_>,
     bytes: &Cell<u64>,
 ) -> Result<(), Broken> {
-    let mut trailed = false;
     loop {
         let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
         let next = match at_once {
@@ -347,13 +353,16 @@ pub(crate) async fn pump(
         };
         match next.map_err(Broken::Source)? {
             Some(piece) => {
-                match &piece {
-                    Piece::Data(data) => bytes.set(bytes.get() + data.len() as u64),
-                    Piece::Trailers(_) => trailed = true,
+                if let Piece::Data(data) = &piece {
+                    bytes.set(bytes.get() + data.len() as u64);
                 }
-                sink.push(piece).await?;
+                let last = matches!(piece, Piece::Trailers(_)) || source.is_exhausted();
+                sink.push(piece, last).await?;
+                if last {
+                    return sink.finish(true).await;
+                }
             }
-            None => return sink.finish(trailed).await,
+            None => return sink.finish(false).await,
         }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) async fn forward(
             exchange.progress.on_reused = connection.reused;
             let clean = over_http1(exchange, aim, &mut connection).await?;
             if clean {
-                destined.give_back(*connection);
+                destined.give_back(connection);
             }
             Ok(())
         }
@@ -126,7 +126,7 @@ async fn over_http1(
     };
     let edits = edits(exchange, aim, framing);
     let Http1Upstream { reader, writer, .. } = connection;
-    write_request(&request.bytes, request.head, &edits, &mut writer.buffer);
+    write_request(&request.bytes, request.head, &edits, writer.room());
     exchange.progress.request_sent = true;
     if exchange.body.is_empty() || request.upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;

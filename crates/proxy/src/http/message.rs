@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use leno_wire::http1::{Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead};
 
+use crate::buffers::{self, Size};
 use crate::io::Io;
 use crate::patience::within;
 
@@ -20,7 +21,7 @@ pub(crate) struct Reader {
 /// The writing half, with what was produced and not yet written.
 pub(crate) struct Writer {
     pub(crate) io: Io,
-    pub(crate) buffer: BytesMut,
+    buffer: BytesMut,
     /// How long the peer may take nothing of what waits for it.
     patience: Duration,
 }
@@ -53,9 +54,7 @@ impl Reader {
                 self.buffer.advance(2);
             }
             let arrived = if self.buffer.is_empty() {
-                self.buffer = BytesMut::new();
-                poll_fn(|cx| self.io.poll_readable(cx)).await?;
-                poll_fn(|cx| self.poll_first(cx)).await?
+                self.more().await?
             } else if *self.buffer == b"\r"[..] {
                 self.more().await?
             } else {
@@ -65,15 +64,6 @@ impl Reader {
                 return Ok(false);
             }
         }
-    }
-
-    /// As [`Self::poll_more`] into an empty buffer: an idle connection holds none.
-    fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let polled = self.poll_more(cx);
-        if polled.is_pending() {
-            self.buffer = BytesMut::new();
-        }
-        polled
     }
 
     /// Reads more. 0 is the end.
@@ -124,9 +114,20 @@ impl Writer {
         Self { io, buffer: BytesMut::new(), patience }
     }
 
+    /// Where the next bytes go.
+    pub(crate) fn room(&mut self) -> &mut BytesMut {
+        buffers::furnish(&mut self.buffer, Size::Message);
+        &mut self.buffer
+    }
+
     /// Whether so much waits that the producer must wait too.
     pub(crate) fn is_full(&self) -> bool {
         self.buffer.len() >= WRITE_BYTES_MAX
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
     }
 
     /// Writes all that waits, for as long as the peer takes some of it now and then.
@@ -147,8 +148,7 @@ impl Writer {
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.buffer.is_empty() || self.io.is_unflushed() {
             ready!(self.io.poll_write_all(cx, &mut self.buffer))?;
-            // An idle connection holds no buffer.
-            self.buffer = BytesMut::new();
+            buffers::give(&mut self.buffer, Size::Message);
         }
         Poll::Ready(Ok(()))
     }

@@ -30,10 +30,10 @@ pub(crate) async fn answer(
     let body = if bodiless { "" } else { &body };
     match responder {
         Responder::Http1 { writer, keep_alive, .. } => {
-            writer.buffer.extend_from_slice(head.as_bytes());
+            writer.room().extend_from_slice(head.as_bytes());
             let close: &[u8] = if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
-            writer.buffer.extend_from_slice(close);
-            writer.buffer.extend_from_slice(body.as_bytes());
+            writer.room().extend_from_slice(close);
+            writer.room().extend_from_slice(body.as_bytes());
             writer.flush().await.is_ok()
         }
         Responder::Http2 { reply, patience, grpc } => {

@@ -63,7 +63,7 @@ impl Responder<'_> {
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
                 let edits = edits(Framing::Outside, Connection::KeepAlive);
-                write_response(bytes, head, &edits, &mut writer.buffer);
+                write_response(bytes, head, &edits, writer.room());
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { reply, .. } => reply.interim(bytes, head),
@@ -94,7 +94,7 @@ impl Responder<'_> {
                     (false, true) => Connection::KeepAlive,
                     (false, false) => Connection::Close,
                 };
-                write_response(bytes, head, &edits(framing, connection), &mut writer.buffer);
+                write_response(bytes, head, &edits(framing, connection), writer.room());
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { reply, patience, .. } => {

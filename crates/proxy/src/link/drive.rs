@@ -8,6 +8,7 @@ use bytes::BytesMut;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::{LinkHandle, Opened};
+use crate::buffers::{self, Size};
 use crate::io::Io;
 
 impl LinkHandle {
@@ -135,7 +136,7 @@ impl<F: FnMut(Opened)> Driver<F> {
     /// Takes what the turn has produced. False: nothing.
     fn refill(&mut self) -> bool {
         // An idle link holds no buffer.
-        self.output = BytesMut::new();
+        buffers::give(&mut self.output, Size::Batch);
         let mut state = self.link.0.state.borrow_mut();
         let was_congested = state.link.is_congested();
         std::mem::swap(&mut self.output, state.link.output());
@@ -152,12 +153,7 @@ impl<F: FnMut(Opened)> Driver<F> {
             match self.io.poll_read(cx, &mut self.input) {
                 Poll::Ready(Ok(0) | Err(_)) => return Input::Over,
                 Poll::Ready(Ok(_)) => self.pulse = Pulse::Heard,
-                Poll::Pending => {
-                    if self.input.is_empty() {
-                        self.input = BytesMut::new();
-                    }
-                    return Input::Open;
-                }
+                Poll::Pending => return Input::Open,
             }
             loop {
                 let event = self.link.0.state.borrow_mut().link.receive(&mut self.input);

@@ -50,6 +50,11 @@ impl Slot {
     pub(super) fn deliver(&mut self, incoming: Incoming) {
         self.theirs_ended |= incoming.is_last();
         match (self.arrived.back_mut(), incoming) {
+            (Some(Incoming::Data { end, .. }), Incoming::Data { data, end: last })
+                if data.is_empty() =>
+            {
+                *end = last;
+            }
             (Some(Incoming::Data { data: before, end }), Incoming::Data { data, end: last })
                 if before.len() + data.len() <= PIECE_BYTES_MAX =>
             {

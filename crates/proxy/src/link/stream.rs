@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use leno_wire::link::{ResetCode, StreamId};
 
 use super::{Incoming, Lost, Shared};
+use crate::buffers::{self, Size};
 use crate::patience::within;
 
 /// One stream. Dropping it before both sides have ended resets it.
@@ -126,7 +127,7 @@ impl LinkStream {
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), Lost> {
         let mut state = self.shared.state.borrow_mut();
-        let sent = state.link.send_head(self.id, interim, end, write_head);
+        let sent = state.writable().send_head(self.id, interim, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= end && sent.is_ok();
         }
@@ -144,6 +145,7 @@ impl LinkStream {
         std::task::ready!(self.poll_uncongested(cx))?;
         let mut guard = self.shared.state.borrow_mut();
         let state = &mut *guard;
+        buffers::furnish(state.link.output(), Size::Batch);
         let (Some(slot), Ok(sent)) =
             (state.slots.get_mut(&self.id), state.link.send_data(self.id, data, end))
         else {
@@ -163,7 +165,7 @@ impl LinkStream {
     /// Sends a trailer section; nothing follows.
     pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), Lost> {
         let mut state = self.shared.state.borrow_mut();
-        let sent = state.link.send_trailers(self.id, trailers);
+        let sent = state.writable().send_trailers(self.id, trailers);
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= sent.is_ok();
         }
@@ -182,8 +184,7 @@ impl LinkStream {
 impl Drop for LinkStream {
     fn drop(&mut self) {
         let mut state = self.shared.state.borrow_mut();
-        let slot = state.slots.remove(&self.id);
-        if slot.is_some_and(|slot| slot.is_congested) {
+        if state.remove(self.id) {
             state.congested.retain(|id| *id != self.id);
         }
         // No-op for a stream that both sides have ended.

@@ -225,7 +225,7 @@ fn connections_to_foreign_servers_need_http() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = mesh(app.address, Protocol::Tcp).await;
-        let identity = std::rc::Rc::new(credential(&mesh.authority, "ratings"));
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
         let foreign = Application::start(move |client| {
             let identity = identity.clone();
             async move {

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::buffers::{self, Size};
 use crate::connections::Counted;
 use crate::http::message::{Reader, Writer};
 use crate::io::Io;
@@ -29,7 +29,7 @@ pub(crate) struct Http1Upstream {
 pub(crate) struct Pool(RefCell<VecDeque<Idle>>);
 
 struct Idle {
-    connection: Http1Upstream,
+    connection: Box<Http1Upstream>,
     since: Instant,
 }
 
@@ -57,7 +57,7 @@ impl Http1Upstream {
 
 impl Pool {
     /// The connection used last that is still open and silent.
-    pub(crate) fn take(&self) -> Option<Http1Upstream> {
+    pub(crate) fn take(&self) -> Option<Box<Http1Upstream>> {
         let mut idle = self.0.borrow_mut();
         loop {
             let connection = idle.pop_back()?.connection;
@@ -69,14 +69,14 @@ impl Pool {
 
     /// Keeps a connection whose exchange ended cleanly, and closes those that nobody has needed
     /// for long.
-    pub(crate) fn put(&self, mut connection: Http1Upstream, now: Instant) {
-        let clean = connection.reader.buffer.is_empty() && connection.writer.buffer.is_empty();
+    pub(crate) fn put(&self, mut connection: Box<Http1Upstream>, now: Instant) {
+        let clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
         let mut idle = self.0.borrow_mut();
         while idle.front().is_some_and(|surplus| now - surplus.since > AGE_MAX) {
             idle.pop_front();
         }
         if clean && idle.len() < IDLE_MAX {
-            connection.reader.buffer = BytesMut::new();
+            buffers::give(&mut connection.reader.buffer, Size::Message);
             connection.reused = true;
             idle.push_back(Idle { connection, since: now });
         }
