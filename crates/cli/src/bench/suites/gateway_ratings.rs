@@ -61,7 +61,7 @@ impl GatewayRatingsArgs {
     }
 
     fn case(&self, (link, role): (&str, &'static str), cores: usize) -> Case {
-        let count = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+        let count = count(cores);
         let mut case = Case::pair(self.connections, 0);
         case.parameters.remove("body_bytes");
         Case {
@@ -72,6 +72,13 @@ impl GatewayRatingsArgs {
             traffic_mode: TrafficMode::Permissive,
             ..case.with("link", link).with("proxy_cores", cores)
         }
+    }
+}
+
+fn count(cores: usize) -> String {
+    match cores {
+        1 => "1 core".to_owned(),
+        cores => format!("{cores} cores"),
     }
 }
 
@@ -100,7 +107,10 @@ fn table(report: &Report) -> FigureTable {
                 continue;
             };
             let what = match facts.name.as_str() {
-                "none" => "no mesh".to_owned(),
+                "none" => match &case.load_cores {
+                    Some(cores) => format!("no mesh, load on {}", count(cores.count())),
+                    None => "no mesh".to_owned(),
+                },
                 name => format!("{name}, {} CPU", text("proxy_cores")),
             };
             let l = &outcome.latency_ms;

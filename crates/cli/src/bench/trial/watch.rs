@@ -1,0 +1,234 @@
+//! Watching: what everything has taken at two moments of a trial, and what lies between them.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::Instant;
+
+use super::{Beside, CoresBusy, CpuCost, MemoryKib, Others};
+use crate::ask;
+use crate::bench::case::Applications;
+use crate::bench::contender::{Part, Running};
+use crate::bench::cores::Cores;
+use crate::bench::instructions::Counting;
+use crate::bench::rig::Rig;
+use crate::bench::sample::{self, Memory, tree};
+use crate::bench::statistics::rounded;
+
+/// What is watched while load is under way. Who belongs to whom is found out beforehand: readings
+/// are to be quick.
+pub(super) struct Watched {
+    proxies: Vec<(String, Vec<u32>)>,
+    beside: Vec<(String, Vec<u32>)>,
+    applications: Vec<u32>,
+    load: Vec<u32>,
+    /// Where applications tell how much they answered.
+    counting: Vec<u16>,
+    cores: Layers,
+}
+
+/// The cores of the proxies and those of the load.
+enum Layers {
+    Apart(Cores, Cores),
+    /// They share these.
+    Shared(Cores),
+    Unknown,
+}
+
+/// What everything had taken at one moment.
+pub(super) struct Reading {
+    at: Instant,
+    proxies: BTreeMap<String, Duration>,
+    beside: BTreeMap<String, Duration>,
+    applications: Duration,
+    load: Duration,
+    /// How long the cores of the proxies, and those of the load, were busy with anything.
+    cores: (Duration, Duration),
+    /// How many requests the applications had answered, if they count.
+    answered: Option<f64>,
+}
+
+impl Watched {
+    pub(super) fn new(
+        rig: &Rig,
+        running: &Running,
+        applications: &Applications,
+        load: u32,
+    ) -> Self {
+        let of = |part| -> Vec<(String, Vec<u32>)> {
+            running.pids(part).into_iter().map(|(name, pid)| (name, tree(pid))).collect()
+        };
+        let cores = match (&rig.proxy_cores, &rig.load_cores) {
+            (Some(proxies), Some(load)) if proxies.overlaps(load) => {
+                Layers::Shared(proxies.with(load))
+            }
+            (Some(proxies), Some(load)) => Layers::Apart(proxies.clone(), load.clone()),
+            _ => Layers::Unknown,
+        };
+        Self {
+            proxies: of(Part::Proxy),
+            beside: of(Part::Beside),
+            applications: applications.pids().into_iter().flat_map(tree).collect(),
+            load: tree(load),
+            counting: applications.counting.clone(),
+            cores,
+        }
+    }
+
+    /// Reads everything.
+    ///
+    /// # Errors
+    /// When an application does not tell how much it answered.
+    pub(super) async fn read(&self) -> anyhow::Result<Reading> {
+        let each = |all: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
+            all.iter().map(|(name, pids)| (name.clone(), sample::cpu(pids))).collect()
+        };
+        // An answer takes its time under load: the count meant is in the middle of two.
+        let earlier = self.answered().await?;
+        let mut reading = Reading {
+            at: Instant::now(),
+            proxies: each(&self.proxies),
+            beside: each(&self.beside),
+            applications: sample::cpu(&self.applications),
+            load: sample::cpu(&self.load),
+            cores: match &self.cores {
+                Layers::Apart(proxies, load) => (sample::busy(proxies), sample::busy(load)),
+                Layers::Shared(cores) => (sample::busy(cores), Duration::ZERO),
+                Layers::Unknown => (Duration::ZERO, Duration::ZERO),
+            },
+            answered: None,
+        };
+        let later = self.answered().await?;
+        let both = earlier.zip(later);
+        reading.answered = both.map(|(earlier, later)| f64::midpoint(earlier, later));
+        Ok(reading)
+    }
+
+    async fn answered(&self) -> anyhow::Result<Option<f64>> {
+        let mut sum = None;
+        for port in &self.counting {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
+            let answer = ask::admin(address, "/count").await?;
+            let count: f64 = std::str::from_utf8(&answer)?.parse().context("no count")?;
+            *sum.get_or_insert(0.0) += count;
+        }
+        Ok(sum)
+    }
+
+    /// Begins to count what the proxies execute, if there are any.
+    ///
+    /// # Errors
+    /// When counting cannot begin.
+    pub(super) fn count_instructions(
+        &self,
+        length: Duration,
+        dir: &Path,
+    ) -> anyhow::Result<Option<Counting>> {
+        let pids: Vec<u32> = self.proxies.iter().flat_map(|(_, pids)| pids).copied().collect();
+        match pids.is_empty() {
+            true => Ok(None),
+            false => Counting::start(&pids, length, dir).map(Some),
+        }
+    }
+
+    /// The memory of the proxies.
+    pub(super) fn memory(&self) -> MemoryKib {
+        let mut all = MemoryKib::default();
+        for (name, pids) in &self.proxies {
+            let Memory { private_kib, pss_kib } = sample::memory(pids);
+            all.load_private += private_kib;
+            all.load_pss += pss_kib;
+            all.processes.insert(name.clone(), private_kib);
+        }
+        all
+    }
+
+    /// The private memory of what runs beside the proxies.
+    pub(super) fn beside_private(&self) -> BTreeMap<String, u64> {
+        let beside = self.beside.iter();
+        beside.map(|(name, pids)| (name.clone(), sample::memory(pids).private_kib)).collect()
+    }
+}
+
+/// What happened between two readings, in seconds of CPU time.
+pub(super) struct Spent {
+    seconds: f64,
+    /// How many requests were answered.
+    pub(super) requests: f64,
+    proxies: BTreeMap<String, f64>,
+    beside: BTreeMap<String, f64>,
+    applications: f64,
+    load: f64,
+    cores: (f64, f64),
+    shared: bool,
+}
+
+impl Spent {
+    /// `rps` stands in where applications do not count.
+    pub(super) fn between(before: &Reading, after: &Reading, rps: f64) -> Self {
+        let spent = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
+        let each = |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
+            let each = after.iter().map(|(name, time)| {
+                let earlier = before.get(name).copied().unwrap_or_default();
+                (name.clone(), spent(*time, earlier))
+            });
+            each.collect::<BTreeMap<String, f64>>()
+        };
+        let seconds = after.at.duration_since(before.at).as_secs_f64();
+        let counted = after.answered.zip(before.answered);
+        let requests = counted.map_or(rps * seconds, |(after, before)| after - before);
+        Self {
+            seconds,
+            requests: requests.max(1.0),
+            proxies: each(&after.proxies, &before.proxies),
+            beside: each(&after.beside, &before.beside),
+            applications: spent(after.applications, before.applications),
+            load: spent(after.load, before.load),
+            cores: (spent(after.cores.0, before.cores.0), spent(after.cores.1, before.cores.1)),
+            shared: after.cores.1.is_zero(),
+        }
+    }
+
+    /// Microseconds for each request.
+    fn cost(&self, seconds: f64) -> f64 {
+        rounded(seconds * 1e6 / self.requests)
+    }
+
+    pub(super) fn cpu(&self) -> CpuCost {
+        let processes = self.proxies.iter().map(|(name, time)| (name.clone(), self.cost(*time)));
+        CpuCost { sum: self.cost(self.proxies.values().sum()), processes: processes.collect() }
+    }
+
+    pub(super) fn others(&self, private: &BTreeMap<String, u64>) -> Others {
+        let beside = self.beside.iter().map(|(name, time)| {
+            let private_kib = private.get(name).copied().unwrap_or(0);
+            (name.clone(), Beside { cores_busy: rounded(time / self.seconds), private_kib })
+        });
+        Others {
+            applications_us_per_request: self.cost(self.applications),
+            load_us_per_request: self.cost(self.load),
+            beside: beside.collect(),
+        }
+    }
+
+    /// Clock ticks and the scheduler's own count differ a little: less than nothing is nothing.
+    pub(super) fn cores(&self) -> CoresBusy {
+        let proxies: f64 = self.proxies.values().sum();
+        let load = self.applications + self.load;
+        let beside: f64 = self.beside.values().sum();
+        let busy = |seconds: f64| rounded((seconds / self.seconds).max(0.0));
+        let (first, second) = match self.shared {
+            true => (self.cores.0 - proxies - load - beside, 0.0),
+            false => (self.cores.0 - proxies, self.cores.1 - load - beside),
+        };
+        CoresBusy {
+            proxies: busy(proxies),
+            load_and_applications: busy(load),
+            strangers_beside_proxies: busy(first),
+            strangers_beside_load: busy(second),
+        }
+    }
+}
