@@ -19,7 +19,6 @@ mod mesh_size;
 mod options;
 mod outcome;
 mod pinned;
-mod ports;
 mod progress;
 mod relay;
 mod report;

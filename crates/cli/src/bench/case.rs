@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::child::{Child, Launch};
 use super::driver::Connecting;
 use super::layout::Layout;
-use super::ports::Ports;
 use super::rig::{Rig, TrafficMode};
+use crate::ports::Ports;
 
 /// One kind of work that every contender is given.
 #[derive(Debug, Clone)]

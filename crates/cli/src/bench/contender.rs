@@ -15,8 +15,8 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::layout::Layout;
-use super::ports::Ports;
 use super::rig::Rig;
+use crate::ports::Ports;
 use description::Description;
 
 pub(super) use installed::{InstallArgs, directory};

@@ -11,7 +11,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::child::{Child, Launch};
 use super::crowd::{CONVERGED, CrowdMember, CrowdPlan};
-use super::ports::Ports;
 use super::report::MeshSize;
 use super::rig::{Rig, TrafficMode};
 use super::sample;
@@ -19,6 +18,7 @@ use super::statistics::median;
 use super::trial::Timing;
 use crate::ask;
 use crate::get::Mesh;
+use crate::ports::Ports;
 
 /// How many sidecars a mesh has, and how many of them are processes of their own.
 #[derive(Debug, Clone, Copy)]

@@ -9,8 +9,7 @@ use tempfile::TempDir;
 
 use super::certificates;
 use super::cores::Cores;
-use super::ports::Ports;
-use crate::port_search::PortSearch;
+use crate::ports::{PortSearch, Ports};
 
 /// What all runs of a benchmark share.
 #[derive(Debug)]

@@ -13,10 +13,10 @@ use tokio::time::{sleep, sleep_until};
 use super::case::{Applications, Case};
 use super::contender::{Configured, Contender, Part, Place, Running};
 use super::driver::{Demand, Driver, LatencyFound};
-use super::ports::Ports;
 use super::rig::Rig;
 use super::sample;
 use super::statistics::rounded;
+use crate::ports::Ports;
 use watch::{Spent, Watched};
 
 /// What one run of one contender gave.
