@@ -15,6 +15,7 @@ mod instructions;
 mod layout;
 mod loopback;
 mod machine;
+mod maven;
 mod mesh_size;
 mod options;
 mod outcome;

@@ -6,6 +6,8 @@
     reason = "all of it is tests, which say what they leave out and fail where something is amiss"
 )]
 
+mod java;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;

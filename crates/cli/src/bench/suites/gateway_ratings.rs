@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::bench::case::Case;
 use crate::bench::cores::Cores;
+use crate::bench::driver::Driver;
 use crate::bench::layout::Layout;
 use crate::bench::options::{Defaults, Options, STARTING};
 use crate::bench::outcome::Outcome;
@@ -47,9 +48,16 @@ impl GatewayRatingsArgs {
             }
         }
         let mut report = session::measure(&SUITE, &self.options, DEFAULTS, &cases).await?;
+        report.not_shown.extend(self.not_shown());
         report.tables.push(table(&report));
         report.plots = plots(&report);
         Ok(report)
+    }
+
+    /// What the published figures had and these do not.
+    fn not_shown(&self) -> Option<String> {
+        let other = self.options.driver() != Driver::Jmeter;
+        other.then(|| "JMeter as the source of load: --driver jmeter does".to_owned())
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -209,8 +217,7 @@ const SUITE: Suite = Suite {
                  the Spring applications. Which sidecar CPU and memory belong to is not said.",
     }],
     not_shown: &[
-        "Spring applications and JMeter: the applications here are small Rust programs, the load \
-         is ours",
+        "Spring applications: those here are small Rust programs",
         "a limit for each sidecar apart: here all sidecars of a contender share the cores",
         "the network: everything is on one machine, over loopback",
     ],
@@ -228,4 +235,5 @@ Examples:
   leno bench gateway-ratings
   leno bench gateway-ratings --budget 3m --html report.html
   leno bench gateway-ratings --cores 1 --contenders none,leno
+  leno bench gateway-ratings --driver jmeter --warmup 20s --duration 60s
 ";
