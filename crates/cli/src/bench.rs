@@ -27,6 +27,7 @@ mod rig;
 mod runner;
 mod sample;
 mod session;
+mod spring;
 mod statistics;
 mod suites;
 mod table;

@@ -20,7 +20,7 @@ use crate::ports::Ports;
 use description::Description;
 
 pub(super) use installed::{InstallArgs, directory};
-pub(super) use running::{Part, Running};
+pub(super) use running::{Part, Running, START_PATIENCE};
 
 /// What carries the requests.
 #[derive(Debug, Clone)]

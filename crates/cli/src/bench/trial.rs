@@ -134,12 +134,12 @@ pub(super) async fn run(
     let mut place =
         Place { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
     let mut running = contender.start(&mut place).await?;
-    let applications = Applications::start(rig, case, &mut ports, dir)?;
+    let applications = Applications::start(rig, case, &mut ports, dir).await?;
     let measured = measure((cast, timing, dir), &mut ports, &mut running, &applications).await;
     let configured = running.configured().to_vec();
     let words = match &measured {
         Ok(_) => String::new(),
-        Err(_) => running.last_words(),
+        Err(_) => running.last_words() + &applications.last_words(),
     };
     running.stop().await;
     applications.stop().await;
@@ -156,7 +156,7 @@ async fn measure(
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
         let address = ports.address(role)?;
-        running.until_answered(address, path).await?;
+        running.until_answered(address, path, case.app.patience()).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE).await;

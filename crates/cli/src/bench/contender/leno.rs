@@ -63,7 +63,7 @@ pub(super) async fn start(place: &mut Place<'_, '_>) -> anyhow::Result<Running> 
         admins.push(sidecar(&mut running, place, workload, &token)?);
     }
     for admin in admins {
-        running.until_answered(admin, "/ready").await?;
+        running.until_answered(admin, "/ready", START_PATIENCE).await?;
     }
     Ok(running)
 }

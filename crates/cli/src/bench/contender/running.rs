@@ -79,7 +79,7 @@ impl Running {
         self.start(place, part, name, (&launch, files))
     }
 
-    /// Waits until an address answers a path well.
+    /// Waits until an address answers a path well, for so long.
     ///
     /// # Errors
     /// When a process has ended or patience has: with the last words of all.
@@ -87,8 +87,9 @@ impl Running {
         &mut self,
         address: SocketAddr,
         path: &str,
+        patience: Duration,
     ) -> anyhow::Result<()> {
-        let until = Instant::now() + START_PATIENCE;
+        let until = Instant::now() + patience;
         loop {
             let problem = match ask::admin(address, path).await {
                 Ok(_) => return Ok(()),
@@ -144,6 +145,6 @@ impl Running {
 }
 
 /// Foreign proxies check their configuration and load certificates first.
-pub(super) const START_PATIENCE: Duration = Duration::from_secs(15);
+pub(in crate::bench) const START_PATIENCE: Duration = Duration::from_secs(15);
 /// Short beside what starting takes.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
