@@ -232,3 +232,66 @@ impl Spent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What everything has taken after so many seconds at a steady pace; `cores` as it is read.
+    fn reading(began: Instant, seconds: f64, cores: (f64, f64), answered: Option<f64>) -> Reading {
+        let taken = |cores: f64| Duration::from_secs_f64(cores * seconds);
+        Reading {
+            at: began + Duration::from_secs_f64(seconds),
+            proxies: BTreeMap::from([("client".into(), taken(0.2)), ("server".into(), taken(0.3))]),
+            beside: BTreeMap::from([("control".into(), taken(0.1))]),
+            applications: taken(0.25),
+            load: taken(0.5),
+            cores: (taken(cores.0), taken(cores.1)),
+            answered,
+        }
+    }
+
+    fn spent(cores: (f64, f64), answered: Option<(f64, f64)>) -> Spent {
+        let began = Instant::now();
+        let before = reading(began, 10.0, cores, answered.map(|(before, _)| before));
+        let after = reading(began, 12.0, cores, answered.map(|(_, after)| after));
+        Spent::between(&before, &after, 1000.0)
+    }
+
+    #[test]
+    fn costs_are_divided_by_what_was_answered_and_else_by_the_rate() {
+        for (answered, requests) in
+            [(Some((500.0, 4500.0)), 4000.0), (None, 2000.0), (Some((5.0, 5.0)), 1.0)]
+        {
+            let spent = spent((0.5, 0.85), answered);
+            assert!((spent.requests - requests).abs() < 1e-9, "{}", spent.requests);
+            let cpu = spent.cpu();
+            assert_eq!(cpu.sum, rounded(1e6 / requests), "a second for all of them");
+            assert_eq!(cpu.processes["client"], rounded(4e5 / requests));
+            let others = spent.others(&BTreeMap::from([("control".to_owned(), 7)]));
+            assert_eq!(others.load_us_per_request, rounded(1e6 / requests));
+            assert_eq!(others.beside["control"].cores_busy, 0.1);
+            assert_eq!(others.beside["control"].private_kib, 7);
+        }
+    }
+
+    #[test]
+    fn strangers_are_what_is_left_of_busy_cores_counted_once() {
+        for (read, strangers) in [
+            // Apart: 0.5 is the proxies', 0.85 that of load, applications and control plane.
+            ((0.5, 0.85), (0.0, 0.0)),
+            ((0.75, 1.0), (0.25, 0.15)),
+            // Clock ticks lag behind: nobody is less than nothing.
+            ((0.45, 0.8), (0.0, 0.0)),
+            // Shared: one figure for all of it.
+            ((1.35, 0.0), (0.0, 0.0)),
+            ((1.75, 0.0), (0.4, 0.0)),
+        ] {
+            let cores = spent(read, None).cores();
+            let found = (cores.strangers_beside_proxies, cores.strangers_beside_load);
+            let off = (found.0 - strangers.0).abs() + (found.1 - strangers.1).abs();
+            assert!(off < 1e-6, "{read:?}: {found:?}");
+            assert_eq!((cores.proxies, cores.load_and_applications), (0.5, 0.75));
+        }
+    }
+}
