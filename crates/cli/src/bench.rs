@@ -1,5 +1,6 @@
 //! `leno bench`: the same work for every contender, in one run, as the published tables have it.
 
+mod awaited;
 mod backend;
 mod case;
 mod certificates;

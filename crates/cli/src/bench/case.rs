@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -166,6 +166,17 @@ impl Applications {
     /// Their process ids.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.children.iter().filter_map(Child::pid).collect()
+    }
+
+    /// Fails when one of them has ended.
+    ///
+    /// # Errors
+    /// With how it ended.
+    pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
+        match self.children.iter_mut().find_map(Child::ended) {
+            Some(status) => bail!("an application ended, {status}"),
+            None => Ok(()),
+        }
     }
 
     /// What they said last.

@@ -108,18 +108,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_we_burn_is_seen_as_ours() {
-        let us = [std::process::id()];
-        let before = cpu(&us);
-        let began = std::time::Instant::now();
-        while began.elapsed() < Duration::from_millis(50) {
-            std::hint::black_box(tree(std::process::id()));
+    fn what_a_process_burns_is_seen_as_its_own() {
+        let burn = ["-c", "while :; do :; done"];
+        let mut child = std::process::Command::new("sh").args(burn).spawn().unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        let mut spent = cpu(&[child.id()]);
+        while spent < Duration::from_millis(5) && std::time::Instant::now() < until {
+            spent = cpu(&[child.id()]);
         }
-        let spent = cpu(&us).saturating_sub(before);
-        assert!(spent > Duration::from_millis(5), "{spent:?}");
-        let memory = memory(&us);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(spent >= Duration::from_millis(5), "{spent:?}");
+        assert_eq!(cpu(&[child.id()]), Duration::ZERO, "nobody is left who took any");
+    }
+
+    #[test]
+    fn memory_is_private_or_shared() {
+        let us = std::process::id();
+        let memory = memory(&[us]);
         assert!(memory.private_kib > 0 && memory.pss_kib > 0, "{memory:?}");
-        assert!(peak_kib(std::process::id()) >= memory.private_kib);
+        assert!(peak_kib(us) >= memory.private_kib);
     }
 
     #[test]

@@ -1,17 +1,15 @@
 //! Two services of bookinfo as Spring Cloud applications, and the Eureka server they find each other by.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use tokio::time::{Instant, sleep};
 
+use super::awaited::until_answered;
 use super::child::{Child, Launch};
 use super::maven::{self, Project};
 use super::rig::Rig;
-use crate::ask;
 use crate::ports::Ports;
 
 /// The directory of the applications, built when it is not there yet.
@@ -45,7 +43,11 @@ pub(super) async fn start(
     };
     let address = ports.address("registry")?;
     let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
-    until_answered(&mut registry, address).await.context("the registry")?;
+    let answered = until_answered((address, "/eureka/apps"), START_PATIENCE, || {
+        registry.ended().map_or(Ok(()), |status| bail!("it ended, {status}"))
+    });
+    let answered = answered.await;
+    answered.with_context(|| format!("the registry said: {}", registry.last_words()))?;
     let zone = format!("eureka.client.service-url.defaultZone=http://{address}/eureka");
     let ratings = [
         format!("server.port={}", ports.of("ratings")?),
@@ -59,22 +61,6 @@ pub(super) async fn start(
     Ok(vec![registry, ratings, gateway])
 }
 
-async fn until_answered(registry: &mut Child, address: SocketAddr) -> anyhow::Result<()> {
-    let until = Instant::now() + START_PATIENCE;
-    loop {
-        let Err(problem) = ask::admin(address, "/eureka/apps").await else {
-            return Ok(());
-        };
-        if let Some(status) = registry.ended() {
-            bail!("it ended, {status}: {}", registry.last_words());
-        }
-        if Instant::now() >= until {
-            bail!("it does not work: {problem:#}: {}", registry.last_words());
-        }
-        sleep(LOOK_EVERY).await;
-    }
-}
-
 /// What they are, for reports.
 pub(super) const ABOUT: &str = "the applications are Spring Cloud's: ratings (Spring MVC on \
      Tomcat), Spring Cloud Gateway in front of it, and a Eureka server where the gateway finds \
@@ -83,7 +69,6 @@ pub(super) const ABOUT: &str = "the applications are Spring Cloud's: ratings (Sp
 pub(super) const STARTING: Duration = Duration::from_secs(30);
 /// On a busy machine, where they share what is left of one core.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The name of the service in the mesh.
 const RATINGS: &str = "ratings.bookinfo:9080";
 /// Three of them share a machine.

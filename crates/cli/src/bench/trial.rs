@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 use tokio::time::{sleep, sleep_until};
 
+use super::awaited::until_answered;
 use super::case::{Applications, Case};
 use super::contender::{Configured, Contender, Part, Place, Running};
 use super::driver::{Demand, Driver, LatencyFound};
@@ -134,8 +135,8 @@ pub(super) async fn run(
     let mut place =
         Place { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
     let mut running = contender.start(&mut place).await?;
-    let applications = Applications::start(rig, case, &mut ports, dir).await?;
-    let measured = measure((cast, timing, dir), &mut ports, &mut running, &applications).await;
+    let mut applications = Applications::start(rig, case, &mut ports, dir).await?;
+    let measured = measure((cast, timing, dir), &mut ports, &mut running, &mut applications).await;
     let configured = running.configured().to_vec();
     let words = match &measured {
         Ok(_) => String::new(),
@@ -150,13 +151,14 @@ async fn measure(
     (cast, timing, dir): (Cast<'_>, Timing, &Path),
     ports: &mut Ports<'_>,
     running: &mut Running,
-    applications: &Applications,
+    applications: &mut Applications,
 ) -> anyhow::Result<Trial> {
     let Cast { rig, case, driver, .. } = cast;
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
         let address = ports.address(role)?;
-        running.until_answered(address, path, case.app.patience()).await?;
+        let alive = || running.check_alive().and_then(|()| applications.check_alive());
+        until_answered((address, path), case.app.patience(), alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE).await;
