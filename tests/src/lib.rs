@@ -8,6 +8,7 @@
 
 mod admin_page;
 mod application;
+mod browser;
 mod connection;
 mod dialogue;
 mod family;
@@ -26,6 +27,7 @@ mod sidecar;
 
 pub use admin_page::AdminPage;
 pub use application::{Answer, Application, Received};
+pub use browser::{Part, Shown};
 pub use connection::Connection;
 pub use dialogue::Dialogue;
 pub use family::{Descendant, children, is_running};

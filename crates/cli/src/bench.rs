@@ -1,5 +1,6 @@
 //! `leno bench`: the same work for every contender, in one run, as the published tables have it.
 
+mod awaited;
 mod backend;
 mod case;
 mod certificates;
@@ -15,11 +16,11 @@ mod instructions;
 mod layout;
 mod loopback;
 mod machine;
+mod maven;
 mod mesh_size;
 mod options;
 mod outcome;
 mod pinned;
-mod ports;
 mod progress;
 mod relay;
 mod report;
@@ -27,6 +28,7 @@ mod rig;
 mod runner;
 mod sample;
 mod session;
+mod spring;
 mod statistics;
 mod suites;
 mod table;

@@ -20,11 +20,13 @@ pub(crate) struct DataArgs {
     home: HomeArgs,
 }
 
-/// Where the user's state belongs, from the environment; nothing to type.
+/// Where the user's files belong, from the environment; nothing to type.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HomeArgs {
     #[arg(long, env = "XDG_STATE_HOME", hide = true)]
     state_home: Option<PathBuf>,
+    #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
+    cache_home: Option<PathBuf>,
     #[arg(long, env = "HOME", hide = true)]
     user_home: Option<PathBuf>,
 }
@@ -57,12 +59,24 @@ impl HomeArgs {
     /// # Errors
     /// When there is no home directory.
     pub(crate) fn state(&self) -> anyhow::Result<PathBuf> {
+        let state = self.directory(&self.state_home, ".local/state");
+        state.context("there is no home directory: say where to keep state")
+    }
+
+    /// Where leno keeps for this user what it can make again.
+    ///
+    /// # Errors
+    /// When there is no home directory.
+    pub(crate) fn cache(&self) -> anyhow::Result<PathBuf> {
+        let cache = self.directory(&self.cache_home, ".cache");
+        cache.context("there is no home directory: say where to keep what is built")
+    }
+
+    fn directory(&self, xdg: &Option<PathBuf>, in_home: &str) -> Option<PathBuf> {
         // The XDG specification: a relative path is to be ignored.
-        let xdg = self.state_home.as_ref().filter(|path| path.is_absolute());
-        let home = || Some(self.user_home.as_ref()?.join(".local/state"));
-        let state = xdg.cloned().or_else(home);
-        let state = state.context("there is no home directory: say where to keep state")?;
-        Ok(state.join("leno"))
+        let xdg = xdg.as_ref().filter(|path| path.is_absolute());
+        let home = || Some(self.user_home.as_ref()?.join(in_home));
+        Some(xdg.cloned().or_else(home)?.join("leno"))
     }
 }
 
@@ -252,18 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn state_is_kept_where_the_user_keeps_it() {
-        let home = |state_home: Option<&str>, user_home: Option<&str>| HomeArgs {
-            state_home: state_home.map(PathBuf::from),
+    fn files_are_kept_where_the_user_keeps_them() {
+        let home = |xdg: Option<&str>, user_home: Option<&str>| HomeArgs {
+            state_home: xdg.map(PathBuf::from),
+            cache_home: xdg.map(PathBuf::from),
             user_home: user_home.map(PathBuf::from),
         };
-        for (args, expected) in [
-            (home(Some("/state"), Some("/home/a")), Some("/state/leno")),
-            (home(Some("relative"), Some("/home/a")), Some("/home/a/.local/state/leno")),
-            (home(None, Some("/home/a")), Some("/home/a/.local/state/leno")),
-            (home(None, None), None),
+        let in_home = (Some("/home/a/.local/state/leno"), Some("/home/a/.cache/leno"));
+        for (args, (state, cache)) in [
+            (home(Some("/xdg"), Some("/home/a")), (Some("/xdg/leno"), Some("/xdg/leno"))),
+            (home(Some("relative"), Some("/home/a")), in_home),
+            (home(None, Some("/home/a")), in_home),
+            (home(None, None), (None, None)),
         ] {
-            assert_eq!(args.state().ok(), expected.map(PathBuf::from), "{args:?}");
+            assert_eq!(args.state().ok(), state.map(PathBuf::from), "{args:?}");
+            assert_eq!(args.cache().ok(), cache.map(PathBuf::from), "{args:?}");
         }
     }
 }

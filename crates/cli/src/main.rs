@@ -17,7 +17,7 @@ mod limits;
 mod load;
 mod log;
 mod output;
-mod port_search;
+mod ports;
 mod proxy;
 mod stop;
 mod token;

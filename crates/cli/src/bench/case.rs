@@ -3,14 +3,18 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::child::{Child, Launch};
+use super::contender::START_PATIENCE;
 use super::driver::Connecting;
 use super::layout::Layout;
-use super::ports::Ports;
 use super::rig::{Rig, TrafficMode};
+use super::spring;
+use crate::ports::Ports;
 
 /// One kind of work that every contender is given.
 #[derive(Debug, Clone)]
@@ -20,6 +24,7 @@ pub(super) struct Case {
     /// The same for programs.
     pub(super) parameters: Map<String, Value>,
     pub(super) layout: Layout,
+    pub(super) app: App,
     /// Where requests go: a role and a path each.
     pub(super) targets: Vec<(&'static str, String)>,
     pub(super) connections: u32,
@@ -41,6 +46,7 @@ impl Case {
             name: format!("{}, {}", plural(connections, "connection"), size(body)),
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
+            app: App::BuiltIn,
             targets: vec![("entrance", format!("/{body}"))],
             connections,
             rate: None,
@@ -58,6 +64,38 @@ impl Case {
     }
 }
 
+/// Which applications do the work behind the contenders, where there is a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum App {
+    /// Small ones of ours
+    #[default]
+    BuiltIn,
+    /// Spring Cloud applications with a Eureka server, built with Maven once
+    Spring,
+}
+
+impl App {
+    /// Makes ready what they need, which may take minutes the first time.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
+        match self {
+            Self::BuiltIn => Ok(()),
+            Self::Spring => spring::programs(rig).await.map(drop),
+        }
+    }
+
+    /// How long is waited for their first answer.
+    pub(super) const fn patience(self) -> Duration {
+        match self {
+            Self::BuiltIn => START_PATIENCE,
+            Self::Spring => spring::START_PATIENCE,
+        }
+    }
+}
+
 /// The applications that run behind the contenders.
 #[derive(Debug)]
 pub(super) struct Applications {
@@ -71,12 +109,16 @@ impl Applications {
     ///
     /// # Errors
     /// When a process cannot be started.
-    pub(super) fn start(
+    pub(super) async fn start(
         rig: &Rig,
         case: &Case,
         ports: &mut Ports<'_>,
         dir: &Path,
     ) -> anyhow::Result<Self> {
+        if case.app == App::Spring {
+            let children = spring::start(rig, ports, dir).await?;
+            return Ok(Self { children, counting: Vec::new() });
+        }
         let mut all = Self { children: Vec::new(), counting: Vec::new() };
         let mut start = |name: &str, launch: Launch| {
             let launch = launch.on(rig.load_cores.as_ref());
@@ -124,6 +166,23 @@ impl Applications {
     /// Their process ids.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.children.iter().filter_map(Child::pid).collect()
+    }
+
+    /// Fails when one of them has ended.
+    ///
+    /// # Errors
+    /// With how it ended.
+    pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
+        match self.children.iter_mut().find_map(Child::ended) {
+            Some(status) => bail!("an application ended, {status}"),
+            None => Ok(()),
+        }
+    }
+
+    /// What they said last.
+    pub(super) fn last_words(&self) -> String {
+        let words = self.children.iter().map(Child::last_words).filter(|words| !words.is_empty());
+        words.map(|words| format!("\nan application said:\n{words}")).collect()
     }
 
     /// Ends them.

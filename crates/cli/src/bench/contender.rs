@@ -15,12 +15,12 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::layout::Layout;
-use super::ports::Ports;
 use super::rig::Rig;
+use crate::ports::Ports;
 use description::Description;
 
 pub(super) use installed::{InstallArgs, directory};
-pub(super) use running::{Part, Running};
+pub(super) use running::{Part, Running, START_PATIENCE};
 
 /// What carries the requests.
 #[derive(Debug, Clone)]

@@ -47,6 +47,14 @@ impl Cores {
         self.0.iter().any(|core| other.contains(*core))
     }
 
+    /// These and the others.
+    pub(super) fn with(&self, other: &Self) -> Self {
+        let mut cores = [self.0.as_slice(), other.0.as_slice()].concat();
+        cores.sort_unstable();
+        cores.dedup();
+        Self(cores)
+    }
+
     /// Confines the calling thread, and whatever it starts from now on.
     ///
     /// # Errors
@@ -117,5 +125,6 @@ mod tests {
         let three = Cores(vec![0, 1, 3]);
         assert_eq!(three.split(1), Some((Cores(vec![0]), Cores(vec![1, 3]))));
         assert_eq!((three.split(3), three.split(4), three.split(0)), (None, None, None));
+        assert_eq!(Cores(vec![1, 3]).with(&Cores(vec![0, 1])), three);
     }
 }

@@ -1,10 +1,13 @@
-//! Drivers: the load generators that a benchmark can use, ours and wrk.
+//! Drivers: the load generators that a benchmark can use: ours, wrk and Apache JMeter.
+
+mod jmeter;
+mod wrk;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -21,6 +24,8 @@ pub(crate) enum Driver {
     Leno,
     /// wrk; it knows no constant rate
     Wrk,
+    /// Apache JMeter, built with Maven once; it knows no constant rate, and whole milliseconds
+    Jmeter,
 }
 
 /// What is asked of a load generator.
@@ -78,9 +83,30 @@ pub(super) struct Load {
     child: Child,
     /// From when it measures.
     pub(super) measured_from: Instant,
+    report: Report,
+}
+
+/// Where a load generator tells what it found.
+#[derive(Debug)]
+enum Report {
+    /// At the end of what it prints, as JSON.
+    Printed,
+    /// In a file of single requests.
+    Samples(jmeter::Samples),
 }
 
 impl Driver {
+    /// Makes ready what it needs, which may take minutes the first time.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
+        match self {
+            Self::Leno | Self::Wrk => Ok(()),
+            Self::Jmeter => jmeter::home(rig).await.map(drop),
+        }
+    }
+
     /// Starts it; returns when its warm-up has at least begun.
     ///
     /// # Errors
@@ -91,21 +117,24 @@ impl Driver {
         demand: &Demand,
         dir: &Path,
     ) -> anyhow::Result<Load> {
-        let log = dir.join("load.log");
-        let (launch, warm_up) = match self {
-            Self::Leno => (leno(demand)?, demand.warm_up),
-            Self::Wrk => {
-                let script = dir.join("report.lua");
-                std::fs::write(&script, WRK_REPORT).context("wrk's script cannot be written")?;
-                // It measures from its start: the warm-up is a run of its own.
-                let seconds = whole_seconds(demand.warm_up);
-                let launch = wrk(demand, &script, seconds)?.on(rig.load_cores.as_ref());
-                Child::start_piped(&launch, &log)?.output().await?;
-                (wrk(demand, &script, whole_seconds(demand.duration))?, Duration::ZERO)
+        match self {
+            Self::Leno => {
+                let launch = leno(demand)?.on(rig.load_cores.as_ref());
+                let child = Child::start_piped(&launch, &dir.join(LOG))?;
+                let measured_from = Instant::now() + demand.warm_up;
+                Ok(Load { child, measured_from, report: Report::Printed })
             }
-        };
-        let child = Child::start_piped(&launch.on(rig.load_cores.as_ref()), &log)?;
-        Ok(Load { child, measured_from: Instant::now() + warm_up })
+            Self::Wrk => wrk::start(rig, demand, dir).await,
+            Self::Jmeter => jmeter::start(rig, demand, dir).await,
+        }
+    }
+
+    /// What starting it adds to a run.
+    pub(super) const fn starting(self) -> Duration {
+        match self {
+            Self::Leno | Self::Wrk => Duration::ZERO,
+            Self::Jmeter => jmeter::STARTING,
+        }
     }
 
     /// The version it tells; nothing when it is this program.
@@ -113,6 +142,7 @@ impl Driver {
         match self {
             Self::Leno => format!("leno load {}, one thread", env!("CARGO_PKG_VERSION")),
             Self::Wrk => "wrk, one thread".to_owned(),
+            Self::Jmeter => jmeter::DESCRIPTION.to_owned(),
         }
     }
 }
@@ -129,11 +159,20 @@ impl Load {
     /// When it failed or says what nobody understands.
     pub(super) async fn finish(mut self) -> anyhow::Result<Found> {
         let (status, text) = self.child.output().await?;
-        let Some(json) = text.find('{').and_then(|at| text.get(at..)) else {
-            bail!("the load generator failed, {status}: {text}{}", self.child.last_words());
+        let failed = || {
+            let words = self.child.last_words();
+            anyhow::anyhow!("the load generator failed, {status}: {text}{words}")
         };
-        serde_json::from_str(json)
-            .with_context(|| format!("what the load generator says is not understood: {text}"))
+        match &self.report {
+            Report::Printed => {
+                let json = text.find('{').and_then(|at| text.get(at..)).ok_or_else(failed)?;
+                serde_json::from_str(json).with_context(|| {
+                    format!("what the load generator says is not understood: {text}")
+                })
+            }
+            Report::Samples(samples) if status.success() => samples.read(),
+            Report::Samples(_) => Err(failed()),
+        }
     }
 }
 
@@ -162,50 +201,19 @@ fn leno(demand: &Demand) -> anyhow::Result<Launch> {
     Launch::leno(arguments)
 }
 
-fn wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
-    if demand.rate.is_some() {
-        bail!("wrk knows no constant rate: use --driver leno");
-    }
-    let [url] = demand.urls.as_slice() else {
-        bail!("wrk knows one target only: use --driver leno");
-    };
-    let mut command = vec!["wrk".to_owned(), "--threads=1".to_owned()];
-    command.push(format!("--connections={}", demand.connections));
-    command.push(format!("--duration={seconds}s"));
-    command.push("--script".to_owned());
-    command.push(script.to_string_lossy().into_owned());
-    if demand.connecting == Connecting::Fresh {
-        command.extend(["--header".to_owned(), "Connection: close".to_owned()]);
-    }
-    command.push(url.clone());
-    Ok(Launch::new(command))
-}
-
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil().max(1.0) as u64
 }
 
-/// Makes wrk say what it found as our load generator does.
-const WRK_REPORT: &str = r#"
-function done(summary, latency, requests)
-  local e = summary.errors
-  local failed = e.connect + e.read + e.write + e.timeout + e.status
-  local seconds = summary.duration / 1e6
-  local form = '{"requests": %d, "errors": %d, "errors_by_kind": {"connect": %d, "read": %d, ' ..
-    '"write": %d, "timeout": %d, "status": %d}, "rps": %.3f, ' ..
-    '"latency_us": {"mean": %.1f, "p50": %d, "p90": %d, "p95": %d, "p99": %d, "p999": %d, "max": %d}}'
-  io.write(string.format(form, summary.requests, failed, e.connect, e.read, e.write, e.timeout,
-    e.status, summary.requests / seconds, latency.mean,
-    latency:percentile(50), latency:percentile(90), latency:percentile(95),
-    latency:percentile(99), latency:percentile(99.9), latency.max))
-end
-"#;
+/// What it prints beside its report, in the directory of the run.
+const LOG: &str = "load.log";
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn demand() -> Demand {
+    /// A constant rate to one server.
+    pub(super) fn demand() -> Demand {
         Demand {
             urls: vec!["http://127.0.0.1:1/".to_owned()],
             connections: 7,
@@ -224,15 +232,5 @@ mod tests {
         let expected = "load --connections 7 --duration 2000ms --warmup 500ms --threads 1 -o json \
                         --rate 100 http://127.0.0.1:1/";
         assert_eq!(words.join(" "), expected);
-    }
-
-    #[test]
-    fn wrk_is_not_asked_for_what_it_cannot() {
-        let script = Path::new("report.lua");
-        assert!(wrk(&demand(), script, 2).is_err());
-        let closed = Demand { rate: None, ..demand() };
-        wrk(&closed, script, 2).unwrap();
-        let two = Demand { urls: vec![String::new(), String::new()], ..closed };
-        assert!(wrk(&two, script, 2).is_err());
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn page(reports: &[Report]) -> String {
     });
     let links = match reports.len() {
         0 | 1 => String::new(),
-        _ => format!("<ul class=\"chips\">{}</ul>", links.collect::<String>()),
+        _ => format!("<ul class=\"chips links\">{}</ul>", links.collect::<String>()),
     };
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -76,13 +76,16 @@ fn head(report: &Report) -> String {
         .iter()
         .map(|(name, value)| format!("<li>{name} <b>{}</b></li>", escape(value)))
         .collect();
+    let caution =
+        report.caution().map(|text| format!("<p class=\"caution\">{}</p>", escape(&text)));
     format!(
         "<header class=\"top\"><span class=\"mark\">leno bench {}</span>\
-         <span class=\"when\">{}</span></header><h1>{}</h1><p>{}</p><ul class=\"chips\">{chips}</ul>",
+         <span class=\"when\">{}</span></header><h1>{}</h1><p>{}</p><ul class=\"chips\">{chips}</ul>{}",
         escape(report.suite),
         escape(&report.began),
         escape(report.title),
-        escape(report.about)
+        escape(report.about),
+        caution.unwrap_or_default()
     )
 }
 

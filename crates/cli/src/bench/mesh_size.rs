@@ -11,7 +11,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::child::{Child, Launch};
 use super::crowd::{CONVERGED, CrowdMember, CrowdPlan};
-use super::ports::Ports;
 use super::report::MeshSize;
 use super::rig::{Rig, TrafficMode};
 use super::sample;
@@ -19,6 +18,7 @@ use super::statistics::median;
 use super::trial::Timing;
 use crate::ask;
 use crate::get::Mesh;
+use crate::ports::Ports;
 
 /// How many sidecars a mesh has, and how many of them are processes of their own.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +62,7 @@ impl Stage<'_, '_> {
         let control = self.control(&file, &data, address)?;
         let pid = control.pid().context("the control plane ended at once")?;
         let tokens = self.tokens(&data, address).await.with_context(|| control.last_words())?;
-        let before = sample::cpu(pid);
+        let before = sample::cpu(&[pid]);
         let began = Instant::now();
         let (mut crowd, real) = self.everybody(&tokens, address)?;
         let patience = ROLLOUT_PATIENCE;
@@ -72,17 +72,17 @@ impl Stage<'_, '_> {
             Err(_) => bail!("not everybody knew everything within {patience:?}"),
         }
         let rollout = began.elapsed().as_secs_f64();
-        let spent = sample::cpu(pid).saturating_sub(before).as_secs_f64();
+        let spent = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
         let peak = sample::peak_kib(pid);
         self.use_doors().await?;
         sleep(timing.warm_up).await;
-        let (before, began) = (sample::cpu(pid), Instant::now());
+        let (before, began) = (sample::cpu(&[pid]), Instant::now());
         sleep(timing.duration).await;
-        let steady = sample::cpu(pid).saturating_sub(before).as_secs_f64();
+        let steady = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
         let steady_cores = steady / began.elapsed().as_secs_f64();
         let mib = |kib: u64| kib as f64 / 1024.0;
         let sidecars = real.iter().filter_map(Child::pid);
-        let sidecars = sidecars.map(|pid| mib(sample::memory(pid).private_kib));
+        let sidecars = sidecars.map(|pid| mib(sample::memory(&[pid]).private_kib));
         let measured = MeshSize {
             sidecars: self.crowd.sidecars,
             mode: self.rig.traffic_mode,
@@ -91,7 +91,7 @@ impl Stage<'_, '_> {
             rollout_cores: spent / rollout,
             rollout_memory_mib: mib(peak),
             steady_cores,
-            steady_memory_mib: mib(sample::memory(pid).private_kib),
+            steady_memory_mib: mib(sample::memory(&[pid]).private_kib),
             sidecar_memory_mib: median(sidecars).unwrap_or(0.0),
         };
         crowd.stop().await;

@@ -59,6 +59,9 @@ pub(crate) struct Options {
     /// Also write the report as a page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Where what is built once is kept, such as JMeter [default: ~/.cache/leno]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
     #[command(flatten)]
     home: HomeArgs,
     #[arg(long, env = "PATH", hide = true, default_value = "/usr/bin:/bin")]
@@ -116,12 +119,16 @@ impl Options {
     pub(super) fn runner(&self, defaults: Defaults, trials: usize) -> anyhow::Result<Runner> {
         let search_path = std::env::split_paths(&self.search_path).collect();
         let installed = contender::directory(&self.home)?;
+        let cache = match &self.cache {
+            Some(cache) => std::path::absolute(cache).context("--cache")?,
+            None => self.home.cache()?,
+        };
         let cores = self.proxy_cores.clone().zip(self.load_cores.clone());
         if cores.as_ref().is_some_and(|(proxies, load)| proxies.overlaps(load)) {
             tracing::warn!("proxies and load share cores: each takes time from the other");
         }
         let mut runner = Runner {
-            rig: Rig::new(search_path, installed)?,
+            rig: Rig::new(search_path, installed, cache)?,
             driver: self.driver,
             timing: Timing {
                 warm_up: self.warmup,
@@ -131,13 +138,18 @@ impl Options {
             seed: self.seed.unwrap_or_else(by_chance),
             baseline: self.baseline.clone(),
             cores,
-            starting: defaults.starting,
+            starting: defaults.starting + self.driver.starting(),
             counts: false,
         };
         if let Some(budget) = self.budget {
             fit(&mut runner, trials, budget);
         }
         Ok(runner)
+    }
+
+    /// The load generator.
+    pub(super) fn driver(&self) -> Driver {
+        self.driver
     }
 
     /// Whether the user says who takes part.

@@ -161,13 +161,17 @@ impl Outcome {
         })
     }
 
+    /// Whether strangers took a part of the cores.
+    pub(super) fn is_disturbed(&self) -> bool {
+        self.strangers_cores > DISTURBED_ABOVE
+    }
+
     /// What a reader has to know of it, in a word each.
     pub(super) fn marks(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
         let bound = (self.limited_by == Limit::Load).then(|| "load-bound".to_owned());
         let noisy = (!self.noisy.is_empty()).then(|| "noisy".to_owned());
-        let disturbed = self.strangers_cores > DISTURBED_ABOVE;
-        let disturbed = disturbed.then(|| "disturbed".to_owned());
+        let disturbed = self.is_disturbed().then(|| "disturbed".to_owned());
         [failed, bound, noisy, disturbed].into_iter().flatten().collect()
     }
 

@@ -46,6 +46,20 @@ pub(super) struct Report {
 }
 
 impl Report {
+    /// How many results are to be taken with care; nothing when none are.
+    pub(super) fn caution(&self) -> Option<String> {
+        let outcomes = || self.cases.iter().flat_map(|case| case.contenders.values());
+        let disturbed = outcomes().filter(|outcome| outcome.is_disturbed()).count();
+        let noisy = outcomes().filter(|outcome| !outcome.noisy.is_empty()).count();
+        (disturbed + noisy > 0).then(|| {
+            format!(
+                "Of {} results {disturbed} were disturbed by other programs on this machine, and \
+                 in {noisy} the repeats disagree. Ratios and CPU for each request suffer least.",
+                outcomes().count()
+            )
+        })
+    }
+
     /// The name above ratios.
     pub(super) fn baseline(&self) -> &str {
         self.settings.as_ref().map_or("leno", |settings| &settings.baseline)

@@ -9,8 +9,7 @@ use tempfile::TempDir;
 
 use super::certificates;
 use super::cores::Cores;
-use super::ports::Ports;
-use crate::port_search::PortSearch;
+use crate::ports::{PortSearch, Ports};
 
 /// What all runs of a benchmark share.
 #[derive(Debug)]
@@ -25,6 +24,8 @@ pub(super) struct Rig {
     pub(super) search_path: Vec<PathBuf>,
     /// Where contenders are installed for this user.
     pub(super) installed: PathBuf,
+    /// Where what is built once is kept.
+    pub(super) cache: PathBuf,
     search: PortSearch,
     scratch: TempDir,
     certificates: OnceCell<PathBuf>,
@@ -55,7 +56,11 @@ impl Rig {
     ///
     /// # Errors
     /// When there is no place for temporary files.
-    pub(super) fn new(search_path: Vec<PathBuf>, installed: PathBuf) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        search_path: Vec<PathBuf>,
+        installed: PathBuf,
+        cache: PathBuf,
+    ) -> anyhow::Result<Self> {
         let scratch = tempfile::Builder::new().prefix("leno-bench-").tempdir();
         Ok(Self {
             proxy_cores: None,
@@ -63,6 +68,7 @@ impl Rig {
             traffic_mode: TrafficMode::Strict,
             search_path,
             installed,
+            cache,
             search: PortSearch::new(),
             scratch: scratch.context("there is no place for temporary files")?,
             certificates: OnceCell::new(),

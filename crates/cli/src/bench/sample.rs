@@ -1,4 +1,4 @@
-//! Samples: what running processes have taken of CPU and memory, with all that they started.
+//! Samples: what running processes have taken of CPU and memory, and which belong together.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,16 +8,16 @@ use leno_telemetry::Usage;
 
 use super::cores::Cores;
 
-/// CPU time of a process and its descendants since they started.
+/// CPU time of some processes since they started.
 ///
 /// The scheduler counts the time of each thread in nanoseconds; where it does not tell, clock
 /// ticks have to do. Threads and processes that have ended are not in it.
-pub(super) fn cpu(root: u32) -> Duration {
+pub(super) fn cpu(pids: &[u32]) -> Duration {
     let spent = |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::usage(pid).ok()?.cpu));
-    tree(root).into_iter().filter_map(spent).sum()
+    pids.iter().copied().filter_map(spent).sum()
 }
 
-/// Memory of a process and its descendants.
+/// Memory of some processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Memory {
     /// What ending them would free.
@@ -26,9 +26,9 @@ pub(super) struct Memory {
     pub(super) pss_kib: u64,
 }
 
-/// Reads the memory of a process and its descendants.
-pub(super) fn memory(root: u32) -> Memory {
-    let usages = tree(root).into_iter().filter_map(|pid| leno_telemetry::usage(pid).ok());
+/// Reads the memory of some processes.
+pub(super) fn memory(pids: &[u32]) -> Memory {
+    let usages = pids.iter().filter_map(|pid| leno_telemetry::usage(*pid).ok());
     usages.fold(Memory::default(), |sum, Usage { private_kib, pss_kib, .. }| Memory {
         private_kib: sum.private_kib + private_kib,
         pss_kib: sum.pss_kib + pss_kib,
@@ -108,17 +108,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_we_burn_is_seen_as_ours() {
-        let before = cpu(std::process::id());
-        let began = std::time::Instant::now();
-        while began.elapsed() < Duration::from_millis(50) {
-            std::hint::black_box(tree(std::process::id()));
+    fn what_a_process_burns_is_seen_as_its_own() {
+        let burn = ["-c", "while :; do :; done"];
+        let mut child = std::process::Command::new("sh").args(burn).spawn().unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        let mut spent = cpu(&[child.id()]);
+        while spent < Duration::from_millis(5) && std::time::Instant::now() < until {
+            spent = cpu(&[child.id()]);
         }
-        let spent = cpu(std::process::id()).saturating_sub(before);
-        assert!(spent > Duration::from_millis(5), "{spent:?}");
-        let memory = memory(std::process::id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(spent >= Duration::from_millis(5), "{spent:?}");
+        assert_eq!(cpu(&[child.id()]), Duration::ZERO, "nobody is left who took any");
+    }
+
+    #[test]
+    fn memory_is_private_or_shared() {
+        let us = std::process::id();
+        let memory = memory(&[us]);
         assert!(memory.private_kib > 0 && memory.pss_kib > 0, "{memory:?}");
-        assert!(peak_kib(std::process::id()) >= memory.private_kib);
+        assert!(peak_kib(us) >= memory.private_kib);
     }
 
     #[test]

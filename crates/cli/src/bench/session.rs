@@ -35,6 +35,10 @@ pub(super) async fn measure(
     let began = Instant::now();
     let contenders = options.contenders(defaults)?;
     let mut runner = options.runner(defaults, contenders.len() * cases.len())?;
+    runner.driver.prepare(&runner.rig).await?;
+    for case in cases {
+        case.app.prepare(&runner.rig).await?;
+    }
     let mut report = blank(suite);
     let results = runner.run(&contenders, cases).await;
     report.settings = Some(options::settings(&runner));

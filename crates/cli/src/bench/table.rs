@@ -101,6 +101,9 @@ fn legend(report: &Report) -> String {
             settings.disturbed_above * 100.0
         ));
     }
+    if let Some(caution) = report.caution() {
+        line(caution);
+    }
     let machine = &report.machine;
     line(format!(
         "{}, {} cores, {} MiB, Linux {}{}",

@@ -10,7 +10,8 @@ use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep};
 
 use super::Place;
-use super::running::{LOOK_EVERY, Part, Running, START_PATIENCE};
+use super::running::{Part, Running, START_PATIENCE};
+use crate::bench::awaited::LOOK_EVERY;
 use crate::bench::layout::Layout;
 use crate::bench::rig::TrafficMode;
 use crate::get::Mesh;

@@ -4,10 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::bail;
-use tokio::time::{Instant, sleep};
 
 use super::{Configured, Place};
-use crate::ask;
+use crate::bench::awaited::until_answered;
 use crate::bench::child::{Child, Launch};
 
 /// A contender that runs.
@@ -83,23 +82,14 @@ impl Running {
     ///
     /// # Errors
     /// When a process has ended or patience has: with the last words of all.
-    pub(in crate::bench) async fn until_answered(
+    pub(super) async fn until_answered(
         &mut self,
         address: SocketAddr,
         path: &str,
     ) -> anyhow::Result<()> {
-        let until = Instant::now() + START_PATIENCE;
-        loop {
-            let problem = match ask::admin(address, path).await {
-                Ok(_) => return Ok(()),
-                Err(error) => error,
-            };
-            self.check_alive()?;
-            if Instant::now() >= until {
-                bail!("it does not work: {problem:#}{}", self.last_words());
-            }
-            sleep(LOOK_EVERY).await;
-        }
+        let answered = until_answered((address, path), START_PATIENCE, || self.check_alive());
+        let answered = answered.await;
+        answered.map_err(|error| anyhow::anyhow!("{error:#}{}", self.last_words()))
     }
 
     /// Fails when one of its processes has ended.
@@ -144,6 +134,4 @@ impl Running {
 }
 
 /// Foreign proxies check their configuration and load certificates first.
-pub(super) const START_PATIENCE: Duration = Duration::from_secs(15);
-/// Short beside what starting takes.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(in crate::bench) const START_PATIENCE: Duration = Duration::from_secs(15);

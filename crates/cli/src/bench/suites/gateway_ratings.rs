@@ -5,14 +5,16 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::case::Case;
+use crate::bench::case::{App, Case};
 use crate::bench::cores::Cores;
+use crate::bench::driver::Driver;
 use crate::bench::layout::Layout;
 use crate::bench::options::{Defaults, Options, STARTING};
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
 use crate::bench::rig::TrafficMode;
 use crate::bench::session::{self, Suite};
+use crate::bench::spring;
 use crate::bench::statistics::{median, rounded};
 
 /// Arguments of `leno bench gateway-ratings`.
@@ -25,6 +27,9 @@ pub(crate) struct GatewayRatingsArgs {
     /// Cores for all sidecars together; a case for each [default: 1, and 2 where there are two]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     cores: Vec<usize>,
+    /// The applications
+    #[arg(long, value_enum, default_value_t)]
+    app: App,
     #[command(flatten)]
     pub(crate) options: Options,
 }
@@ -32,7 +37,7 @@ pub(crate) struct GatewayRatingsArgs {
 impl GatewayRatingsArgs {
     /// The suite as `all` runs it.
     pub(crate) fn with(options: Options) -> Self {
-        Self { connections: 200, cores: Vec::new(), options }
+        Self { connections: 200, cores: Vec::new(), app: App::BuiltIn, options }
     }
 
     /// Measures.
@@ -46,10 +51,35 @@ impl GatewayRatingsArgs {
                 cases.push(self.case((link, target), cores));
             }
         }
-        let mut report = session::measure(&SUITE, &self.options, DEFAULTS, &cases).await?;
+        let defaults = match self.app {
+            App::BuiltIn => DEFAULTS,
+            App::Spring => Defaults { starting: STARTING + spring::STARTING, ..DEFAULTS },
+        };
+        let mut report = session::measure(&SUITE, &self.options, defaults, &cases).await?;
+        if self.app == App::Spring {
+            report.notes.push(spring::ABOUT.to_owned());
+        }
+        report.not_shown.extend(self.not_shown().into_iter().map(str::to_owned));
         report.tables.push(table(&report));
         report.plots = plots(&report);
         Ok(report)
+    }
+
+    /// What the published figures had and these do not.
+    fn not_shown(&self) -> Vec<&'static str> {
+        let applications = match self.app {
+            App::BuiltIn => {
+                "Spring applications: these are small Rust programs; --app spring has \
+                             Spring's"
+            }
+            App::Spring => {
+                "virtual machines that have run for long: each run starts them afresh, \
+                            and only --warmup lets them warm up"
+            }
+        };
+        let load = "JMeter as the source of load: --driver jmeter has it";
+        let load = (self.options.driver() != Driver::Jmeter).then_some(load);
+        [Some(applications), load].into_iter().flatten().collect()
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -61,17 +91,25 @@ impl GatewayRatingsArgs {
     }
 
     fn case(&self, (link, role): (&str, &'static str), cores: usize) -> Case {
-        let count = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+        let count = count(cores);
         let mut case = Case::pair(self.connections, 0);
         case.parameters.remove("body_bytes");
         Case {
             name: format!("{link}, sidecars on {count}"),
             layout: Layout::Bookinfo,
+            app: self.app,
             targets: vec![(role, "/ratings/1".to_owned())],
             proxy_cores: Some(cores),
             traffic_mode: TrafficMode::Permissive,
-            ..case.with("link", link).with("proxy_cores", cores)
+            ..case.with("link", link).with("proxy_cores", cores).with("app", json!(self.app))
         }
+    }
+}
+
+fn count(cores: usize) -> String {
+    match cores {
+        1 => "1 core".to_owned(),
+        cores => format!("{cores} cores"),
     }
 }
 
@@ -100,7 +138,10 @@ fn table(report: &Report) -> FigureTable {
                 continue;
             };
             let what = match facts.name.as_str() {
-                "none" => "no mesh".to_owned(),
+                "none" => match &case.load_cores {
+                    Some(cores) => format!("no mesh, load on {}", count(cores.count())),
+                    None => "no mesh".to_owned(),
+                },
                 name => format!("{name}, {} CPU", text("proxy_cores")),
             };
             let l = &outcome.latency_ms;
@@ -199,8 +240,6 @@ const SUITE: Suite = Suite {
                  the Spring applications. Which sidecar CPU and memory belong to is not said.",
     }],
     not_shown: &[
-        "Spring applications and JMeter: the applications here are small Rust programs, the load \
-         is ours",
         "a limit for each sidecar apart: here all sidecars of a contender share the cores",
         "the network: everything is on one machine, over loopback",
     ],
@@ -218,4 +257,6 @@ Examples:
   leno bench gateway-ratings
   leno bench gateway-ratings --budget 3m --html report.html
   leno bench gateway-ratings --cores 1 --contenders none,leno
+  leno bench gateway-ratings --driver jmeter --warmup 20s --duration 60s
+  leno bench gateway-ratings --app spring --driver jmeter --warmup 2m --duration 5m --repeats 1
 ";

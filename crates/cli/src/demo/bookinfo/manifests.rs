@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::port_search::PortSearch;
+use crate::ports::PortSearch;
 
 /// The local ports that bookinfo takes on a machine: one per application, one per door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,58 @@
+//! Waiting until somebody answers who was just started.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::bail;
+use tokio::time::{Instant, sleep};
+
+use crate::ask;
+
+/// Waits until an address answers a path well, for so long, and no longer than `alive` finds
+/// everybody alive who has a part in it.
+///
+/// # Errors
+/// When somebody has ended or patience has.
+pub(super) async fn until_answered(
+    (address, path): (SocketAddr, &str),
+    patience: Duration,
+    mut alive: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let until = Instant::now() + patience;
+    loop {
+        let problem = match ask::admin(address, path).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        alive()?;
+        if Instant::now() >= until {
+            bail!("it does not work: {problem:#}");
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Short beside what starting takes.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_ends_with_patience_and_with_those_who_could_answer() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = taken.local_addr().unwrap();
+        drop(taken);
+        let wait = |patience, alive: fn() -> anyhow::Result<()>| {
+            until_answered((address, "/"), patience, alive)
+        };
+        let error = wait(Duration::ZERO, || Ok(())).await.unwrap_err().to_string();
+        assert!(error.contains("it does not work"), "{error}");
+        let hour = Duration::from_secs(3600);
+        let error = wait(hour, || bail!("gone")).await.unwrap_err().to_string();
+        assert_eq!(error, "gone");
+    }
+}

@@ -1,0 +1,194 @@
+//! Apache JMeter as a driver: a closed loop to one target, a thread for each connection.
+
+mod samples;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, bail};
+use tokio::time::{Instant, timeout};
+
+use super::{Connecting, Demand, LOG, Load, Report, whole_seconds};
+use crate::bench::child::{Child, Launch};
+use crate::bench::maven::{self, Project};
+use crate::bench::rig::Rig;
+
+pub(super) use samples::Samples;
+
+/// The directory of JMeter's programs and libraries, built when it is not there yet.
+///
+/// # Errors
+/// When Java is missing, or it cannot be built.
+pub(super) async fn home(rig: &Rig) -> anyhow::Result<PathBuf> {
+    maven::require(rig, "java", "running Apache JMeter")?;
+    let home = maven::product(&PROJECT, rig).await?;
+    // It complains about a library folder that is not there.
+    let unused = home.join("lib/junit");
+    std::fs::create_dir_all(&unused).with_context(|| format!("no {}", unused.display()))?;
+    Ok(home)
+}
+
+/// Starts it, and waits until its threads do.
+///
+/// # Errors
+/// When it cannot do this, or does not start.
+pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
+    let home = home(rig).await?;
+    let plan = dir.join("plan.jmx");
+    std::fs::write(&plan, PLAN).context("JMeter's plan cannot be written")?;
+    let launch = launch(&home, demand, dir)?.on(rig.load_cores.as_ref());
+    let mut child = Child::start_piped(&launch, &dir.join(LOG))?;
+    match timeout(START_PATIENCE, begun(&mut child)).await {
+        Ok(true) => {}
+        Ok(false) => bail!("JMeter did not begin: {}", child.last_words()),
+        Err(_) => bail!("JMeter did not begin within {START_PATIENCE:?}"),
+    }
+    let (now, clock) = (Instant::now(), SystemTime::now());
+    let samples =
+        Samples { file: dir.join(SAMPLES), from: clock + demand.warm_up, length: demand.duration };
+    Ok(Load { child, measured_from: now + demand.warm_up, report: Report::Samples(samples) })
+}
+
+/// Reads what it prints until it begins; false when it ends before.
+async fn begun(child: &mut Child) -> bool {
+    while let Some(line) = child.line().await {
+        if line.starts_with("Starting standalone test") {
+            return true;
+        }
+    }
+    false
+}
+
+fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
+    if demand.rate.is_some() {
+        bail!("JMeter waits for answers and keeps no constant rate: use --driver leno");
+    }
+    let [url] = demand.urls.as_slice() else {
+        bail!("JMeter is given one target only: use --driver leno");
+    };
+    let parts = url.strip_prefix("http://").and_then(|rest| {
+        let (authority, path) = rest.split_once('/')?;
+        let (host, port) = authority.rsplit_once(':')?;
+        Some((host, port, path))
+    });
+    let (host, port, path) = parts.with_context(|| format!("JMeter cannot ask {url}"))?;
+    let mut command: Vec<OsString> = vec!["java".into()];
+    command.extend(JVM.iter().map(Into::into));
+    // Preferences of a user are none of our business.
+    command.push(option("-Djava.util.prefs.userRoot=", dir));
+    command.extend(["-jar".into(), home.join("bin/ApacheJMeter.jar").into()]);
+    command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
+    command.extend(["-l".into(), dir.join(SAMPLES).into()]);
+    command.extend(["-j".into(), dir.join("jmeter.log").into()]);
+    let seconds = whole_seconds(demand.warm_up + demand.duration) + 1;
+    let keep_alive = demand.connecting == Connecting::KeepAlive;
+    let properties = [
+        format!("host={host}"),
+        format!("port={port}"),
+        format!("path=/{path}"),
+        format!("connections={}", demand.connections),
+        format!("seconds={seconds}"),
+        format!("keep_alive={keep_alive}"),
+    ];
+    command.extend(properties.iter().map(|property| format!("-J{property}").into()));
+    command.extend(SETTINGS.iter().map(|setting| format!("-J{setting}").into()));
+    let left_out = LEFT_OUT.iter();
+    command.extend(left_out.map(|name| format!("-Jjmeter.save.saveservice.{name}=false").into()));
+    Ok(Launch::new(command))
+}
+
+fn option(name: &str, path: &Path) -> OsString {
+    let mut option = OsString::from(name);
+    option.push(path);
+    option
+}
+
+/// What it is, for reports.
+pub(super) const DESCRIPTION: &str =
+    "Apache JMeter 5.6.3, a thread for each connection, latencies in whole milliseconds";
+/// Until the threads of a cold virtual machine run.
+pub(super) const STARTING: Duration = Duration::from_secs(5);
+/// On a busy machine.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+const SAMPLES: &str = "samples.csv";
+const PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
+const PROJECT: Project = Project {
+    name: "jmeter",
+    about: "Apache JMeter 5.6.3",
+    sources: &[("pom.xml", include_str!("../../../../../deploy/bench/jmeter/pom.xml"))],
+    product: "target/home",
+};
+/// Memory and collector as JMeter's own script has them.
+const JVM: &[&str] = &[
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:MaxMetaspaceSize=256m",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=100",
+    "-XX:G1ReservePercent=20",
+    "-Djava.awt.headless=true",
+];
+const SETTINGS: &[&str] = &[
+    // It would listen for orders to stop.
+    "jmeterengine.nongui.port=0",
+    "sampleresult.timestamp.start=true",
+    "jmeter.save.saveservice.output_format=csv",
+    "jmeter.save.saveservice.default_delimiter=,",
+    "jmeter.save.saveservice.timestamp_format=ms",
+    "jmeter.save.saveservice.print_field_names=true",
+];
+/// What it would write for each request, and nobody reads.
+const LEFT_OUT: &[&str] = &[
+    "assertion_results_failure_message",
+    "bytes",
+    "connect_time",
+    "data_type",
+    "idle_time",
+    "label",
+    "latency",
+    "response_message",
+    "sent_bytes",
+    "successful",
+    "thread_counts",
+    "thread_name",
+    "url",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::driver::tests::demand;
+
+    #[test]
+    fn reports_name_the_version_that_is_built() {
+        let (_, pom) = PROJECT.sources[0];
+        let version = pom.split_once("<jmeter.version>").unwrap().1.split_once('<').unwrap().0;
+        for text in [DESCRIPTION, PROJECT.about] {
+            assert!(text.contains(&format!("Apache JMeter {version}")), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_is_told_everything_and_not_asked_for_what_it_cannot() {
+        let (home, dir) = (Path::new("/home"), Path::new("/run"));
+        assert!(launch(home, &demand(), dir).is_err());
+        let closed = Demand { rate: None, ..demand() };
+        let words = launch(home, &closed, dir).unwrap().command;
+        for word in [
+            "/home/bin/ApacheJMeter.jar",
+            "-Jhost=127.0.0.1",
+            "-Jport=1",
+            "-Jpath=/",
+            "-Jconnections=7",
+            "-Jseconds=4",
+            "-Jkeep_alive=true",
+            "/run/plan.jmx",
+            "/run/samples.csv",
+        ] {
+            assert!(words.iter().any(|said| said == word), "{word}: {words:?}");
+        }
+        let two = Demand { urls: vec![String::new(), String::new()], ..closed };
+        assert!(launch(home, &two, dir).is_err());
+    }
+}

@@ -1,0 +1,213 @@
+//! What JMeter writes down of each request, and the figures that follow from it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+
+use crate::bench::driver::{Found, LatencyFound};
+
+/// Where JMeter writes down its requests, and which of them are measured.
+#[derive(Debug)]
+pub(in crate::bench::driver) struct Samples {
+    pub(super) file: PathBuf,
+    pub(super) from: SystemTime,
+    pub(super) length: Duration,
+}
+
+impl Samples {
+    /// The figures of the requests in the measured time.
+    ///
+    /// # Errors
+    /// When the file cannot be read or understood.
+    pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<Found> {
+        let file = File::open(&self.file).context("JMeter wrote nothing down")?;
+        let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
+        let from = u64::try_from(from.as_millis())?;
+        let mut counted = Counted::new(from, self.length);
+        counted.read(BufReader::new(file)).context("what JMeter wrote down")?;
+        Ok(counted.found())
+    }
+}
+
+/// Requests as they are counted. As `leno load` does, those that began in the measured time are
+/// measured, and what is divided by that time is what was answered in it.
+#[derive(Debug)]
+struct Counted {
+    /// In milliseconds of the clock.
+    from: u64,
+    until: u64,
+    answered: u64,
+    requests: u64,
+    statuses: BTreeMap<String, u64>,
+    errors_by_kind: BTreeMap<String, u64>,
+    /// How many successful requests took so many milliseconds.
+    took: BTreeMap<u64, u64>,
+}
+
+/// One line.
+struct Sample<'a> {
+    began: u64,
+    took: u64,
+    /// A status, or why there is none.
+    code: &'a str,
+}
+
+impl Counted {
+    fn new(from: u64, length: Duration) -> Self {
+        Self {
+            from,
+            until: from + u64::try_from(length.as_millis()).unwrap_or(u64::MAX / 2),
+            answered: 0,
+            requests: 0,
+            statuses: BTreeMap::new(),
+            errors_by_kind: BTreeMap::new(),
+            took: BTreeMap::new(),
+        }
+    }
+
+    fn read(&mut self, mut lines: impl BufRead) -> anyhow::Result<()> {
+        let mut line = String::new();
+        lines.read_line(&mut line)?;
+        let names: Vec<&str> = line.trim_end().split(',').collect();
+        let column = |name: &str| {
+            let found = names.iter().position(|known| *known == name);
+            found.with_context(|| format!("there is no column {name} in `{}`", line.trim_end()))
+        };
+        let columns = [column("timeStamp")?, column("elapsed")?, column("responseCode")?];
+        loop {
+            let mut line = String::new();
+            if lines.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            let line = line.trim_end();
+            self.add(&Sample::parse(line, columns).with_context(|| format!("the line `{line}`"))?);
+        }
+    }
+
+    fn add(&mut self, sample: &Sample<'_>) {
+        let measured = self.from..self.until;
+        let status = sample.code.parse::<u16>().ok();
+        if status.is_some() && measured.contains(&(sample.began + sample.took)) {
+            self.answered += 1;
+        }
+        if !measured.contains(&sample.began) {
+            return;
+        }
+        self.requests += 1;
+        if let Some(status) = status {
+            *self.statuses.entry(status.to_string()).or_default() += 1;
+        }
+        match status {
+            Some(200..300) => *self.took.entry(sample.took).or_default() += 1,
+            Some(status) => {
+                *self.errors_by_kind.entry(format!("status-{status}")).or_default() += 1
+            }
+            None => {
+                // Such as `Non HTTP response code: java.net.SocketTimeoutException`.
+                let kind = sample.code.rsplit(['.', ' ']).next().unwrap_or(sample.code);
+                *self.errors_by_kind.entry(kind.to_owned()).or_default() += 1;
+            }
+        }
+    }
+
+    fn found(self) -> Found {
+        let seconds = (self.until - self.from) as f64 / 1e3;
+        let successes: u64 = self.took.values().sum();
+        let sum: u64 = self.took.iter().map(|(ms, count)| ms * count).sum();
+        let us = |ms: u64| ms as f64 * 1e3;
+        let at = |part: f64| self.took_at_most((part * successes as f64).ceil() as u64).map(us);
+        Found {
+            requests: self.requests,
+            errors: self.errors_by_kind.values().sum(),
+            rps: self.answered as f64 / seconds,
+            latency_us: LatencyFound {
+                mean: (successes > 0).then(|| us(sum) / successes as f64),
+                p50: at(0.5),
+                p90: at(0.9),
+                p95: at(0.95),
+                p99: at(0.99),
+                p999: at(0.999),
+                max: self.took.keys().next_back().copied().map(us),
+            },
+            errors_by_kind: self.errors_by_kind,
+            statuses: self.statuses,
+        }
+    }
+
+    /// How long the fastest `count` successful requests took at most; nothing without any.
+    fn took_at_most(&self, count: u64) -> Option<u64> {
+        let mut seen = 0;
+        let mut took = self.took.iter();
+        took.find_map(|(ms, more)| {
+            seen += more;
+            (seen >= count).then_some(*ms)
+        })
+    }
+}
+
+impl<'a> Sample<'a> {
+    fn parse(line: &'a str, [began, took, code]: [usize; 3]) -> anyhow::Result<Self> {
+        let fields: Vec<&str> = line.split(',').collect();
+        let field = |index: usize| fields.get(index).copied().context("a field is missing");
+        Ok(Self {
+            began: field(began)?.parse().context("a moment")?,
+            took: field(took)?.parse().context("a duration")?,
+            code: field(code)?.trim_matches('"'),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> anyhow::Result<Found> {
+        let mut counted = Counted::new(1000, Duration::from_secs(2));
+        counted.read(text.as_bytes())?;
+        Ok(counted.found())
+    }
+
+    #[test]
+    fn requests_count_by_when_they_began_and_answers_by_when_they_came() {
+        let text = "timeStamp,elapsed,responseCode\n\
+                    900,50,200\n\
+                    990,20,200\n\
+                    1000,10,200\n\
+                    2990,30,200\n\
+                    1500,20,503\n\
+                    1600,5000,Non HTTP response code: java.net.SocketTimeoutException\n\
+                    3000,10,200\n";
+        let found = found(text).unwrap();
+        assert_eq!((found.requests, found.errors), (4, 2));
+        let kinds: Vec<&str> = found.errors_by_kind.keys().map(String::as_str).collect();
+        assert_eq!(kinds, ["SocketTimeoutException", "status-503"]);
+        assert_eq!(found.statuses["200"], 2);
+        assert!((found.rps - 1.5).abs() < 1e-9, "{}", found.rps);
+        assert_eq!(found.latency_us.max, Some(30_000.0));
+        assert_eq!(found.latency_us.mean, Some(20_000.0));
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_sorted_figures() {
+        let mut text = "elapsed,responseCode,timeStamp\n".to_owned();
+        for ms in (1..=1000).rev() {
+            text.push_str(&format!("{ms},200,1000\n"));
+        }
+        let latency = found(&text).unwrap().latency_us;
+        let ms = |us: Option<f64>| us.unwrap() / 1e3;
+        let figures = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999];
+        assert_eq!(figures.map(ms), [500.0, 900.0, 950.0, 990.0, 999.0]);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_no_figure() {
+        assert_eq!(found("timeStamp,elapsed,responseCode\n").unwrap().latency_us.p50, None);
+        for text in ["", "timeStamp,elapsed\n", "timeStamp,elapsed,responseCode\n1000,x,200\n"] {
+            assert!(found(text).is_err(), "{text}");
+        }
+    }
+}

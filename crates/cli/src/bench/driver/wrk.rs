@@ -1,0 +1,78 @@
+//! wrk as a driver: a closed loop to one target.
+
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use tokio::time::Instant;
+
+use super::{Connecting, Demand, LOG, Load, Report, whole_seconds};
+use crate::bench::child::{Child, Launch};
+use crate::bench::rig::Rig;
+
+/// Warms up, then starts it.
+///
+/// # Errors
+/// When it cannot do this, or cannot be started.
+pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
+    let script = dir.join("report.lua");
+    std::fs::write(&script, REPORT).context("wrk's script cannot be written")?;
+    let log = dir.join(LOG);
+    let run = |length| {
+        anyhow::Ok(wrk(demand, &script, whole_seconds(length))?.on(rig.load_cores.as_ref()))
+    };
+    // It measures from its start: the warm-up is a run of its own.
+    Child::start_piped(&run(demand.warm_up)?, &log)?.output().await?;
+    let child = Child::start_piped(&run(demand.duration)?, &log)?;
+    Ok(Load { child, measured_from: Instant::now(), report: Report::Printed })
+}
+
+fn wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
+    if demand.rate.is_some() {
+        bail!("wrk knows no constant rate: use --driver leno");
+    }
+    let [url] = demand.urls.as_slice() else {
+        bail!("wrk knows one target only: use --driver leno");
+    };
+    let mut command = vec!["wrk".to_owned(), "--threads=1".to_owned()];
+    command.push(format!("--connections={}", demand.connections));
+    command.push(format!("--duration={seconds}s"));
+    command.push("--script".to_owned());
+    command.push(script.to_string_lossy().into_owned());
+    if demand.connecting == Connecting::Fresh {
+        command.extend(["--header".to_owned(), "Connection: close".to_owned()]);
+    }
+    command.push(url.clone());
+    Ok(Launch::new(command))
+}
+
+/// Makes wrk say what it found as our load generator does.
+const REPORT: &str = r#"
+function done(summary, latency, requests)
+  local e = summary.errors
+  local failed = e.connect + e.read + e.write + e.timeout + e.status
+  local seconds = summary.duration / 1e6
+  local form = '{"requests": %d, "errors": %d, "errors_by_kind": {"connect": %d, "read": %d, ' ..
+    '"write": %d, "timeout": %d, "status": %d}, "rps": %.3f, ' ..
+    '"latency_us": {"mean": %.1f, "p50": %d, "p90": %d, "p95": %d, "p99": %d, "p999": %d, "max": %d}}'
+  io.write(string.format(form, summary.requests, failed, e.connect, e.read, e.write, e.timeout,
+    e.status, summary.requests / seconds, latency.mean,
+    latency:percentile(50), latency:percentile(90), latency:percentile(95),
+    latency:percentile(99), latency:percentile(99.9), latency.max))
+end
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::driver::tests::demand;
+
+    #[test]
+    fn wrk_is_not_asked_for_what_it_cannot() {
+        let script = Path::new("report.lua");
+        assert!(wrk(&demand(), script, 2).is_err());
+        let closed = Demand { rate: None, ..demand() };
+        wrk(&closed, script, 2).unwrap();
+        let two = Demand { urls: vec![String::new(), String::new()], ..closed };
+        assert!(wrk(&two, script, 2).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! What is built with Maven: once, into the cache directory, from sources that this program brings.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::time::timeout;
+
+use super::child::{Child, Launch};
+use super::rig::Rig;
+
+/// A project for Maven.
+#[derive(Debug)]
+pub(super) struct Project {
+    /// Its name in the cache directory.
+    pub(super) name: &'static str,
+    /// What it is, for people.
+    pub(super) about: &'static str,
+    /// Its files, by their paths.
+    pub(super) sources: &'static [(&'static str, &'static str)],
+    /// The directory that is built, by its path.
+    pub(super) product: &'static str,
+}
+
+/// Where the product of a project is, after building it when it is not there yet.
+///
+/// # Errors
+/// When a tool is missing, or Maven fails.
+pub(super) async fn product(project: &Project, rig: &Rig) -> anyhow::Result<PathBuf> {
+    let cache = rig.cache.as_path();
+    let place = cache.join(format!("{}-{:016x}", project.name, fingerprint(project)));
+    if place.is_dir() {
+        return Ok(place);
+    }
+    let purpose = format!("building {}", project.about);
+    for tool in ["mvn", "javac"] {
+        require(rig, tool, &purpose)?;
+    }
+    eprintln!("{purpose} with Maven, once, into {}", place.display());
+    std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache);
+    let scratch = scratch.context("there is no place to build in")?;
+    build(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
+    let built = scratch.path().join(project.product);
+    match std::fs::rename(&built, &place) {
+        // Somebody else was faster with the same.
+        Err(_) if place.is_dir() => Ok(place),
+        Err(error) => Err(error).with_context(|| format!("cannot create {}", place.display())),
+        Ok(()) => Ok(place),
+    }
+}
+
+/// Fails when a tool is not on the path.
+///
+/// # Errors
+/// With what to install.
+pub(super) fn require(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Result<()> {
+    if rig.search_path.iter().any(|directory| directory.join(tool).is_file()) {
+        return Ok(());
+    }
+    bail!(
+        "{purpose} needs `{tool}`, which is not on the path: install a JDK, 17 or later, and \
+         Maven (on Debian: apt-get install default-jdk-headless maven)"
+    )
+}
+
+async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
+    for (path, text) in project.sources {
+        let file = dir.join(path);
+        let above = file.parent().unwrap_or(dir);
+        std::fs::create_dir_all(above)
+            .and_then(|()| std::fs::write(&file, text))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let mut command = vec!["mvn", "--batch-mode", "--quiet", "--no-transfer-progress", "--file"]
+        .into_iter()
+        .map(Into::into)
+        .collect::<Vec<std::ffi::OsString>>();
+    command.extend([dir.join("pom.xml").into(), "package".into()]);
+    let mut maven = Child::start(&Launch::new(command), &dir.join("maven.log"))?;
+    let Ok(ended) = timeout(BUILD_PATIENCE, maven.output()).await else {
+        bail!("it was not done within {BUILD_PATIENCE:?}: {}", maven.last_words());
+    };
+    let (status, _) = ended?;
+    if !status.success() {
+        bail!("Maven ended, {status}:\n{}", maven.last_words());
+    }
+    Ok(())
+}
+
+/// Other sources are another product.
+fn fingerprint(project: &Project) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    project.sources.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// For some hundred libraries over a slow line.
+const BUILD_PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_missing_is_named_with_what_to_install() {
+        let empty = tempfile::tempdir().unwrap();
+        let [bin, cache] = ["bin", "cache"].map(|name| empty.path().join(name));
+        let rig = Rig::new(vec![bin], PathBuf::new(), cache.clone()).unwrap();
+        let project = Project { name: "thing", about: "a thing", sources: &[], product: "target" };
+        let error = product(&project, &rig).await.unwrap_err().to_string();
+        assert!(error.contains("building a thing needs `mvn`"), "{error}");
+        assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
+        assert!(!cache.exists(), "nothing was begun");
+        let place = cache.join(format!("thing-{:016x}", fingerprint(&project)));
+        std::fs::create_dir_all(&place).unwrap();
+        assert_eq!(product(&project, &rig).await.unwrap(), place);
+    }
+}

@@ -1,0 +1,114 @@
+//! Two services of bookinfo as Spring Cloud applications, and the Eureka server they find each other by.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use super::awaited::until_answered;
+use super::child::{Child, Launch};
+use super::maven::{self, Project};
+use super::rig::Rig;
+use crate::ports::Ports;
+
+/// The directory of the applications, built when it is not there yet.
+///
+/// # Errors
+/// When Java is missing, or they cannot be built.
+pub(super) async fn programs(rig: &Rig) -> anyhow::Result<PathBuf> {
+    maven::require(rig, "java", "running Spring applications")?;
+    maven::product(&PROJECT, rig).await
+}
+
+/// Starts the registry, and when it answers, ratings and the gateway. The registry names the
+/// gateway's sidecar as the address of ratings: so their link is the mesh's.
+///
+/// # Errors
+/// When one of them cannot be started, or the registry does not answer.
+pub(super) async fn start(
+    rig: &Rig,
+    ports: &mut Ports<'_>,
+    dir: &Path,
+) -> anyhow::Result<Vec<Child>> {
+    let programs = programs(rig).await?;
+    let start = |name: &str, properties: &[String]| {
+        let mut command: Vec<OsString> = vec!["java".into()];
+        command.extend(JVM.iter().map(Into::into));
+        command.extend(["-jar".into(), programs.join(format!("{name}.jar")).into()]);
+        command.extend(properties.iter().map(|property| format!("--{property}").into()));
+        let launch = Launch::new(command).on(rig.load_cores.as_ref());
+        let child = Child::start(&launch, &dir.join(format!("{name}.log")));
+        child.with_context(|| format!("the application {name}"))
+    };
+    let address = ports.address("registry")?;
+    let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
+    let answered = until_answered((address, "/eureka/apps"), START_PATIENCE, || {
+        registry.ended().map_or(Ok(()), |status| bail!("it ended, {status}"))
+    });
+    let answered = answered.await;
+    answered.with_context(|| format!("the registry said: {}", registry.last_words()))?;
+    let zone = format!("eureka.client.service-url.defaultZone=http://{address}/eureka");
+    let ratings = [
+        format!("server.port={}", ports.of("ratings")?),
+        format!("eureka.instance.non-secure-port={}", ports.of("outbound")?),
+        zone.clone(),
+    ];
+    let gateway =
+        [format!("server.port={}", ports.of("gateway")?), format!("ratings.host={RATINGS}"), zone];
+    let ratings = start("ratings", &ratings)?;
+    let gateway = start("gateway", &gateway)?;
+    Ok(vec![registry, ratings, gateway])
+}
+
+/// What they are, for reports.
+pub(super) const ABOUT: &str = "the applications are Spring Cloud's: ratings (Spring MVC on \
+     Tomcat), Spring Cloud Gateway in front of it, and a Eureka server where the gateway finds \
+     ratings; Spring Boot 3.3.8, Spring Cloud 2023.0.5, 256 MiB of heap each";
+/// What starting three virtual machines adds to a run.
+pub(super) const STARTING: Duration = Duration::from_secs(30);
+/// On a busy machine, where they share what is left of one core.
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
+/// The name of the service in the mesh.
+const RATINGS: &str = "ratings.bookinfo:9080";
+/// Three of them share a machine.
+const JVM: &[&str] = &["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC"];
+
+macro_rules! sources {
+    ($($path:literal),* $(,)?) => {
+        &[$(($path, include_str!(concat!("../../../../deploy/bench/spring/", $path)))),*]
+    };
+}
+
+const PROJECT: Project = Project {
+    name: "spring",
+    about: "the Spring applications",
+    sources: sources![
+        "pom.xml",
+        "registry/pom.xml",
+        "registry/src/main/java/dev/leno/bench/Registry.java",
+        "registry/src/main/resources/application.properties",
+        "ratings/pom.xml",
+        "ratings/src/main/java/dev/leno/bench/Ratings.java",
+        "ratings/src/main/resources/application.properties",
+        "gateway/pom.xml",
+        "gateway/src/main/java/dev/leno/bench/Gateway.java",
+        "gateway/src/main/resources/application.properties",
+    ],
+    product: "target/apps",
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_name_the_versions_that_are_built() {
+        let (_, pom) = PROJECT.sources[0];
+        for (name, tag) in [("Spring Boot", "spring.boot"), ("Spring Cloud", "spring.cloud")] {
+            let version = pom.split_once(&format!("<{tag}.version>")).unwrap().1;
+            let version = version.split_once('<').unwrap().0;
+            assert!(ABOUT.contains(&format!("{name} {version}")), "{name} {version}");
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Watching: what everything has taken at two moments of a trial, and what lies between them.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::Instant;
+
+use super::{Beside, CoresBusy, CpuCost, MemoryKib, Others};
+use crate::ask;
+use crate::bench::case::Applications;
+use crate::bench::contender::{Part, Running};
+use crate::bench::cores::Cores;
+use crate::bench::instructions::Counting;
+use crate::bench::rig::Rig;
+use crate::bench::sample::{self, Memory, tree};
+use crate::bench::statistics::rounded;
+
+/// What is watched while load is under way. Who belongs to whom is found out beforehand: readings
+/// are to be quick.
+pub(super) struct Watched {
+    proxies: Vec<(String, Vec<u32>)>,
+    beside: Vec<(String, Vec<u32>)>,
+    applications: Vec<u32>,
+    load: Vec<u32>,
+    /// Where applications tell how much they answered.
+    counting: Vec<u16>,
+    cores: Layers,
+}
+
+/// The cores of the proxies and those of the load.
+enum Layers {
+    Apart(Cores, Cores),
+    /// They share these.
+    Shared(Cores),
+    Unknown,
+}
+
+/// What everything had taken at one moment.
+pub(super) struct Reading {
+    at: Instant,
+    proxies: BTreeMap<String, Duration>,
+    beside: BTreeMap<String, Duration>,
+    applications: Duration,
+    load: Duration,
+    /// How long the cores of the proxies, and those of the load, were busy with anything.
+    cores: (Duration, Duration),
+    /// How many requests the applications had answered, if they count.
+    answered: Option<f64>,
+}
+
+impl Watched {
+    pub(super) fn new(
+        rig: &Rig,
+        running: &Running,
+        applications: &Applications,
+        load: u32,
+    ) -> Self {
+        let of = |part| -> Vec<(String, Vec<u32>)> {
+            running.pids(part).into_iter().map(|(name, pid)| (name, tree(pid))).collect()
+        };
+        let cores = match (&rig.proxy_cores, &rig.load_cores) {
+            (Some(proxies), Some(load)) if proxies.overlaps(load) => {
+                Layers::Shared(proxies.with(load))
+            }
+            (Some(proxies), Some(load)) => Layers::Apart(proxies.clone(), load.clone()),
+            _ => Layers::Unknown,
+        };
+        Self {
+            proxies: of(Part::Proxy),
+            beside: of(Part::Beside),
+            applications: applications.pids().into_iter().flat_map(tree).collect(),
+            load: tree(load),
+            counting: applications.counting.clone(),
+            cores,
+        }
+    }
+
+    /// Reads everything.
+    ///
+    /// # Errors
+    /// When an application does not tell how much it answered.
+    pub(super) async fn read(&self) -> anyhow::Result<Reading> {
+        let each = |all: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
+            all.iter().map(|(name, pids)| (name.clone(), sample::cpu(pids))).collect()
+        };
+        // An answer takes its time under load: the count meant is in the middle of two.
+        let earlier = self.answered().await?;
+        let mut reading = Reading {
+            at: Instant::now(),
+            proxies: each(&self.proxies),
+            beside: each(&self.beside),
+            applications: sample::cpu(&self.applications),
+            load: sample::cpu(&self.load),
+            cores: match &self.cores {
+                Layers::Apart(proxies, load) => (sample::busy(proxies), sample::busy(load)),
+                Layers::Shared(cores) => (sample::busy(cores), Duration::ZERO),
+                Layers::Unknown => (Duration::ZERO, Duration::ZERO),
+            },
+            answered: None,
+        };
+        let later = self.answered().await?;
+        let both = earlier.zip(later);
+        reading.answered = both.map(|(earlier, later)| f64::midpoint(earlier, later));
+        Ok(reading)
+    }
+
+    async fn answered(&self) -> anyhow::Result<Option<f64>> {
+        let mut sum = None;
+        for port in &self.counting {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
+            let answer = ask::admin(address, "/count").await?;
+            let count: f64 = std::str::from_utf8(&answer)?.parse().context("no count")?;
+            *sum.get_or_insert(0.0) += count;
+        }
+        Ok(sum)
+    }
+
+    /// Begins to count what the proxies execute, if there are any.
+    ///
+    /// # Errors
+    /// When counting cannot begin.
+    pub(super) fn count_instructions(
+        &self,
+        length: Duration,
+        dir: &Path,
+    ) -> anyhow::Result<Option<Counting>> {
+        let pids: Vec<u32> = self.proxies.iter().flat_map(|(_, pids)| pids).copied().collect();
+        match pids.is_empty() {
+            true => Ok(None),
+            false => Counting::start(&pids, length, dir).map(Some),
+        }
+    }
+
+    /// The memory of the proxies.
+    pub(super) fn memory(&self) -> MemoryKib {
+        let mut all = MemoryKib::default();
+        for (name, pids) in &self.proxies {
+            let Memory { private_kib, pss_kib } = sample::memory(pids);
+            all.load_private += private_kib;
+            all.load_pss += pss_kib;
+            all.processes.insert(name.clone(), private_kib);
+        }
+        all
+    }
+
+    /// The private memory of what runs beside the proxies.
+    pub(super) fn beside_private(&self) -> BTreeMap<String, u64> {
+        let beside = self.beside.iter();
+        beside.map(|(name, pids)| (name.clone(), sample::memory(pids).private_kib)).collect()
+    }
+}
+
+/// What happened between two readings, in seconds of CPU time.
+pub(super) struct Spent {
+    seconds: f64,
+    /// How many requests were answered.
+    pub(super) requests: f64,
+    proxies: BTreeMap<String, f64>,
+    beside: BTreeMap<String, f64>,
+    applications: f64,
+    load: f64,
+    cores: (f64, f64),
+    shared: bool,
+}
+
+impl Spent {
+    /// `rps` stands in where applications do not count.
+    pub(super) fn between(before: &Reading, after: &Reading, rps: f64) -> Self {
+        let spent = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
+        let each = |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
+            let each = after.iter().map(|(name, time)| {
+                let earlier = before.get(name).copied().unwrap_or_default();
+                (name.clone(), spent(*time, earlier))
+            });
+            each.collect::<BTreeMap<String, f64>>()
+        };
+        let seconds = after.at.duration_since(before.at).as_secs_f64();
+        let counted = after.answered.zip(before.answered);
+        let requests = counted.map_or(rps * seconds, |(after, before)| after - before);
+        Self {
+            seconds,
+            requests: requests.max(1.0),
+            proxies: each(&after.proxies, &before.proxies),
+            beside: each(&after.beside, &before.beside),
+            applications: spent(after.applications, before.applications),
+            load: spent(after.load, before.load),
+            cores: (spent(after.cores.0, before.cores.0), spent(after.cores.1, before.cores.1)),
+            shared: after.cores.1.is_zero(),
+        }
+    }
+
+    /// Microseconds for each request.
+    fn cost(&self, seconds: f64) -> f64 {
+        rounded(seconds * 1e6 / self.requests)
+    }
+
+    pub(super) fn cpu(&self) -> CpuCost {
+        let processes = self.proxies.iter().map(|(name, time)| (name.clone(), self.cost(*time)));
+        CpuCost { sum: self.cost(self.proxies.values().sum()), processes: processes.collect() }
+    }
+
+    pub(super) fn others(&self, private: &BTreeMap<String, u64>) -> Others {
+        let beside = self.beside.iter().map(|(name, time)| {
+            let private_kib = private.get(name).copied().unwrap_or(0);
+            (name.clone(), Beside { cores_busy: rounded(time / self.seconds), private_kib })
+        });
+        Others {
+            applications_us_per_request: self.cost(self.applications),
+            load_us_per_request: self.cost(self.load),
+            beside: beside.collect(),
+        }
+    }
+
+    /// Clock ticks and the scheduler's own count differ a little: less than nothing is nothing.
+    pub(super) fn cores(&self) -> CoresBusy {
+        let proxies: f64 = self.proxies.values().sum();
+        let load = self.applications + self.load;
+        let beside: f64 = self.beside.values().sum();
+        let busy = |seconds: f64| rounded((seconds / self.seconds).max(0.0));
+        let (first, second) = match self.shared {
+            true => (self.cores.0 - proxies - load - beside, 0.0),
+            false => (self.cores.0 - proxies, self.cores.1 - load - beside),
+        };
+        CoresBusy {
+            proxies: busy(proxies),
+            load_and_applications: busy(load),
+            strangers_beside_proxies: busy(first),
+            strangers_beside_load: busy(second),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What everything has taken after so many seconds at a steady pace; `cores` as it is read.
+    fn reading(began: Instant, seconds: f64, cores: (f64, f64), answered: Option<f64>) -> Reading {
+        let taken = |cores: f64| Duration::from_secs_f64(cores * seconds);
+        Reading {
+            at: began + Duration::from_secs_f64(seconds),
+            proxies: BTreeMap::from([("client".into(), taken(0.2)), ("server".into(), taken(0.3))]),
+            beside: BTreeMap::from([("control".into(), taken(0.1))]),
+            applications: taken(0.25),
+            load: taken(0.5),
+            cores: (taken(cores.0), taken(cores.1)),
+            answered,
+        }
+    }
+
+    fn spent(cores: (f64, f64), answered: Option<(f64, f64)>) -> Spent {
+        let began = Instant::now();
+        let before = reading(began, 10.0, cores, answered.map(|(before, _)| before));
+        let after = reading(began, 12.0, cores, answered.map(|(_, after)| after));
+        Spent::between(&before, &after, 1000.0)
+    }
+
+    #[test]
+    fn costs_are_divided_by_what_was_answered_and_else_by_the_rate() {
+        for (answered, requests) in
+            [(Some((500.0, 4500.0)), 4000.0), (None, 2000.0), (Some((5.0, 5.0)), 1.0)]
+        {
+            let spent = spent((0.5, 0.85), answered);
+            assert!((spent.requests - requests).abs() < 1e-9, "{}", spent.requests);
+            let cpu = spent.cpu();
+            assert_eq!(cpu.sum, rounded(1e6 / requests), "a second for all of them");
+            assert_eq!(cpu.processes["client"], rounded(4e5 / requests));
+            let others = spent.others(&BTreeMap::from([("control".to_owned(), 7)]));
+            assert_eq!(others.load_us_per_request, rounded(1e6 / requests));
+            assert_eq!(others.beside["control"].cores_busy, 0.1);
+            assert_eq!(others.beside["control"].private_kib, 7);
+        }
+    }
+
+    #[test]
+    fn strangers_are_what_is_left_of_busy_cores_counted_once() {
+        for (read, strangers) in [
+            // Apart: 0.5 is the proxies', 0.85 that of load, applications and control plane.
+            ((0.5, 0.85), (0.0, 0.0)),
+            ((0.75, 1.0), (0.25, 0.15)),
+            // Clock ticks lag behind: nobody is less than nothing.
+            ((0.45, 0.8), (0.0, 0.0)),
+            // Shared: one figure for all of it.
+            ((1.35, 0.0), (0.0, 0.0)),
+            ((1.75, 0.0), (0.4, 0.0)),
+        ] {
+            let cores = spent(read, None).cores();
+            let found = (cores.strangers_beside_proxies, cores.strangers_beside_load);
+            let off = (found.0 - strangers.0).abs() + (found.1 - strangers.1).abs();
+            assert!(off < 1e-6, "{read:?}: {found:?}");
+            assert_eq!((cores.proxies, cores.load_and_applications), (0.5, 0.75));
+        }
+    }
+}

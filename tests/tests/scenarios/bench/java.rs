@@ -1,0 +1,94 @@
+//! Parts of `leno bench` that are Java programs, built with Maven the first time.
+
+use std::path::PathBuf;
+
+use leno_tests::leno;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{SHORT, bench, number};
+
+#[test]
+fn what_java_parts_need_is_named_before_anything_is_measured() {
+    let home = tempfile::tempdir().unwrap();
+    for part in [["--driver", "jmeter"], ["--app", "spring"]] {
+        let mut command = leno();
+        command.args(["bench", "gateway-ratings", "--contenders", "none"]).args(part).args(SHORT);
+        command.args(["--cache", home.path().to_str().unwrap()]);
+        // No program is found where there is none.
+        let output = command.env("PATH", home.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{said}");
+        for hint in ["needs `java`", "a JDK, 17 or later", "default-jdk-headless maven"] {
+            assert!(said.contains(hint), "`{hint}` is missing: {said}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "fetches Apache JMeter with Maven: `./test jmeter` runs it"]
+fn jmeter_measures_what_our_own_load_generator_does() {
+    let home = tempfile::tempdir().unwrap();
+    let (report, _) = gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
+    assert_eq!(report["settings"]["driver"], "jmeter");
+    let version = report["settings"]["driver_version"].as_str().unwrap();
+    assert!(version.starts_with("Apache JMeter 5.6.3"), "{version}");
+    for case in report["cases"].as_array().unwrap() {
+        for name in ["none", "leno"] {
+            let outcome = &case["contenders"][name];
+            let trial = &outcome["repeats"][0];
+            assert_eq!(trial["errors"], 0, "{name}: {trial:#}");
+            assert_eq!(trial["statuses"]["200"], trial["requests"], "{name}: {trial:#}");
+            // What ended and what began in one second of eight clients differs by eight at most.
+            let (rps, requests) = (number(trial, &["rps"]), number(trial, &["requests"]));
+            assert!((rps - requests).abs() <= 8.0, "{name}: {trial:#}");
+            // Each of eight clients waits for one answer at a time, for a second and the last one.
+            let waited = requests * number(trial, &["latency_ms", "mean"]);
+            let bound = 8.0 * (1000.0 + number(trial, &["latency_ms", "max"]));
+            assert!(waited > 0.0 && waited <= bound, "{waited} ms: {trial:#}");
+            for percentile in ["p50", "p90", "p95", "p99", "p999", "max"] {
+                let ms = number(trial, &["latency_ms", percentile]);
+                assert!(ms.fract() == 0.0, "{name} {percentile}: {ms} is no whole millisecond");
+            }
+        }
+        assert!(number(&case["contenders"]["leno"], &["cpu_us_per_request", "sum"]) > 0.0);
+    }
+    let (_, said) = gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
+    assert!(!said.contains("building"), "it is built once: {said}");
+}
+
+#[test]
+#[ignore = "fetches Spring Cloud with Maven: `./test spring` runs it"]
+fn spring_applications_do_the_same_work_through_our_sidecars() {
+    let home = tempfile::tempdir().unwrap();
+    let (report, _) = gateway_ratings(&home, &["--app", "spring", "--contenders", "leno"]);
+    assert_eq!(report["skipped"], serde_json::json!([]));
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("Spring Boot 3.3.8, Spring Cloud 2023.0.5"), "{notes}");
+    let cases = report["cases"].as_array().unwrap();
+    let costs = cases.iter().map(|case| {
+        let trial = &case["contenders"]["leno"]["repeats"][0];
+        assert_eq!(trial["errors"], 0, "{trial:#}");
+        assert_eq!(trial["statuses"]["200"], trial["requests"], "{trial:#}");
+        let process = |name: &str| number(trial, &["cpu_us_per_request", "processes", name]);
+        (process("client"), process("gateway"), process("ratings"))
+    });
+    let [ratings, gateway] = costs.collect::<Vec<_>>().try_into().unwrap();
+    // Only behind the gateway does its sidecar have work; ratings' has, in both.
+    assert!(gateway.1 > 3.0 * ratings.1.max(0.1), "{gateway:?} {ratings:?}");
+    assert!(gateway.2 > 0.0 && ratings.2 > 0.0, "{gateway:?} {ratings:?}");
+}
+
+/// Eight clients, one core.
+fn gateway_ratings(home: &TempDir, arguments: &[&str]) -> (Value, String) {
+    let cache = cache();
+    let fixed = ["gateway-ratings", "--cores", "1"];
+    let cache = ["--connections", "8", "--cache", cache.to_str().unwrap()];
+    bench(home, &[fixed.as_slice(), &cache, arguments].concat())
+}
+
+/// Beside what cargo builds: it lasts as long.
+fn cache() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    tests.ancestors().nth(3).unwrap().join("bench-cache")
+}
