@@ -41,9 +41,10 @@ pub(crate) fn furnish(buffer: &mut BytesMut, size: Size) {
     }
 }
 
-/// Takes an empty `buffer`'s room for whoever needs some next. A buffer with content keeps it.
+/// Takes an empty `buffer`'s room for whoever needs some next. A buffer with content keeps it, and
+/// one that was used to its last byte has none to give.
 pub(crate) fn give(buffer: &mut BytesMut, size: Size) {
-    if buffer.is_empty() {
+    if buffer.is_empty() && buffer.capacity() > 0 {
         let buffer = std::mem::take(buffer);
         SPARE.with_borrow_mut(|spare| spare.of(size).keep(buffer, size));
     }
@@ -119,6 +120,7 @@ mod tests {
         buffer.clear();
         give(&mut buffer, Size::Message);
         assert_eq!(buffer.capacity(), 0);
+        give(&mut buffer, Size::Message);
         assert_ne!(furnished(Size::Message).as_ptr(), address, "a piece is in use");
         drop(piece);
         let again = furnished(Size::Message);

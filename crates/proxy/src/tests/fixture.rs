@@ -80,6 +80,8 @@ pub(crate) struct Setup {
     pub(crate) access: Access,
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
+    /// Whether the access log is on.
+    pub(crate) logged: bool,
 }
 
 impl Default for Setup {
@@ -90,7 +92,7 @@ impl Default for Setup {
             drain_timeout: Duration::from_secs(5),
             ..Limits::default()
         };
-        Self { access: Access::Permissive, protocol: Protocol::Http, limits }
+        Self { access: Access::Permissive, protocol: Protocol::Http, limits, logged: true }
     }
 }
 
@@ -134,7 +136,7 @@ impl Mesh {
         let (server, inbound) =
             serve(&authority, directory.path(), ("ratings-1", "ratings"), (application, &setup))
                 .await;
-        let client = Sidecar::new("productpage", directory.path(), setup.limits.clone());
+        let client = Sidecar::new("productpage", directory.path(), &setup);
         client.trust(credential(&authority, "productpage"));
         let door = client.listen(Entrance::Door { service: service(), port: PORT }).await;
         let mesh = Self { setup, directory, authority, client, server, door, inbound };
@@ -183,7 +185,7 @@ async fn serve(
     (workload, account): (&str, &str),
     (application, setup): (SocketAddr, &Setup),
 ) -> (Sidecar, SocketAddr) {
-    let mut sidecar = Sidecar::new(workload, directory, setup.limits.clone());
+    let mut sidecar = Sidecar::new(workload, directory, setup);
     sidecar.port = application.port();
     sidecar.trust(credential(authority, account));
     sidecar.know(serving_plan(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
@@ -201,13 +203,13 @@ fn serving_plan(sidecar: &Sidecar, protocol: Protocol, access: Access) -> Worklo
 }
 
 impl Sidecar {
-    pub(crate) fn new(name: &str, directory: &Path, limits: Limits) -> Self {
+    pub(crate) fn new(name: &str, directory: &Path, setup: &Setup) -> Self {
         let mut config = Config::sidecar(
             workload(name),
             TrustDomain::new(DOMAIN).unwrap(),
             directory.to_owned(),
         );
-        config.limits = limits;
+        config.limits = setup.limits.clone();
         let (world, _) = World::new(Names::default(), Instant::now());
         let telemetry = Telemetry::new();
         let (phase, phases) = watch::channel(Phase::Serving);
@@ -217,7 +219,7 @@ impl Sidecar {
             world,
             connections: Arc::new(Connections::default()),
             phase: phases,
-            log: Some(lines),
+            log: setup.logged.then_some(lines),
             shard: telemetry.shard(),
             seed: 7,
         });
