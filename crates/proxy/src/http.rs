@@ -3,6 +3,7 @@
 pub(crate) mod body;
 pub(crate) mod exchange;
 pub(crate) mod forward;
+pub(crate) mod grpc;
 pub(crate) mod message;
 pub(crate) mod request;
 pub(crate) mod rescue;

@@ -5,6 +5,7 @@ mod doors;
 mod drain;
 pub(crate) mod fixture;
 mod foreign;
+mod grpc;
 mod hostile;
 mod http;
 mod http2;

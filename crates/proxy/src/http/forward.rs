@@ -14,8 +14,9 @@ use leno_wire::http1::{
 use leno_wire::link::{OpenError, StreamKind};
 use tokio::time::{sleep, timeout};
 
-use super::body::{Broken, Silence, Sink, Source, pump};
+use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
+use super::grpc::Call;
 use super::message::Reader;
 use super::request::{Aim, Request};
 use super::respond::Responder;
@@ -186,18 +187,21 @@ impl Sending {
 
 /// How long the request may say nothing in the middle of its body. A call of gRPC may do so before
 /// its server has anything to say.
-fn silence<'a>(
-    session: &Session,
-    request: &Request<'_>,
-    (body, sink): (&Source<'_>, &Sink<'_>),
-    answered: &'a Cell<bool>,
-) -> Silence<'a> {
-    let is_http2 = matches!((body, sink), (Source::Http2(_), _) | (_, Sink::Http2 { .. }));
-    match is_http2 && request.is_grpc() {
+fn silence<'a>(session: &Session, is_call: bool, answered: &'a Cell<bool>) -> Silence<'a> {
+    match is_call {
         true => Silence::Allowed,
         false => {
             Silence::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
         }
+    }
+}
+
+/// Whether this is a call of gRPC, which is spoken over HTTP/2 only.
+fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) -> bool {
+    match (responder, sink) {
+        (Responder::Http2 { grpc, .. }, _) => *grpc,
+        (_, Sink::Http2 { .. }) => request.is_grpc(),
+        _ => false,
     }
 }
 
@@ -213,9 +217,10 @@ async fn converse(
     let Progress { body_taken, response_started, .. } = progress;
     let has_body = !body.is_empty();
     let started = &*response_started;
-    let silence = silence(session, request, (body, &sink), started);
+    let is_call = is_call(request, responder, &sink);
+    let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
-    let bytes_in = &record.bytes_in;
+    let taken = Noted { bytes: &record.bytes_in, call: None };
     let upgrade = request.upgrade;
     let sending = Cell::new(match (upgrade, has_body) {
         (true, _) => Sending::Held,
@@ -225,7 +230,7 @@ async fn converse(
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
-        pump(body, &mut sink, silence, bytes_in).await?;
+        pump(body, &mut sink, silence, taken).await?;
         if upgrade { sink.end().await } else { Ok(()) }
     });
     let reply = Reply {
@@ -234,7 +239,7 @@ async fn converse(
         upgrade,
         sending: &sending,
         responder,
-        bytes: &record.bytes_out,
+        given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
         status: &mut record.status,
         started,
     };
@@ -285,7 +290,7 @@ struct Reply<'a, 'io> {
     upgrade: bool,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
-    bytes: &'a Cell<u64>,
+    given: Noted<'a>,
     status: &'a mut u16,
     started: &'a Cell<bool>,
 }
@@ -438,10 +443,16 @@ impl Reply<'_, '_> {
         let mut sink =
             self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
+            if let Some(call) = self.given.call {
+                call.ended(bytes, head);
+            }
             return Ok(());
         }
         // How long an answer may pause is for its client to say, who is watched meanwhile.
-        let pumped = pump(&mut source, &mut sink, Silence::Allowed, self.bytes).await;
+        let pumped = pump(&mut source, &mut sink, Silence::Allowed, self.given).await;
+        if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
+            call.ended(bytes, head);
+        }
         pumped.map_err(|broken| match broken {
             Broken::Source(error) => upstream_reason(&error),
             Broken::Sink => Reason::DownstreamClosed,

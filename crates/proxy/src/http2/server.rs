@@ -22,6 +22,7 @@ use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::http::body::Source;
 use crate::http::exchange::Exchange;
+use crate::http::grpc;
 use crate::http::request::Request;
 use crate::http::rescue;
 use crate::http::respond::Responder;
@@ -155,7 +156,7 @@ fn parse(
 
 fn is_grpc(fields: &http::HeaderMap) -> bool {
     let kind = fields.get(http::header::CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+    kind.is_some_and(|kind| grpc::is_call(kind.as_bytes()))
 }
 
 fn builder() -> Builder {
