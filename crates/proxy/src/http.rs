@@ -1,6 +1,7 @@
 //! HTTP/1.1 on sockets and on links: one road for both.
 
 pub(crate) mod body;
+pub(crate) mod date;
 pub(crate) mod exchange;
 pub(crate) mod forward;
 pub(crate) mod grpc;

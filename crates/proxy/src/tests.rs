@@ -5,6 +5,7 @@ mod doors;
 mod drain;
 pub(crate) mod fixture;
 mod foreign;
+mod forwarding;
 mod grpc;
 mod hostile;
 mod http;

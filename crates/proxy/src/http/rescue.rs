@@ -1,9 +1,11 @@
 //! A failure becomes a response: reason → status, header, a sentence. One table, in `Reason`.
 
+use http::header::DATE;
 use leno_model::{Retry, Side, WorkloadName};
 use leno_wire::link::ResetCode;
 
 use super::body::{send, send_http2};
+use super::date;
 use super::grpc;
 use super::respond::Responder;
 use crate::error::Failure;
@@ -20,10 +22,12 @@ pub(crate) async fn answer(
         return false;
     }
     let body = body(failure);
+    let now = date::now();
+    let date = std::str::from_utf8(&now).unwrap_or_default();
     let side = side(failure.reason.side());
     let label = failure.reason.label();
     let head = format!(
-        "HTTP/1.1 {status} {}\r\nleno-reason: {label};side={side};workload=\"{workload}\"\r\n\
+        "HTTP/1.1 {status} {}\r\ndate: {date}\r\nleno-reason: {label};side={side};workload=\"{workload}\"\r\n\
          content-type: text/plain; charset=utf-8\r\ncontent-length: {}\r\n",
         phrase(status),
         body.len(),
@@ -80,14 +84,14 @@ pub(crate) async fn answer(
 fn http2_head(status: u16, length: usize, why: String) -> http::Result<http::Response<()>> {
     let head = http::Response::builder().status(status).header("leno-reason", why);
     let head =
-        head.header("content-type", "text/plain; charset=utf-8");
+        head.header("content-type", "text/plain; charset=utf-8").header(DATE, &date::now()[..]);
     head.header("content-length", length).body(())
 }
 
 /// An answer without messages: its trailers are its head, and the status is in them.
 fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>> {
     let head = http::Response::builder().status(200).header("leno-reason", why);
-    let head = head.header("content-type", "application/grpc");
+    let head = head.header("content-type", "application/grpc").header(DATE, &date::now()[..]);
     let head = head.header("grpc-status", u16::from(grpc::status(failure.reason).code()));
     head.header("grpc-message", failure.reason.caption()).body(())
 }
