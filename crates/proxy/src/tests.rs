@@ -1,6 +1,7 @@
 //! Sidecars, applications and clients in one thread, over real sockets and real TLS.
 
 mod bodies;
+mod connect;
 mod doors;
 mod drain;
 pub(crate) mod fixture;

@@ -22,6 +22,7 @@ use super::request::{Aim, Request};
 use super::respond::Responder;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::http2::client::Http2Lease;
+use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
@@ -95,8 +96,7 @@ async fn over_http2(
     (destined, mut lease): (&Destined, Http2Lease),
 ) -> Result<(), Reason> {
     let request = exchange.request;
-    if request.upgrade {
-        // What HTTP/2 has instead is extended CONNECT (RFC 8441).
+    if request.upgrade && !lease.send.is_extended_connect_protocol_enabled() {
         return Err(Reason::Unsupported);
     }
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
@@ -104,7 +104,10 @@ async fn over_http2(
     let authority = if aim.authority.is_empty() { &address } else { aim.authority };
     let target = request.head.target.of(&request.bytes);
     let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
-    let head = head::request_to(&request.bytes, request.head, (authority, target))?;
+    let head = match request.upgrade {
+        true => connect::from_upgrade(request, (authority, target))?,
+        false => head::request_to(&request.bytes, request.head, (authority, target))?,
+    };
     let (response, stream) = lease
         .send
         .send_request(head, exchange.body.is_empty())
@@ -236,6 +239,7 @@ async fn converse(
     let reply = Reply {
         worker: &session.worker,
         answers: request.answers(),
+        request,
         upgrade,
         sending: &sending,
         responder,
@@ -286,6 +290,7 @@ async fn converse(
 struct Reply<'a, 'io> {
     worker: &'a Worker,
     answers: Answers,
+    request: &'a Request<'a>,
     /// Another protocol was asked for.
     upgrade: bool,
     sending: &'a Cell<Sending>,
@@ -320,17 +325,22 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
         },
         Upstreamed::Http2(mut response) => loop {
             let mut head = reply.worker.response_heads.lend();
-            let (parts, body) = match http2_answer(&mut response).await? {
+            let (mut parts, body) = match http2_answer(&mut response).await? {
                 Http2Answer::Interim(parts) => (parts, None),
                 Http2Answer::Final(parts, body) => (parts, Some(body)),
             };
-            let bytes = head::response(&parts);
-            parse(&mut head, &bytes, (reply.answers, false), body.is_none())?;
+            let agreed = reply.upgrade && body.is_some() && parts.status.is_success();
+            let bytes = match agreed {
+                true => connect::switching(&mut parts, reply.request),
+                false => head::response(&parts),
+            };
+            parse(&mut head, &bytes, (reply.answers, reply.upgrade), body.is_none())?;
             let Some(body) = body else {
                 reply.interim(&bytes, &head).await?;
                 continue;
             };
             let source = match (body.is_end_stream(), head.body) {
+                _ if head.tunnel => Source::Http2(Received::new(body)),
                 // Whatever follows would be taken for the next answer.
                 (_, BodyLength::Empty) => Source::Empty,
                 (true, _) => ended(&head)?,
@@ -428,6 +438,9 @@ impl Reply<'_, '_> {
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
+            connect::may_tell(self.request, bytes, head)?;
+        }
         let sending = self.sending.get();
         let waits = matches!(sending, Sending::UnderWay | Sending::Unwanted);
         if waits || self.worker.is_draining() {
