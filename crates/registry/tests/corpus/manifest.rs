@@ -6,7 +6,8 @@ use leno_registry::{lint, read_str};
 /// says where, why and what to do; a second reading finds the same.
 pub(crate) fn check(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let lines = u32::try_from(text.chars().filter(|c| "\r\n".contains(*c)).count() + 1).unwrap();
+    let lines = u32::try_from(text.chars().filter(|c| "\r\n".contains(*c)).count() + 1);
+    let lines = lines.expect("a text of less than 4 GiB");
     let (objects, rejected) = read_str(NAME, &text);
     for (_, line) in &objects {
         assert!((1..=lines).contains(line), "line {line} of {lines}");
