@@ -24,6 +24,7 @@ mod nginx;
 mod postgres;
 mod program;
 mod sidecar;
+pub mod stream;
 
 pub use admin_page::AdminPage;
 pub use application::{Answer, Application, Received};
@@ -41,6 +42,7 @@ pub use nginx::Nginx;
 pub use postgres::Postgres;
 pub use program::{Program, leno, signal_pid};
 pub use sidecar::Sidecar;
+pub use stream::Streaming;
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::TcpListener;

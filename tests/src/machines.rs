@@ -30,11 +30,20 @@ impl ControlPlane {
     /// When it does not come up.
     #[must_use]
     pub fn start(manifests: &str, arguments: &[&str]) -> Self {
+        Self::start_at("127.0.0.1:0", manifests, arguments)
+    }
+
+    /// The same, listening at an address.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let (program, address) = start(directory.path(), &arguments, "127.0.0.1:0");
+        let (program, address) = start(directory.path(), &arguments, listen);
         Self { directory, arguments, address, program }
     }
 

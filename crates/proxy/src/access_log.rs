@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use leno_model::PolicyName;
-use leno_telemetry::{Entry, Outcome, RequestLabels, write_json};
+use leno_telemetry::{Entry, GrpcStatus, Outcome, RequestLabels, write_json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
@@ -86,6 +86,7 @@ impl LogLine {
             authority: &self.authority,
             status: outcome.status,
             reason: outcome.reason,
+            grpc_status: outcome.grpc.map(GrpcStatus::label).unwrap_or_default(),
             service: &labels.service,
             route: &labels.route,
             policy: &policy,

@@ -1,8 +1,10 @@
 //! HTTP/1.1 on sockets and on links: one road for both.
 
 pub(crate) mod body;
+pub(crate) mod date;
 pub(crate) mod exchange;
 pub(crate) mod forward;
+pub(crate) mod grpc;
 pub(crate) mod message;
 pub(crate) mod request;
 pub(crate) mod rescue;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
 
 use leno_model::{Reason, RouteName, ServiceName};
-use leno_telemetry::{Count, Outcome, RequestLabels, SeriesId};
+use leno_telemetry::{Count, GrpcStatus, Outcome, RequestLabels, SeriesId};
 
 use crate::access_log::LogLine;
 use crate::session::Session;
@@ -19,6 +19,8 @@ pub(crate) struct Record<'a> {
     pub(crate) subject: Subject,
     pub(crate) status: u16,
     pub(crate) reason: Option<Reason>,
+    /// What a gRPC call was answered.
+    pub(crate) grpc: Cell<Option<GrpcStatus>>,
     pub(crate) bytes_in: Cell<u64>,
     pub(crate) bytes_out: Cell<u64>,
     pub(crate) retries: u32,
@@ -53,6 +55,7 @@ impl<'a> Record<'a> {
             subject: Subject { protocol, service: None, port: 0, route: None },
             status: 0,
             reason: Some(Reason::DownstreamClosed),
+            grpc: Cell::new(None),
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
             retries: 0,
@@ -77,6 +80,7 @@ impl Drop for Record<'_> {
         let outcome = Outcome {
             status: self.status,
             reason: self.reason.map(Reason::label),
+            grpc: self.grpc.get(),
             duration: self.duration(),
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),

@@ -13,7 +13,7 @@ use leno_wire::link::{ResetCode, StreamKind};
 use tokio::time::timeout;
 
 use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
-use crate::http::body::{Broken, Silence, Sink, Source, pump};
+use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::message::{Reader, Writer};
 use crate::http::route::{self, Destination};
 use crate::io::Io;
@@ -171,15 +171,17 @@ async fn carry(
     let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
     let mut into_stream = Sink::Link { stream, patience };
     let mut from_stream = Source::link(stream, BodyLength::UntilClose);
+    let noted = |bytes| Noted { bytes, call: None };
     let io = writer.io.clone();
     let mut into_plain = Sink::Http1 { writer, chunked: false };
     let forth = async {
-        let pumped = pump(&mut from_plain, &mut into_stream, Silence::Allowed, to_stream).await;
+        let pumped =
+            pump(&mut from_plain, &mut into_stream, Silence::Allowed, noted(to_stream)).await;
         pumped.map_err(|broken| towards.reason(Way::Forth, &broken))
     };
     let back = async {
         let pumped = async {
-            pump(&mut from_stream, &mut into_plain, Silence::Allowed, to_plain).await?;
+            pump(&mut from_stream, &mut into_plain, Silence::Allowed, noted(to_plain)).await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
         };
         pumped.await.map_err(|broken| towards.reason(Way::Back, &broken))

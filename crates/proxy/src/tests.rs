@@ -1,11 +1,14 @@
 //! Sidecars, applications and clients in one thread, over real sockets and real TLS.
 
 mod bodies;
+mod connect;
 mod cost;
 mod doors;
 mod drain;
 pub(crate) mod fixture;
 mod foreign;
+mod forwarding;
+mod grpc;
 mod hostile;
 mod http;
 mod http2;

@@ -22,6 +22,8 @@ pub struct Entry<'a> {
     pub status: u16,
     /// Why it failed, from the closed list.
     pub reason: Option<&'static str>,
+    /// The name of the status that a gRPC call was answered with; empty for anything else.
+    pub grpc_status: &'static str,
     /// The service that was called, `namespace/name`.
     pub service: &'a str,
     /// The route that decided, `namespace/name`.
@@ -69,6 +71,7 @@ pub fn write_json(entry: &Entry<'_>, now_rfc3339: &str, out: &mut String) {
     line.text("authority", without_user(entry.authority));
     line.number("response_code", entry.status.into());
     line.text("response_code_details", entry.reason.unwrap_or(""));
+    line.text("grpc_status", entry.grpc_status);
     line.text("upstream_cluster", entry.service);
     line.text("route", entry.route);
     line.text("policy", entry.policy);

@@ -8,6 +8,7 @@ use crate::names::{
     REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
 };
 use crate::series::{RequestLabels, SeriesTotals};
+use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 use crate::usage::{Usage, usage};
 
@@ -71,12 +72,14 @@ impl Page<'_> {
             .collect();
         self.header(&REQUESTS);
         for (labels, series) in &totals {
-            for ((class, reason), count) in &series.requests {
-                let code = class.label();
-                let name = REQUESTS.name;
-                self.line(format_args!(
-                    "{name}{{{labels},code=\"{code}\",reason=\"{reason}\"}} {count}"
-                ));
+            for (Ending { class, reason, grpc }, count) in &series.requests {
+                let (name, code) = (REQUESTS.name, class.label());
+                self.out.push_str(name);
+                self.out.push_str(&format!("{{{labels},code=\"{code}\",reason=\"{reason}\""));
+                if let Some(status) = grpc {
+                    self.out.push_str(&format!(",grpc_status=\"{}\"", status.label()));
+                }
+                self.line(format_args!("}} {count}"));
             }
         }
         self.header(&REQUEST_DURATION);

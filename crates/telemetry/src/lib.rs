@@ -4,6 +4,7 @@
 //! made when somebody asks [`Telemetry`].
 
 pub mod access_log;
+pub mod grpc;
 pub mod histogram;
 pub mod names;
 pub mod series;
@@ -17,6 +18,7 @@ mod status;
 mod tally;
 
 pub use access_log::{Entry, write_json};
+pub use grpc::GrpcStatus;
 pub use histogram::Histogram;
 pub use names::{ConnectionSide, Count, Gauge, Level};
 pub use series::{Failure, Outcome, RequestLabels, SERIES_MAX, SeriesId, SeriesSummary};

@@ -272,8 +272,8 @@ macro_rules! request_labels {
 pub(crate) const REQUESTS: Metric = Metric {
     name: "leno_requests_total",
     kind: Kind::Counter,
-    labels: request_labels!("code", "reason"),
-    help: "Requests and byte streams that ended, by class of status and reason of failure.",
+    labels: request_labels!("code", "reason", "grpc_status"),
+    help: "Requests and byte streams that ended, by class of status, reason of failure and status of gRPC.",
 };
 
 pub(crate) const REQUEST_DURATION: Metric = Metric {
@@ -345,7 +345,7 @@ At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://
 
 ";
 
-const LABELS: &str = "
+const LABELS: &str = r#"
 ## Labels
 
 | label | values |
@@ -358,15 +358,37 @@ const LABELS: &str = "
 | `protocol` | what was spoken |
 | `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
 | `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
+| `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `result` | how an attempt ended: `ok`, `failed` or `timeout` |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `version` | the version of Leno |
 | `quantile` | the share of changes that took no longer: 0.5, 0.9, 0.99 or 1 |
 
+## gRPC
+
+A call of gRPC fails with HTTP status 200. Sidecars read `grpc-status` where they speak HTTP/2 with
+the one who calls or with the one who is called, from the trailers, or from the head of an answer
+that has nothing else. An answer without one counts as what gRPC's clients make of its HTTP status:
+`UNKNOWN` for 200, `UNAVAILABLE` for 503. A failure of the mesh has a `reason` as well.
+
+In success rates (`leno get`, the admin page) a request is a success when it has no `reason`, its
+status is below 500, and its `grpc_status` is none of `UNKNOWN`, `DEADLINE_EXCEEDED`,
+`UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`: those that the semantic conventions of
+OpenTelemetry call errors of a server. The others are answers. The same rule holds on both sides of
+a call, so that both count alike. In Prometheus:
+
+```
+sum by (service) (rate(leno_requests_total{direction="inbound",reason="",code!="5xx",
+    grpc_status!~"UNKNOWN|DEADLINE_EXCEEDED|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS"}[5m]))
+  / sum by (service) (rate(leno_requests_total{direction="inbound"}[5m]))
+```
+
+## Durations
+
 Durations are kept in buckets no wider than an eighth of what they hold, so that quantiles are
 exact to 6 %; a limit of the exposed histogram falls on the nearest of them.
-";
+"#;
 
 #[cfg(test)]
 mod tests {

@@ -1,13 +1,14 @@
 //! Series: requests that share their labels, counted together.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::cell::{Cell, cells};
+use crate::grpc::{CODES, GrpcStatus};
 use crate::histogram::{Histogram, HistogramCells};
 use crate::status::{CLASSES, StatusClass};
-use crate::tally::Tally;
+use crate::tally::{Ending, Tally};
 
 /// What requests are told apart by. Every value must come from rules, services or verified
 /// identities, never from what a client may invent.
@@ -58,6 +59,8 @@ pub struct Outcome {
     pub status: u16,
     /// Why it failed, from the closed list; `None` when the application answered.
     pub reason: Option<&'static str>,
+    /// The status that a gRPC call was answered with; `None` for anything else.
+    pub grpc: Option<GrpcStatus>,
     /// From the first byte received to the last byte sent.
     pub duration: Duration,
     /// Bytes of bodies received from the client.
@@ -73,7 +76,8 @@ pub struct SeriesSummary {
     pub labels: RequestLabels,
     /// How many requests ended.
     pub requests: u64,
-    /// How many of them ended without a failure of the mesh and without a status of 500 or more.
+    /// How many of them ended without a failure of the mesh, without a status of 500 or more, and
+    /// without a gRPC status that is [the server's fault](GrpcStatus::is_failure).
     pub success: u64,
     /// Those that ended with a reason.
     pub failures: Vec<Failure>,
@@ -89,6 +93,18 @@ pub struct SeriesSummary {
     pub bytes_out: u64,
     /// How long they took, to be merged with other series.
     pub durations: Histogram,
+}
+
+impl SeriesSummary {
+    /// Failures come by code and reason; those of gRPC calls join the others.
+    fn fail(&mut self, failure: Failure) {
+        match self.failures.last_mut() {
+            Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
+                last.requests += failure.requests;
+            }
+            _ => self.failures.push(failure),
+        }
+    }
 }
 
 /// How often requests of a series ended with one reason.
@@ -107,6 +123,8 @@ pub struct Failure {
 pub(crate) struct SeriesCells {
     /// Requests without a reason, by class.
     answered: [Cell; CLASSES],
+    /// The same of gRPC calls, by status as well; absent until the first of them.
+    called: OnceLock<Box<[[Cell; CLASSES]; CODES]>>,
     bytes_in: Cell,
     bytes_out: Cell,
     failed: Tally,
@@ -117,6 +135,7 @@ impl SeriesCells {
     pub(crate) fn new() -> Self {
         Self {
             answered: cells(),
+            called: OnceLock::new(),
             bytes_in: Cell::default(),
             bytes_out: Cell::default(),
             failed: Tally::new(),
@@ -126,9 +145,13 @@ impl SeriesCells {
 
     pub(crate) fn record(&self, outcome: &Outcome) {
         let class = StatusClass::of(outcome.status);
-        match outcome.reason {
-            None => self.answered[class as usize].add(1),
-            Some(reason) => self.failed.add(class, reason),
+        match (outcome.reason, outcome.grpc) {
+            (None, None) => self.answered[class as usize].add(1),
+            (None, Some(status)) => {
+                let called = self.called.get_or_init(|| Box::new([(); CODES].map(|()| cells())));
+                called[usize::from(status.code())][class as usize].add(1);
+            }
+            (Some(reason), grpc) => self.failed.add(Ending { class, reason, grpc }),
         }
         self.bytes_in.add(outcome.bytes_in);
         self.bytes_out.add(outcome.bytes_out);
@@ -140,8 +163,7 @@ impl SeriesCells {
 #[derive(Debug)]
 pub(crate) struct SeriesTotals {
     pub(crate) labels: RequestLabels,
-    /// By class and reason; the reason is empty for requests that were answered.
-    pub(crate) requests: BTreeMap<(StatusClass, &'static str), u64>,
+    pub(crate) requests: BTreeMap<Ending, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) durations: Histogram,
@@ -163,22 +185,34 @@ impl SeriesTotals {
     }
 
     fn add(&mut self, cells: &SeriesCells) {
-        let answered = StatusClass::ALL
-            .iter()
-            .zip(&cells.answered)
-            .map(|(class, cell)| (*class, "", cell.read()))
-            .filter(|(_, _, count)| *count > 0);
-        for (class, reason, count) in answered.chain(cells.failed.read()) {
-            *self.requests.entry((class, reason)).or_default() += count;
+        self.add_answered(&cells.answered, None);
+        let called = cells.called.get().into_iter().flat_map(|called| called.iter());
+        for (status, answered) in GrpcStatus::ALL.iter().zip(called) {
+            self.add_answered(answered, Some(*status));
+        }
+        for (ending, count) in cells.failed.read() {
+            *self.requests.entry(ending).or_default() += count;
         }
         self.bytes_in = self.bytes_in.saturating_add(cells.bytes_in.read());
         self.bytes_out = self.bytes_out.saturating_add(cells.bytes_out.read());
         cells.durations.add_to(&mut self.durations);
     }
 
+    fn add_answered(&mut self, answered: &[Cell; CLASSES], grpc: Option<GrpcStatus>) {
+        for (class, cell) in StatusClass::ALL.into_iter().zip(answered) {
+            let count = cell.read();
+            if count > 0 {
+                *self.requests.entry(Ending { class, reason: "", grpc }).or_default() += count;
+            }
+        }
+    }
+
     pub(crate) fn summary(self) -> SeriesSummary {
-        let succeeded =
-            |class: StatusClass, reason: &str| reason.is_empty() && class != StatusClass::Failed;
+        let succeeded = |ending: Ending| {
+            ending.reason.is_empty()
+                && ending.class != StatusClass::Failed
+                && !ending.grpc.is_some_and(GrpcStatus::is_failure)
+        };
         let mut summary = SeriesSummary {
             labels: self.labels,
             requests: 0,
@@ -191,14 +225,14 @@ impl SeriesTotals {
             bytes_out: self.bytes_out,
             durations: self.durations,
         };
-        for ((class, reason), requests) in self.requests {
+        for (ending, requests) in self.requests {
+            let Ending { class, reason, .. } = ending;
             summary.requests += requests;
-            if succeeded(class, reason) {
+            if succeeded(ending) {
                 summary.success += requests;
             }
             if !reason.is_empty() {
-                let code = class.label();
-                summary.failures.push(Failure { code, reason, requests });
+                summary.fail(Failure { code: class.label(), reason, requests });
             }
         }
         summary

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::names::{ConnectionSide, Count, Gauge};
 use crate::series::{Outcome, RequestLabels, SeriesCells, SeriesId};
 use crate::status::StatusClass;
+use crate::tally::Ending;
 use crate::telemetry::{ShardCells, Telemetry};
 
 /// What one thread counts. It may move to another thread, but two can never share it, so that
@@ -67,7 +68,7 @@ impl Shard {
 
     /// Counts a connection that was refused before any request.
     pub fn refuse(&self, reason: &'static str) {
-        self.cells.refused.add(StatusClass::None, reason);
+        self.cells.refused.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
 
     /// Adds to a count.

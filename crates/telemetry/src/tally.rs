@@ -1,12 +1,23 @@
-//! Tallies: how often each of a few reasons occurred, without knowing them beforehand.
+//! Tallies: how often each of a few endings occurred, without knowing them beforehand.
 
 use std::sync::OnceLock;
 
 use crate::cell::{Cell, cells};
+use crate::grpc::GrpcStatus;
 use crate::status::{CLASSES, StatusClass};
 
-/// A bounded table from status class and reason to a count. A row is taken when its reason first
-/// occurs; later ones are found by comparing a few short words. One writer, any readers.
+/// How something ended, as it is told apart from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ending {
+    pub(crate) class: StatusClass,
+    /// Empty when the application answered.
+    pub(crate) reason: &'static str,
+    /// Of a gRPC call.
+    pub(crate) grpc: Option<GrpcStatus>,
+}
+
+/// A bounded table from endings to counts. A row is taken when its ending first occurs; later ones
+/// are found by comparing a few short words. One writer, any readers.
 #[derive(Debug)]
 pub(crate) struct Tally {
     /// Absent until the first reason: most series never fail.
@@ -20,36 +31,32 @@ impl Tally {
         Self { rows: OnceLock::new(), spilled: cells() }
     }
 
-    pub(crate) fn add(&self, class: StatusClass, reason: &'static str) {
+    pub(crate) fn add(&self, ending: Ending) {
         let empty = || (0..ROWS_MAX).map(|_| OnceLock::new()).collect();
         for place in self.rows.get_or_init(empty) {
-            let row = place.get_or_init(|| Row { class, reason, count: Cell::default() });
-            if row.class == class && row.reason == reason {
+            let row = place.get_or_init(|| Row { ending, count: Cell::default() });
+            if row.ending == ending {
                 row.count.add(1);
                 return;
             }
         }
-        self.spilled[class as usize].add(1);
+        self.spilled[ending.class as usize].add(1);
     }
 
-    /// Every class and reason that occurred, and how often.
-    pub(crate) fn read(&self) -> impl Iterator<Item = (StatusClass, &'static str, u64)> + '_ {
+    /// Every ending that occurred, and how often.
+    pub(crate) fn read(&self) -> impl Iterator<Item = (Ending, u64)> + '_ {
         let rows = self.rows.get().into_iter().flatten();
-        let taken = rows
-            .map_while(|place| place.get())
-            .map(|row| (row.class, row.reason, row.count.read()));
-        let spilled = StatusClass::ALL
-            .iter()
-            .zip(&self.spilled)
-            .map(|(class, cell)| (*class, SPILLED, cell.read()));
-        taken.chain(spilled).filter(|(_, _, count)| *count > 0)
+        let taken = rows.map_while(|place| place.get()).map(|row| (row.ending, row.count.read()));
+        let ending = |class| Ending { class, reason: SPILLED, grpc: None };
+        let spilled = StatusClass::ALL.iter().zip(&self.spilled);
+        let spilled = spilled.map(move |(class, cell)| (ending(*class), cell.read()));
+        taken.chain(spilled).filter(|(_, count)| *count > 0)
     }
 }
 
 #[derive(Debug)]
 struct Row {
-    class: StatusClass,
-    reason: &'static str,
+    ending: Ending,
     count: Cell,
 }
 
@@ -63,21 +70,28 @@ const SPILLED: &str = "other";
 mod tests {
     use super::*;
 
+    fn ending(class: StatusClass, reason: &'static str) -> Ending {
+        Ending { class, reason, grpc: None }
+    }
+
     #[test]
     fn counts_each_class_and_reason_apart() {
         let tally = Tally::new();
         assert_eq!(tally.read().count(), 0);
-        tally.add(StatusClass::Refused, "denied");
-        tally.add(StatusClass::Failed, "denied");
-        tally.add(StatusClass::Refused, "denied");
-        tally.add(StatusClass::Refused, "no-route");
+        let unavailable = Some(GrpcStatus::Unavailable);
+        tally.add(ending(StatusClass::Refused, "denied"));
+        tally.add(ending(StatusClass::Failed, "denied"));
+        tally.add(ending(StatusClass::Refused, "denied"));
+        tally.add(ending(StatusClass::Refused, "no-route"));
+        tally.add(Ending { grpc: unavailable, ..ending(StatusClass::Refused, "denied") });
         let found: Vec<_> = tally.read().collect();
         assert_eq!(
             found,
             [
-                (StatusClass::Refused, "denied", 2),
-                (StatusClass::Failed, "denied", 1),
-                (StatusClass::Refused, "no-route", 1),
+                (ending(StatusClass::Refused, "denied"), 2),
+                (ending(StatusClass::Failed, "denied"), 1),
+                (ending(StatusClass::Refused, "no-route"), 1),
+                (Ending { grpc: unavailable, ..ending(StatusClass::Refused, "denied") }, 1),
             ]
         );
     }
@@ -86,9 +100,9 @@ mod tests {
     fn spills_what_does_not_fit_and_loses_nothing() {
         let tally = Tally::new();
         for n in 0..ROWS_MAX + 5 {
-            tally.add(StatusClass::None, format!("reason-{n}").leak());
+            tally.add(ending(StatusClass::None, format!("reason-{n}").leak()));
         }
         assert_eq!(tally.read().count(), ROWS_MAX + 1);
-        assert_eq!(tally.read().last(), Some((StatusClass::None, "other", 5)));
+        assert_eq!(tally.read().last(), Some((ending(StatusClass::None, "other"), 5)));
     }
 }

@@ -60,8 +60,8 @@ impl Telemetry {
     pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
         let mut sums = BTreeMap::new();
         for shard in &self.lock().shards {
-            for (_, reason, count) in shard.refused.read() {
-                *sums.entry(reason).or_default() += count;
+            for (ending, count) in shard.refused.read() {
+                *sums.entry(ending.reason).or_default() += count;
             }
         }
         sums

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leno_tests::{Mesh, eventually, get, is_root};
@@ -27,44 +28,90 @@ metadata: {name: client-1, namespace: bookinfo, labels: {app: client}}
 spec: {serviceAccount: client}
 ";
 
+/// Sends back what it hears over UDP, and from where it heard it.
+const UDP_ECHO: &str = r#"
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: echo-1, namespace: bookinfo, labels: {app: echo}}
+spec:
+  serviceAccount: echo
+  run:
+  - python3
+  - "-c"
+  - |
+    import socket
+    here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    here.bind(("0.0.0.0", 5353))
+    print("udp listens", flush=True)
+    while True:
+        data, peer = here.recvfrom(65535)
+        here.sendto(repr(peer).encode() + b" " + data, peer)
+"#;
+
+/// Asks it with datagrams of several sizes, the largest in fragments; prints what came back whole.
+const UDP_CLIENT: &str = r#"
+import os, socket, sys
+here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+here.settimeout(5)
+here.connect((sys.argv[1], 5353))
+for length in [0, 1, 512, 1400, 9000]:
+    data = os.urandom(length)
+    here.send(data)
+    back = here.recv(65535)
+    expected = repr(here.getsockname()).encode() + b" " + data
+    print(length, "same" if back == expected else "other")
+"#;
+
 /// A mesh in namespaces, on a subnet that no other test uses.
 struct Placed {
     mesh: Mesh,
     client: Ipv4Addr,
     server: Ipv4Addr,
+    echo: Ipv4Addr,
 }
 
 impl Placed {
     fn up(excluded_port: u16) -> Self {
-        let subnet = format!("10.{}.0.0/16", 100 + std::process::id() % 100);
+        static UP: AtomicU32 = AtomicU32::new(0);
+        let number = std::process::id() * 2 + UP.fetch_add(1, Ordering::Relaxed) % 2;
+        let subnet = format!("10.{}.0.0/16", 56 + number % 200);
         let excluded = excluded_port.to_string();
         let options = ["--netns", "--netns-subnet", &subnet, "--exclude-outbound-ports", &excluded];
-        let mesh = Mesh::up_with(MANIFESTS, &options);
-        let address = |workload: &str| {
-            let text = format!("workload=bookinfo/{workload} admin=");
-            let line = mesh.up.wait_for_line(&text, Duration::from_secs(10));
-            let address = line.split("admin=").nth(1).unwrap().split_whitespace().next().unwrap();
-            match address.parse::<SocketAddr>().unwrap() {
-                SocketAddr::V4(address) => *address.ip(),
-                SocketAddr::V6(_) => panic!("an IPv4 address was expected"),
-            }
-        };
-        let (client, server) = (address("client-1"), address("ratings-1"));
-        Self { mesh, client, server }
+        let mesh = Mesh::up_with(&[MANIFESTS, UDP_ECHO].concat(), &options);
+        let [client, server, echo] =
+            ["client-1", "ratings-1", "echo-1"].map(|workload| address(&mesh, workload));
+        Self { mesh, client, server, echo }
     }
 
     /// Runs curl, unmodified and with no proxy, where the client's application is.
     fn curl(&self, url: &str) -> Output {
+        self.run(&["curl", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", url])
+    }
+
+    /// Runs a program there.
+    fn run(&self, command: &[&str]) -> Output {
         let [.., third, fourth] = self.client.octets();
         let host = u16::from_be_bytes([third, fourth]);
         let namespace = format!("leno{}-{host}", self.mesh.up.pid());
         Command::new("ip")
             .args(["netns", "exec", &namespace])
-            .args(["curl", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", url])
+            .args(command)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .output()
             .unwrap()
+    }
+}
+
+/// The address of a workload's namespace.
+fn address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
+    let text = format!("workload=bookinfo/{workload} admin=");
+    let line = mesh.up.wait_for_line(&text, Duration::from_secs(10));
+    let address = line.split("admin=").nth(1).unwrap().split_whitespace().next().unwrap();
+    match address.parse::<SocketAddr>().unwrap() {
+        SocketAddr::V4(address) => *address.ip(),
+        SocketAddr::V6(_) => panic!("an IPv4 address was expected"),
     }
 }
 
@@ -125,4 +172,22 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     assert!(mesh.up.stop(Duration::from_secs(20)).success());
     let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&left.stdout).contains(&name), "namespaces are removed");
+}
+
+#[test]
+fn udp_passes_from_namespace_to_namespace_unharmed() {
+    if !is_root() {
+        return eprintln!("not shown: network namespaces need root");
+    }
+    let placed = Placed::up(1);
+    placed.mesh.up.wait_for_line("udp listens", Duration::from_secs(20));
+    let asked = placed.run(&["python3", "-c", UDP_CLIENT, &placed.echo.to_string()]);
+    let said = String::from_utf8_lossy(&asked.stdout);
+    assert_eq!(said, "0 same\n1 same\n512 same\n1400 same\n9000 same\n", "{asked:?}");
+    // It is no request of the mesh, and nothing there counts it.
+    for sidecar in [placed.client, placed.echo] {
+        let metrics = get(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
+        let metrics = String::from_utf8(metrics.body).unwrap();
+        assert!(!metrics.contains("\nleno_requests_total{"), "{metrics}");
+    }
 }

@@ -11,6 +11,7 @@ use leno_wire::http1::{
     BodyDecoder, BodyLength, CHUNK_END, LAST_CHUNK, TRAILERS_FOLLOW, write_chunk_size,
 };
 
+use super::grpc::Call;
 use super::message::{ReadError, Reader, Writer};
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
@@ -334,13 +335,21 @@ async fn push_all(
     }
 }
 
-/// Moves a body from source to sink, whole, counting into `bytes`. What is there is gathered and
+/// What is noted about a body that passes.
+#[derive(Clone, Copy)]
+pub(crate) struct Noted<'a> {
+    pub(crate) bytes: &'a Cell<u64>,
+    /// The body answers a call of gRPC.
+    pub(crate) call: Option<Call<'a>>,
+}
+
+/// Moves a body from source to sink, whole. What is there is gathered and
 /// written together; a pause of the source flushes.
 pub(crate) async fn pump(
     source: &mut Source<'_>,
     sink: &mut Sink<'_>,
     silence: Silence<'_>,
-    bytes: &Cell<u64>,
+    noted: Noted<'_>,
 ) -> Result<(), Broken> {
     loop {
         let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
@@ -353,8 +362,13 @@ pub(crate) async fn pump(
         };
         match next.map_err(Broken::Source)? {
             Some(piece) => {
-                if let Piece::Data(data) = &piece {
-                    bytes.set(bytes.get() + data.len() as u64);
+                match &piece {
+                    Piece::Data(data) => noted.bytes.set(noted.bytes.get() + data.len() as u64),
+                    Piece::Trailers(section) => {
+                        if let Some(call) = noted.call {
+                            call.trailers(section);
+                        }
+                    }
                 }
                 let last = matches!(piece, Piece::Trailers(_)) || source.is_exhausted();
                 sink.push(piece, last).await?;

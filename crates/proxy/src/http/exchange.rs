@@ -9,6 +9,7 @@ use leno_traffic::retry::{self, Attempt, Sent};
 
 use super::body::Source;
 use super::forward::{Progress, forward};
+use super::grpc;
 use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
@@ -58,6 +59,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return false;
         }
         self.record.status = failure.reason.status();
+        if self.request.is_grpc() {
+            self.record.grpc.set(Some(grpc::status(failure.reason)));
+        }
         if let Some(line) = &mut self.record.line {
             line.policy.clone_from(&failure.policy);
         }

@@ -14,13 +14,15 @@ use leno_wire::http1::{
 use leno_wire::link::{OpenError, StreamKind};
 use tokio::time::{sleep, timeout};
 
-use super::body::{Broken, Silence, Sink, Source, pump};
+use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
+use super::grpc::Call;
 use super::message::Reader;
 use super::request::{Aim, Request};
 use super::respond::Responder;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::http2::client::Http2Lease;
+use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
@@ -94,8 +96,7 @@ async fn over_http2(
     (destined, mut lease): (&Destined, Http2Lease),
 ) -> Result<(), Reason> {
     let request = exchange.request;
-    if request.upgrade {
-        // What HTTP/2 has instead is extended CONNECT (RFC 8441).
+    if request.upgrade && !lease.send.is_extended_connect_protocol_enabled() {
         return Err(Reason::Unsupported);
     }
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
@@ -103,7 +104,10 @@ async fn over_http2(
     let authority = if aim.authority.is_empty() { &address } else { aim.authority };
     let target = request.head.target.of(&request.bytes);
     let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
-    let head = head::request_to(&request.bytes, request.head, (authority, target))?;
+    let head = match request.upgrade {
+        true => connect::from_upgrade(request, (authority, target))?,
+        false => head::request_to(&request.bytes, request.head, (authority, target))?,
+    };
     let (response, stream) = lease
         .send
         .send_request(head, exchange.body.is_empty())
@@ -186,18 +190,21 @@ impl Sending {
 
 /// How long the request may say nothing in the middle of its body. A call of gRPC may do so before
 /// its server has anything to say.
-fn silence<'a>(
-    session: &Session,
-    request: &Request<'_>,
-    (body, sink): (&Source<'_>, &Sink<'_>),
-    answered: &'a Cell<bool>,
-) -> Silence<'a> {
-    let is_http2 = matches!((body, sink), (Source::Http2(_), _) | (_, Sink::Http2 { .. }));
-    match is_http2 && request.is_grpc() {
+fn silence<'a>(session: &Session, is_call: bool, answered: &'a Cell<bool>) -> Silence<'a> {
+    match is_call {
         true => Silence::Allowed,
         false => {
             Silence::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
         }
+    }
+}
+
+/// Whether this is a call of gRPC, which is spoken over HTTP/2 only.
+fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) -> bool {
+    match (responder, sink) {
+        (Responder::Http2 { grpc, .. }, _) => *grpc,
+        (_, Sink::Http2 { .. }) => request.is_grpc(),
+        _ => false,
     }
 }
 
@@ -213,9 +220,10 @@ async fn converse(
     let Progress { body_taken, response_started, .. } = progress;
     let has_body = !body.is_empty();
     let started = &*response_started;
-    let silence = silence(session, request, (body, &sink), started);
+    let is_call = is_call(request, responder, &sink);
+    let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
-    let bytes_in = &record.bytes_in;
+    let taken = Noted { bytes: &record.bytes_in, call: None };
     let upgrade = request.upgrade;
     let sending = Cell::new(match (upgrade, has_body) {
         (true, _) => Sending::Held,
@@ -225,16 +233,17 @@ async fn converse(
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
-        pump(body, &mut sink, silence, bytes_in).await?;
+        pump(body, &mut sink, silence, taken).await?;
         if upgrade { sink.end().await } else { Ok(()) }
     });
     let reply = Reply {
         worker: &session.worker,
         answers: request.answers(),
+        request,
         upgrade,
         sending: &sending,
         responder,
-        bytes: &record.bytes_out,
+        given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
         status: &mut record.status,
         started,
     };
@@ -281,11 +290,12 @@ async fn converse(
 struct Reply<'a, 'io> {
     worker: &'a Worker,
     answers: Answers,
+    request: &'a Request<'a>,
     /// Another protocol was asked for.
     upgrade: bool,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
-    bytes: &'a Cell<u64>,
+    given: Noted<'a>,
     status: &'a mut u16,
     started: &'a Cell<bool>,
 }
@@ -315,17 +325,22 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
         },
         Upstreamed::Http2(mut response) => loop {
             let mut head = reply.worker.response_heads.lend();
-            let (parts, body) = match http2_answer(&mut response).await? {
+            let (mut parts, body) = match http2_answer(&mut response).await? {
                 Http2Answer::Interim(parts) => (parts, None),
                 Http2Answer::Final(parts, body) => (parts, Some(body)),
             };
-            let bytes = head::response(&parts);
-            parse(&mut head, &bytes, (reply.answers, false), body.is_none())?;
+            let agreed = reply.upgrade && body.is_some() && parts.status.is_success();
+            let bytes = match agreed {
+                true => connect::switching(&mut parts, reply.request),
+                false => head::response(&parts),
+            };
+            parse(&mut head, &bytes, (reply.answers, reply.upgrade), body.is_none())?;
             let Some(body) = body else {
                 reply.interim(&bytes, &head).await?;
                 continue;
             };
             let source = match (body.is_end_stream(), head.body) {
+                _ if head.tunnel => Source::Http2(Received::new(body)),
                 // Whatever follows would be taken for the next answer.
                 (_, BodyLength::Empty) => Source::Empty,
                 (true, _) => ended(&head)?,
@@ -423,6 +438,9 @@ impl Reply<'_, '_> {
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
+            connect::may_tell(self.request, bytes, head)?;
+        }
         let sending = self.sending.get();
         let waits = matches!(sending, Sending::UnderWay | Sending::Unwanted);
         if waits || self.worker.is_draining() {
@@ -438,10 +456,16 @@ impl Reply<'_, '_> {
         let mut sink =
             self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
+            if let Some(call) = self.given.call {
+                call.ended(bytes, head);
+            }
             return Ok(());
         }
         // How long an answer may pause is for its client to say, who is watched meanwhile.
-        let pumped = pump(&mut source, &mut sink, Silence::Allowed, self.bytes).await;
+        let pumped = pump(&mut source, &mut sink, Silence::Allowed, self.given).await;
+        if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
+            call.ended(bytes, head);
+        }
         pumped.map_err(|broken| match broken {
             Broken::Source(error) => upstream_reason(&error),
             Broken::Sink => Reason::DownstreamClosed,

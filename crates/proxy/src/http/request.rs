@@ -35,7 +35,7 @@ impl Request<'_> {
     /// Whether it is a call of gRPC.
     pub(crate) fn is_grpc(&self) -> bool {
         let mut kinds = self.head.find(&self.bytes, "content-type");
-        kinds.next().is_some_and(|kind| kind.starts_with(b"application/grpc"))
+        kinds.next().is_some_and(super::grpc::is_call)
     }
 
     /// Which rules say how its response's body is delimited.

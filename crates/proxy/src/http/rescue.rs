@@ -1,9 +1,12 @@
 //! A failure becomes a response: reason → status, header, a sentence. One table, in `Reason`.
 
-use leno_model::{Reason, Retry, Side, WorkloadName};
+use http::header::DATE;
+use leno_model::{Retry, Side, WorkloadName};
 use leno_wire::link::ResetCode;
 
 use super::body::{send, send_http2};
+use super::date;
+use super::grpc;
 use super::respond::Responder;
 use crate::error::Failure;
 
@@ -19,10 +22,12 @@ pub(crate) async fn answer(
         return false;
     }
     let body = body(failure);
+    let now = date::now();
+    let date = std::str::from_utf8(&now).unwrap_or_default();
     let side = side(failure.reason.side());
     let label = failure.reason.label();
     let head = format!(
-        "HTTP/1.1 {status} {}\r\nleno-reason: {label};side={side};workload=\"{workload}\"\r\n\
+        "HTTP/1.1 {status} {}\r\ndate: {date}\r\nleno-reason: {label};side={side};workload=\"{workload}\"\r\n\
          content-type: text/plain; charset=utf-8\r\ncontent-length: {}\r\n",
         phrase(status),
         body.len(),
@@ -38,7 +43,7 @@ pub(crate) async fn answer(
         }
         Responder::Http2 { reply, patience, grpc } => {
             let why = format!("{label};side={side};workload=\"{workload}\"");
-            let head = match grpc {
+            let head = match *grpc {
                 true => grpc_head(failure, why),
                 false => http2_head(status, body.len(), why),
             };
@@ -78,29 +83,17 @@ pub(crate) async fn answer(
 
 fn http2_head(status: u16, length: usize, why: String) -> http::Result<http::Response<()>> {
     let head = http::Response::builder().status(status).header("leno-reason", why);
-    let head = head.header("content-type", "text/plain; charset=utf-8");
+    let head =
+        head.header("content-type", "text/plain; charset=utf-8").header(DATE, &date::now()[..]);
     head.header("content-length", length).body(())
 }
 
 /// An answer without messages: its trailers are its head, and the status is in them.
 fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>> {
     let head = http::Response::builder().status(200).header("leno-reason", why);
-    let head = head.header("content-type", "application/grpc");
-    let head = head.header("grpc-status", grpc_status(failure.reason));
+    let head = head.header("content-type", "application/grpc").header(DATE, &date::now()[..]);
+    let head = head.header("grpc-status", u16::from(grpc::status(failure.reason).code()));
     head.header("grpc-message", failure.reason.caption()).body(())
-}
-
-/// The gRPC status for a failure: what gRPC's clients make of our HTTP status
-/// (grpc/doc/http-grpc-status-mapping.md), and the deadline by its own name.
-fn grpc_status(reason: Reason) -> u16 {
-    match (reason, reason.status()) {
-        (Reason::RequestTimeout, _) => 4,
-        (_, 400 | 431) => 13,
-        (_, 403) => 7,
-        (_, 404 | 501) => 12,
-        (_, 502..=504) => 14,
-        _ => 2,
-    }
 }
 
 fn body(failure: &Failure) -> String {
@@ -138,6 +131,8 @@ fn phrase(status: u16) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use leno_model::Reason;
+
     use super::*;
 
     #[test]

@@ -7,6 +7,7 @@ use leno_wire::http1::{
 };
 
 use super::body::Sink;
+use super::date::{self, Stamp};
 use super::message::Writer;
 use crate::http2::stream::Reply;
 use crate::io::Io;
@@ -62,13 +63,13 @@ impl Responder<'_> {
             // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let edits = edits(Framing::Outside, Connection::KeepAlive);
+                let edits = edits(Framing::Outside, Connection::KeepAlive, &[]);
                 write_response(bytes, head, &edits, writer.room());
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { reply, .. } => reply.interim(bytes, head),
             Self::Link { stream, .. } => {
-                let edits = edits(Framing::Outside, Connection::KeepAlive);
+                let edits = edits(Framing::Outside, Connection::KeepAlive, &[]);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
@@ -83,6 +84,9 @@ impl Responder<'_> {
         head: &ResponseHead,
         bodiless: bool,
     ) -> Result<Sink<'_>, ClientGone> {
+        let date = date::lacking(bytes, head);
+        let date = date.as_ref().map(|date: &Stamp| [("date", &date[..])]);
+        let add = date.as_ref().map_or(&[][..], |date| &date[..]);
         match self {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = framing(head.body, *version);
@@ -94,17 +98,17 @@ impl Responder<'_> {
                     (false, true) => Connection::KeepAlive,
                     (false, false) => Connection::Close,
                 };
-                write_response(bytes, head, &edits(framing, connection), writer.room());
+                write_response(bytes, head, &edits(framing, connection, add), writer.room());
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { reply, patience, .. } => {
-                let stream = reply.start(bytes, head, bodiless)?;
+                let stream = reply.start(bytes, (head, add), bodiless)?;
                 Ok(Sink::Http2 { stream, patience: *patience })
             }
             Self::Link { stream, patience } => {
                 let connection =
                     if head.tunnel { Connection::Upgrade } else { Connection::KeepAlive };
-                let edits = edits(Framing::Outside, connection);
+                let edits = edits(Framing::Outside, connection, add);
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
@@ -130,6 +134,10 @@ fn framing(length: BodyLength, version: Version) -> Framing {
     }
 }
 
-fn edits(framing: Framing, connection: Connection) -> ResponseEdits<'static> {
-    ResponseEdits { framing, add: &[], remove: &[], connection }
+fn edits<'a>(
+    framing: Framing,
+    connection: Connection,
+    add: &'a [(&'a str, &'a [u8])],
+) -> ResponseEdits<'a> {
+    ResponseEdits { framing, add, remove: &[], connection }
 }

@@ -1,7 +1,7 @@
 //! Heads of HTTP/2 as heads of HTTP/1.1 and back, so that one set of rules reads them all.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE};
+use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, TE};
 use http::{Method, Request, Response, StatusCode, Uri, request, response};
 use leno_model::Reason;
 use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
@@ -117,8 +117,13 @@ pub(crate) fn request_to(
 /// What an HTTP/2 client is answered: the response parsed from `bytes`.
 pub(super) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     let mut response = Response::new(());
-    *response.status_mut() = StatusCode::from_u16(head.status).ok()?;
     *response.headers_mut() = fields(bytes, &head.fields)?;
+    if head.tunnel {
+        // RFC 8441 §5: any 2xx agrees to another protocol, and nothing proves it.
+        response.headers_mut().remove(SEC_WEBSOCKET_ACCEPT);
+    } else {
+        *response.status_mut() = StatusCode::from_u16(head.status).ok()?;
+    }
     Some(response)
 }
 

@@ -11,6 +11,7 @@ use leno_model::Reason;
 use leno_wire::http1::{BodyLength, Parsed, RequestHead};
 use tokio::time::timeout;
 
+use super::connect;
 use super::head;
 use super::stream::{Received, Reply};
 use super::transport::Transport;
@@ -22,6 +23,7 @@ use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::http::body::Source;
 use crate::http::exchange::Exchange;
+use crate::http::grpc;
 use crate::http::request::Request;
 use crate::http::rescue;
 use crate::http::respond::Responder;
@@ -100,12 +102,14 @@ async fn serve_stream(
 ) {
     let worker = &session.worker;
     let reply = Reply::new(respond);
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let draw = || u128::from(worker.draw());
+    let upgrade = connect::to_upgrade(&mut parts, || (draw() << 64 | draw()).to_le_bytes());
     let patience = worker.config.limits.body_stall_timeout;
     let mut responder =
         Responder::Http2 { reply: reply.clone(), patience, grpc: is_grpc(&parts.headers) };
     let mut lent = worker.request_heads.lend();
-    let bytes = match parse(&mut lent, &parts, &body) {
+    let bytes = match parse(&mut lent, (&parts, upgrade), &body) {
         Ok(bytes) => bytes,
         Err(reason) => {
             let mut record = Record::open(session, "http");
@@ -116,9 +120,9 @@ async fn serve_stream(
             return;
         }
     };
-    let request = Request { bytes, head: &lent, upgrade: false };
+    let request = Request { bytes, head: &lent, upgrade };
     let mut source = match lent.body {
-        BodyLength::Empty => Source::Empty,
+        BodyLength::Empty if !upgrade => Source::Empty,
         _ => Source::Http2(Received::new(body)),
     };
     let exchange = Exchange::new(session, &request, &mut source, &mut responder).run();
@@ -136,7 +140,7 @@ async fn serve_stream(
 /// Reads the head as one of HTTP/1.1, by the same strict rules.
 fn parse(
     head: &mut RequestHead,
-    parts: &http::request::Parts,
+    (parts, upgrade): (&http::request::Parts, bool),
     body: &RecvStream,
 ) -> Result<Bytes, Reason> {
     let bytes = head::request(parts)?.freeze();
@@ -144,6 +148,11 @@ fn parse(
         Ok(Parsed::Complete(length)) if length == bytes.len() => {}
         Ok(_) => return Err(Reason::BadRequest),
         Err(error) => return Err(downstream_reason(&error.into())),
+    }
+    if upgrade {
+        // What was asked for must be left of it: HTTP/2 is nothing to go on in, and no body.
+        let agreed = head.upgrade && head.body == BodyLength::Empty;
+        return if agreed { Ok(bytes) } else { Err(Reason::BadRequest) };
     }
     head.body = match (body.is_end_stream(), head.body) {
         (true, _) => BodyLength::Empty,
@@ -155,12 +164,13 @@ fn parse(
 
 fn is_grpc(fields: &http::HeaderMap) -> bool {
     let kind = fields.get(http::header::CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+    kind.is_some_and(|kind| grpc::is_call(kind.as_bytes()))
 }
 
 fn builder() -> Builder {
     let mut builder = Builder::new();
     builder
+        .enable_connect_protocol()
         .max_concurrent_streams(STREAMS_MAX)
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)

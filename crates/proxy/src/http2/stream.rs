@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
-use http::Response;
+use http::{HeaderValue, Response};
 use leno_wire::http1::ResponseHead;
 
 use super::head;
@@ -151,14 +151,19 @@ impl Reply {
         }
     }
 
-    /// Begins the final response; what is returned takes its body.
+    /// Begins the final response, with more fields; what is returned takes its body.
     pub(crate) fn start(
         &self,
         bytes: &[u8],
-        head: &ResponseHead,
+        (head, add): (&ResponseHead, &[(&'static str, &[u8])]),
         bodiless: bool,
     ) -> Result<Outgoing, ClientGone> {
-        self.answer(head::response_to(bytes, head).ok_or(ClientGone)?, bodiless)
+        let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
+        for (name, value) in add {
+            let value = HeaderValue::from_bytes(value).map_err(|_| ClientGone)?;
+            response.headers_mut().append(*name, value);
+        }
+        self.answer(response, bodiless)
     }
 
     /// Sends a final head; what is returned takes its body. `end`: none follows.

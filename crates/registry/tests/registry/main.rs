@@ -5,6 +5,9 @@ mod arbitrary;
 #[cfg(test)]
 mod lint;
 #[cfg(test)]
+#[path = "../corpus/manifest.rs"]
+mod manifest;
+#[cfg(test)]
 mod manifests;
 #[cfg(test)]
 mod refusals;

@@ -3,6 +3,7 @@
 use expect_test::expect_file;
 
 use super::*;
+use crate::grpc::GrpcStatus;
 use crate::names::{ConnectionSide, metrics};
 use crate::series::Outcome;
 
@@ -18,14 +19,19 @@ fn the_page_is_as_the_format_demands() {
         peer: "spiffe://cluster.local/ns/bookinfo/sa/reviews".to_owned(),
         protocol: "HTTP",
     });
-    for (status, reason, ms) in [
-        (200, None, 1),
-        (200, None, 40),
-        (0, Some("upstream-reset"), 120),
-        (503, Some("no-endpoint"), 0),
+    let unavailable = Some(GrpcStatus::Unavailable);
+    for (status, reason, grpc, ms) in [
+        (200, None, None, 1),
+        (200, None, None, 40),
+        (200, None, Some(GrpcStatus::Ok), 2),
+        (200, None, unavailable, 2),
+        (0, Some("upstream-reset"), None, 120),
+        (503, Some("no-endpoint"), None, 0),
+        (503, Some("no-endpoint"), unavailable, 0),
     ] {
         let duration = Duration::from_millis(ms);
-        shard.record(ratings, &Outcome { status, reason, duration, bytes_in: 10, bytes_out: 100 });
+        let outcome = Outcome { status, reason, grpc, duration, bytes_in: 10, bytes_out: 100 };
+        shard.record(ratings, &outcome);
     }
     shard.refuse("plaintext-refused");
     shard.connection_opened(ConnectionSide::Downstream);

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::grpc::GrpcStatus;
 use crate::series::SERIES_MAX;
 
 fn labels(service: &str) -> RequestLabels {
@@ -20,7 +21,8 @@ fn labels(service: &str) -> RequestLabels {
 }
 
 fn outcome(status: u16, reason: Option<&'static str>) -> Outcome {
-    Outcome { status, reason, duration: Duration::from_millis(10), bytes_in: 2, bytes_out: 3 }
+    let duration = Duration::from_millis(10);
+    Outcome { status, reason, grpc: None, duration, bytes_in: 2, bytes_out: 3 }
 }
 
 #[test]
@@ -64,6 +66,24 @@ fn shards_are_summed_and_outlive_their_thread() {
     assert_eq!(telemetry.count(Count::Retries), 4);
     assert_eq!(telemetry.count(Count::DownstreamOpened), 2);
     assert_eq!(telemetry.gauge(Gauge::ConnectionsDownstream), 0);
+}
+
+#[test]
+fn a_grpc_failure_is_no_success_although_http_says_so() {
+    let telemetry = Telemetry::new();
+    let shard = telemetry.shard();
+    let series = shard.series(&labels("a"));
+    for grpc in GrpcStatus::ALL {
+        shard.record(series, &Outcome { grpc: Some(grpc), ..outcome(200, None) });
+    }
+    shard.record(series, &outcome(403, Some("denied")));
+    let denied = Some(GrpcStatus::PermissionDenied);
+    shard.record(series, &Outcome { grpc: denied, ..outcome(403, Some("denied")) });
+    let summary = telemetry.summary();
+    let [series] = summary.as_slice() else { panic!("{summary:?}") };
+    assert_eq!((series.requests, series.success), (19, 11));
+    let failures: Vec<_> = series.failures.iter().map(|f| (f.code, f.reason, f.requests)).collect();
+    assert_eq!(failures, [("4xx", "denied", 2)]);
 }
 
 #[test]

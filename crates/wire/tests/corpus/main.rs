@@ -4,11 +4,10 @@ mod http1_body;
 mod http1_request;
 mod http1_response;
 mod link;
+mod replay;
 mod sniff;
 
-use std::fs;
-use std::panic::catch_unwind;
-use std::path::Path;
+use replay::replay;
 
 #[test]
 fn request_heads_hold() {
@@ -33,16 +32,4 @@ fn first_bytes_hold() {
 #[test]
 fn links_hold() {
     replay("link", link::check);
-}
-
-fn replay(target: &str, check: fn(&[u8])) {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let mut replayed = 0;
-    for entry in fs::read_dir(&corpus).expect("the corpus is part of the repository") {
-        let path = entry.expect("a directory can be listed").path();
-        let bytes = fs::read(&path).expect("a corpus file can be read");
-        assert!(catch_unwind(|| check(&bytes)).is_ok(), "{} fails", path.display());
-        replayed += 1;
-    }
-    assert!(replayed > 0, "{} is empty", corpus.display());
 }

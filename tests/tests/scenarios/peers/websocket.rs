@@ -117,6 +117,35 @@ fn a_connection_outlives_the_certificates_it_began_with() {
     assert_eq!(chat.open("/room"), "open", "others may begin as before");
 }
 
+#[test]
+fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
+    for mode in ["permissive", "strict"] {
+        let (port, door) = (free_port(), free_port());
+        let run = [python(), &script("websocket_server.py"), &port.to_string()];
+        // The service speaks HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
+        let server = server("chat", port, &run)
+            .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
+        let manifests = [
+            mesh_config(mode),
+            server,
+            client("user", &[], &[("chat.shop", door)]),
+            allowed_http("user", "chat", "/room"),
+        ];
+        let mesh = Mesh::up(&manifests.concat());
+        let mut client = Dialogue::start("node", &[&script("websocket_http2.mjs")]);
+        let open = format!("open http://127.0.0.1:{door}/room");
+        eventually("the server listens", PATIENCE, || (client.say(&open) == "open").then_some(()));
+        for length in ["0", "125", "126", "65535", "65536", "1048576"] {
+            assert_eq!(client.say(&format!("echo {length}")), format!("echoed {length}"));
+        }
+        assert_eq!(client.say("text hällo"), "hällo");
+        assert_eq!(client.say("close 4001 enough of it"), "closed 4001 enough of it");
+        mesh.up.wait_for_line("websocket ended: 4001 enough of it", PATIENCE);
+        let other = if mode == "strict" { "refused 404" } else { "open" };
+        assert_eq!(client.say(&format!("open http://127.0.0.1:{door}/elsewhere")), other);
+    }
+}
+
 /// When the certificates end that the control plane knows of.
 fn expiries(mesh: &Mesh) -> Vec<u64> {
     let certificates = mesh.ask("certificates");

@@ -1,0 +1,86 @@
+//! What must hold for whatever a client sends to the inbound door first.
+
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use leno_identity::{
+    Authority, CertificateRequest, Credential, LEAF_LIFETIME, PrivateKey, Subject, server_config,
+};
+use leno_model::TrustDomain;
+use leno_wire::sniff::{Sniffed, sniff};
+use rustls::{ServerConfig, ServerConnection};
+
+/// No bytes panic, nobody gets in by first bytes alone, the answer is small, and it does not
+/// depend on how the bytes were cut into packets. Who is answered as a client of TLS is seen as
+/// one by whoever tells the protocols of a door apart.
+pub(crate) fn check(bytes: &[u8]) {
+    let whole = Told::of(bytes, bytes.len().max(1));
+    assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
+    if whole.answered {
+        assert_eq!(sniff(bytes), Sniffed::Tls);
+    }
+    for size in [1, 5, 64] {
+        let cut = Told::of(bytes, size);
+        assert_eq!((cut.answered, &cut.error), (whole.answered, &whole.error), "cut by {size}");
+    }
+}
+
+/// Whether a sidecar goes on with the handshake that these bytes begin.
+pub(crate) fn is_answered(bytes: &[u8]) -> bool {
+    Told::of(bytes, bytes.len()).answered
+}
+
+/// What the server made of the first bytes.
+struct Told {
+    answered: bool,
+    answer_bytes: usize,
+    error: Option<String>,
+}
+
+impl Told {
+    fn of(bytes: &[u8], packet: usize) -> Self {
+        let mut server = ServerConnection::new(config()).expect("a connection needs no peer");
+        let mut told = Self { answered: false, answer_bytes: 0, error: None };
+        for mut rest in bytes.chunks(packet) {
+            while !rest.is_empty() && told.error.is_none() {
+                server.read_tls(&mut rest).expect("memory can be read");
+                let state = server.process_new_packets();
+                told.error = state.err().map(|error| format!("{error:?}"));
+                let mut answer = Vec::new();
+                while server.wants_write() {
+                    server.write_tls(&mut answer).expect("memory can be written");
+                }
+                told.answered |= answer.starts_with(&[HANDSHAKE_RECORD]);
+                told.answer_bytes += answer.len();
+            }
+        }
+        assert!(server.is_handshaking(), "nobody has shown a certificate");
+        assert!(server.peer_certificates().is_none());
+        told
+    }
+}
+
+/// The inbound door of a sidecar, as every run makes it anew.
+fn config() -> Arc<ServerConfig> {
+    static CONFIG: OnceLock<Arc<ServerConfig>> = OnceLock::new();
+    CONFIG.get_or_init(made).clone()
+}
+
+fn made() -> Arc<ServerConfig> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let now = SystemTime::now();
+    let trust_domain = TrustDomain::new("cluster.local").expect("a name");
+    let authority =
+        Authority::open_or_create(dir.path(), &trust_domain, now).expect("an authority");
+    let id = "spiffe://cluster.local/ns/bookinfo/sa/ratings".parse().expect("an identity");
+    let key = PrivateKey::generate();
+    let request = CertificateRequest::from_der(&key.request()).expect("a request");
+    let subject = Subject { id: &id, workload: None };
+    let issued = authority.sign(&request, subject, LEAF_LIFETIME, now).expect("a certificate");
+    let credential = Credential::new(key, issued).expect("a credential");
+    server_config(&credential, &[b"leno-link/1", b"h2", b"http/1.1"]).expect("a configuration")
+}
+
+const HANDSHAKE_RECORD: u8 = 22;
+/// A ServerHello and a certificate chain of ours; a client that has proved nothing is sent no more.
+const ANSWER_BYTES_MAX: usize = 4 * 1024;

@@ -1,0 +1,72 @@
+//! The time as messages tell it: made once a second by each thread.
+
+use std::cell::Cell;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use leno_wire::http1::ResponseHead;
+use time::OffsetDateTime;
+
+/// A time as `Date` has it (RFC 9110 §5.6.7).
+pub(crate) type Stamp = [u8; STAMP_BYTES];
+
+/// The `Date` that a final response lacks (RFC 9110 §6.6.1).
+pub(crate) fn lacking(bytes: &[u8], head: &ResponseHead) -> Option<Stamp> {
+    (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(now)
+}
+
+/// The time now.
+pub(crate) fn now() -> Stamp {
+    let second = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    LATEST.with(|latest| match latest.get() {
+        (of, stamp) if of == second => stamp,
+        _ => {
+            let stamp = stamp(second);
+            latest.set((second, stamp));
+            stamp
+        }
+    })
+}
+
+fn stamp(second: u64) -> Stamp {
+    let seconds = i64::try_from(second).unwrap_or_default();
+    let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let day = usize::from(at.weekday().number_days_from_monday()) * 3;
+    let month = usize::from(u8::from(at.month()) - 1) * 3;
+    let text = format!(
+        "{}, {:02} {} {:04} {:02}:{:02}:{:02} GMT",
+        DAYS.get(day..day + 3).unwrap_or_default(),
+        at.day(),
+        MONTHS.get(month..month + 3).unwrap_or_default(),
+        at.year(),
+        at.hour(),
+        at.minute(),
+        at.second(),
+    );
+    text.as_bytes().try_into().unwrap_or(*b"Thu, 01 Jan 1970 00:00:00 GMT")
+}
+
+thread_local! {
+    static LATEST: Cell<(u64, Stamp)> = const { Cell::new((u64::MAX, [0; STAMP_BYTES])) };
+}
+
+const STAMP_BYTES: usize = 29;
+const DAYS: &str = "MonTueWedThuFriSatSun";
+const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_time_as_messages_have_it() {
+        for (second, text) in [
+            (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
+            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
+            (1_709_251_199, "Thu, 29 Feb 2024 23:59:59 GMT"),
+            (253_402_300_799, "Fri, 31 Dec 9999 23:59:59 GMT"),
+        ] {
+            assert_eq!(std::str::from_utf8(&stamp(second)), Ok(text));
+        }
+        assert_eq!(now().len(), STAMP_BYTES);
+    }
+}

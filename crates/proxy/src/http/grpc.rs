@@ -1,0 +1,93 @@
+//! What is known of gRPC: its calls by their content type, and how each was answered.
+
+use std::cell::Cell;
+
+use leno_model::Reason;
+use leno_telemetry::GrpcStatus;
+use leno_wire::http1::ResponseHead;
+
+/// Whether a content type is that of a call; gRPC-Web is another protocol.
+pub(crate) fn is_call(content_type: &[u8]) -> bool {
+    let rest = content_type.strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t')))
+}
+
+/// How a call was answered, as soon as it is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<'a>(pub(crate) &'a Cell<Option<GrpcStatus>>);
+
+impl Call<'_> {
+    /// Reads the trailers of the answer.
+    pub(crate) fn trailers(self, section: &[u8]) {
+        let mut lines = section.split(|byte| *byte == b'\n');
+        let value = lines.find_map(|line| {
+            let colon = line.iter().position(|byte| *byte == b':')?;
+            let (name, value) = line.split_at_checked(colon)?;
+            name.eq_ignore_ascii_case(STATUS.as_bytes()).then(|| value.get(1..))?
+        });
+        if let Some(value) = value {
+            self.0.set(Some(GrpcStatus::of(value.trim_ascii())));
+        }
+    }
+
+    /// The answer is over: where no trailers told, its head does.
+    pub(crate) fn ended(self, bytes: &[u8], head: &ResponseHead) {
+        if self.0.get().is_none() {
+            let told = head.find(bytes, STATUS).next();
+            self.0.set(Some(told.map_or(GrpcStatus::of_http(head.status), GrpcStatus::of)));
+        }
+    }
+}
+
+/// The status for a failure of ours: what clients make of our HTTP status
+/// (grpc/doc/http-grpc-status-mapping.md), where it has none the nearest, and the deadline by its
+/// own name.
+pub(crate) fn status(reason: Reason) -> GrpcStatus {
+    match (reason, reason.status()) {
+        (Reason::RequestTimeout, _) => GrpcStatus::DeadlineExceeded,
+        (_, 431) => GrpcStatus::Internal,
+        (_, 501) => GrpcStatus::Unimplemented,
+        (_, status) => GrpcStatus::of_http(status),
+    }
+}
+
+/// The field that tells, in HTTP/2's spelling.
+const STATUS: &str = "grpc-status";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_a_call_by_its_content_type() {
+        for yes in ["application/grpc", "application/grpc+proto", "application/grpc; a=b"] {
+            assert!(is_call(yes.as_bytes()), "{yes}");
+        }
+        for no in ["", "application/grpc-web", "application/grpc-web+proto", "text/plain"] {
+            assert!(!is_call(no.as_bytes()), "{no}");
+        }
+    }
+
+    #[test]
+    fn trailers_tell_before_the_head_does() {
+        let answered = |head: &str, trailers: &str| {
+            let mut parsed = ResponseHead::default();
+            parsed.parse(head.as_bytes(), leno_wire::http1::Answers::Other).unwrap();
+            let status = Cell::new(None);
+            let call = Call(&status);
+            call.trailers(trailers.as_bytes());
+            call.ended(head.as_bytes(), &parsed);
+            status.get()
+        };
+        let ok = "HTTP/1.1 200 OK\r\n\r\n";
+        let bare = "HTTP/1.1 200 OK\r\ngrpc-status: 5\r\n\r\n";
+        let busy = "HTTP/1.1 503 Busy\r\n\r\n";
+        let aborted = "a: b\r\nGrpc-Status:  10 \r\ngrpc-message: x\r\n\r\n";
+        assert_eq!(answered(ok, aborted), Some(GrpcStatus::Aborted));
+        assert_eq!(answered(bare, aborted), Some(GrpcStatus::Aborted));
+        assert_eq!(answered(bare, ""), Some(GrpcStatus::NotFound));
+        assert_eq!(answered(ok, "grpc-message: x\r\n\r\n"), Some(GrpcStatus::Unknown));
+        assert_eq!(answered(busy, ""), Some(GrpcStatus::Unavailable));
+        assert_eq!(answered(ok, "grpc-status\r\n: 0\r\n\r\n"), Some(GrpcStatus::Unknown));
+    }
+}

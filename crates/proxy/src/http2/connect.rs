@@ -1,0 +1,125 @@
+//! Extended CONNECT (RFC 8441): what HTTP/2 has where HTTP/1.1 upgrades, as one and as the other.
+
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use h2::ext::Protocol;
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE,
+};
+use http::{Method, StatusCode, request, response};
+use leno_model::Reason;
+use leno_wire::http1::ResponseHead;
+
+use super::head;
+use crate::http::request::Request;
+
+/// Rewrites a request for another protocol as HTTP/1.1 asks for it, with `nonce` as the key of a
+/// WebSocket (RFC 6455 §4.1). False: it is none.
+pub(super) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8; 16]) -> bool {
+    let Some(protocol) = parts.extensions.get::<Protocol>() else {
+        return false;
+    };
+    let Ok(protocol) = HeaderValue::from_str(protocol.as_str()) else {
+        return false;
+    };
+    // HTTP/2 has no key: who sends one does not mean the one that the application will answer.
+    parts.headers.remove(SEC_WEBSOCKET_KEY);
+    if protocol == WEBSOCKET
+        && let Ok(key) = HeaderValue::from_str(&STANDARD.encode(nonce()))
+    {
+        parts.headers.insert(SEC_WEBSOCKET_KEY, key);
+    }
+    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    parts.headers.insert(UPGRADE, protocol);
+    parts.method = Method::GET;
+    true
+}
+
+/// An upgrade as HTTP/2 asks for it, to `target` at `authority`.
+///
+/// # Errors
+/// `unsupported` when it offers a choice of protocols, and as [`head::request_to`].
+pub(crate) fn from_upgrade(
+    request: &Request<'_>,
+    place: (&str, &str),
+) -> Result<http::Request<()>, Reason> {
+    let mut asked = head::request_to(&request.bytes, request.head, place)?;
+    let protocol = protocol(request).ok_or(Reason::Unsupported)?;
+    *asked.method_mut() = Method::CONNECT;
+    asked.headers_mut().remove(SEC_WEBSOCKET_KEY);
+    asked.extensions_mut().insert(Protocol::from(protocol.as_str()));
+    Ok(asked)
+}
+
+/// The answer of an HTTP/2 server that agrees, as HTTP/1.1 writes it.
+pub(crate) fn switching(parts: &mut response::Parts, request: &Request<'_>) -> Bytes {
+    parts.status = StatusCode::SWITCHING_PROTOCOLS;
+    parts.headers.remove(CONTENT_LENGTH);
+    parts.headers.remove(SEC_WEBSOCKET_ACCEPT);
+    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    let protocol = protocol(request).unwrap_or_default();
+    if let Ok(protocol) = HeaderValue::from_str(&protocol) {
+        parts.headers.insert(UPGRADE, protocol);
+    }
+    if let Some(key) = key(request)
+        && let Ok(accept) = HeaderValue::from_str(&accept(key))
+    {
+        parts.headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    }
+    head::response(parts)
+}
+
+/// Whether an answer in HTTP/1.1 may be told to a client of HTTP/2 that asked for another protocol:
+/// there any 2xx means that its server agrees.
+///
+/// # Errors
+/// `unsupported` when the application went on in HTTP, `upstream-malformed` when it agrees to
+/// something else than it was asked.
+pub(crate) fn may_tell(
+    request: &Request<'_>,
+    bytes: &[u8],
+    head: &ResponseHead,
+) -> Result<(), Reason> {
+    if !head.tunnel {
+        return match head.status {
+            200..=299 => Err(Reason::Unsupported),
+            _ => Ok(()),
+        };
+    }
+    let Some(key) = key(request) else { return Ok(()) };
+    let accepted = head.find(bytes, SEC_WEBSOCKET_ACCEPT.as_str()).next();
+    match accepted.is_some_and(|accepted| accepted == accept(key).as_bytes()) {
+        true => Ok(()),
+        false => Err(Reason::UpstreamMalformed),
+    }
+}
+
+/// The one protocol that an upgrade asks for, as HTTP/2 spells it.
+fn protocol(request: &Request<'_>) -> Option<String> {
+    let mut asked = request.head.find(&request.bytes, UPGRADE.as_str());
+    let only = asked.next().filter(|value| !value.contains(&b','))?;
+    let none_else = asked.next().is_none();
+    std::str::from_utf8(only).ok().filter(|_| none_else).map(str::to_ascii_lowercase)
+}
+
+fn key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
+    request.head.find(&request.bytes, SEC_WEBSOCKET_KEY.as_str()).next()
+}
+
+/// What proves that a key was understood (RFC 6455 §4.2.2).
+pub(crate) fn accept(key: &[u8]) -> String {
+    STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, SUFFIX].concat()))
+}
+
+const WEBSOCKET: &str = "websocket";
+const SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn accepts_the_key_of_the_standard() {
+        assert_eq!(super::accept(b"dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    }
+}

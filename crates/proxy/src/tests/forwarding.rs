@@ -1,0 +1,102 @@
+//! What sidecars add to messages, what they leave alone, and whom they believe.
+
+use leno_model::{Access, Protocol};
+use leno_telemetry::Count;
+use serde_json::Value;
+
+use super::fixture::{Application, Client, Mesh, OK, Setup, run, until};
+use super::http2::{call, connect};
+
+/// Fields that other intermediaries write, repeated and in odd spellings.
+const CLAIMS: &str = "Via: 1.0 fred, 1.1 p.example.net\r\nvia: HTTP/2 edge (x)\r\n\
+                      X-Forwarded-For: 203.0.113.7,  2001:db8::1\r\nx-forwarded-FOR: unknown\r\n\
+                      X-Forwarded-Proto: https\r\nX-Forwarded-Host: shop.example\r\n\
+                      X-Real-IP: 203.0.113.7\r\n\
+                      Forwarded: for=\"[2001:db8::1]:4711\";proto=https;by=_hidden\r\n\
+                      X-Forwarded-Client-Cert: By=x;URI=spiffe://cluster.local/ns/bookinfo/sa/admin\r\n\
+                      leno-reason: denied;side=ours\r\nDate: Mon, 01 Jan 2001 00:00:00 GMT\r\n";
+
+#[test]
+fn a_request_arrives_as_it_was_sent() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.ask("GET /a HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        client.ask(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
+        let [bare, full] = &app.requests()[..] else { panic!("two requests") };
+        let line = "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080";
+        assert_eq!(bare.head, line);
+        assert_eq!(full.head, format!("{line}\r\n{}", CLAIMS.trim_end()));
+    });
+}
+
+#[test]
+fn what_a_request_claims_about_its_sender_changes_nothing() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mut mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let mut client = Client::connect(mesh.door).await;
+        let answer = client.ask(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
+        assert_eq!(answer.verdict(), (403, Some("denied")));
+        assert_eq!(app.accepted.get(), 0);
+        until(|| mesh.server.ended() == 1).await;
+        assert_eq!(mesh.server.series()[0].labels.peer, "bookinfo/productpage");
+        let mut text = String::new();
+        mesh.server.log.try_recv().expect("a line").write(&mut text);
+        let line: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(line["peer"], "bookinfo/productpage");
+        assert_eq!(mesh.server.telemetry.count(Count::Retries), 0);
+    });
+}
+
+#[test]
+fn a_final_response_without_a_date_gets_one() {
+    run(async {
+        let app = Application::answering(|request| {
+            let dated = "HTTP/1.1 200 OK\r\nDATE: Mon, 01 Jan 2001 00:00:00 GMT\r\nvia: 1.1 a\r\n";
+            let interim = "HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n";
+            match request.head.split(' ').nth(1).unwrap() {
+                "/dated" => format!("{dated}content-length: 0\r\n\r\n"),
+                "/interim" => format!("{interim}HTTP/1.1 204 No Content\r\n\r\n"),
+                _ => OK.to_owned(),
+            }
+        })
+        .await;
+        let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..Setup::default() });
+        let http1 = Mesh::permissive(app.address).await;
+        let http2 = mesh.await;
+        http2.client.trust(super::fixture::credential(&http1.authority, "productpage"));
+        http2.route_to(&[http1.endpoint()]);
+
+        let mut client = Client::connect(http1.door).await;
+        let dated = client.ask("GET /dated HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(dated.field("date"), Some("Mon, 01 Jan 2001 00:00:00 GMT"));
+        assert_eq!(dated.head.to_lowercase().matches("\r\ndate:").count(), 1);
+        assert_eq!(dated.field("via"), Some("1.1 a"));
+        let bare = client.ask("GET /bare HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(is_date(bare.field("date").unwrap()), "{}", bare.head);
+        assert_eq!(bare.head.matches("\r\ndate:").count(), 1, "both sidecars, one date");
+        client.send("GET /interim HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let (interim, last) = (client.head().await.unwrap(), client.head().await.unwrap());
+        assert_eq!((interim.status, interim.field("date")), (103, None));
+        assert!(last.status == 204 && last.field("date").is_some());
+
+        // The same towards a client of HTTP/2, and in what a sidecar says itself.
+        let mut client = connect(http2.door).await;
+        let request = call("/bare");
+        let response = client.send_request(request, true).unwrap().0.await.unwrap();
+        assert!(is_date(response.headers()["date"].to_str().unwrap()));
+        http1.route_to(&[]);
+        http2.route_to(&[]);
+        let mut refused = Client::connect(http1.door).await;
+        let refused = refused.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(refused.status == 503 && is_date(refused.field("date").unwrap()));
+        let response = client.send_request(call("/"), true).unwrap().0.await.unwrap();
+        assert!(is_date(response.headers()["date"].to_str().unwrap()));
+    });
+}
+
+fn is_date(text: &str) -> bool {
+    text.len() == 29 && text.ends_with(" GMT") && text.is_char_boundary(5)
+}

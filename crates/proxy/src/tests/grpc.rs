@@ -1,0 +1,163 @@
+//! How calls of gRPC ended, as both sidecars count it.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use leno_model::{Access, Protocol};
+use serde_json::Value;
+
+use super::fixture::{Application, Mesh, Setup, Sidecar, run, until};
+use super::http2::{application, call, connect, mesh, send, whole};
+
+/// The calls that a sidecar counted, by status of HTTP, reason and status of gRPC.
+fn counted(sidecar: &Sidecar) -> BTreeMap<String, u64> {
+    let mut page = String::new();
+    sidecar.telemetry.expose(&mut page);
+    let lines = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
+    let parts = lines.map(|line| {
+        let (labels, count) = line.rsplit_once("} ").unwrap();
+        (labels[labels.find("code=").unwrap()..].to_owned(), count.parse().unwrap())
+    });
+    parts.collect()
+}
+
+fn expected(lines: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    lines.iter().map(|(line, count)| ((*line).to_owned(), *count)).collect()
+}
+
+/// Answers `/trailers/N` with a message and a status, `/head/N` with a status alone, `/silent`
+/// with a message and no status.
+async fn answering() -> Application {
+    application(|request, mut respond| async move {
+        let path = request.uri().path().to_owned();
+        let (_, how, status) = {
+            let mut parts = path.splitn(3, '/');
+            (parts.next(), parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
+        };
+        whole(request.into_body()).await;
+        let head = Response::builder().header("content-type", "application/grpc");
+        if how == "head" {
+            let head = head.header("grpc-status", status).body(()).unwrap();
+            respond.send_response(head, true).unwrap();
+            return;
+        }
+        let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
+        send(&mut stream, Bytes::from_static(b"message"), how == "silent").await;
+        if how == "trailers" {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-message", "why".parse().unwrap());
+            trailers.insert("grpc-status", status.parse().unwrap());
+            stream.send_trailers(trailers).unwrap();
+        }
+    })
+    .await
+}
+
+async fn ask(mesh: &Mesh, path: &str) {
+    let mut client = connect(mesh.door).await;
+    let (response, mut stream) = client.send_request(call(path), false).unwrap();
+    send(&mut stream, Bytes::from_static(b"message"), true).await;
+    let mut body = response.await.unwrap().into_body();
+    while let Some(Ok(_)) = body.data().await {}
+    drop(body.trailers().await);
+}
+
+#[test]
+fn both_sidecars_count_what_the_trailers_or_the_head_told() {
+    run(async {
+        let app = answering().await;
+        let mut mesh = mesh(app.address, Protocol::Grpc).await;
+        for path in [
+            "/trailers/0",
+            "/trailers/0",
+            "/trailers/13",
+            "/trailers/77",
+            "/head/5",
+            "/head/14",
+            "/silent",
+        ] {
+            ask(&mesh, path).await;
+        }
+        let expected = expected(&[
+            (r#"code="2xx",reason="",grpc_status="OK""#, 2),
+            (r#"code="2xx",reason="",grpc_status="INTERNAL""#, 1),
+            (r#"code="2xx",reason="",grpc_status="NOT_FOUND""#, 1),
+            (r#"code="2xx",reason="",grpc_status="UNAVAILABLE""#, 1),
+            (r#"code="2xx",reason="",grpc_status="UNKNOWN""#, 2),
+        ]);
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| sidecar.ended() == 7).await;
+            assert_eq!(counted(sidecar), expected);
+            let series = sidecar.series();
+            assert_eq!((series[0].requests, series[0].success), (7, 3));
+        }
+        let mut text = String::new();
+        mesh.client.log.try_recv().expect("a line").write(&mut text);
+        let line: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(line["grpc_status"], "OK");
+    });
+}
+
+#[test]
+fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            whole(request.into_body()).await;
+            stream.send_reset(h2::Reason::INTERNAL_ERROR);
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let mut client = connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+        let mut body = response.await.unwrap().into_body();
+        send(&mut stream, Bytes::from_static(b"message"), true).await;
+        assert!(body.data().await.unwrap().is_err());
+        let expected = expected(&[(r#"code="2xx",reason="upstream-reset""#, 1)]);
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| sidecar.ended() == 1).await;
+            assert_eq!(counted(sidecar), expected);
+        }
+    });
+}
+
+#[test]
+fn a_failure_of_the_mesh_is_counted_as_its_caller_sees_it() {
+    run(async {
+        let app = answering().await;
+        let access = Access::Strict(Vec::new());
+        let protocol = Protocol::Grpc;
+        let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
+        ask(&mesh, "/trailers/0").await;
+        let denied = r#"code="4xx",reason="denied",grpc_status="PERMISSION_DENIED""#;
+        until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+        assert_eq!(counted(&mesh.server), expected(&[(denied, 1)]));
+        let told = r#"code="4xx",reason="",grpc_status="PERMISSION_DENIED""#;
+        assert_eq!(counted(&mesh.client), expected(&[(told, 1)]));
+        mesh.route_to(&[]);
+        ask(&mesh, "/trailers/0").await;
+        until(|| mesh.client.ended() == 2).await;
+        let nobody = r#"code="5xx",reason="no-endpoint",grpc_status="UNAVAILABLE""#;
+        assert_eq!(counted(&mesh.client), expected(&[(told, 1), (nobody, 1)]));
+    });
+}
+
+#[test]
+fn what_is_no_call_has_no_status_of_grpc() {
+    run(async {
+        let app = answering().await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let mut client = connect(mesh.door).await;
+        for kind in ["text/plain", "application/grpc-web"] {
+            let mut request = call("/head/13");
+            request.headers_mut().insert("content-type", kind.parse().unwrap());
+            let response = client.send_request(request, true).unwrap().0.await.unwrap();
+            assert_eq!(response.headers()["grpc-status"], "13");
+        }
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| sidecar.ended() == 2).await;
+            assert_eq!(counted(sidecar), expected(&[(r#"code="2xx",reason="""#, 2)]));
+        }
+    });
+}

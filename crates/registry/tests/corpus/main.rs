@@ -1,0 +1,10 @@
+//! Replays the corpus of the fuzz target for manifests through the same function, on stable Rust.
+
+mod manifest;
+#[path = "../../../wire/tests/corpus/replay.rs"]
+mod replay;
+
+#[test]
+fn manifests_hold() {
+    replay::replay("manifest", manifest::check);
+}

@@ -1,0 +1,29 @@
+//! What must hold for whatever a file of manifests has in it.
+
+use leno_registry::{lint, read_str};
+
+/// Reading ends without a panic. What is accepted stands at a line of the text, what is refused
+/// says where, why and what to do; a second reading finds the same.
+pub(crate) fn check(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let lines = u32::try_from(text.chars().filter(|c| "\r\n".contains(*c)).count() + 1);
+    let lines = lines.expect("a text of less than 4 GiB");
+    let (objects, rejected) = read_str(NAME, &text);
+    for (_, line) in &objects {
+        assert!((1..=lines).contains(line), "line {line} of {lines}");
+    }
+    for refusal in &rejected {
+        assert_eq!(refusal.at.file.as_deref(), Some(NAME));
+        // What is missing at the end is missing behind the last line.
+        assert!(refusal.at.line.is_none_or(|line| (1..=lines + 1).contains(&line)), "{refusal}");
+        assert!(!refusal.problem.is_empty() && !refusal.remedy.is_empty(), "{refusal}");
+        assert!(refusal.to_string().starts_with(NAME));
+    }
+    assert_eq!(read_str(NAME, &text), (objects.clone(), rejected));
+    let objects: Vec<_> = objects.into_iter().map(|(object, _)| object).collect();
+    for warning in lint(&objects) {
+        assert!(!warning.to_string().is_empty());
+    }
+}
+
+const NAME: &str = "any.yaml";

@@ -1,0 +1,11 @@
+//! Fuzzes the first bytes of TLS at an inbound door with the properties that the replay test checks.
+
+#![no_main]
+#![allow(dead_code, reason = "the replay test uses more of the module")]
+
+#[path = "../../crates/identity/tests/corpus/client_hello.rs"]
+mod client_hello;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| client_hello::check(bytes));

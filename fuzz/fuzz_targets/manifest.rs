@@ -1,0 +1,10 @@
+//! Fuzzes the readers of manifests with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/registry/tests/corpus/manifest.rs"]
+mod manifest;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| manifest::check(bytes));

@@ -1,0 +1,165 @@
+//! An application whose bodies are made and checked as they pass, however long they are.
+
+use std::io::{self, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use socket2::SockRef;
+
+use crate::message::{header, read_head};
+
+/// An application that answers `GET /N` with a body of N bytes, and reads the body of a `POST`
+/// whole before it says how long it was. It ends with its connections.
+pub struct Streaming {
+    address: SocketAddr,
+    given: Arc<AtomicU64>,
+}
+
+impl Streaming {
+    /// Starts it on loopback, at a port of the kernel's choice.
+    ///
+    /// # Panics
+    /// When loopback has no free port.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::start_at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// Starts it at an address of this machine, at a port of the kernel's choice.
+    ///
+    /// # Panics
+    /// When there is no free port.
+    #[must_use]
+    pub fn start_at(address: IpAddr) -> Self {
+        Self::on(TcpListener::bind((address, 0)).expect("there is a free port"))
+    }
+
+    /// Starts it on loopback with connections for which the kernel keeps little, so that a thousand
+    /// of them that stand still do not use up what all of the machine's have together.
+    ///
+    /// # Panics
+    /// When loopback has no free port.
+    #[must_use]
+    pub fn start_narrow() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        narrow(SockRef::from(&listener));
+        Self::on(listener)
+    }
+
+    fn on(listener: TcpListener) -> Self {
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let given = Arc::new(AtomicU64::new(0));
+        let counter = given.clone();
+        std::thread::spawn(move || {
+            for tcp in listener.incoming().map_while(Result::ok) {
+                let counter = counter.clone();
+                // The end of a connection needs no word: the test sees what its client saw.
+                std::thread::spawn(move || drop(serve(tcp, &counter)));
+            }
+        });
+        Self { address, given }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// How many bytes of bodies the kernel has taken from it so far.
+    #[must_use]
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
+    }
+}
+
+/// Lets the kernel keep little for a socket: small segments, because it counts whole ones.
+///
+/// # Panics
+/// When the kernel refuses.
+pub fn narrow(socket: SockRef<'_>) {
+    socket.set_tcp_mss(1460).expect("a segment of Ethernet");
+    socket.set_send_buffer_size(NARROW_BYTES).expect("a small buffer");
+    socket.set_recv_buffer_size(NARROW_BYTES).expect("a small buffer");
+}
+
+fn serve(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
+    let mut reader = BufReader::with_capacity(BLOCK_BYTES, tcp);
+    while let Some(head) = read_head(&mut reader)? {
+        let declared = header(&head, "content-length").and_then(|length| length.parse().ok());
+        let mut answer = reader.get_ref();
+        match declared {
+            Some(length) => {
+                check(&mut reader, length, |_| {})?;
+                let said = length.to_string();
+                let mut answer = reader.get_ref();
+                write!(answer, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{said}", said.len())?;
+            }
+            None => {
+                let target = head.split(' ').nth(1).and_then(|target| target.get(1..));
+                let length = target.and_then(|target| target.parse().ok()).unwrap_or(0);
+                write!(answer, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")?;
+                produce(&mut answer, length, |bytes| {
+                    given.fetch_add(bytes, Ordering::Relaxed);
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the body of `length` bytes; `progress` hears of every piece.
+///
+/// # Errors
+/// What the socket says.
+pub fn produce(out: &mut impl Write, length: u64, mut progress: impl FnMut(u64)) -> io::Result<()> {
+    let block = block();
+    let mut at = 0;
+    while at < length {
+        let bytes = block.get(phase(at)..).unwrap_or_default();
+        let bytes = bytes.get(..most(length - at).min(BLOCK_BYTES)).unwrap_or_default();
+        let written = out.write(bytes)? as u64;
+        at += written;
+        progress(written);
+    }
+    Ok(())
+}
+
+/// Reads the body of `length` bytes; `progress` hears of every piece.
+///
+/// # Errors
+/// What the socket says; `InvalidData` when a byte is not the one that was produced.
+pub fn check(input: &mut impl Read, length: u64, mut progress: impl FnMut(u64)) -> io::Result<()> {
+    let block = block();
+    let mut buffer = vec![0; BLOCK_BYTES];
+    let mut at = 0;
+    while at < length {
+        let room = most(length - at).min(BLOCK_BYTES);
+        let read = input.read(buffer.get_mut(..room).unwrap_or_default())?;
+        let expected = block.get(phase(at)..phase(at) + read);
+        if read == 0 || expected != buffer.get(..read) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        at += read as u64;
+        progress(read as u64);
+    }
+    Ok(())
+}
+
+/// A body repeats after a prime number of bytes, so that a piece in the wrong place is seen.
+fn block() -> Vec<u8> {
+    (0..=250).cycle().take(BLOCK_BYTES + PERIOD).collect()
+}
+
+fn phase(at: u64) -> usize {
+    most(at % PERIOD as u64)
+}
+
+fn most(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+const NARROW_BYTES: usize = 16 * 1024;
+const PERIOD: usize = 251;
+const BLOCK_BYTES: usize = 256 * 1024;

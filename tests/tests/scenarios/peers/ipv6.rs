@@ -1,0 +1,67 @@
+//! IPv6 wherever an address can stand: control plane, doors, links, applications, admin pages.
+
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, server};
+use leno_tests::{ControlPlane, Mesh, Proxy, Streaming, eventually, free_port};
+
+use super::curl;
+
+/// An application at `::1`, and a client with a door there.
+fn manifests(mode: &str, port: u16, door: u16) -> String {
+    let web = server("web", port, &[])
+        .replace("spec:\n  service", "spec:\n  address: \"::1\"\n  service");
+    let user = client("user", &[], &[("web.shop", door)]).replace("127.0.0.1", "[::1]");
+    assert!(web.contains("::1") && user.contains("[::1]:"));
+    [mesh_config(mode), web, user, allowed_http("user", "web", "/.*")].concat()
+}
+
+/// The status of a download, and how many bytes it had.
+fn downloaded(arguments: &[&str]) -> String {
+    let first = ["-g", "-o", "/dev/null", "-w", "%{http_code} %{size_download}"];
+    curl(&[&first, arguments].concat())
+}
+
+#[test]
+fn a_mesh_may_speak_ipv6_alone() {
+    let (application, door) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
+    let manifests = manifests("strict", application.port(), door);
+    let control = ControlPlane::start_at("[::1]:0", &manifests, &[]);
+    let options = ["--inbound", "::1", "--http-proxy", "[::1]:0", "--admin", "[::1]:0"];
+    let web = Proxy::join(&control, "shop/web-1", &options);
+    let user = Proxy::join(&control, "shop/user-1", &options);
+    assert!(web.page.address.is_ipv6() && user.page.address.is_ipv6());
+    assert!(web.page.inbound(application.port()).is_ipv6());
+
+    let url = format!("http://[::1]:{door}/300000");
+    eventually("the door is answered", Duration::from_secs(20), || {
+        downloaded(&[&url]).starts_with("200").then_some(())
+    });
+    assert_eq!(downloaded(&[&url]), "200 300000");
+    let proxy = user.page.world()["doors"]["http-proxy"].as_str().unwrap().to_owned();
+    assert!(proxy.starts_with("[::1]:"), "{proxy}");
+    let proxy = format!("http://{proxy}");
+    for how in ["--compressed", "--proxytunnel"] {
+        let answer = downloaded(&[how, "--proxy", &proxy, "http://web.shop:9080/1000"]);
+        assert_eq!(answer, "200 1000", "{how}");
+    }
+    let proxies = control.ask("proxies").to_string();
+    assert!(proxies.contains("[::1]:") && !proxies.contains("127.0.0.1"), "{proxies}");
+}
+
+#[test]
+fn either_version_leads_to_the_other() {
+    let (application, door) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
+    let other = free_port();
+    let mut manifests = manifests("permissive", application.port(), door);
+    manifests.push_str(&client("guest", &[], &[("web.shop", other)]));
+    let _mesh = Mesh::up(&manifests);
+    for door in [format!("[::1]:{door}"), format!("127.0.0.1:{other}")] {
+        let url = format!("http://{door}/1000");
+        eventually("the door is answered", Duration::from_secs(20), || {
+            downloaded(&[&url]).starts_with("200").then_some(())
+        });
+        assert_eq!(downloaded(&[&url]), "200 1000", "{door}");
+    }
+}
