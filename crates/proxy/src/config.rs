@@ -112,6 +112,9 @@ pub struct Limits {
     /// A kept-alive connection without a request, a TCP connection without a byte either way, and
     /// a link without a stream are closed after this time.
     pub idle_connection: Duration,
+    /// A kept-alive connection that has not been used for this long gives back what it needs to
+    /// serve a request, until the next one comes.
+    pub rest_after: Duration,
     /// How long a body may stand still: a client that stops in the middle of its request and is
     /// not answered yet, or anybody who takes nothing of what waits for him.
     pub body_stall_timeout: Duration,
@@ -131,6 +134,7 @@ impl Default for Limits {
             discovery_timeout: Duration::from_secs(5),
             idle_subscription: Duration::from_secs(600),
             idle_connection: Duration::from_secs(3600),
+            rest_after: Duration::from_secs(1),
             body_stall_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
         }

@@ -136,6 +136,11 @@ impl Io {
         drop(timeout(FAREWELL, read_out).await);
     }
 
+    /// Whether the bytes travel as they are: not inside TLS.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(&*self.0.stream.borrow(), Stream::Plain(_))
+    }
+
     /// Waits until there is something to read.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &*self.0.stream.borrow() {

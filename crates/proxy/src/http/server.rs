@@ -1,5 +1,7 @@
 //! Serving HTTP/1.1: requests of a connection one after another, streams of a link as they come.
 
+use std::future::poll_fn;
+
 use bytes::BytesMut;
 use leno_model::Reason;
 use leno_wire::http1::{BodyLength, Malformed, Parsed, RequestHead, Version};
@@ -27,24 +29,52 @@ pub(crate) enum Served {
     Tunnel { authority: String, early: BytesMut },
 }
 
-/// Serves the requests of one connection until either side ends it, and closes it then.
-pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served {
+/// Serves the requests of one connection until either side ends it, and closes it then. One that
+/// nobody has used for a while holds no more than it needs to wait.
+pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Served {
+    let mut phase = session.worker.phase.clone();
+    loop {
+        let served = Box::pin(serve_busy(session, io, std::mem::take(&mut early))).await;
+        if let Some(served) = served {
+            return served;
+        }
+        let patience = session.patience().saturating_sub(session.worker.config.limits.rest_after);
+        let is_asked = tokio::select! {
+            biased;
+            waited = timeout(patience, poll_fn(|cx| io.poll_readable(cx))) => {
+                matches!(waited, Ok(Ok(())))
+            }
+            _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+        };
+        if !is_asked {
+            io.close().await;
+            return Served::Done;
+        }
+    }
+}
+
+/// The same, but nothing is returned when no request came for a while.
+async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Served> {
     let worker = &session.worker;
     let mut reader = Reader::new(io.clone());
     reader.buffer = early;
     let mut writer = Writer::new(io.clone(), worker.config.limits.body_stall_timeout);
     let mut phase = worker.phase.clone();
     loop {
-        if !next_request(session, &mut reader, &mut phase).await {
-            io.close().await;
-            return Served::Done;
+        match next_request(session, &mut reader, &mut phase).await {
+            Next::Request => {}
+            Next::Rest => return None,
+            Next::End => {
+                io.close().await;
+                return Some(Served::Done);
+            }
         }
         let mut head = worker.request_heads.lend();
         let patience = worker.config.limits.head_timeout;
         let bytes = match timeout(patience, reader.request(&mut head)).await {
             Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => return refuse(session, io, downstream_reason(&error)).await,
-            Err(_) => return refuse(session, io, Reason::HeadTimeout).await,
+            Ok(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
+            Err(_) => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
         let upgrade = head.upgrade && bodiless;
@@ -52,7 +82,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served
         // Elsewhere a tunnel makes no sense: the exchange says so.
         if session.entrance == Entrance::HttpProxy && request.method() == "CONNECT" {
             let authority = String::from_utf8_lossy(head.target.of(&request.bytes)).into_owned();
-            return Served::Tunnel { authority, early: reader.buffer };
+            return Some(Served::Tunnel { authority, early: reader.buffer });
         }
         let mut responder = Responder::Http1 {
             writer: &mut writer,
@@ -68,25 +98,45 @@ pub(crate) async fn serve(session: &Session, io: &Io, early: BytesMut) -> Served
         let whole = body.is_complete() || upgrade;
         if !went_well {
             io.reset();
-            return Served::Done;
+            return Some(Served::Done);
         }
         if !whole || !goes_on {
             io.linger().await;
-            return Served::Done;
+            return Some(Served::Done);
         }
     }
 }
 
-/// Waits for the first byte of the next request. False: there will be none.
+/// What a connection does between two requests.
+enum Next {
+    Request,
+    /// Nothing, for so long that it need not be kept ready.
+    Rest,
+    /// It is over, or has to be.
+    End,
+}
+
+/// Waits for the first byte of the next request.
 async fn next_request(
     session: &Session,
     reader: &mut Reader,
     phase: &mut watch::Receiver<Phase>,
-) -> bool {
+) -> Next {
+    let limits = &session.worker.config.limits;
+    let mut patience = session.patience();
+    // Bytes of TLS may wait where only reading finds them.
+    let rests = reader.io.is_plain() && limits.rest_after < patience;
+    if rests {
+        patience = limits.rest_after;
+    }
     tokio::select! {
         biased;
-        waited = timeout(session.patience(), reader.wait()) => matches!(waited, Ok(Ok(true))),
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+        waited = timeout(patience, reader.wait()) => match waited {
+            Ok(Ok(true)) => Next::Request,
+            Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
+            Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
+        },
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::End,
     }
 }
 

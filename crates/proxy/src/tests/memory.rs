@@ -1,9 +1,11 @@
 //! What an idle connection costs.
 
+use std::time::Duration;
+
 use leno_telemetry::{Gauge, usage};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::fixture::{Application, Client, GET, Mesh, OK, run, until};
+use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, until};
 
 /// The memory of a process is measured in a process without other tests.
 #[test]
@@ -22,7 +24,9 @@ fn an_idle_connection_holds_no_buffers() {
 fn measured_alone() {
     run(async {
         let app = Application::canned(OK).await;
-        let mesh = Mesh::permissive(app.address).await;
+        let mut setup = Setup::default();
+        setup.limits.rest_after = Duration::ZERO;
+        let mesh = Mesh::new(app.address, setup).await;
         let open = async || {
             let mut client = Client::connect(mesh.door).await.stream;
             client.write_all(GET.as_bytes()).await.unwrap();
