@@ -156,5 +156,6 @@ impl Writer {
 
 /// Room beyond the largest head for what the same read brought along.
 const HEAD_SLACK: usize = 32 * 1024;
-/// What may wait in a writer before its producer is made to wait.
-const WRITE_BYTES_MAX: usize = 64 * 1024;
+/// What may wait in a writer before its producer is made to wait: with one more piece and a head the
+/// buffer still does not double beyond 64 KiB.
+const WRITE_BYTES_MAX: usize = 40 * 1024;
