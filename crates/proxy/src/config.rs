@@ -134,7 +134,7 @@ impl Default for Limits {
             discovery_timeout: Duration::from_secs(5),
             idle_subscription: Duration::from_secs(600),
             idle_connection: Duration::from_secs(3600),
-            rest_after: Duration::from_secs(1),
+            rest_after: Duration::from_millis(100),
             body_stall_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
         }
