@@ -13,6 +13,7 @@ mod hostile;
 mod http;
 mod http2;
 mod identity;
+mod instructions;
 mod limits;
 mod memory;
 mod policy;

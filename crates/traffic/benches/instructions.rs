@@ -1,0 +1,203 @@
+//! How many instructions the decisions of `traffic` may execute: 3 % above what was measured fails.
+//!
+//! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C
+//! library counts differently: renew the numbers in a commit of their own. `./test instructions`
+//! prints what it counts; each goes, as it stands, into the `measured` of its station.
+#![allow(
+    clippy::allow_attributes_without_reason,
+    missing_docs,
+    unused_qualifications,
+    reason = "what the macros of gungraun write keeps to none of these"
+)]
+
+use std::hint::black_box;
+
+use gungraun::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
+};
+use leno_model::{
+    Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
+    RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, TrustDomain,
+    ValueMatch, WeightedBackend,
+};
+use leno_traffic::route::{PortRoutes, RouteChoice};
+use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, pick};
+
+// Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
+#[library_benchmark]
+#[bench::by_prefix(args = (routes(), "/shop/carts/42"), config = measured(1_562))]
+#[bench::by_catch_all(args = (routes(), "/favicon.ico"), config = measured(1_253))]
+fn route((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, Headers) {
+    let choice = routes.choose(&view(&fields, path), black_box(DRAW));
+    assert!(matches!(black_box(choice), RouteChoice::To { .. }));
+    (routes, fields)
+}
+
+// Against ten policies, three of which name the peer: the last of them allows it, or none does.
+#[library_benchmark]
+#[bench::allowed(args = (access("/reviews/42"), "/reviews/42"), config = measured(1_527))]
+#[bench::denied(args = (access("/reports/42"), "/reports/42"), config = measured(4_812))]
+fn authorize((judged, fields): (Judged, Headers), path: &str) -> (Judged, Headers) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &view(&fields, path));
+    assert_eq!(black_box(decision).is_ok(), path == "/reviews/42");
+    (judged, fields)
+}
+
+// A hundred times, among ten endpoints of which one backs off.
+#[library_benchmark]
+#[bench::hundred(args = (endpoints()), config = measured(4_484))]
+fn pick_endpoint(endpoints: Endpoints) -> (Endpoints, usize) {
+    let mut sum = 0;
+    for turn in 0..100_u64 {
+        let draw = turn.wrapping_mul(DRAW);
+        sum += pick(black_box(&endpoints), draw).expect("there are endpoints");
+    }
+    (endpoints, sum)
+}
+
+library_benchmark_group!(name = stations, benchmarks = [route, authorize, pick_endpoint]);
+
+gungraun::main!(library_benchmark_groups = stations);
+
+/// Fails above 103 % of this.
+fn measured(instructions: u64) -> LibraryBenchmarkConfig {
+    let limit = instructions + instructions * 3 / 100;
+    let mut config = LibraryBenchmarkConfig::default();
+    let mut callgrind = Callgrind::with_args(["--cache-sim=no"]);
+    config.tool(callgrind.hard_limits([(EventKind::Ir, limit)]));
+    config
+}
+
+type Headers = Vec<(String, String)>;
+type Judged = (InboundAccess, ConnectionPermit);
+
+fn view<'a>(fields: &'a Headers, path: &'a str) -> RequestView<'a> {
+    RequestView {
+        method: "GET",
+        path,
+        query: Some("limit=10"),
+        authority: "reviews.bookinfo:9080",
+        fields,
+    }
+}
+
+fn headers() -> Headers {
+    [
+        ("host", "reviews.bookinfo:9080"),
+        ("user-agent", "python-requests/2.32.3"),
+        ("accept", "application/json"),
+        ("x-canary", "never"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
+}
+
+/// Twelve prefixes, four of them for a canary as well, three exact paths, and one for the rest.
+fn routes() -> (PortRoutes, Headers) {
+    const PLACES: [&str; 12] = [
+        "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
+        "offers", "images", "search",
+    ];
+    let prefix = |place: &&str| PathMatch::Prefix(format!("/shop/{place}"));
+    let mut matches: Vec<_> = PLACES.iter().map(|place| plain(prefix(place))).collect();
+    matches.extend(PLACES.iter().skip(3).take(4).map(|place| canary(prefix(place))));
+    let exact = ["/health", "/ready", "/metrics"];
+    matches.extend(exact.map(|path| plain(PathMatch::Exact(path.to_owned()))));
+    matches.push(plain(PathMatch::Prefix("/".to_owned())));
+    assert_eq!(matches.len(), 20);
+    let view = PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: true,
+        rules: matches.into_iter().map(rule).collect(),
+        endpoints: Vec::new(),
+    };
+    (PortRoutes::compile(&view).expect("the rules are valid"), headers())
+}
+
+fn plain(path: PathMatch) -> RequestMatch {
+    RequestMatch { path, methods: vec!["GET".to_owned()], ..RequestMatch::default() }
+}
+
+fn canary(path: PathMatch) -> RequestMatch {
+    let value = ValueMatch::Exact("always".to_owned());
+    let header = FieldMatch { name: "x-canary".to_owned(), value };
+    RequestMatch { headers: vec![header], ..plain(path) }
+}
+
+/// Nine in ten to one version, the rest to the next.
+fn rule(request: RequestMatch) -> RouteRule {
+    let backend = |(name, weight)| WeightedBackend {
+        service: ServiceName::new("bookinfo", name).expect("a name"),
+        port: 9080,
+        weight,
+    };
+    RouteRule {
+        route: RouteName::new("bookinfo", "shop").expect("a name"),
+        matches: vec![request],
+        backends: [("reviews-v1", 90), ("reviews-v2", 10)].map(backend).to_vec(),
+        request_timeout: None,
+    }
+}
+
+/// Each policy allows one place to two accounts. The one that asks has asked before: what regular
+/// expressions prepare when they first see a path is there.
+fn access(path: &str) -> (Judged, Headers) {
+    const PLACES: [&str; 10] = [
+        "products", "ratings", "details", "carts", "orders", "users", "stock", "reviews", "prices",
+        "offers",
+    ];
+    let named = ["products", "carts", "reviews"];
+    let rules = PLACES.iter().map(|place| {
+        let asking = if named.contains(place) { "productpage" } else { "backoffice" };
+        AccessRule {
+            policy: PolicyName::new("bookinfo", place).expect("a name"),
+            sources: vec![account("operations"), account(asking)],
+            http: [format!("/{place}"), format!("/{place}/[0-9]+")]
+                .map(|path| plain(PathMatch::Regex(path)))
+                .to_vec(),
+            tcp: PortSet::Only(Vec::new()),
+        }
+    });
+    let trust_domain = TrustDomain::new("cluster.local").expect("a name");
+    let access = InboundAccess::compile(&Access::Strict(rules.collect()), &trust_domain);
+    let access = access.expect("the rules are valid");
+    let peer = SpiffeId { trust_domain, account: account("productpage") };
+    let permit = access.connection(Some(&peer)).expect("a member of the mesh");
+    let fields = headers();
+    for _ in 0..4 {
+        let before = access.request(&permit, &view(&fields, path));
+        assert_eq!(before.is_ok(), path == "/reviews/42");
+    }
+    ((access, permit), fields)
+}
+
+fn account(name: &str) -> ServiceAccount {
+    ServiceAccount::new("bookinfo", name).expect("a name")
+}
+
+/// What each has in flight, and whether it may be chosen.
+struct Endpoints([(u32, bool); 10]);
+
+impl Candidates for Endpoints {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn load(&self, index: usize) -> u32 {
+        self.0.get(index).map_or(u32::MAX, |(load, _)| *load)
+    }
+
+    fn usable(&self, index: usize) -> bool {
+        self.0.get(index).is_some_and(|(_, usable)| *usable)
+    }
+}
+
+fn endpoints() -> Endpoints {
+    let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
+    Endpoints(loads.map(|load| (load, load != 9)))
+}
+
+/// Odd, so that its multiples spread over all numbers.
+const DRAW: u64 = 0x9E37_79B9_7F4A_7C15;

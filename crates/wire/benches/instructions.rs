@@ -1,0 +1,191 @@
+//! How many instructions the stations of `wire` may execute: 3 % above what was measured fails.
+//!
+//! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C
+//! library counts differently: renew the numbers in a commit of their own. `./test instructions`
+//! prints what it counts; each goes, as it stands, into the `measured` of its station.
+#![allow(
+    clippy::allow_attributes_without_reason,
+    missing_docs,
+    unused_qualifications,
+    reason = "what the macros of gungraun write keeps to none of these"
+)]
+
+use std::hint::black_box;
+
+use bytes::{BufMut, BytesMut};
+use gungraun::{
+    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
+};
+use leno_wire::http1::{
+    Answers, Framing, Parsed, RequestEdits, RequestHead, ResponseEdits, ResponseHead,
+    write_request, write_response,
+};
+use leno_wire::link::{Event, Limits, Link, Role, StreamKind};
+
+#[library_benchmark(config = measured(3_851))]
+#[bench::of_a_service(parsed_request())]
+fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
+    let parsed = head.parse(black_box(REQUEST));
+    assert_eq!(parsed, Ok(Parsed::Complete(REQUEST.len())));
+    (head, out)
+}
+
+#[library_benchmark(config = measured(2_581))]
+#[bench::of_a_service(parsed_response())]
+fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
+    let parsed = head.parse(black_box(RESPONSE), Answers::Other);
+    assert_eq!(parsed, Ok(Parsed::Complete(RESPONSE.len())));
+    (head, out)
+}
+
+// As onto a link.
+#[library_benchmark(config = measured(826))]
+#[bench::of_a_service(parsed_request())]
+fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
+    let edits = RequestEdits { framing: Framing::Outside, ..RequestEdits::default() };
+    write_request(black_box(REQUEST), &head, &edits, &mut out);
+    (head, out)
+}
+
+// As to a client, from a link.
+#[library_benchmark(config = measured(778))]
+#[bench::of_a_service(parsed_response())]
+fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
+    write_response(black_box(RESPONSE), &head, &ResponseEdits::default(), &mut out);
+    (head, out)
+}
+
+// A request without a body crosses: one frame written, one read.
+#[library_benchmark(config = measured(944))]
+#[bench::of_a_service(Ends::warm())]
+fn link_request(mut ends: Ends) -> Ends {
+    ends.request();
+    ends
+}
+
+// A response with a body of 1 KiB crosses: two frames written, two read.
+#[library_benchmark(config = measured(1_823))]
+#[bench::of_a_service(Ends::asked())]
+fn link_response(mut ends: Ends) -> Ends {
+    ends.respond();
+    ends
+}
+
+library_benchmark_group!(
+    name = stations,
+    benchmarks = [
+        parse_request,
+        parse_response,
+        encode_request,
+        encode_response,
+        link_request,
+        link_response
+    ]
+);
+
+gungraun::main!(library_benchmark_groups = stations);
+
+/// Fails above 103 % of this.
+fn measured(instructions: u64) -> LibraryBenchmarkConfig {
+    let limit = instructions + instructions * 3 / 100;
+    let mut config = LibraryBenchmarkConfig::default();
+    let mut callgrind = Callgrind::with_args(["--cache-sim=no"]);
+    config.tool(callgrind.hard_limits([(EventKind::Ir, limit)]));
+    config
+}
+
+/// A head that has its allocation, and room to write it to.
+fn parsed_request() -> (RequestHead, BytesMut) {
+    let mut head = RequestHead::default();
+    head.parse(REQUEST).expect("the request is valid");
+    (head, BytesMut::with_capacity(ROOM_BYTES))
+}
+
+fn parsed_response() -> (ResponseHead, BytesMut) {
+    let mut head = ResponseHead::default();
+    head.parse(RESPONSE, Answers::Other).expect("the response is valid");
+    (head, BytesMut::with_capacity(ROOM_BYTES))
+}
+
+/// Both ends of a link, and what either has received.
+struct Ends {
+    opener: (Link, BytesMut),
+    acceptor: (Link, BytesMut),
+    events: Vec<Event>,
+}
+
+impl Ends {
+    /// Everything that grows with the first streams has grown.
+    fn warm() -> Self {
+        let end = |role| (Link::new(role, Limits::default()), BytesMut::with_capacity(ROOM_BYTES));
+        let mut ends = Self {
+            opener: end(Role::Opener),
+            acceptor: end(Role::Acceptor),
+            events: Vec::with_capacity(8),
+        };
+        carry(&mut ends.opener, &mut ends.acceptor, &mut ends.events);
+        carry(&mut ends.acceptor, &mut ends.opener, &mut ends.events);
+        for _ in 0..4 {
+            ends.request();
+            ends.respond();
+            ends.events.clear();
+        }
+        ends
+    }
+
+    fn asked() -> Self {
+        let mut ends = Self::warm();
+        ends.request();
+        ends
+    }
+
+    fn request(&mut self) {
+        let write = |out: &mut BytesMut| out.put_slice(REQUEST);
+        let opened = self.opener.0.open(StreamKind::Http, true, write);
+        opened.expect("the link is free");
+        carry(&mut self.opener, &mut self.acceptor, &mut self.events);
+    }
+
+    fn respond(&mut self) {
+        let Some(Event::Opened { stream, .. }) = self.events.pop() else {
+            unreachable!("the request came before");
+        };
+        let acceptor = &mut self.acceptor.0;
+        let write = |out: &mut BytesMut| out.put_slice(RESPONSE);
+        acceptor.send_head(stream, false, false, write).expect("the stream is open");
+        let sent = acceptor.send_data(stream, &[b'x'; 1024], true);
+        assert_eq!(sent, Ok(1024));
+        carry(&mut self.acceptor, &mut self.opener, &mut self.events);
+    }
+}
+
+/// Takes what one end wrote to the other, as TLS would.
+fn carry(from: &mut (Link, BytesMut), to: &mut (Link, BytesMut), events: &mut Vec<Event>) {
+    let output = from.0.output();
+    to.1.extend_from_slice(output);
+    output.clear();
+    while let Some(event) = to.0.receive(&mut to.1).expect("the peer keeps to the protocol") {
+        events.push(event);
+    }
+}
+
+const ROOM_BYTES: usize = 16 * 1024;
+
+/// As one service calls another: from a client library, traced.
+const REQUEST: &[u8] = b"GET /reviews/42?limit=10 HTTP/1.1\r\n\
+    host: reviews.bookinfo:9080\r\n\
+    user-agent: python-requests/2.32.3\r\n\
+    accept: application/json\r\n\
+    accept-encoding: gzip, deflate\r\n\
+    connection: keep-alive\r\n\
+    traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\
+    x-request-id: 5f2d7c1e-93a4-4c1b-8d1f-0c8f6b6d2a77\r\n\r\n";
+
+/// The answer to it.
+const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\n\
+    content-type: application/json\r\n\
+    content-length: 1024\r\n\
+    date: Sat, 21 Nov 2026 12:00:00 GMT\r\n\
+    server: reviews\r\n\
+    cache-control: max-age=60\r\n\
+    etag: \"a1b2c3d4\"\r\n\r\n";
