@@ -53,14 +53,10 @@ impl Reader {
             while self.buffer.starts_with(b"\r\n") {
                 self.buffer.advance(2);
             }
-            let arrived = if self.buffer.is_empty() {
-                self.more().await?
-            } else if *self.buffer == b"\r"[..] {
-                self.more().await?
-            } else {
+            if !self.buffer.is_empty() && *self.buffer != b"\r"[..] {
                 return Ok(true);
-            };
-            if arrived == 0 {
+            }
+            if self.more().await? == 0 {
                 return Ok(false);
             }
         }

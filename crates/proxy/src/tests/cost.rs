@@ -48,15 +48,22 @@ fn allocations() {
     });
 }
 
-/// Runs as many rounds of 64 exchanges as `LENO_ROUNDS` says, for whoever counts instructions.
+/// Two counts of instructions, whose difference has no start of a process in it.
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
-fn exchanges() {
-    let rounds = std::env::var("LENO_ROUNDS").ok().and_then(|count| count.parse().ok());
-    run(async move {
-        let (_mesh, mut clients) = begin(BODY).await;
-        exchange(&mut clients, (rounds.unwrap_or(10), BODY)).await;
-    });
+fn few_exchanges() {
+    run(rounds(ROUNDS_FEW));
+}
+
+#[test]
+#[ignore = "an instruction counter starts it, in a process of its own"]
+fn many_exchanges() {
+    run(rounds(ROUNDS_MANY));
+}
+
+async fn rounds(count: usize) {
+    let (_mesh, mut clients) = begin(BODY).await;
+    exchange(&mut clients, (count, BODY)).await;
 }
 
 /// A mesh in front of an application that answers so many bytes, and its clients.
@@ -111,12 +118,15 @@ fn say(line: &str) {
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const FEW: usize = 8;
-const MANY: usize = 64;
+pub(super) const MANY: usize = 64;
 /// Records of TLS that the further requests of a round may need, both ways.
 const RECORDS_MORE: u64 = 4;
 /// What the TLS library allocates for each: to seal it, and to open it.
 const BLOCKS_PER_RECORD: u64 = 2;
 const ROUNDS: usize = 100;
+/// Rounds of [`MANY`] exchanges each whose instructions are counted.
+pub(super) const ROUNDS_FEW: usize = 50;
+pub(super) const ROUNDS_MANY: usize = 300;
 const BODY: usize = 1024;
 const REPORT: &str = "blocks: ";
 /// As a client library sends it.

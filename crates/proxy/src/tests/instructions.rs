@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use super::cost::{MANY, ROUNDS_FEW, ROUNDS_MANY};
+
 /// 3 % above what was measured fails. Both sidecars count, with mutual TLS and all default
 /// features, and so do the client and the application of the test, which do next to nothing. The
 /// kernel does not count. Sockets on loopback decide how many requests are read at once, so a count
@@ -15,23 +17,23 @@ fn an_exchange_keeps_to_its_instructions() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
-    let further = executed(ROUNDS_MANY).strict_sub(executed(ROUNDS_FEW));
-    let each = further / ((ROUNDS_MANY - ROUNDS_FEW) * EXCHANGES_PER_ROUND);
+    let further = executed("many_exchanges").strict_sub(executed("few_exchanges"));
+    let each = further / ((ROUNDS_MANY - ROUNDS_FEW) * MANY) as u64;
     let limit = MEASURED + MEASURED * 3 / 100;
     let line = format!("{each} instructions for an exchange; measured {MEASURED}, limit {limit}");
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
     assert!(each <= limit, "{line}");
 }
 
-/// What Callgrind counts for so many rounds of `tests::cost::exchanges`.
-fn executed(rounds: u64) -> u64 {
+/// What Callgrind counts for this test of `tests::cost`.
+fn executed(test: &str) -> u64 {
     let directory = tempfile::tempdir().unwrap();
     let profile = directory.path().join("profile");
     let mut valgrind = Command::new("valgrind");
     valgrind.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", profile.display()));
     valgrind.arg(std::env::current_exe().unwrap());
-    valgrind.args(["--exact", "tests::cost::exchanges", "--ignored"]);
-    let output = valgrind.env("LENO_ROUNDS", rounds.to_string()).output().unwrap();
+    valgrind.args(["--exact", &format!("tests::cost::{test}"), "--ignored"]);
+    let output = valgrind.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let noise = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains(" 1 passed"), "{text}{noise}");
@@ -41,8 +43,3 @@ fn executed(rounds: u64) -> u64 {
 }
 
 const MEASURED: u64 = 39_850;
-/// The difference counts, so that starting does not.
-const ROUNDS_FEW: u64 = 50;
-const ROUNDS_MANY: u64 = 300;
-/// How many clients `tests::cost::exchanges` has.
-const EXCHANGES_PER_ROUND: u64 = 64;
