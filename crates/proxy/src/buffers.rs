@@ -24,6 +24,11 @@ impl Size {
         }
     }
 
+    /// Whether nobody holds a piece of `buffer`, and it has this much room.
+    fn fits(self, buffer: &mut BytesMut) -> bool {
+        buffer.try_reclaim(self.bytes())
+    }
+
     /// The room beyond which one is not kept, and how many are: what a turn of the event loop
     /// uses at once.
     const fn kept(self) -> (usize, usize) {
@@ -41,11 +46,17 @@ pub(crate) fn furnish(buffer: &mut BytesMut, size: Size) {
     }
 }
 
-/// Takes an empty `buffer`'s room for whoever needs some next. A buffer with content keeps it, and
-/// one that was used to its last byte has none to give.
+/// Takes an empty `buffer`'s room, which was `size` at first, for whoever needs some next. A buffer
+/// with content keeps it, and one that was used nearly to its last byte has none to give.
 pub(crate) fn give(buffer: &mut BytesMut, size: Size) {
     if buffer.is_empty() && buffer.capacity() > 0 {
-        let buffer = std::mem::take(buffer);
+        let mut buffer = std::mem::take(buffer);
+        let size = match [Size::Batch, Size::Message].into_iter().find(|s| s.fits(&mut buffer)) {
+            Some(size) => size,
+            // Pieces that were cut off of it are in use, or it never had that much room.
+            None if buffer.capacity() >= size.bytes() / 4 => size,
+            None => return,
+        };
         SPARE.with_borrow_mut(|spare| spare.of(size).keep(buffer, size));
     }
 }
@@ -80,8 +91,7 @@ impl Shelf {
     fn take(&mut self, size: Size) -> BytesMut {
         for _ in 0..self.0.len().min(LOOKS) {
             let Some(mut buffer) = self.0.pop_front() else { break };
-            // Pieces that were cut off of it may still be in use, and then it has no room yet.
-            match buffer.try_reclaim(size.bytes()) {
+            match size.fits(&mut buffer) {
                 true => return buffer,
                 false => self.0.push_back(buffer),
             }
@@ -89,12 +99,16 @@ impl Shelf {
         BytesMut::with_capacity(size.bytes())
     }
 
-    fn keep(&mut self, mut buffer: BytesMut, size: Size) {
+    /// Keeps it, instead of the one that has rested longest if there are enough.
+    fn keep(&mut self, buffer: BytesMut, size: Size) {
         let (most, count) = size.kept();
-        let is_large = buffer.try_reclaim(size.bytes()) && buffer.capacity() > most;
-        if self.0.len() < count && !is_large {
-            self.0.push_back(buffer);
+        if buffer.capacity() > most {
+            return;
         }
+        if self.0.len() >= count {
+            self.0.pop_front();
+        }
+        self.0.push_back(buffer);
     }
 }
 
@@ -136,12 +150,28 @@ mod tests {
         assert_eq!(buffer, b"rest"[..]);
     }
 
+    /// Otherwise no place would be left for those that have.
+    #[test]
+    fn one_that_never_had_the_room_is_not_kept() {
+        let (_, count) = Size::Batch.kept();
+        for _ in 0..2 * count {
+            let mut small = BytesMut::from(&b"twelve bytes"[..]);
+            small.clear();
+            give(&mut small, Size::Batch);
+        }
+        let mut buffer = furnished(Size::Batch);
+        let address = buffer.as_ptr();
+        give(&mut buffer, Size::Batch);
+        assert_eq!(furnished(Size::Batch).as_ptr(), address);
+    }
+
     #[test]
     fn few_are_kept_and_none_that_grew_large() {
         let kept = || SPARE.with_borrow(|spare| spare.messages.0.len());
-        let (most, count) = Size::Message.kept();
+        let (most, _) = Size::Batch.kept();
         give(&mut BytesMut::with_capacity(most + 1), Size::Message);
         assert_eq!(kept(), 0);
+        let (_, count) = Size::Message.kept();
         let mut many: Vec<_> = (0..2 * count).map(|_| furnished(Size::Message)).collect();
         many.iter_mut().for_each(|buffer| give(buffer, Size::Message));
         assert_eq!(kept(), count);

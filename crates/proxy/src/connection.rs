@@ -202,6 +202,8 @@ async fn spoken(
                 let mut phase = worker.phase.clone();
                 let begun = timeout(limits.idle_connection, poll_fn(|cx| io.poll_readable(cx)));
                 tokio::select! {
+                    // A request that is there is answered, also when a drain has begun.
+                    biased;
                     begun = begun => begun.ok()?.ok()?,
                     _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
                 }

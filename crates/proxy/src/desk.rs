@@ -79,6 +79,7 @@ pub(crate) async fn keep_listeners(
 ) {
     let mut changes = follower.world.changes();
     let mut failures = 0_u32;
+    let mut untold = None;
     loop {
         if let Some(scene) = follower.world.scene()
             && follower.world.credential().is_some()
@@ -90,18 +91,23 @@ pub(crate) async fn keep_listeners(
             for problem in problems {
                 tracing::error!(%problem, failures, "a door is closed and will be tried again");
             }
+            doors.publish(listeners.addresses());
             let inbound = listeners.inbound(&follower.config, plan);
             if *follower.listening.borrow() != inbound {
                 follower.listening.replace(inbound.clone());
-                // Without a stream this waits, as there is no new plan to reconcile with either.
-                if requests.send(Request::Listeners(inbound)).await.is_err() {
-                    return;
-                }
+                untold = Some(inbound);
             }
-            doors.publish(listeners.addresses());
         }
         let again = backoff::delay(failures, follower.seed.rotate_left(failures)).min(DOOR_MAX);
         tokio::select! {
+            // Without a stream this waits; the next one's hello says it too.
+            place = requests.reserve(), if untold.is_some() => {
+                if let (Ok(place), Some(inbound)) = (place, untold.take())
+                    && !follower.withdrawn.get()
+                {
+                    place.send(Request::Listeners(inbound));
+                }
+            }
             changed = changes.changed() => {
                 if changed.is_err() {
                     return;

@@ -69,10 +69,10 @@ impl Io {
             buffer.reserve(READ_BYTES);
         }
         let polled = pin!(stream.read_buf(buffer)).poll(cx);
-        if polled.is_pending() {
-            buffers::give(buffer, size);
+        match polled {
+            Poll::Ready(_) => self.0.filled.set(buffer.len() == buffer.capacity()),
+            Poll::Pending => buffers::give(buffer, size),
         }
-        self.0.filled.set(buffer.len() == buffer.capacity());
         polled
     }
 

@@ -56,10 +56,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
         self.record.reason = Some(failure.reason);
         if self.progress.response_started.get() {
             // Half an answer is out: only a broken connection says that it is not whole.
+            self.record.grpc.set(None);
             return false;
         }
         self.record.status = failure.reason.status();
-        if self.request.is_grpc() {
+        // Over HTTP/1.1 there is no gRPC.
+        if !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc() {
             self.record.grpc.set(Some(grpc::status(failure.reason)));
         }
         if let Some(line) = &mut self.record.line {

@@ -134,6 +134,11 @@ async fn next_request(
         waited = timeout(patience, reader.wait()) => match waited {
             Ok(Ok(true)) => Next::Request,
             Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
+            // Half an empty line: the other half has as long as a head.
+            Err(_) if rests => match timeout(limits.head_timeout, reader.wait()).await {
+                Ok(Ok(true)) => Next::Request,
+                Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
+            },
             Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
         },
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::End,

@@ -49,6 +49,8 @@ pub(crate) fn from_upgrade(
     let protocol = protocol(request).ok_or(Reason::Unsupported)?;
     *asked.method_mut() = Method::CONNECT;
     asked.headers_mut().remove(SEC_WEBSOCKET_KEY);
+    // What follows is no body (RFC 9113 §8.1.1 would count it).
+    asked.headers_mut().remove(CONTENT_LENGTH);
     asked.extensions_mut().insert(Protocol::from(protocol.as_str()));
     Ok(asked)
 }

@@ -1,7 +1,9 @@
 //! Heads of HTTP/2 as heads of HTTP/1.1 and back, so that one set of rules reads them all.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::{COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, TE};
+use http::header::{
+    CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, TE,
+};
 use http::{Method, Request, Response, StatusCode, Uri, request, response};
 use leno_model::Reason;
 use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
@@ -121,6 +123,7 @@ pub(super) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<
     if head.tunnel {
         // RFC 8441 §5: any 2xx agrees to another protocol, and nothing proves it.
         response.headers_mut().remove(SEC_WEBSOCKET_ACCEPT);
+        response.headers_mut().remove(CONTENT_LENGTH);
     } else {
         *response.status_mut() = StatusCode::from_u16(head.status).ok()?;
     }

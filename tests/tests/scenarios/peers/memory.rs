@@ -16,7 +16,7 @@ use super::loopback;
 const BODY_KIB_MAX: u64 = 1024;
 /// How much a reader that does not read may add to its own sidecar, and to the server's. See
 /// `docs/link.md`.
-const READER_KIB_MAX: [u64; 2] = [288, 96];
+const READER_KIB_MAX: [u64; 2] = [256, 96];
 const READERS: usize = 1000;
 /// Far more than the kernel holds of one answer that nobody reads.
 const ANSWER_BYTES: u64 = 4 * 1024 * 1024;
