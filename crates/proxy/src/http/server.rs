@@ -134,8 +134,8 @@ async fn next_request(
         waited = timeout(patience, reader.wait()) => match waited {
             Ok(Ok(true)) => Next::Request,
             Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
-            // Half an empty line: the other half has as long as a head.
-            Err(_) if rests => match timeout(limits.head_timeout, reader.wait()).await {
+            // Half an empty line, which begins no request yet.
+            Err(_) if rests => match timeout(session.patience(), reader.wait()).await {
                 Ok(Ok(true)) => Next::Request,
                 Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
             },
