@@ -22,7 +22,7 @@ use leno_wire::http1::{
 };
 use leno_wire::link::{Event, Limits, Link, Role, StreamKind};
 
-#[library_benchmark(config = measured(3_851))]
+#[library_benchmark(config = measured(3_296))]
 #[bench::of_a_service(parsed_request())]
 fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let parsed = head.parse(black_box(REQUEST));
@@ -30,7 +30,7 @@ fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, Byte
     (head, out)
 }
 
-#[library_benchmark(config = measured(2_581))]
+#[library_benchmark(config = measured(2_206))]
 #[bench::of_a_service(parsed_response())]
 fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     let parsed = head.parse(black_box(RESPONSE), Answers::Other);
@@ -56,7 +56,7 @@ fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, 
 }
 
 // A request without a body crosses: one frame written, one read.
-#[library_benchmark(config = measured(944))]
+#[library_benchmark(config = measured(921))]
 #[bench::of_a_service(Ends::warm())]
 fn link_request(mut ends: Ends) -> Ends {
     ends.request();
@@ -64,7 +64,7 @@ fn link_request(mut ends: Ends) -> Ends {
 }
 
 // A response with a body of 1 KiB crosses: two frames written, two read.
-#[library_benchmark(config = measured(1_823))]
+#[library_benchmark(config = measured(1_783))]
 #[bench::of_a_service(Ends::asked())]
 fn link_response(mut ends: Ends) -> Ends {
     ends.respond();

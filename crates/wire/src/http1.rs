@@ -4,6 +4,7 @@
 //! [`Malformed`], never repaired, because a repaired message is a smuggled one. Heads are kept as
 //! [`Span`]s of the received bytes, so a reused head allocates nothing.
 
+mod block;
 mod body;
 mod field;
 mod malformed;

@@ -1,6 +1,6 @@
 //! Field lines: one pass that classifies, checks the framing fields and finds the hop-by-hop ones.
 
-use super::scan::{Cursor, TOKEN, is};
+use super::scan::{Cursor, TOKEN, is, is_blank};
 use super::{BodyLength, FIELDS_MAX, Malformed, Span, Version};
 
 /// One field line of a head.
@@ -234,7 +234,7 @@ impl Section {
 /// Reads one field line, its line end included (RFC 9112 §5).
 #[inline]
 pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
-    let name = cursor.run(TOKEN);
+    let name = cursor.token();
     if name.is_empty() || !cursor.skip(b":") {
         return Err(match cursor.peek() {
             Some(b' ' | b'\t') if name.is_empty() => Malformed::FoldedField,
@@ -279,10 +279,6 @@ fn decimal(value: &[u8]) -> Result<u64, Malformed> {
 fn is_http2(protocol: &[u8]) -> bool {
     let protocol = protocol.trim_ascii();
     protocol.eq_ignore_ascii_case(b"h2c") || protocol.eq_ignore_ascii_case(b"h2")
-}
-
-fn is_blank(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t')
 }
 
 /// The most fields that `Connection` may name beyond the known ones: each costs a look at every

@@ -2,6 +2,7 @@
 
 use memchr::{memchr, memmem, memrchr};
 
+use super::block::{Block, before_control, before_uncommon};
 use super::{HEAD_BYTES_MAX, Malformed, Parsed, Span};
 
 /// A position in the bytes of one head.
@@ -34,23 +35,39 @@ impl<'a> Cursor<'a> {
     /// Steps over the longest run of bytes of `class`.
     #[inline]
     pub(super) fn run(&mut self, class: u8) -> Span {
+        let length = run_length(self.rest(), class);
+        self.advance(length)
+    }
+
+    /// Steps over the longest run of [`TOKEN`].
+    #[inline]
+    pub(super) fn token(&mut self) -> Span {
         let rest = self.rest();
-        let length = rest.iter().position(|byte| !is(*byte, class)).unwrap_or(rest.len());
+        let mut length = blocks_length(rest, before_uncommon);
+        if rest.get(length).is_some_and(|byte| is(*byte, TOKEN)) {
+            length =
+                length.saturating_add(run_length(rest.get(length..).unwrap_or_default(), TOKEN));
+        }
         self.advance(length)
     }
 
     /// Steps over a field value and the white space around it; the span is the value alone.
     #[inline]
     pub(super) fn value(&mut self) -> Span {
-        self.run(BLANK);
+        while self.peek().is_some_and(is_blank) {
+            self.at = self.at.wrapping_add(1);
+        }
         let rest = self.rest();
         let length = value_length(rest);
-        let value = rest.get(..length).unwrap_or_default();
-        let trimmed =
-            value.iter().rposition(|byte| !is(*byte, BLANK)).map_or(0, |at| at.saturating_add(1));
+        let mut trimmed = rest.get(..length).unwrap_or_default();
+        while let Some((last, others)) = trimmed.split_last()
+            && is_blank(*last)
+        {
+            trimmed = others;
+        }
         let start = self.at;
         self.advance(length);
-        Span::new(start, start.saturating_add(trimmed))
+        Span::new(start, start.wrapping_add(trimmed.len()))
     }
 
     /// Steps over CR LF; `otherwise` is the fault when another kind of byte stands there.
@@ -68,7 +85,8 @@ impl<'a> Cursor<'a> {
     #[inline]
     fn advance(&mut self, length: usize) -> Span {
         let start = self.at;
-        self.at = start.saturating_add(length);
+        // Within the bytes, hence without overflow.
+        self.at = start.wrapping_add(length);
         Span::new(start, self.at)
     }
 }
@@ -112,26 +130,31 @@ fn is_whole(bytes: &[u8]) -> Result<bool, Malformed> {
     Ok(false)
 }
 
+/// SP or HTAB.
+#[inline]
+pub(super) fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
 /// Whether `byte` belongs to `class`.
 #[inline]
 pub(super) fn is(byte: u8, class: u8) -> bool {
     CLASSES.get(usize::from(byte)).is_some_and(|classes| classes & class != 0)
 }
 
-/// How many bytes at the start are `field-vchar`, SP or HTAB (RFC 9110 §5.5). Eight are tested at
-/// once, because values are most of a head.
+/// How many bytes at the start are of `class`.
+#[inline]
+fn run_length(bytes: &[u8], class: u8) -> usize {
+    bytes.iter().position(|byte| !is(*byte, class)).unwrap_or(bytes.len())
+}
+
+/// How many bytes at the start are `field-vchar`, SP or HTAB (RFC 9110 §5.5).
 #[inline]
 fn value_length(bytes: &[u8]) -> usize {
     let mut length = 0_usize;
     loop {
         let rest = bytes.get(length..).unwrap_or_default();
-        let (words, tail) = rest.as_chunks::<8>();
-        let run = run_without_controls(words);
-        let run = run.unwrap_or_else(|| {
-            let good = tail.iter().take_while(|byte| !byte.is_ascii_control()).count();
-            words.as_flattened().len().saturating_add(good)
-        });
-        length = length.saturating_add(run);
+        length = length.wrapping_add(blocks_length(rest, before_control));
         if bytes.get(length) != Some(&b'\t') {
             return length;
         }
@@ -139,23 +162,22 @@ fn value_length(bytes: &[u8]) -> usize {
     }
 }
 
-/// Where the first control character is, if there is one.
-///
-/// Subtracting 32 from each byte borrows from its high bit if it was less, and so does taking 1
-/// from its difference to DEL if there was none. A borrow may disturb later bytes, never the first.
+/// How many bytes stand before the first that `before` finds in a block.
 #[inline]
-fn run_without_controls(words: &[[u8; 8]]) -> Option<usize> {
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x80 * EACH;
-    words.iter().enumerate().find_map(|(index, word)| {
-        let word = u64::from_le_bytes(*word);
-        let low = word.wrapping_sub(0x20 * EACH) & !word;
-        let delete = word ^ (0x7f * EACH);
-        let delete = delete.wrapping_sub(EACH) & !delete;
-        let found = (low | delete) & HIGH;
-        let byte = found.trailing_zeros() as usize / 8;
-        (found != 0).then(|| index.saturating_mul(8).saturating_add(byte))
-    })
+fn blocks_length(bytes: &[u8], before: impl Fn(&Block) -> usize) -> usize {
+    let mut length = 0_usize;
+    let mut rest = bytes;
+    while let Some((block, others)) = rest.split_first_chunk::<16>() {
+        let within = before(block);
+        length = length.wrapping_add(within);
+        if within < 16 {
+            return length;
+        }
+        rest = others;
+    }
+    let mut last = [0; 16];
+    last.iter_mut().zip(rest).for_each(|(place, byte)| *place = *byte);
+    length.wrapping_add(before(&last).min(rest.len()))
 }
 
 /// `tchar` (RFC 9110 §5.6.2).
@@ -165,8 +187,6 @@ pub(super) const TOKEN: u8 = 1;
 pub(super) const TARGET: u8 = 2;
 /// `reg-name` (RFC 3986 §3.2.2).
 pub(super) const HOST: u8 = 4;
-/// SP and HTAB.
-pub(super) const BLANK: u8 = 8;
 
 /// Longer than nearly every head; sent byte by byte, it costs us less than its packets cost the
 /// kernel.
@@ -209,15 +229,31 @@ const fn classify(byte: u8) -> u8 {
     {
         classes |= HOST;
     }
-    if matches!(byte, b' ' | b'\t') {
-        classes |= BLANK;
-    }
     classes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_end_at_the_first_byte_of_another_class_wherever_it_is() {
+        for length in 0..40 {
+            for at in 0..=length {
+                for byte in u8::MIN..=u8::MAX {
+                    let mut bytes = vec![b'x'; length];
+                    bytes.iter_mut().step_by(7).for_each(|other| *other = b'_');
+                    bytes.iter_mut().step_by(3).for_each(|other| *other = b'-');
+                    if let Some(place) = bytes.get_mut(at) {
+                        *place = byte;
+                    }
+                    let expected = if is(byte, TOKEN) { length } else { at };
+                    let span = Cursor { bytes: &bytes, at: 0 }.token();
+                    assert_eq!(span, Span::new(0, expected), "{byte} at {at} of {length}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn values_end_at_the_first_control_character_wherever_it_is() {
