@@ -8,10 +8,24 @@ use std::path::{Path, PathBuf};
 /// When it was not built.
 #[must_use]
 pub fn go_program(name: &str) -> PathBuf {
+    fetched(name, "scenarios")
+}
+
+/// The folder of the Java programs of `tests/programs/java`, and all that they need.
+///
+/// # Panics
+/// When they were not fetched.
+#[must_use]
+pub fn java_programs() -> PathBuf {
+    fetched("java", "grpc-java")
+}
+
+/// What the target of this name of `./test` puts into the target folder.
+fn fetched(name: &str, by: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a path");
     let target = tests.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
     let program = target.join("programs").join(name);
-    assert!(program.exists(), "{} is missing: run ./test scenarios", program.display());
+    assert!(program.exists(), "{} is missing: run ./test {by}", program.display());
     program
 }
 

@@ -33,7 +33,7 @@ pub use connection::Connection;
 pub use dialogue::Dialogue;
 pub use family::{Descendant, children, is_running};
 pub use http::{Response, exchange, get};
-pub use installed::{go_program, python, script};
+pub use installed::{go_program, java_programs, python, script};
 pub use load::{Load, Outcome};
 pub use machines::{ControlPlane, Proxy};
 pub use maria::Maria;

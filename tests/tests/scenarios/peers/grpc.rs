@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
 use leno_tests::{Mesh, Program, eventually, free_port, go_program};
 
+mod java;
+
 /// grpc/doc/interop-test-descriptions.md, without those about credentials of Google's clouds.
 const CASES: &[&str] = &[
     "empty_unary",

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh};
+use leno_tests::{Answer, Application, Mesh, python, script};
 
 const REQUESTS: usize = 50;
 
@@ -33,13 +33,14 @@ fn check(name: &str, command: &[&str]) {
     assert!(line.contains(&all), "{line}\n{}", mesh.up.printed());
 }
 
-fn source(file: &str) -> String {
-    format!("{}/clients/{file}", env!("CARGO_MANIFEST_DIR"))
+#[test]
+fn a_java_client_finds_services_through_its_proxy_settings() {
+    check("java", &["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", &script("Client.java")]);
 }
 
 #[test]
-fn a_java_client_finds_services_through_its_proxy_settings() {
-    check("java", &["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", &source("Client.java")]);
+fn a_client_with_httpx_finds_services_through_its_proxy_settings() {
+    check("httpx", &[python(), &script("httpx_client.py")]);
 }
 
 #[test]
@@ -48,7 +49,7 @@ fn a_go_client_finds_services_through_its_proxy_settings() {
     let binary = folder.path().join("client");
     let binary = binary.to_str().unwrap();
     let build = Command::new("go")
-        .args(["build", "-o", binary, &source("client.go")])
+        .args(["build", "-o", binary, &script("client.go")])
         .envs([("GOTOOLCHAIN", "local"), ("GOPROXY", "off"), ("CGO_ENABLED", "0")])
         .output();
     let Ok(build) = build else {

@@ -1,0 +1,59 @@
+//! The same with grpc-java, which speaks through Netty, at both ends.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::{Mesh, Program, eventually, free_port, java_programs};
+
+use super::{CASES, WHOLE_SERVICE};
+
+#[test]
+#[ignore = "fetches grpc-java with Maven: `./test grpc-java` runs it"]
+fn every_standard_case_passes_between_java_programs_in_strict_mode() {
+    let (port, door) = (free_port(), free_port());
+    let mut run = java("TestServiceServer");
+    run.push(format!("--port={port}"));
+    let run: Vec<&str> = run.iter().map(String::as_str).collect();
+    let manifests = [
+        mesh_config("strict"),
+        server_of("grpc", (port, "GRPC"), &run),
+        client("user", &[], &[("grpc.shop", door)]),
+        allowed_http("user", "grpc", WHOLE_SERVICE),
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    eventually("an empty call is answered", PATIENCE, || call(door, "empty_unary").ok());
+    for case in CASES {
+        let began = Instant::now();
+        let outcome = call(door, case);
+        eprintln!("{case}: {:?}", began.elapsed());
+        assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
+    }
+}
+
+/// Runs one case through the door; all that the client says when it fails.
+fn call(door: u16, case: &str) -> Result<(), String> {
+    let (port, case) = (format!("--server_port={door}"), format!("--test_case={case}"));
+    let [program, arguments @ ..] = &java("TestServiceClient")[..] else {
+        unreachable!("a command has a program")
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).args(["--server_host=127.0.0.1", &port, &case]);
+    let mut client = Program::start("grpc-java's client", &mut command);
+    match client.wait(PATIENCE).success() {
+        true => Ok(()),
+        false => Err(client.printed()),
+    }
+}
+
+/// How one of its programs is started, in the clear.
+fn java(program: &str) -> Vec<String> {
+    let classes = format!("{}/*", java_programs().display());
+    let main = format!("io.grpc.testing.integration.{program}");
+    let flags = ["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"];
+    let flags = flags.map(str::to_owned).into_iter();
+    flags.chain([classes, main, "--use_tls=false".to_owned()]).collect()
+}
+
+/// A virtual machine starts within a second or two, and the longest case takes as long.
+const PATIENCE: Duration = Duration::from_secs(60);
