@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::action::RuleActions;
 use crate::name::{RouteName, ServiceName};
 
 /// A Gateway API `HTTPRoute` attached to services.
@@ -35,6 +36,8 @@ pub struct RouteRule {
     pub backends: Vec<WeightedBackend>,
     /// How long the whole exchange may take; no limit when absent.
     pub request_timeout: Option<Duration>,
+    /// What it does beside choosing a backend.
+    pub actions: RuleActions,
 }
 
 /// What a request must look like; all parts must hold. The default matches everything.

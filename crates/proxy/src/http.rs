@@ -1,5 +1,6 @@
 //! HTTP/1.1 on sockets and on links: one road for both.
 
+pub(crate) mod answer;
 pub(crate) mod body;
 pub(crate) mod date;
 pub(crate) mod exchange;

@@ -5,6 +5,7 @@ mod connect;
 mod cost;
 mod doors;
 mod drain;
+mod filters;
 pub(crate) mod fixture;
 mod foreign;
 mod forwarding;

@@ -1,5 +1,6 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
+mod filter;
 mod http_route;
 mod mesh_config;
 mod service;

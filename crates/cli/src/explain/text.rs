@@ -2,12 +2,16 @@
 
 use std::fmt::Write as _;
 
-use leno_model::{FieldMatch, PathMatch, Reason, RequestMatch, ValueMatch};
+use leno_model::{
+    FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RuleActions,
+    ValueMatch,
+};
 use serde_json::{Value, json};
 
 use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
 };
+use super::rivals::Rival;
 
 /// The decision for people; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
@@ -34,11 +38,31 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         (None, _) => line("service", &format!("`{}` is no name of a service", target.host)),
     }
     match &decision.route {
-        Some(route) => line("route", &told_route(route)),
+        Some(route) => {
+            line("route", &told_route(route));
+            for filter in told_actions(&route.rule.actions) {
+                line("filter", &filter);
+            }
+        }
         None if decision.protocol.is_some() && decision.refused.is_none() => {
             line("route", "none is attached: to the service's own endpoints");
         }
         None => {}
+    }
+    for rival in decision.rivals.iter().take(RIVALS_SHOWN_MAX) {
+        line("passed by", &told_rival(rival));
+    }
+    if let Some(more @ 1..) = decision.rivals.len().checked_sub(RIVALS_SHOWN_MAX) {
+        line("passed by", &format!("{more} more matches"));
+    }
+    if let Some(sent) = &decision.sent {
+        let target = &sent.target;
+        let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
+        let text = format!("{} http://{}{}{query}", sent.method, target.authority, target.path);
+        line("sent as", &text);
+    }
+    if let Some(redirection) = &decision.redirection {
+        line("redirect", &format!("{} to {}", redirection.status, redirection.location));
     }
     for backend in &decision.backends {
         line("backend", &told_backend(backend));
@@ -53,7 +77,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
 /// The decision for programs.
 pub(super) fn json(decision: &Decision, question: &Question) -> Value {
     let outcomes = decision.outcomes();
-    let allowed = outcomes == [None];
+    let allowed = outcomes == [None] && decision.redirection.is_none();
     let reason = match outcomes.as_slice() {
         [Some(reason)] => Some(*reason),
         _ => None,
@@ -73,9 +97,25 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         "port": question.target.port,
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
+        "passed_by": decision.rivals.iter().map(json_rival).collect::<Vec<_>>(),
+        "sent": decision.sent.as_ref().map(|sent| json!({
+            "method": sent.method,
+            "authority": sent.target.authority,
+            "path": sent.target.path,
+            "query": sent.target.query,
+            "headers": sent.headers,
+        })),
+        "redirect": decision.redirection.as_ref().map(|redirection| json!({
+            "status": redirection.status,
+            "location": redirection.location,
+        })),
         "backends": decision.backends.iter().map(json_backend).collect::<Vec<_>>(),
         "allowed": allowed,
-        "status": reason.map(Reason::status),
+        "status": decision
+            .redirection
+            .as_ref()
+            .map(|redirection| redirection.status)
+            .or(reason.map(Reason::status)),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
@@ -86,6 +126,9 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
 }
 
 fn verdict(decision: &Decision, question: &Question) -> String {
+    if let Some(redirection) = &decision.redirection {
+        return format!("{}: the client is sent elsewhere by its own sidecar", redirection.status);
+    }
     let outcomes = decision.outcomes();
     match outcomes.as_slice() {
         [None] => "200-range: allowed; the application answers".to_owned(),
@@ -154,6 +197,54 @@ fn told_route(route: &DecidedRoute) -> String {
     )
 }
 
+/// What a rule does to requests and answers, a line each.
+fn told_actions(actions: &RuleActions) -> Vec<String> {
+    let mut lines = told_headers("request", &actions.request_headers);
+    lines.extend(told_headers("response", &actions.response_headers));
+    if let Some(rewrite) = &actions.rewrite {
+        if let Some(hostname) = &rewrite.hostname {
+            lines.push(format!("rewrite the host to {hostname}"));
+        }
+        match &rewrite.path {
+            Some(PathEdit::Full(path)) => lines.push(format!("rewrite the path to {path}")),
+            Some(PathEdit::Prefix(path)) => {
+                lines.push(format!("replace the matched prefix of the path by {path:?}"));
+            }
+            None => {}
+        }
+    }
+    if actions.redirect.is_some() {
+        lines.push("redirect".to_owned());
+    }
+    lines
+}
+
+fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
+    let told = |verb: &str, header: &Header| {
+        format!("{verb} the {side} header {}: {}", header.name, header.value)
+    };
+    let set = edits.set.iter().map(|header| told("set", header));
+    let add = edits.add.iter().map(|header| told("add", header));
+    let remove = edits.remove.iter().map(|name| format!("remove the {side} header {name}"));
+    set.chain(add).chain(remove).collect()
+}
+
+fn told_rival(rival: &Rival) -> String {
+    let Rival { route, rule, index, request, why } = rival;
+    let request = told_match(request);
+    format!("HTTPRoute {route}: rules[{rule}].matches[{index}] ({request}): {}", why.told())
+}
+
+fn json_rival(rival: &Rival) -> Value {
+    json!({
+        "name": rival.route.to_string(),
+        "rule": rival.rule,
+        "match": rival.index,
+        "matches": told_match(&rival.request),
+        "why": rival.why.told(),
+    })
+}
+
 fn told_match(request: &RequestMatch) -> String {
     let mut parts = Vec::new();
     match &request.path {
@@ -211,6 +302,7 @@ fn json_route(route: &DecidedRoute) -> Value {
         "rule": route.index,
         "match": route.fits,
         "matches": route.rule.matches.get(route.fits).map(told_match),
+        "filters": told_actions(&route.rule.actions),
         "request_timeout_ms": route
             .rule
             .request_timeout
@@ -244,3 +336,6 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
         "reason": reason.map(Reason::label),
     })
 }
+
+/// How many of the matches that did not decide are told to people.
+const RIVALS_SHOWN_MAX: usize = 10;

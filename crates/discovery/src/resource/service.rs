@@ -7,7 +7,7 @@ use leno_model::{PortView, Reach, RouteRule, ServiceName, ServiceView, WeightedB
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::request;
+use super::{action, request};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -63,6 +63,7 @@ fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
         matches: rule.matches.iter().map(request::to_wire).collect(),
         backends: rule.backends.iter().map(backend).collect(),
         timeout_nanoseconds: rule.request_timeout.map(nanoseconds),
+        actions: action::to_wire(&rule.actions),
     }
 }
 
@@ -77,10 +78,13 @@ fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
             weight: wire.weight,
         })
     };
+    let matches = each("matches", wire.matches, request::from_wire)?;
+    let actions = wire.actions.map(|wire| action::from_wire(wire, &matches)).transpose();
     Ok(RouteRule {
         route: parsed("route", &wire.route)?,
-        matches: each("matches", wire.matches, request::from_wire)?,
+        matches,
         backends: each("backends", wire.backends, backend)?,
         request_timeout: wire.timeout_nanoseconds.map(Duration::from_nanos),
+        actions: actions.map_err(|invalid| invalid.under("actions"))?.unwrap_or_default(),
     })
 }

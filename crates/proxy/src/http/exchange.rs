@@ -1,12 +1,15 @@
 //! The corridor: one request, station by station, in one version of the world.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId, Reason};
 use leno_telemetry::Count;
 use leno_traffic::retry::{self, Attempt, Sent};
+use leno_traffic::{CompiledActions, Redirection};
 
+use super::answer::Answer;
 use super::body::Source;
 use super::forward::{Progress, forward};
 use super::grpc;
@@ -29,6 +32,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) progress: Progress,
     /// How long the upstream may take to agree to another protocol.
     pub(crate) agree_within: Option<Duration>,
+    /// What the rule that decided does to heads; `None` when that is nothing.
+    pub(crate) actions: Option<Arc<CompiledActions>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -43,7 +48,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
             line.request(request);
         }
         let progress = Progress::default();
-        Self { session, request, body, responder, record, progress, agree_within: None }
+        Self {
+            session,
+            request,
+            body,
+            responder,
+            record,
+            progress,
+            agree_within: None,
+            actions: None,
+        }
     }
 
     /// Carries the request to where it belongs and its answer back. False: the connection that
@@ -77,9 +91,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
     async fn walk(&mut self) -> Result<(), Failure> {
-        let aim = self.request.aim()?;
+        let mut aim = self.request.aim()?;
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         self.authorize(&aim, &bound)?;
+        if let Destination::Redirected(redirection) = &bound.destination {
+            return self.redirect(redirection, bound.actions.as_deref()).await;
+        }
+        if let Some(actions) = &bound.actions {
+            if let Some(target) = actions.target(aim.path, aim.query) {
+                aim.origin = Some(Cow::Owned(target));
+            }
+            self.actions = Some(actions.clone());
+        }
         // A limit on the request is none on what is said after an upgrade.
         self.agree_within = bound.timeout.filter(|_| self.request.upgrade);
         match bound.timeout.filter(|_| !self.request.upgrade) {
@@ -101,6 +124,26 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
         }
         Ok(())
+    }
+
+    /// Sends the client elsewhere; nothing of its request goes on.
+    async fn redirect(
+        &mut self,
+        redirection: &Redirection,
+        actions: Option<&CompiledActions>,
+    ) -> Result<(), Failure> {
+        self.record.status = redirection.status;
+        self.progress.response_started.set(true);
+        if !self.body.is_complete() || self.session.worker.is_draining() {
+            self.responder.close_after();
+        }
+        let fields = [("location", &*redirection.location)];
+        let edits = actions.map(|actions| &actions.response);
+        let answer = Answer { status: redirection.status, fields: &fields, text: "", edits };
+        match answer.send(self.responder, true).await {
+            true => Ok(()),
+            false => Err(Reason::DownstreamClosed.into()),
+        }
     }
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.
@@ -125,7 +168,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn may_repeat(&self, bound: &Bound) -> bool {
         match bound.destination {
             Destination::Application(_) => self.progress.on_reused,
-            Destination::Endpoints(_) => true,
+            Destination::Endpoints(_) | Destination::Redirected(_) => true,
         }
     }
 
@@ -158,6 +201,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
                 pick(&self.session.worker, endpoints, avoid).map(Destined::Upstream)
             }
+            Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }
     }
 

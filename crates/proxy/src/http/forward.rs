@@ -8,6 +8,7 @@ use std::task::Poll;
 use h2::client::ResponseFuture;
 use h2::{Reason as Code, RecvStream};
 use leno_model::Reason;
+use leno_traffic::FieldEdits;
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
@@ -139,18 +140,27 @@ async fn over_http1(
     converse(exchange, sink, Upstreamed::Http1(reader)).await
 }
 
-fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) -> RequestEdits<'a> {
+/// What becomes of the request's head. Rules apply on the way to endpoints only, and those are
+/// reached over links and HTTP/1.1.
+fn edits<'a>(
+    exchange: &'a Exchange<'_, '_>,
+    aim: &'a Aim<'_>,
+    framing: Framing,
+) -> RequestEdits<'a> {
+    let rule = exchange.actions.as_deref();
+    let host = rule.and_then(|rule| rule.host()).or(exchange.session.host.as_deref());
     RequestEdits {
         target: aim.origin.as_deref().map(str::as_bytes),
         // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
-        host: match (&exchange.session.host, &aim.origin) {
+        host: match (host, &aim.origin) {
             (Some(host), _) => Some(host.as_bytes()),
             (None, Some(_)) => Some(aim.authority.as_bytes()),
             (None, None) => None,
         },
         framing,
         add: &[],
-        remove: &[],
+        lines: rule.map_or("", |rule| &rule.request.lines),
+        remove: rule.map_or(&[], |rule| &rule.request.remove),
         connection: match exchange.request.upgrade {
             true => Connection::Upgrade,
             false => Connection::KeepAlive,
@@ -216,7 +226,7 @@ async fn converse(
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
-    let Exchange { session, request, body, responder, record, progress, .. } = exchange;
+    let Exchange { session, request, body, responder, record, progress, actions, .. } = exchange;
     let Progress { body_taken, response_started, .. } = progress;
     let has_body = !body.is_empty();
     let started = &*response_started;
@@ -241,6 +251,7 @@ async fn converse(
         answers: request.answers(),
         request,
         upgrade,
+        edits: actions.as_deref().map(|actions| &actions.response),
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -293,6 +304,8 @@ struct Reply<'a, 'io> {
     request: &'a Request<'a>,
     /// Another protocol was asked for.
     upgrade: bool,
+    /// What the rule that decided does to the heads of answers.
+    edits: Option<&'a FieldEdits>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -453,8 +466,10 @@ impl Reply<'_, '_> {
         *self.status = head.status;
         self.started.set(true);
         let bodiless = source.is_empty();
-        let mut sink =
-            self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
+        let mut sink = self
+            .responder
+            .start(bytes, (head, self.edits), bodiless)
+            .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {
                 call.ended(bytes, head);

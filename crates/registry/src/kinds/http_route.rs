@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use leno_model::{
     FieldMatch, HttpRoute, Name, PathMatch, RequestMatch, RouteName, RouteParent, RouteRule,
-    ServiceName, ValueMatch, WeightedBackend,
+    RuleActions, ServiceName, ValueMatch, WeightedBackend,
 };
 
+use super::filter::{self, Family};
 use super::{Head, refuse_other_kinds};
 use crate::field::{Field, Fields};
 
@@ -34,6 +35,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
             matches: vec![RequestMatch::default()],
             backends: Vec::new(),
             request_timeout: None,
+            actions: RuleActions::default(),
         });
     }
     Some(HttpRoute { name, parents: parents?, rules })
@@ -108,7 +110,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         "retry",
         "sessionPersistence",
     ])?;
-    for key in ["filters", "retry", "sessionPersistence"] {
+    for key in ["retry", "sessionPersistence"] {
         fields.unsupported(key, "is not supported", "remove it");
     }
     let mut matches = fields.each("matches", MATCHES_MAX, read_match);
@@ -117,7 +119,9 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     }
     let backends =
         fields.each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
-    if backends.iter().all(|backend| backend.weight == 0) {
+    let mut actions = RuleActions::default();
+    filter::read(&fields, Family::Http, &matches, &mut actions);
+    if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so that its requests are answered 500",
             "add one to `backendRefs`",
@@ -128,6 +132,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches,
         backends,
         request_timeout: fields.find("timeouts").and_then(read_timeouts),
+        actions,
     })
 }
 
@@ -200,7 +205,8 @@ fn prefix(mut path: String) -> PathMatch {
     }
 }
 
-fn literal_path(value: &Field<'_>) -> Option<String> {
+/// A normal path of characters that a request may have.
+pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
     let path = value.text()?;
     let shown = value.shown();
     let lower = path.to_ascii_lowercase();

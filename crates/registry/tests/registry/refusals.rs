@@ -317,7 +317,28 @@ fn refuses_http_routes_that_cannot_be_honoured() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
         &specs,
         &expect![[r#"
-            spec.rules[0].filters: is not supported; remove it
+            spec.rules[0].filters[0].type: "ExtensionRef" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier`, `RequestRedirect` or `URLRewrite`
+            spec.rules[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
+            spec.rules[0].filters[0].requestRedirect: is not a field that is known here; remove it, or use `type` or `urlRewrite`
+            spec.rules[0].filters[1]: is a second URLRewrite; join the two
+            spec.rules[0].filters: has a RequestRedirect and a URLRewrite, of which a rule may have one; remove one of the two
+            spec.rules[0].filters: has a RequestRedirect, so that nothing reaches `backendRefs`; remove the filter or `backendRefs`
+            spec.rules[0].filters[0].requestRedirect.scheme: "ftp" is not known here; use `http` or `https`
+            spec.rules[0].filters[0].requestRedirect.statusCode: 304 is no redirection; use 301, 302, 303, 307 or 308
+            spec.rules[0].filters[0].requestRedirect.port: 0 is out of range; use a number from 1 to 65535
+            spec.rules[0].filters[0].requestRedirect.hostname: "10.0.0.1" is an address; use a host name
+            spec.rules[0].filters[0].requestRedirect.hostname: "*.example" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+            spec.rules[0].filters[0].urlRewrite.path.replacePrefixMatch: is not a field that is known here; remove it, or use `type` or `replaceFullPath`
+            spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: is missing; add `replaceFullPath`
+            spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: "a" does not start with `/`; use a path such as "/ratings"
+            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which only a rule with one match, by PathPrefix, has; use one match with a path of the type PathPrefix
+            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which only a rule with one match, by PathPrefix, has; use one match with a path of the type PathPrefix
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
+            spec.rules[0].filters[0].responseHeaderModifier.remove[0]: "transfer-encoding" says how a message travels, and a rule would break it; remove it
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "b\r\nc: d" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
+            spec.rules[0].filters[0].requestHeaderModifier: does two things to the header "a"; name each header once; several values go into one, separated by commas
             spec.rules[0].retry: is not supported; remove it
             spec.rules[0].matches[0].path.type: "Prefix" is not known here; use `Exact`, `PathPrefix` or `RegularExpression`
             spec.rules[0].matches[0].path.value: "a" does not start with `/`; use a path such as "/ratings"
@@ -351,7 +372,25 @@ fn refuses_http_routes_that_cannot_be_honoured() {
 }
 
 const HTTP_ROUTE_RULES: &[&str] = &[
-    "{filters: [{type: RequestMirror}]}",
+    "{filters: [{type: ExtensionRef}]}",
+    "{filters: [{type: RequestHeaderModifier}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {}, requestRedirect: {}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {hostname: a}}, {type: URLRewrite, urlRewrite: {hostname: b}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {hostname: a}}, {type: RequestRedirect, requestRedirect: {}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {}}], backendRefs: [{name: a, port: 80}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {scheme: ftp, statusCode: 304, port: 0}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {hostname: 10.0.0.1}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {hostname: \"*.example\"}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replacePrefixMatch: /a}}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: a}}}]}",
+    "{matches: [{path: {type: Exact, value: /a}}], filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /b}}}]}",
+    "{matches: [{path: {value: /a}}, {path: {value: /b}}], filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /b}}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: Host, value: a}]}}]}",
+    "{filters: [{type: ResponseHeaderModifier, responseHeaderModifier: {remove: [Transfer-Encoding]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: \"a b\", value: a}]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"b\\r\\nc: d\"}]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"\"}]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: b}], remove: [A]}}]}",
     "{retry: {attempts: 2}}",
     "{matches: [{path: {type: Prefix, value: /a}}]}",
     "{matches: [{path: {value: a}}]}",
