@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use leno_model::{
     Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
-    PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteRule, RuleActions,
-    ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain, UrlRewrite, ValueMatch,
-    WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteRule,
+    RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain, UrlRewrite,
+    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 
 use crate::key::ChangeId;
@@ -69,6 +69,7 @@ pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
             rewrite: Some(UrlRewrite { hostname: None, path: Some(PathEdit::Full("/a".into())) }),
             ..RuleActions::default()
         },
+        kind: RouteKind::Http,
     });
 }
 

@@ -395,6 +395,8 @@ pub struct Rule {
     pub timeout_nanoseconds: ::core::option::Option<u64>,
     #[prost(message, optional, tag = "10")]
     pub actions: ::core::option::Option<RuleActions>,
+    #[prost(bool, tag = "11")]
+    pub grpc: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RuleActions {
@@ -406,6 +408,19 @@ pub struct RuleActions {
     pub redirect: ::core::option::Option<Redirect>,
     #[prost(message, optional, tag = "4")]
     pub rewrite: ::core::option::Option<UrlRewrite>,
+    #[prost(uint64, optional, tag = "5")]
+    pub attempt_timeout_nanoseconds: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "6")]
+    pub retry: ::core::option::Option<RetryRule>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetryRule {
+    #[prost(uint32, repeated, tag = "1")]
+    pub codes: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, tag = "2")]
+    pub attempts: u32,
+    #[prost(uint64, tag = "3")]
+    pub backoff_nanoseconds: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeaderEdits {

@@ -1,5 +1,7 @@
 //! Actions: what a rule of a route does to requests and answers, beside choosing a backend.
 
+use std::time::Duration;
+
 use crate::name::Name;
 
 /// What a rule does beside choosing a backend. The default does nothing.
@@ -13,6 +15,29 @@ pub struct RuleActions {
     pub redirect: Option<Redirect>,
     /// What becomes of the host and path of requests.
     pub rewrite: Option<UrlRewrite>,
+    /// How long one attempt at one endpoint may take; no limit of its own when absent.
+    pub attempt_timeout: Option<Duration>,
+    /// When requests are sent once more; only what never left is, when absent.
+    pub retry: Option<RetryRule>,
+}
+
+/// When a request is sent once more, within the retry budget of the service.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RetryRule {
+    /// The statuses of answers that the client does not get while there are attempts left; from 400
+    /// to 599, in order.
+    pub codes: Vec<u16>,
+    /// How often at most, after the first attempt; 0 is never, [`RetryRule::ATTEMPTS_MAX`] the most.
+    pub attempts: u8,
+    /// How long to wait before the first retry; it grows from there.
+    pub backoff: Duration,
+}
+
+impl RetryRule {
+    /// The most retries that a rule may ask for: each multiplies the load of a service in trouble.
+    pub const ATTEMPTS_MAX: u8 = 10;
+    /// The statuses that a rule may name.
+    pub const CODES: std::ops::RangeInclusive<u16> = 400..=599;
 }
 
 /// Edits of headers. Names are lower case; each is there once in all three lists, and none concerns

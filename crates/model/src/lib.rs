@@ -16,7 +16,9 @@ pub mod service;
 pub mod snapshot;
 pub mod workload;
 
-pub use action::{Header, HeaderEdits, PathEdit, Redirect, RuleActions, Scheme, UrlRewrite};
+pub use action::{
+    Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme, UrlRewrite,
+};
 pub use change::{Change, Object, ObjectKey};
 pub use endpoint::{Endpoint, EndpointId};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
@@ -30,7 +32,7 @@ pub use policy::{
 };
 pub use reason::{Reason, Retry, Side};
 pub use route::{
-    FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteParent, RouteRule, ValueMatch,
+    FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend,
 };
 pub use service::{Protocol, Service, ServicePort, TargetPort};

@@ -1,5 +1,6 @@
 //! Sidecars, applications and clients in one thread, over real sockets and real TLS.
 
+mod again;
 mod bodies;
 mod connect;
 mod cost;

@@ -171,6 +171,7 @@ fn rule(request: RequestMatch) -> RouteRule {
         backends: [("reviews-v1", 90), ("reviews-v2", 10)].map(backend).to_vec(),
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
     }
 }
 

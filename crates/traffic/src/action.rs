@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use leno_model::{
-    HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RuleActions, Scheme, UrlRewrite,
+    HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions, Scheme,
+    UrlRewrite,
 };
 
 use crate::matcher::prefix_elements;
@@ -17,6 +19,10 @@ pub struct CompiledActions {
     pub request: FieldEdits,
     /// Edits of the heads of answers.
     pub response: FieldEdits,
+    /// How long one attempt may take; no limit of its own when absent.
+    pub attempt_timeout: Option<Duration>,
+    /// When requests are sent once more.
+    pub retry: Option<RetryRule>,
     redirect: Option<Redirect>,
     rewrite: Option<UrlRewrite>,
     /// How many bytes of a path the prefix takes that the rule's only match names.
@@ -37,6 +43,8 @@ impl CompiledActions {
         Some(Self {
             request: FieldEdits::compile(&actions.request_headers),
             response: FieldEdits::compile(&actions.response_headers),
+            attempt_timeout: actions.attempt_timeout,
+            retry: actions.retry.clone(),
             redirect: actions.redirect.clone(),
             rewrite: actions.rewrite.clone(),
             prefix_bytes,

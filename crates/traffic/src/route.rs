@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    ObjectKey, PathMatch, PortView, RequestMatch, RouteName, RouteRule, WeightedBackend,
+    PathMatch, PortView, RequestMatch, RouteKind, RouteName, RouteRule, WeightedBackend,
 };
 
 use crate::action::CompiledActions;
@@ -43,7 +43,7 @@ impl PortRoutes {
         for (index, rule) in view.rules.iter().enumerate() {
             for request in &rule.matches {
                 let matcher = RequestMatcher::compile(request)
-                    .map_err(|bad| bad.within(ObjectKey::HttpRoute(rule.route.clone())))?;
+                    .map_err(|bad| bad.within(rule.kind.key(rule.route.clone())))?;
                 matches.push((request, CompiledMatch { matcher, rule: index }));
             }
         }
@@ -122,6 +122,8 @@ pub struct CompiledRule {
     pub index: usize,
     /// The route that it came from.
     pub route: RouteName,
+    /// Its kind.
+    pub kind: RouteKind,
     /// How long the whole exchange may take; no limit when absent.
     pub request_timeout: Option<Duration>,
     /// Where its requests go.
@@ -136,6 +138,7 @@ impl CompiledRule {
         Self {
             index,
             route: rule.route.clone(),
+            kind: rule.kind,
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
             actions: CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new),

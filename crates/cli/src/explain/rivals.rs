@@ -1,11 +1,12 @@
 //! The rules that did not decide a request, and why not.
 
-use leno_model::{RequestMatch, RouteName, RouteRule};
+use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
 use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence};
 
 /// A match that did not decide.
 #[derive(Debug)]
 pub(super) struct Rival {
+    pub(super) kind: RouteKind,
     pub(super) route: RouteName,
     /// The place of its rule in its own route, from 0.
     pub(super) rule: usize,
@@ -65,7 +66,8 @@ pub(super) fn rivals(
                 (None, None) => continue,
             };
             let request = request.clone();
-            rivals.push(Rival { route: rule.route.clone(), rule: place, index, request, why });
+            let (kind, route) = (rule.kind, rule.route.clone());
+            rivals.push(Rival { kind, route, rule: place, index, request, why });
         }
     }
     // Those that fit say more.

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use leno_model::{
-    FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RuleActions,
-    ValueMatch,
+    FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RetryRule,
+    RuleActions, ValueMatch,
 };
 use serde_json::{Value, json};
 
@@ -189,7 +189,8 @@ fn told_route(route: &DecidedRoute) -> String {
         .request_timeout
         .map_or(String::new(), |timeout| format!(", at most {timeout:?} for the whole exchange"));
     format!(
-        "HTTPRoute {}: rules[{}].matches[{}] ({}){timeout}",
+        "{} {}: rules[{}].matches[{}] ({}){timeout}",
+        rule.kind.as_str(),
         rule.route,
         route.index,
         route.fits,
@@ -216,7 +217,30 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
     if actions.redirect.is_some() {
         lines.push("redirect".to_owned());
     }
+    if let Some(limit) = actions.attempt_timeout {
+        lines.push(format!("at most {limit:?} for one attempt"));
+    }
+    if let Some(retry) = &actions.retry {
+        lines.push(told_retry(retry));
+    }
     lines
+}
+
+fn told_retry(retry: &RetryRule) -> String {
+    if retry.attempts == 0 {
+        return "never sent once more".to_owned();
+    }
+    let codes: Vec<String> = retry.codes.iter().map(ToString::to_string).collect();
+    let answers = match codes.is_empty() {
+        true => "failures without an answer".to_owned(),
+        false => format!("failures and answers {}", codes.join(", ")),
+    };
+    let times =
+        if retry.attempts == 1 { "once".to_owned() } else { format!("{} times", retry.attempts) };
+    format!(
+        "after {answers} sent again up to {times}, {:?} apart and more, within the budget",
+        retry.backoff
+    )
 }
 
 fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
@@ -230,13 +254,14 @@ fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
 }
 
 fn told_rival(rival: &Rival) -> String {
-    let Rival { route, rule, index, request, why } = rival;
-    let request = told_match(request);
-    format!("HTTPRoute {route}: rules[{rule}].matches[{index}] ({request}): {}", why.told())
+    let Rival { kind, route, rule, index, request, why } = rival;
+    let (kind, request) = (kind.as_str(), told_match(request));
+    format!("{kind} {route}: rules[{rule}].matches[{index}] ({request}): {}", why.told())
 }
 
 fn json_rival(rival: &Rival) -> Value {
     json!({
+        "kind": rival.kind.as_str(),
         "name": rival.route.to_string(),
         "rule": rival.rule,
         "match": rival.index,
@@ -298,6 +323,7 @@ fn told_endpoint(decided: &DecidedEndpoint) -> String {
 
 fn json_route(route: &DecidedRoute) -> Value {
     json!({
+        "kind": route.rule.kind.as_str(),
         "name": route.rule.route.to_string(),
         "rule": route.index,
         "match": route.fits,

@@ -1,10 +1,11 @@
 //! What a rule does beside choosing a backend, as it travels.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use leno_model::{
-    Header, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RuleActions, Scheme,
-    UrlRewrite,
+    Header, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions,
+    Scheme, UrlRewrite,
 };
 
 use super::field::{Invalid, each, optional_name, port};
@@ -17,6 +18,8 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         response_headers: headers_to_wire(&actions.response_headers),
         redirect: actions.redirect.as_ref().map(redirect_to_wire),
         rewrite: actions.rewrite.as_ref().map(rewrite_to_wire),
+        attempt_timeout_nanoseconds: actions.attempt_timeout.map(nanoseconds),
+        retry: actions.retry.as_ref().map(retry_to_wire),
     })
 }
 
@@ -30,16 +33,46 @@ pub(super) fn from_wire(
     };
     let redirect = wire.redirect.map(|wire| redirect_from_wire(wire, matches)).transpose();
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
+    let retry = wire.retry.map(|wire| retry_from_wire(&wire)).transpose();
     let actions = RuleActions {
         request_headers: headers("request_headers", wire.request_headers)?,
         response_headers: headers("response_headers", wire.response_headers)?,
         redirect: redirect.map_err(|invalid| invalid.under("redirect"))?,
         rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
+        attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
+        retry: retry.map_err(|invalid| invalid.under("retry"))?,
     };
     if actions.redirect.is_some() && actions.rewrite.is_some() {
         return Err(Invalid::new("rewrite", "must be absent beside a redirection"));
     }
     Ok(actions)
+}
+
+fn retry_to_wire(retry: &RetryRule) -> proto::RetryRule {
+    proto::RetryRule {
+        codes: retry.codes.iter().map(|code| u32::from(*code)).collect(),
+        attempts: retry.attempts.into(),
+        backoff_nanoseconds: nanoseconds(retry.backoff),
+    }
+}
+
+fn retry_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, Invalid> {
+    let codes = wire.codes.iter().map(|code| {
+        let code = u16::try_from(*code).ok().filter(|code| RetryRule::CODES.contains(code));
+        code.ok_or_else(|| Invalid::new("codes", "has a status that is not from 400 to 599"))
+    });
+    let attempts = u8::try_from(wire.attempts).ok();
+    let attempts = attempts.filter(|attempts| *attempts <= RetryRule::ATTEMPTS_MAX);
+    Ok(RetryRule {
+        codes: codes.collect::<Result<_, _>>()?,
+        attempts: attempts.ok_or_else(|| Invalid::new("attempts", "is more than 10"))?,
+        backoff: Duration::from_nanos(wire.backoff_nanoseconds),
+    })
+}
+
+/// 2^64 nanoseconds are 584 years: what is longer has no end that matters.
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {

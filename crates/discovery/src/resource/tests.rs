@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use leno_model::{
     Access, AccessRule, Door, Endpoint, FieldMatch, Header, HeaderEdits, Name, PathEdit, PathMatch,
-    PortSet, PortView, Protocol, Reach, Redirect, RequestMatch, RouteRule, RuleActions, Scheme,
-    ServiceAccount, ServiceName, ServiceView, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend,
-    WorkloadName, WorkloadPlan, WorkloadPort,
+    PortSet, PortView, Protocol, Reach, Redirect, RequestMatch, RetryRule, RouteKind, RouteRule,
+    RuleActions, Scheme, ServiceAccount, ServiceName, ServiceView, TrustDomain, UrlRewrite,
+    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -93,7 +93,7 @@ fn every_wrong_field_is_named() {
     for (edit, field) in plans {
         check(ResourceKey::Plan, encode_plan(&fixture::plan()), edit, field);
     }
-    let services: [(Edit<proto::Service>, &str); 15] = [
+    let services: [(Edit<proto::Service>, &str); 17] = [
         (|s| s.denied = true, "ports"),
         (|s| s.ports.push(s.ports[0].clone()), "ports"),
         (|s| s.ports[0].protocol = 0, "ports[0].protocol"),
@@ -141,6 +141,14 @@ fn every_wrong_field_is_named() {
                 actions(s).rewrite.as_mut().unwrap().path = Some(proto::PathEdit { edit });
             },
             "ports[0].rules[0].actions.rewrite.path",
+        ),
+        (
+            |s| actions(s).retry = Some(proto::RetryRule { codes: vec![200], ..<_>::default() }),
+            "ports[0].rules[0].actions.retry.codes",
+        ),
+        (
+            |s| actions(s).retry = Some(proto::RetryRule { attempts: 11, ..<_>::default() }),
+            "ports[0].rules[0].actions.retry.attempts",
         ),
     ];
     fn actions(service: &mut proto::Service) -> &mut proto::RuleActions {
@@ -303,12 +311,20 @@ fn actions() -> impl Strategy<Value = RuleActions> {
         redirect.prop_map(|redirect| (Some(redirect), None)),
         rewrite.prop_map(|rewrite| (None, Some(rewrite))),
     ];
-    (headers.clone(), headers, either).prop_map(
-        |(request_headers, response_headers, (redirect, rewrite))| RuleActions {
-            request_headers,
-            response_headers,
-            redirect,
-            rewrite,
+    let duration = || any::<u64>().prop_map(Duration::from_nanos);
+    let retry = (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, duration());
+    let retry = retry.prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff });
+    let times = (prop::option::of(duration()), prop::option::of(retry));
+    (headers.clone(), headers, either, times).prop_map(
+        |(request_headers, response_headers, (redirect, rewrite), (attempt_timeout, retry))| {
+            RuleActions {
+                request_headers,
+                response_headers,
+                redirect,
+                rewrite,
+                attempt_timeout,
+                retry,
+            }
         },
     )
 }
@@ -318,14 +334,17 @@ fn service() -> impl Strategy<Value = ServiceView> {
     let backend =
         backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
-    let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout, actions());
-    let rule = rule.prop_map(|(name, matches, backends, request_timeout, actions)| RouteRule {
-        route: leno_model::RouteName { namespace: name.clone(), name },
-        matches,
-        backends,
-        request_timeout,
-        actions,
-    });
+    let kind = prop_oneof![Just(RouteKind::Http), Just(RouteKind::Grpc)];
+    let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout, actions(), kind);
+    let rule =
+        rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
+            route: leno_model::RouteName { namespace: name.clone(), name },
+            matches,
+            backends,
+            request_timeout,
+            actions,
+            kind,
+        });
     let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3));
     let port = port.prop_map(|(name, protocol, routed, rules)| PortView {
         name,

@@ -1,14 +1,18 @@
 //! The corridor: one request, station by station, in one version of the world.
 
 use std::borrow::Cow;
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason};
+use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
 use leno_telemetry::Count;
-use leno_traffic::retry::{self, Attempt, Sent};
+use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_traffic::{CompiledActions, Redirection};
 
+use super::again;
 use super::answer::Answer;
 use super::body::Source;
 use super::forward::{Progress, forward};
@@ -34,6 +38,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) agree_within: Option<Duration>,
     /// What the rule that decided does to heads; `None` when that is nothing.
     pub(crate) actions: Option<Arc<CompiledActions>>,
+    /// Whether a part of the request's body is gone from our hands, of a body that is kept.
+    pub(crate) is_lost: Option<Rc<Cell<bool>>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -57,6 +63,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             progress,
             agree_within: None,
             actions: None,
+            is_lost: None,
         }
     }
 
@@ -104,7 +111,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.actions = Some(actions.clone());
         }
         // A limit on the request is none on what is said after an upgrade.
-        self.agree_within = bound.timeout.filter(|_| self.request.upgrade);
+        let one = self.actions.as_ref().and_then(|actions| actions.attempt_timeout);
+        let soonest = bound.timeout.into_iter().chain(one).min();
+        self.agree_within = soonest.filter(|_| self.request.upgrade);
         match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(&aim, &bound).await,
             Some(limit) => tokio::time::timeout(limit, self.attempts(&aim, &bound))
@@ -148,19 +157,67 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.
     async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+        let actions = self.actions.clone();
+        let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let limit = actions.as_ref().and_then(|actions| actions.attempt_timeout);
+        let limit = limit.filter(|_| !self.request.upgrade);
+        if let Some(rule) = rule {
+            self.prepare(rule);
+        }
         let mut tried = None;
         loop {
-            let reason = match self.attempt(aim, bound, &mut tried).await {
-                Ok(()) => return Ok(()),
-                Err(reason) => reason,
+            let outcome = {
+                let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                match limit {
+                    None => attempt.await,
+                    Some(limit) => tokio::time::timeout(limit, attempt)
+                        .await
+                        .unwrap_or(Err(Reason::AttemptTimeout)),
+                }
             };
-            if !self.may_repeat(bound) || !retry::retry(reason, &self.attempt_so_far(aim)) {
+            let Err(reason) = outcome else {
+                return Ok(());
+            };
+            let again = match rule {
+                None => self.may_repeat(bound) && retry::retry(reason, &self.attempt_so_far(aim)),
+                Some(rule) => self.is_tried_again(rule, reason, aim).await,
+            };
+            if !again {
                 return Err(reason.into());
             }
             self.record.retries += 1;
             self.progress = Progress::default();
             self.session.worker.shard.add(Count::Retries, 1);
         }
+    }
+
+    /// Pays into the budget, and keeps the request's body for another attempt.
+    fn prepare(&mut self, rule: &RetryRule) {
+        if rule.attempts == 0 {
+            return;
+        }
+        again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
+        if !self.body.is_empty() && !self.request.upgrade {
+            let is_lost = Rc::new(Cell::new(false));
+            self.body.keep(is_lost.clone());
+            self.is_lost = Some(is_lost);
+        }
+    }
+
+    /// Under a rule: whether the request is sent once more; then this waits until it is time.
+    async fn is_tried_again(&mut self, rule: &RetryRule, reason: Reason, aim: &Aim<'_>) -> bool {
+        let worker = &self.session.worker;
+        let attempt = self.attempt_so_far(aim);
+        // An answer that was kept from the client is paid for.
+        let again = self.progress.kept_back.get()
+            || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
+                && again::pays(worker, self.record.subject.service.as_ref()));
+        if again {
+            tokio::time::sleep(retry::pause(rule, attempt.number, worker.draw())).await;
+            self.body.rewind();
+            self.record.bytes_in.set(0);
+        }
+        again
     }
 
     /// There is one application. Whether another is asked is for the client's sidecar to say; a
@@ -205,11 +262,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
+    pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
+        let is_kept = self.is_lost.as_ref().is_some_and(|is_lost| !is_lost.get());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
-            body_replayable: !self.progress.body_taken,
+            body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.progress.response_started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         }

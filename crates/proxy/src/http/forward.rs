@@ -15,6 +15,7 @@ use leno_wire::http1::{
 use leno_wire::link::{OpenError, StreamKind};
 use tokio::time::{sleep, timeout};
 
+use super::again::KeepBack;
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
 use super::grpc::Call;
@@ -42,6 +43,8 @@ pub(crate) struct Progress {
     pub(crate) response_started: Cell<bool>,
     /// The connection had served before, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
+    /// An answer came, and is kept from the client: the request is sent once more.
+    pub(crate) kept_back: Cell<bool>,
 }
 
 /// Sends the request on a lease and its response back.
@@ -226,9 +229,14 @@ async fn converse(
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
-    let Exchange { session, request, body, responder, record, progress, actions, .. } = exchange;
-    let Progress { body_taken, response_started, .. } = progress;
+    let Exchange { session, request, body, responder, record, progress, actions, is_lost, .. } =
+        exchange;
+    let Progress { body_taken, response_started, kept_back, .. } = progress;
     let has_body = !body.is_empty();
+    let retry = actions.as_deref().and_then(|actions| actions.retry.as_ref());
+    let bears = (record.subject.service.as_ref(), record.retries);
+    let (worker, is_lost) = (&*session.worker, is_lost.as_deref());
+    let keep_back = retry.map(|rule| KeepBack { rule, worker, request, bears, is_lost, kept_back });
     let started = &*response_started;
     let is_call = is_call(request, responder, &sink);
     let silence = silence(session, is_call, started);
@@ -252,6 +260,7 @@ async fn converse(
         request,
         upgrade,
         edits: actions.as_deref().map(|actions| &actions.response),
+        keep_back,
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -306,6 +315,8 @@ struct Reply<'a, 'io> {
     upgrade: bool,
     /// What the rule that decided does to the heads of answers.
     edits: Option<&'a FieldEdits>,
+    /// What may keep an answer from the client; none without a rule about retries.
+    keep_back: Option<KeepBack<'a>>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -450,6 +461,10 @@ impl Reply<'_, '_> {
         head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
+        if self.keep_back.as_ref().is_some_and(|keep_back| keep_back.keeps(bytes, head)) {
+            // Nobody hears of this reason.
+            return Err(Reason::UpstreamReset);
+        }
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
             connect::may_tell(self.request, bytes, head)?;

@@ -33,7 +33,7 @@ fn editing() -> RouteRule {
             hostname: Some(Name::new("inner.example").unwrap()),
             path: Some(PathEdit::Prefix("/v2".to_owned())),
         }),
-        redirect: None,
+        ..RuleActions::default()
     };
     RouteRule { actions, ..rule("/ratings", &[("ratings-v2", 1)]) }
 }

@@ -28,6 +28,7 @@ pub(super) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
         backends: backends.iter().map(backend).collect(),
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::field::{Field, Fields};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     Http,
+    Grpc,
 }
 
 /// Reads `filters` into what a rule does. The matches decide whether a prefix can be replaced.
@@ -86,6 +87,7 @@ impl FilterKind {
             Family::Http => {
                 &[Self::RequestHeaders, Self::ResponseHeaders, Self::Redirect, Self::Rewrite]
             }
+            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
         }
     }
 }

@@ -10,7 +10,7 @@ use leno_model::{
 use super::Head;
 use super::filter::{self, Family};
 use super::http_route::{
-    FIELDS_MAX, MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, refuse_hostnames,
+    MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, refuse_hostnames,
 };
 use crate::field::{Field, Fields};
 
@@ -54,7 +54,7 @@ fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
         Some(method) => read_method(method),
         None => Some(PathMatch::Any),
     };
-    let headers = read_headers(&fields, FIELDS_MAX);
+    let headers = read_headers(&fields);
     Some(RequestMatch { path: path?, headers, ..RequestMatch::default() })
 }
 

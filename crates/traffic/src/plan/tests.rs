@@ -31,6 +31,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         backends: Vec::new(),
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
     };
     let port = PortView {
         name: None,

@@ -19,6 +19,7 @@ fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
         backends: vec![backend("stock", 1)],
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
+        kind: RouteKind::default(),
     }
 }
 
