@@ -3,6 +3,7 @@
 mod decide;
 mod reason;
 mod request;
+mod rivals;
 mod target;
 mod text;
 

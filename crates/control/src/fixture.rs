@@ -200,7 +200,11 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         4 => format!(
             "{}spec: {{parentRefs: [{{group: \"\", kind: Service, name: {one}, port: {port}}}], \
              rules: [{{backendRefs: [{{name: {two}, port: 80}}, {{name: {three}, port: {other}}}]}}]}}",
-            head("HTTPRoute", "gateway.networking.k8s.io/v1", ""),
+            head(
+                dice.pick(&["HTTPRoute", "HTTPRoute", "GRPCRoute"]),
+                "gateway.networking.k8s.io/v1",
+                ""
+            ),
         ),
         5 => format!(
             "{}spec: {{destination: {}, sources: [{}, {}], rules: \

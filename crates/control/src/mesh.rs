@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use leno_model::{
     Change, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName, RouteGroupName,
-    RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName,
+    RouteKind, RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName,
     TrafficMode, TrafficTarget, Workload, WorkloadName,
 };
 
@@ -25,7 +25,7 @@ pub(crate) struct Mesh {
     config: MeshConfig,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
-    routes: BTreeMap<RouteName, HttpRoute>,
+    routes: BTreeMap<(RouteKind, RouteName), HttpRoute>,
     targets: BTreeMap<PolicyName, TrafficTarget>,
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
@@ -37,8 +37,8 @@ pub(crate) struct Mesh {
     by_account: Index<ServiceAccount, WorkloadName>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
-    by_parent: Index<ServiceName, RouteName>,
-    by_backend: Index<ServiceName, RouteName>,
+    by_parent: Index<ServiceName, (RouteKind, RouteName)>,
+    by_backend: Index<ServiceName, (RouteKind, RouteName)>,
 }
 
 /// Questions.
@@ -100,7 +100,7 @@ impl Mesh {
         self.by_account.of(account)
     }
 
-    /// The routes attached to a service or one of its ports, by name.
+    /// The routes attached to a service or one of its ports, by kind and name.
     pub(crate) fn routes_of(&self, service: &ServiceName) -> impl Iterator<Item = &HttpRoute> {
         let names = self.by_parent.of(service);
         names.filter_map(|name| self.routes.get(name))
@@ -140,7 +140,10 @@ impl Mesh {
     pub(crate) fn objects(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
-        let routes = self.routes.values().cloned().map(Object::HttpRoute);
+        let routes = self.routes.values().cloned().map(|route| match route.kind {
+            RouteKind::Http => Object::HttpRoute(route),
+            RouteKind::Grpc => Object::GrpcRoute(route),
+        });
         let targets = self.targets.values().cloned().map(Object::TrafficTarget);
         let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
         let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
@@ -193,8 +196,8 @@ impl Mesh {
                 self.set_service(&service.name.clone(), Some(service), touched);
             }
             Object::MeshConfig(config) => self.set_config(config, touched),
-            Object::HttpRoute(route) => {
-                self.set_route(&route.name.clone(), Some(route), touched);
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => {
+                self.set_route(&(route.kind, route.name.clone()), Some(route), touched);
             }
             Object::TrafficTarget(target) => {
                 self.set_target(&target.name.clone(), Some(target), touched);
@@ -215,7 +218,12 @@ impl Mesh {
             ObjectKey::Workload(name) => self.set_workload(name, None, touched),
             ObjectKey::Service(name) => self.set_service(name, None, touched),
             ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
-            ObjectKey::HttpRoute(name) => self.set_route(name, None, touched),
+            ObjectKey::HttpRoute(name) => {
+                self.set_route(&(RouteKind::Http, name.clone()), None, touched);
+            }
+            ObjectKey::GrpcRoute(name) => {
+                self.set_route(&(RouteKind::Grpc, name.clone()), None, touched);
+            }
             ObjectKey::TrafficTarget(name) => self.set_target(name, None, touched),
             ObjectKey::HttpRouteGroup(name) => {
                 self.touch_users_of_group(name, touched);
@@ -295,7 +303,12 @@ impl Mesh {
         }
     }
 
-    fn set_route(&mut self, name: &RouteName, new: Option<HttpRoute>, touched: &mut Touched) {
+    fn set_route(
+        &mut self,
+        name: &(RouteKind, RouteName),
+        new: Option<HttpRoute>,
+        touched: &mut Touched,
+    ) {
         let old = self.routes.remove(name);
         let differs = old != new;
         let mut parents = BTreeSet::new();

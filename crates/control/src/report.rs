@@ -195,14 +195,37 @@ impl Report<'_> {
                 problems.push(problem);
             }
         }
+        problems.extend(self.overruled(route));
         let shares = backends().map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
         RouteStatus {
             name: route.name.to_string(),
+            kind: route.kind.as_str().to_owned(),
             parents: parents.collect(),
             rules: route.rules.len(),
             backends: shares.collect(),
             problems,
         }
+    }
+
+    /// The `GRPCRoute`s beside which an `HTTPRoute` has no say.
+    fn overruled(&self, route: &HttpRoute) -> Vec<String> {
+        let others = self.mesh.routes().filter(|other| other.kind > route.kind);
+        let meets = |other: &&HttpRoute| {
+            other.parents.iter().any(|one| {
+                let same_port =
+                    |port| one.port.is_none_or(|own| port == Some(own)) || port.is_none();
+                let mut parents = route.parents.iter();
+                parents.any(|two| one.service == two.service && same_port(two.port))
+            })
+        };
+        let told = |other: &HttpRoute| {
+            format!(
+                "{} {} is attached to the same port, and goes before",
+                other.kind.as_str(),
+                other.name
+            )
+        };
+        others.filter(meets).map(told).collect()
     }
 
     pub(crate) fn policies(&self) -> Vec<PolicyStatus> {

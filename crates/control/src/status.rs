@@ -188,6 +188,8 @@ pub struct ProxyStatus {
 pub struct RouteStatus {
     /// `namespace/name`.
     pub name: String,
+    /// `HTTPRoute` or `GRPCRoute`.
+    pub kind: String,
     /// The services, or ports of them, that it is attached to.
     pub parents: Vec<String>,
     /// How many rules it has.

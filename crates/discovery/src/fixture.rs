@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Name, PathMatch, PortSet, PortView,
-    Protocol, Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, Snapshot,
-    TrustDomain, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
+    PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteRule,
+    RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain, UrlRewrite,
+    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 
 use crate::key::ChangeId;
@@ -60,6 +61,15 @@ pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
         }],
         backends: backends.iter().map(|name| backend(name)).collect(),
         request_timeout: Some(Duration::from_millis(1500)),
+        actions: RuleActions {
+            request_headers: HeaderEdits {
+                set: vec![Header { name: "x-a".into(), value: "b".into() }],
+                ..HeaderEdits::default()
+            },
+            rewrite: Some(UrlRewrite { hostname: None, path: Some(PathEdit::Full("/a".into())) }),
+            ..RuleActions::default()
+        },
+        kind: RouteKind::Http,
     });
 }
 

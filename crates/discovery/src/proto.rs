@@ -393,6 +393,85 @@ pub struct Rule {
     pub backends: ::prost::alloc::vec::Vec<Backend>,
     #[prost(uint64, optional, tag = "4")]
     pub timeout_nanoseconds: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "10")]
+    pub actions: ::core::option::Option<RuleActions>,
+    #[prost(bool, tag = "11")]
+    pub grpc: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RuleActions {
+    #[prost(message, optional, tag = "1")]
+    pub request_headers: ::core::option::Option<HeaderEdits>,
+    #[prost(message, optional, tag = "2")]
+    pub response_headers: ::core::option::Option<HeaderEdits>,
+    #[prost(message, optional, tag = "3")]
+    pub redirect: ::core::option::Option<Redirect>,
+    #[prost(message, optional, tag = "4")]
+    pub rewrite: ::core::option::Option<UrlRewrite>,
+    #[prost(uint64, optional, tag = "5")]
+    pub attempt_timeout_nanoseconds: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "6")]
+    pub retry: ::core::option::Option<RetryRule>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetryRule {
+    #[prost(uint32, repeated, tag = "1")]
+    pub codes: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, tag = "2")]
+    pub attempts: u32,
+    #[prost(uint64, tag = "3")]
+    pub backoff_nanoseconds: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HeaderEdits {
+    #[prost(message, repeated, tag = "1")]
+    pub set: ::prost::alloc::vec::Vec<Header>,
+    #[prost(message, repeated, tag = "2")]
+    pub add: ::prost::alloc::vec::Vec<Header>,
+    #[prost(string, repeated, tag = "3")]
+    pub remove: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Header {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Redirect {
+    #[prost(enumeration = "Scheme", tag = "1")]
+    pub scheme: i32,
+    #[prost(string, optional, tag = "2")]
+    pub hostname: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "3")]
+    pub path: ::core::option::Option<PathEdit>,
+    #[prost(uint32, optional, tag = "4")]
+    pub port: ::core::option::Option<u32>,
+    #[prost(uint32, tag = "5")]
+    pub status: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UrlRewrite {
+    #[prost(string, optional, tag = "1")]
+    pub hostname: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "2")]
+    pub path: ::core::option::Option<PathEdit>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PathEdit {
+    #[prost(oneof = "path_edit::Edit", tags = "1, 2")]
+    pub edit: ::core::option::Option<path_edit::Edit>,
+}
+/// Nested message and enum types in `PathEdit`.
+pub mod path_edit {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Edit {
+        #[prost(string, tag = "1")]
+        Full(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Prefix(::prost::alloc::string::String),
+    }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Backend {
@@ -453,6 +532,35 @@ impl Protocol {
             "PROTOCOL_GRPC" => Some(Self::Grpc),
             "PROTOCOL_TCP" => Some(Self::Tcp),
             "PROTOCOL_DETECT" => Some(Self::Detect),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Scheme {
+    Unspecified = 0,
+    Http = 1,
+    Https = 2,
+}
+impl Scheme {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SCHEME_UNSPECIFIED",
+            Self::Http => "SCHEME_HTTP",
+            Self::Https => "SCHEME_HTTPS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SCHEME_UNSPECIFIED" => Some(Self::Unspecified),
+            "SCHEME_HTTP" => Some(Self::Http),
+            "SCHEME_HTTPS" => Some(Self::Https),
             _ => None,
         }
     }

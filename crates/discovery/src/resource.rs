@@ -3,6 +3,7 @@
 //! Encoding is canonical: equal values give equal bytes on every machine, so the hash of the bytes
 //! can be the resource's version.
 
+mod action;
 mod endpoint;
 mod field;
 mod plan;

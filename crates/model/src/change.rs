@@ -35,6 +35,8 @@ pub enum Object {
     HttpRouteGroup(HttpRouteGroup),
     /// SMI ports.
     TcpRoute(TcpRoute),
+    /// A Gateway API route for gRPC.
+    GrpcRoute(HttpRoute),
 }
 
 impl Object {
@@ -49,6 +51,7 @@ impl Object {
             Self::TrafficTarget(o) => ObjectKey::TrafficTarget(o.name.clone()),
             Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
+            Self::GrpcRoute(o) => ObjectKey::GrpcRoute(o.name.clone()),
         }
     }
 }
@@ -70,6 +73,8 @@ pub enum ObjectKey {
     HttpRouteGroup(RouteGroupName),
     /// SMI ports.
     TcpRoute(TcpRouteName),
+    /// A Gateway API route for gRPC.
+    GrpcRoute(RouteName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -83,6 +88,7 @@ impl fmt::Display for ObjectKey {
             Self::TrafficTarget(name) => write!(f, "TrafficTarget {name}"),
             Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
+            Self::GrpcRoute(name) => write!(f, "GRPCRoute {name}"),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Plain values. No runtime, no protocol, no serialisation: every other crate stands on these,
 //! so nothing here may change because a library did.
 
+pub mod action;
 pub mod change;
 pub mod endpoint;
 pub mod identity;
@@ -15,6 +16,9 @@ pub mod service;
 pub mod snapshot;
 pub mod workload;
 
+pub use action::{
+    Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme, UrlRewrite,
+};
 pub use change::{Change, Object, ObjectKey};
 pub use endpoint::{Endpoint, EndpointId};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
@@ -28,7 +32,7 @@ pub use policy::{
 };
 pub use reason::{Reason, Retry, Side};
 pub use route::{
-    FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteParent, RouteRule, ValueMatch,
+    FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend,
 };
 pub use service::{Protocol, Service, ServicePort, TargetPort};

@@ -175,6 +175,9 @@ reasons! {
     /// The request timeout of the route passed.
     RequestTimeout "request-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.request`.";
+    /// The time that the route gives one attempt passed.
+    AttemptTimeout "attempt-timeout" 504 Upstream Never
+        "Make the application faster, or raise `timeouts.backendRequest`.";
 }
 
 #[cfg(test)]

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use crate::action::RuleActions;
+use crate::change::ObjectKey;
 use crate::name::{RouteName, ServiceName};
 
-/// A Gateway API `HTTPRoute` attached to services.
+/// A Gateway API `HTTPRoute` or `GRPCRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRoute {
     /// Its name; also the last tie-breaker between equally specific matches.
@@ -13,6 +15,38 @@ pub struct HttpRoute {
     pub parents: Vec<RouteParent>,
     /// Its rules in the order of the document.
     pub rules: Vec<RouteRule>,
+    /// In which words it was written.
+    pub kind: RouteKind,
+}
+
+/// The kind of a route: in which words its rules were written. As rules they are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum RouteKind {
+    /// An `HTTPRoute`.
+    #[default]
+    Http,
+    /// A `GRPCRoute`; it goes before an `HTTPRoute` on the same port.
+    Grpc,
+}
+
+impl RouteKind {
+    /// The word used in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "HTTPRoute",
+            Self::Grpc => "GRPCRoute",
+        }
+    }
+
+    /// What identifies the route of this kind and name.
+    #[must_use]
+    pub fn key(self, name: RouteName) -> ObjectKey {
+        match self {
+            Self::Http => ObjectKey::HttpRoute(name),
+            Self::Grpc => ObjectKey::GrpcRoute(name),
+        }
+    }
 }
 
 /// A service, or one port of it, that a route is attached to.
@@ -35,6 +69,10 @@ pub struct RouteRule {
     pub backends: Vec<WeightedBackend>,
     /// How long the whole exchange may take; no limit when absent.
     pub request_timeout: Option<Duration>,
+    /// What it does beside choosing a backend.
+    pub actions: RuleActions,
+    /// The kind of the route that it came from.
+    pub kind: RouteKind,
 }
 
 /// What a request must look like; all parts must hold. The default matches everything.

@@ -103,7 +103,8 @@ or was never opened. Opaque TCP has no statuses: every reason resets the client'
 **side**: *downstream*, the client of the sidecar that reports it; *ours*, the sidecar, its rules
 or its limits; *upstream*, where the sidecar sent the request.
 
-**tried again**: a request is tried once more at most, and only when all of it can be sent again
+**tried again**: where [no rule says otherwise](rules/http-route.md#time-limits-and-retries), a
+request is tried once more at most, and only when all of it can be sent again
 and nothing of a response was passed on. *Always*: nothing of it reached an application. *If unsent
 or idempotent*: nothing of it left the sidecar, or its method is GET, HEAD, OPTIONS, TRACE, PUT or
 DELETE.

@@ -178,7 +178,8 @@ fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
 
 /// The resources that a pattern which cannot be compiled stands in.
 fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
-    let Some(ObjectKey::HttpRoute(route)) = error.object.as_deref() else {
+    let Some(ObjectKey::HttpRoute(route) | ObjectKey::GrpcRoute(route)) = error.object.as_deref()
+    else {
         return vec![Refusal::new(ResourceKey::Plan, error.to_string())];
     };
     let services = update.snapshot.services.values();

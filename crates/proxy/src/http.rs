@@ -1,11 +1,14 @@
 //! HTTP/1.1 on sockets and on links: one road for both.
 
+pub(crate) mod again;
+pub(crate) mod answer;
 pub(crate) mod body;
 pub(crate) mod date;
 pub(crate) mod exchange;
 pub(crate) mod forward;
 pub(crate) mod grpc;
 pub(crate) mod message;
+pub(crate) mod replay;
 pub(crate) mod request;
 pub(crate) mod rescue;
 pub(crate) mod respond;

@@ -1,10 +1,12 @@
 //! Sidecars, applications and clients in one thread, over real sockets and real TLS.
 
+mod again;
 mod bodies;
 mod connect;
 mod cost;
 mod doors;
 mod drain;
+mod filters;
 pub(crate) mod fixture;
 mod foreign;
 mod forwarding;

@@ -4,9 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
-use leno_model::{Endpoint, EndpointId};
+use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, Shard};
+use leno_traffic::RetryBudget;
 use leno_wire::http1::{RequestHead, ResponseHead};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -43,6 +45,8 @@ pub(crate) struct Worker {
     pub(crate) crew: Crew,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
+    /// What may be spent on retries; of services whose rules retry.
+    budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
     /// The version of the world that `upstreams` was last swept against.
     swept: Cell<u64>,
     exchanges: Cell<usize>,
@@ -80,6 +84,7 @@ impl Worker {
             crew: Crew::default(),
             upstreams: RefCell::default(),
             applications: RefCell::default(),
+            budgets: RefCell::default(),
             swept: Cell::new(0),
             exchanges: Cell::new(0),
             quiet: Notify::new(),
@@ -137,6 +142,21 @@ impl Worker {
             }
             kept
         });
+        self.budgets.borrow_mut().retain(|service, _| services.contains_key(service));
+    }
+
+    /// Does something with the retry budget of a service.
+    pub(crate) fn with_budget<T>(
+        &self,
+        service: &ServiceName,
+        now: Instant,
+        spend: impl FnOnce(&mut RetryBudget) -> T,
+    ) -> T {
+        let mut budgets = self.budgets.borrow_mut();
+        if let Some(budget) = budgets.get_mut(service) {
+            return spend(budget);
+        }
+        spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now)))
     }
 
     /// Every link is told that no more streams will come; idle ones close.

@@ -1,5 +1,7 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
+mod filter;
+mod grpc_route;
 mod http_route;
 mod mesh_config;
 mod service;
@@ -137,10 +139,11 @@ enum Kind {
     TrafficTarget,
     HttpRouteGroup,
     TcpRoute,
+    GrpcRoute,
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Workload,
         Self::MeshConfig,
         Self::Service,
@@ -148,6 +151,7 @@ impl Kind {
         Self::TrafficTarget,
         Self::HttpRouteGroup,
         Self::TcpRoute,
+        Self::GrpcRoute,
     ];
 
     const fn word(self) -> &'static str {
@@ -159,6 +163,7 @@ impl Kind {
             Self::TrafficTarget => "TrafficTarget",
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
+            Self::GrpcRoute => "GRPCRoute",
         }
     }
 
@@ -170,12 +175,13 @@ impl Kind {
             Self::HttpRoute => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
             }
+            Self::GrpcRoute => &["gateway.networking.k8s.io/v1"],
             Self::TrafficTarget => &["access.smi-spec.io/v1alpha3"],
             Self::HttpRouteGroup | Self::TcpRoute => &["specs.smi-spec.io/v1alpha4"],
         }
     }
 
-    fn words() -> [&'static str; 7] {
+    fn words() -> [&'static str; 8] {
         Self::ALL.map(Self::word)
     }
 
@@ -224,6 +230,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
+        Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object
@@ -307,7 +314,7 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
 /// The namespace of objects that do not say.
 const NAMESPACE_DEFAULT: &str = "default";
 /// Kinds of the same families that look like misspelt ones of ours, and are not.
-const OTHER_ROUTES: &[&str] = &["GRPCRoute", "TLSRoute", "UDPRoute"];
+const OTHER_ROUTES: &[&str] = &["TLSRoute", "UDPRoute"];
 /// How much of a name or kind is kept to recognise a refused document.
 const IDENTITY_CHARACTERS_MAX: usize = 253;
 /// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.

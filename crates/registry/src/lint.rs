@@ -22,7 +22,11 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
         match object {
             Object::Workload(workload) => world.lint_workload(workload, &mut notes),
             Object::Service(service) => world.lint_service(service, &mut notes),
-            Object::HttpRoute(route) => world.lint_route(route, &mut notes),
+            Object::HttpRoute(route) => {
+                world.lint_route(route, &mut notes);
+                world.lint_rivals(route, &mut notes);
+            }
+            Object::GrpcRoute(route) => world.lint_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
             Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
         }
@@ -38,6 +42,7 @@ struct World<'a> {
     services: BTreeMap<&'a ServiceName, &'a Service>,
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
+    grpc_routes: Vec<&'a HttpRoute>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
@@ -92,6 +97,7 @@ impl<'a> World<'a> {
                     world.mentioned.insert(&target.destination);
                     world.mentioned.extend(&target.sources);
                 }
+                Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::HttpRoute(_) => {}
             }
         }
@@ -176,6 +182,29 @@ impl<'a> World<'a> {
                     name_field: "name",
                 };
                 self.lint_reference(&reference, lint);
+            }
+        }
+    }
+
+    /// On a port that a `GRPCRoute` is attached to, an `HTTPRoute` has no say.
+    fn lint_rivals(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
+        for (index, parent) in route.parents.iter().enumerate() {
+            let meets = |other: &&&HttpRoute| {
+                other.parents.iter().any(|other| {
+                    let ports = other.port.zip(parent.port);
+                    other.service == parent.service && ports.is_none_or(|(one, two)| one == two)
+                })
+            };
+            if let Some(other) = self.grpc_routes.iter().find(meets) {
+                lint.warn(
+                    format!("spec.parentRefs[{index}]"),
+                    format!(
+                        "the GRPCRoute {} is attached there too, and an HTTPRoute beside it has no \
+                         say on a port",
+                        other.name
+                    ),
+                    "use one kind of route for a port",
+                );
             }
         }
     }

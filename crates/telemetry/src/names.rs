@@ -154,6 +154,11 @@ closed_list! {
         /// A request was sent once more.
         Retries [];
     }
+    "leno_retries_over_budget_total" []
+    "Failed requests that were not sent once more because the retry budget of their service was spent." {
+        /// A retry was not made.
+        RetriesOverBudget [];
+    }
     "leno_endpoint_backoffs_total" []
     "Times that an endpoint was left alone for a while because connecting to it failed." {
         /// An endpoint is left alone for a while.

@@ -33,6 +33,18 @@ fn route((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, He
     (routes, fields)
 }
 
+// Among ten rules and among ten thousand, by an exact path or by a prefix: the same within a half.
+#[library_benchmark]
+#[bench::exact_of_10(args = (many(10, exact), "/shop/7"), config = measured(1))]
+#[bench::exact_of_10000(args = (many(10_000, exact), "/shop/9997"), config = measured(1))]
+#[bench::prefix_of_10(args = (many(10, prefix), "/shop/7/42"), config = measured(1))]
+#[bench::prefix_of_10000(args = (many(10_000, prefix), "/shop/9997/42"), config = measured(1))]
+fn route_among((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, Headers) {
+    let choice = routes.choose(&view(&fields, path), black_box(DRAW));
+    assert!(matches!(black_box(choice), RouteChoice::To { .. }));
+    (routes, fields)
+}
+
 // Against ten policies, three of which name the peer: the last of them allows it, or none does.
 #[library_benchmark]
 #[bench::allowed(args = (access("/reviews/42"), "/reviews/42"), config = measured(1_527))]
@@ -56,7 +68,10 @@ fn pick_endpoint(endpoints: Endpoints) -> (Endpoints, usize) {
     (endpoints, sum)
 }
 
-library_benchmark_group!(name = stations, benchmarks = [route, authorize, pick_endpoint]);
+library_benchmark_group!(
+    name = stations,
+    benchmarks = [route, route_among, authorize, pick_endpoint]
+);
 
 gungraun::main!(library_benchmark_groups = stations);
 
@@ -99,13 +114,30 @@ fn routes() -> (PortRoutes, Headers) {
         "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
         "offers", "images", "search",
     ];
-    let prefix = |place: &&str| PathMatch::Prefix(format!("/shop/{place}"));
     let mut matches: Vec<_> = PLACES.iter().map(|place| plain(prefix(place))).collect();
     matches.extend(PLACES.iter().skip(3).take(4).map(|place| canary(prefix(place))));
-    let exact = ["/health", "/ready", "/metrics"];
-    matches.extend(exact.map(|path| plain(PathMatch::Exact(path.to_owned()))));
+    let paths = ["/health", "/ready", "/metrics"];
+    matches.extend(paths.map(|path| plain(PathMatch::Exact(path.to_owned()))));
     matches.push(plain(PathMatch::Prefix("/".to_owned())));
     assert_eq!(matches.len(), 20);
+    (compiled(matches), headers())
+}
+
+/// So many rules, each for one place.
+fn many(rules: usize, path: fn(&str) -> PathMatch) -> (PortRoutes, Headers) {
+    let matches = (0..rules).map(|number| plain(path(&number.to_string())));
+    (compiled(matches.collect()), headers())
+}
+
+fn exact(place: &str) -> PathMatch {
+    PathMatch::Exact(format!("/shop/{place}"))
+}
+
+fn prefix(place: &str) -> PathMatch {
+    PathMatch::Prefix(format!("/shop/{place}"))
+}
+
+fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
     let view = PortView {
         name: None,
         protocol: Protocol::Http,
@@ -113,7 +145,7 @@ fn routes() -> (PortRoutes, Headers) {
         rules: matches.into_iter().map(rule).collect(),
         endpoints: Vec::new(),
     };
-    (PortRoutes::compile(&view).expect("the rules are valid"), headers())
+    PortRoutes::compile(&view).expect("the rules are valid")
 }
 
 fn plain(path: PathMatch) -> RequestMatch {
@@ -138,6 +170,8 @@ fn rule(request: RequestMatch) -> RouteRule {
         matches: vec![request],
         backends: [("reviews-v1", 90), ("reviews-v2", 10)].map(backend).to_vec(),
         request_timeout: None,
+        actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
     }
 }
 

@@ -3,9 +3,11 @@
 //! Nothing here waits, reads a clock or draws a number: `leno explain` on a laptop and a sidecar
 //! under load call the same functions with the same arguments.
 
+pub mod action;
 pub mod authorize;
 pub mod backoff;
 pub mod balance;
+pub mod budget;
 pub mod host;
 pub mod matcher;
 pub mod plan;
@@ -15,13 +17,15 @@ pub mod route;
 
 mod pattern;
 
+pub use action::{CompiledActions, FieldEdits, Redirection};
 pub use authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
 pub use backoff::delay;
 pub use balance::{Candidates, pick};
+pub use budget::RetryBudget;
 pub use host::service_of;
-pub use matcher::RequestMatcher;
+pub use matcher::{Mismatch, RequestMatcher};
 pub use pattern::{BadPattern, PatternField, check_pattern};
 pub use plan::{Plans, PortPlan, ServicePlan};
 pub use request::{Fields, RequestView};
-pub use retry::{Attempt, Sent, is_idempotent, retry};
-pub use route::{CompiledRule, PortRoutes, RouteChoice};
+pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
+pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};

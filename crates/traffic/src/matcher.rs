@@ -41,10 +41,31 @@ impl RequestMatcher {
     /// Whether all parts hold.
     #[must_use]
     pub fn matches(&self, request: &RequestView<'_>) -> bool {
-        self.path.matches(request.path)
-            && (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
+        self.path.matches(request.path) && self.matches_beside_path(request)
+    }
+
+    /// Whether all parts but the path hold.
+    pub(crate) fn matches_beside_path(&self, request: &RequestView<'_>) -> bool {
+        (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
             && self.headers.iter().all(|header| header.matches(request))
             && self.query.iter().all(|parameter| parameter.matches(request))
+    }
+
+    /// The first part that does not hold; `None` when the request matches.
+    #[must_use]
+    pub fn mismatch(&self, request: &RequestView<'_>) -> Option<Mismatch> {
+        if !self.path.matches(request.path) {
+            return Some(Mismatch::Path);
+        }
+        if !self.methods.is_empty() && !self.methods.iter().any(|m| **m == *request.method) {
+            return Some(Mismatch::Method);
+        }
+        if let Some(header) = self.headers.iter().find(|header| !header.matches(request)) {
+            let name = header.name.as_deref().unwrap_or(":authority");
+            return Some(Mismatch::Header(name.to_owned()));
+        }
+        let parameter = self.query.iter().find(|parameter| !parameter.matches(request));
+        parameter.map(|parameter| Mismatch::Query(parameter.name.to_string()))
     }
 
     /// Whether some paths do not match.
@@ -56,6 +77,19 @@ impl RequestMatcher {
             PathMatcher::Exact(_) | PathMatcher::Prefix(_) | PathMatcher::Pattern(_) => true,
         }
     }
+}
+
+/// The part of a match that does not hold for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The path.
+    Path,
+    /// The method.
+    Method,
+    /// The header of this name, or its absence.
+    Header(String),
+    /// The query parameter of this name, or its absence.
+    Query(String),
 }
 
 /// The prefix as it is compared: without a trailing `/`, which means nothing.

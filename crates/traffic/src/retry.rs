@@ -1,6 +1,8 @@
 //! Retries: whether a failed request may be sent once more, to another endpoint.
 
-use leno_model::{Reason, Retry};
+use std::time::Duration;
+
+use leno_model::{Reason, Retry, RetryRule};
 
 /// What became of an attempt that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +48,53 @@ pub fn retry(reason: Reason, attempt: &Attempt) -> bool {
     }
 }
 
+/// How an attempt failed, as far as a rule about retries is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setback {
+    /// There is no answer.
+    Failed(Reason),
+    /// There is one, with this status, or with one of gRPC that stands for it.
+    Answered(u16),
+}
+
+/// Whether the request may be sent once more under a rule; the budget decides after that.
+///
+/// An answer counts when the rule names its status. A failure before anything was sent always
+/// counts. One after that, which may have had its effect, counts for methods that are idempotent;
+/// for others only when the rule names the status that the client would get for it.
+#[must_use]
+pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> bool {
+    let unsent = attempt.sent == Sent::Nothing;
+    if attempt.number >= rule.attempts
+        || attempt.response_started
+        || !(unsent || attempt.body_replayable)
+    {
+        return false;
+    }
+    let names = |status: u16| rule.codes.contains(&status);
+    match setback {
+        Setback::Answered(status) => names(status),
+        Setback::Failed(Reason::AttemptTimeout) => {
+            unsent || attempt.idempotent || names(Reason::AttemptTimeout.status())
+        }
+        Setback::Failed(reason) => match reason.retry() {
+            Retry::Never => false,
+            Retry::IfUnsent => unsent || attempt.idempotent || names(reason.status()),
+            Retry::Always => true,
+        },
+    }
+}
+
+/// How long to wait before a retry, of which this many came before: twice as long each time, up to
+/// [`GROWTH_MAX`] times, and up to half as much again by chance.
+#[must_use]
+pub fn pause(rule: &RetryRule, number: u8, draw: u64) -> Duration {
+    let factor = 1_u32.checked_shl(number.into()).unwrap_or(GROWTH_MAX).min(GROWTH_MAX);
+    let whole = rule.backoff.saturating_mul(factor);
+    let chance_ns = (u128::from(draw) * (whole / 2).as_nanos()) >> 64;
+    whole.saturating_add(Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX)))
+}
+
 /// Whether doing it twice is as good as doing it once (RFC 9110, section 9.2.2).
 #[must_use]
 pub fn is_idempotent(method: &str) -> bool {
@@ -55,6 +104,9 @@ pub fn is_idempotent(method: &str) -> bool {
 /// One: a second failure says more about the service than about the endpoint, and every further
 /// attempt multiplies the load of a service that is already in trouble.
 pub const RETRIES_MAX: u8 = 1;
+
+/// How many times its first length a pause may reach.
+pub const GROWTH_MAX: u32 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -94,6 +146,51 @@ mod tests {
             assert_eq!(retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
             let started = Attempt { response_started: true, ..attempt };
             assert!(!retry(reason, &started), "{reason:?}");
+        }
+    }
+
+    fn rule(codes: &[u16], attempts: u8) -> RetryRule {
+        RetryRule { codes: codes.to_vec(), attempts, backoff: Duration::from_millis(100) }
+    }
+
+    #[test]
+    fn a_rule_says_which_answers_and_failures_are_tried_again() {
+        let sent = Attempt { sent: Sent::HeadOrMore, body_replayable: true, ..FIRST };
+        let safe = Attempt { idempotent: true, ..sent };
+        let gone = Attempt { body_replayable: false, ..safe };
+        let failed = Setback::Failed;
+        for (setback, attempt, codes, expected) in [
+            (Setback::Answered(503), sent, &[503][..], true),
+            (Setback::Answered(502), sent, &[503], false),
+            (Setback::Answered(503), gone, &[503], false),
+            (failed(Reason::ConnectFailed), sent, &[], true),
+            (failed(Reason::UpstreamReset), safe, &[], true),
+            (failed(Reason::UpstreamReset), sent, &[503], false),
+            (failed(Reason::UpstreamReset), sent, &[502], true),
+            (failed(Reason::UpstreamReset), gone, &[502], false),
+            (failed(Reason::AttemptTimeout), safe, &[], true),
+            (failed(Reason::AttemptTimeout), sent, &[], false),
+            (failed(Reason::AttemptTimeout), sent, &[504], true),
+            (failed(Reason::Denied), safe, &[403], false),
+            (failed(Reason::RequestTimeout), safe, &[504], false),
+        ] {
+            let told = format!("{setback:?} {attempt:?} {codes:?}");
+            assert_eq!(retry_by_rule(&rule(codes, 2), setback, &attempt), expected, "{told}");
+            let third = Attempt { number: 2, ..attempt };
+            assert!(!retry_by_rule(&rule(codes, 2), setback, &third), "{told}");
+            assert!(!retry_by_rule(&rule(codes, 0), setback, &attempt), "{told}");
+            let started = Attempt { response_started: true, ..attempt };
+            assert!(!retry_by_rule(&rule(codes, 2), setback, &started), "{told}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_to_a_bound_and_vary() {
+        for (number, least_ms) in [(0, 100), (1, 200), (3, 800), (4, 1_000), (200, 1_000)] {
+            let least = Duration::from_millis(least_ms);
+            assert_eq!(pause(&rule(&[], 1), number, 0), least, "{number}");
+            let most = pause(&rule(&[], 1), number, u64::MAX);
+            assert!(most > least && most <= least * 3 / 2, "{number} {most:?}");
         }
     }
 

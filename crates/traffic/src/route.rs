@@ -1,15 +1,20 @@
 //! Routing: which rule of the attached routes decides a request, and which backend takes it.
 
-use std::cmp::Reverse;
+mod index;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    ObjectKey, PathMatch, PortView, RequestMatch, RouteName, RouteRule, WeightedBackend,
+    PathMatch, PortView, RequestMatch, RouteKind, RouteName, RouteRule, WeightedBackend,
 };
 
+use crate::action::CompiledActions;
 use crate::matcher::{RequestMatcher, prefix_elements};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+
+use self::index::Index;
 
 /// The routes of one service port, compiled.
 ///
@@ -18,11 +23,13 @@ use crate::request::RequestView;
 /// `/`); then a match that names methods; most headers; most query parameters; and between
 /// equals the name of the route, the order of its rules and of their matches. The Gateway API
 /// leaves the place of regular expressions open; here a catch-all does not hide them.
+///
+/// Exact paths and prefixes are looked up: what a request costs does not grow with their number.
+/// Regular expressions, and matches that name no path, are tried one after the other.
 #[derive(Debug, Clone)]
 pub struct PortRoutes {
     attached: bool,
-    /// Sorted: the first that fits is the one that decides.
-    matches: Box<[CompiledMatch]>,
+    index: Index,
     rules: Box<[CompiledRule]>,
 }
 
@@ -32,19 +39,17 @@ impl PortRoutes {
     /// # Errors
     /// [`BadPattern`] for the first regular expression that cannot be used; it names the route.
     pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
-        let mut ranked = Vec::new();
+        let mut matches = Vec::new();
         for (index, rule) in view.rules.iter().enumerate() {
             for request in &rule.matches {
                 let matcher = RequestMatcher::compile(request)
-                    .map_err(|bad| bad.within(ObjectKey::HttpRoute(rule.route.clone())))?;
-                ranked.push((rank(request), CompiledMatch { matcher, rule: index }));
+                    .map_err(|bad| bad.within(rule.kind.key(rule.route.clone())))?;
+                matches.push((request, CompiledMatch { matcher, rule: index }));
             }
         }
-        // A stable sort: equals stay in the order of routes, rules and matches.
-        ranked.sort_by_key(|(rank, _)| Reverse(*rank));
         Ok(Self {
             attached: view.routed,
-            matches: ranked.into_iter().map(|(_, compiled)| compiled).collect(),
+            index: Index::build(matches),
             rules: view.rules.iter().enumerate().map(CompiledRule::new).collect(),
         })
     }
@@ -55,10 +60,13 @@ impl PortRoutes {
         if !self.attached {
             return RouteChoice::Direct;
         }
-        let decisive = self.matches.iter().find(|m| m.matcher.matches(request));
+        let decisive = self.index.find(request);
         let Some(rule) = decisive.and_then(|found| self.rules.get(found.rule)) else {
             return RouteChoice::NoRoute;
         };
+        if rule.actions.as_ref().is_some_and(|actions| actions.redirects()) {
+            return RouteChoice::Redirect { rule };
+        }
         match rule.backend(draw) {
             Some((index, backend)) => RouteChoice::To { rule, backend, index },
             None => RouteChoice::InvalidBackend { rule },
@@ -95,6 +103,11 @@ pub enum RouteChoice<'a> {
     },
     /// Routes are attached, and the request fits none of their matches.
     NoRoute,
+    /// The rule that decided answers with a redirection.
+    Redirect {
+        /// The rule.
+        rule: &'a CompiledRule,
+    },
     /// The rule that decided has no backends, or none with a weight.
     InvalidBackend {
         /// The rule.
@@ -109,10 +122,14 @@ pub struct CompiledRule {
     pub index: usize,
     /// The route that it came from.
     pub route: RouteName,
+    /// Its kind.
+    pub kind: RouteKind,
     /// How long the whole exchange may take; no limit when absent.
     pub request_timeout: Option<Duration>,
     /// Where its requests go.
     pub backends: Box<[WeightedBackend]>,
+    /// What it does beside; `None` when that is nothing.
+    pub actions: Option<Arc<CompiledActions>>,
     weight_total: u64,
 }
 
@@ -121,8 +138,10 @@ impl CompiledRule {
         Self {
             index,
             route: rule.route.clone(),
+            kind: rule.kind,
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
+            actions: CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new),
             weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum(),
         }
     }
@@ -161,6 +180,44 @@ enum PathRank {
     Regex,
     Prefix(usize),
     Exact,
+}
+
+/// Why one match decides before another that a request fits as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precedence {
+    /// Its path is more specific.
+    Path,
+    /// It names methods.
+    Method,
+    /// It names more headers.
+    Headers,
+    /// It names more query parameters.
+    Query,
+    /// It is as specific, and comes first by name of route, rule and place.
+    Order,
+}
+
+/// Whether `first` is more specific than `second`, so that it decides what both fit.
+#[must_use]
+pub fn goes_before(first: &RequestMatch, second: &RequestMatch) -> bool {
+    rank(first) > rank(second)
+}
+
+/// Why `first` decides before `second`, given that it does.
+#[must_use]
+pub fn precedence(first: &RequestMatch, second: &RequestMatch) -> Precedence {
+    let (first, second) = (rank(first), rank(second));
+    if first.path != second.path {
+        Precedence::Path
+    } else if first.names_methods != second.names_methods {
+        Precedence::Method
+    } else if first.headers != second.headers {
+        Precedence::Headers
+    } else if first.parameters != second.parameters {
+        Precedence::Query
+    } else {
+        Precedence::Order
+    }
 }
 
 fn rank(request: &RequestMatch) -> Rank {

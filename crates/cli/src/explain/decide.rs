@@ -9,9 +9,11 @@ use leno_model::{
     SpiffeId, WeightedBackend, Workload,
 };
 use leno_traffic::{
-    InboundAccess, Plans, PortPlan, RequestMatcher, RequestView, RouteChoice, service_of,
+    CompiledActions, InboundAccess, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
+    RouteChoice, goes_before, service_of,
 };
 
+use super::rivals::{Rival, place, rivals};
 use super::target::Target;
 
 /// A request as it is asked about.
@@ -29,6 +31,12 @@ pub(super) struct Decision {
     pub(super) service: Option<ServiceName>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
+    /// The matches that did not decide.
+    pub(super) rivals: Vec<Rival>,
+    /// Where the client is sent instead of to a backend.
+    pub(super) redirection: Option<Redirection>,
+    /// The request as endpoints get it, where the rule changes it.
+    pub(super) sent: Option<Question>,
     pub(super) backends: Vec<DecidedBackend>,
     /// Why the client's own sidecar would answer; `None` when it would send the request on.
     pub(super) refused: Option<Reason>,
@@ -105,6 +113,9 @@ impl Decision {
             service,
             protocol: None,
             route: None,
+            rivals: Vec::new(),
+            redirection: None,
+            sent: None,
             backends: Vec::new(),
             refused: None,
         };
@@ -141,6 +152,7 @@ impl Decision {
             trust_domain: plans.snapshot.plan.trust_domain.clone(),
             account: plans.snapshot.plan.account.clone(),
         };
+        let question = self.sent.as_ref().unwrap_or(question);
         for backend in &mut backends {
             for decided in &mut backend.endpoints {
                 let workload = &decided.endpoint.id.workload;
@@ -175,25 +187,47 @@ impl Decision {
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let fields = question.fields();
         let view = question.view(&fields);
-        let rule = match port.routes.choose(&view, 0) {
-            RouteChoice::Direct => return Ok(vec![self.itself(question, port)]),
-            RouteChoice::NoRoute => return Err(Reason::NoRoute),
-            RouteChoice::To { rule, .. } | RouteChoice::InvalidBackend { rule } => rule,
-        };
+        let choice = port.routes.choose(&view, 0);
+        if let RouteChoice::Direct = choice {
+            return Ok(vec![self.itself(question, port)]);
+        }
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
         let rules = views.and_then(|view| view.ports.get(&question.target.port));
         let rules = rules.map_or(&[][..], |port| &port.rules);
+        let (RouteChoice::To { rule, .. }
+        | RouteChoice::Redirect { rule }
+        | RouteChoice::InvalidBackend { rule }) = choice
+        else {
+            self.rivals = rivals(rules, None, &view);
+            return Err(Reason::NoRoute);
+        };
         if let Some(decisive) = rules.get(rule.index) {
-            let earlier = rules.iter().take(rule.index);
             let fits = |request: &leno_model::RequestMatch| {
                 RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(&view))
             };
+            let mut fitting = decisive.matches.iter().enumerate().filter(|(_, it)| fits(it));
+            let first = fitting.next().map_or(0, |(index, _)| index);
+            // The first of those that go before the others.
+            let fits = fitting.fold(first, |best, (index, request)| {
+                match decisive.matches.get(best).is_some_and(|best| goes_before(request, best)) {
+                    true => index,
+                    false => best,
+                }
+            });
             self.route = Some(DecidedRoute {
                 rule: decisive.clone(),
-                index: earlier.filter(|rule| rule.route == decisive.route).count(),
-                fits: decisive.matches.iter().position(fits).unwrap_or(0),
+                index: place(rules, rule.index),
+                fits,
             });
+            self.rivals = rivals(rules, Some((rule.index, fits)), &view);
+        }
+        if let Some(actions) = &rule.actions {
+            self.redirection = actions.redirection(&view, question.target.port);
+            self.sent = question.edited(actions);
+        }
+        if self.redirection.is_some() {
+            return Ok(Vec::new());
         }
         let total: u64 = rule.backends.iter().map(|b| u64::from(b.weight)).sum();
         if total == 0 {
@@ -226,6 +260,9 @@ impl Decision {
         if self.refused.is_some() {
             add(self.refused);
         }
+        if self.redirection.is_some() {
+            add(None);
+        }
         for backend in &self.backends {
             if backend.refused.is_some() {
                 add(backend.refused);
@@ -246,6 +283,25 @@ impl Question {
             fields.push(("host".to_owned(), self.target.authority.clone()));
         }
         fields
+    }
+
+    /// The request as a rule sends it on; `None` when it stays as it is.
+    fn edited(&self, actions: &CompiledActions) -> Option<Self> {
+        let target = actions.target(&self.target.path, self.target.query.as_deref());
+        let unchanged = target.is_none() && actions.host().is_none() && actions.request.is_empty();
+        if unchanged {
+            return None;
+        }
+        let mut edited = self.clone();
+        if let Some(target) = target {
+            edited.target.path = target.split('?').next().unwrap_or_default().to_owned();
+        }
+        if let Some(host) = actions.host() {
+            host.clone_into(&mut edited.target.authority);
+            edited.headers.retain(|(name, _)| name != "host");
+        }
+        edited.headers = actions.request.applied(&edited.headers);
+        Some(edited)
     }
 
     fn view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {

@@ -26,7 +26,7 @@ pub(super) fn run(
         ExplainFormat::Json => output::print_json(&text::json(&decision, &question))?,
     }
     match decision.outcomes().as_slice() {
-        [None] => Ok(ExitCode::SUCCESS),
+        [None] if decision.redirection.is_none() => Ok(ExitCode::SUCCESS),
         _ => Ok(ExitCode::from(REFUSED)),
     }
 }

@@ -2,12 +2,16 @@
 
 use std::fmt::Write as _;
 
-use leno_model::{FieldMatch, PathMatch, Reason, RequestMatch, ValueMatch};
+use leno_model::{
+    FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RetryRule,
+    RuleActions, ValueMatch,
+};
 use serde_json::{Value, json};
 
 use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
 };
+use super::rivals::Rival;
 
 /// The decision for people; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
@@ -34,11 +38,31 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         (None, _) => line("service", &format!("`{}` is no name of a service", target.host)),
     }
     match &decision.route {
-        Some(route) => line("route", &told_route(route)),
+        Some(route) => {
+            line("route", &told_route(route));
+            for filter in told_actions(&route.rule.actions) {
+                line("filter", &filter);
+            }
+        }
         None if decision.protocol.is_some() && decision.refused.is_none() => {
             line("route", "none is attached: to the service's own endpoints");
         }
         None => {}
+    }
+    for rival in decision.rivals.iter().take(RIVALS_SHOWN_MAX) {
+        line("passed by", &told_rival(rival));
+    }
+    if let Some(more @ 1..) = decision.rivals.len().checked_sub(RIVALS_SHOWN_MAX) {
+        line("passed by", &format!("{more} more matches"));
+    }
+    if let Some(sent) = &decision.sent {
+        let target = &sent.target;
+        let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
+        let text = format!("{} http://{}{}{query}", sent.method, target.authority, target.path);
+        line("sent as", &text);
+    }
+    if let Some(redirection) = &decision.redirection {
+        line("redirect", &format!("{} to {}", redirection.status, redirection.location));
     }
     for backend in &decision.backends {
         line("backend", &told_backend(backend));
@@ -53,7 +77,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
 /// The decision for programs.
 pub(super) fn json(decision: &Decision, question: &Question) -> Value {
     let outcomes = decision.outcomes();
-    let allowed = outcomes == [None];
+    let allowed = outcomes == [None] && decision.redirection.is_none();
     let reason = match outcomes.as_slice() {
         [Some(reason)] => Some(*reason),
         _ => None,
@@ -73,9 +97,25 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         "port": question.target.port,
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
+        "passed_by": decision.rivals.iter().map(json_rival).collect::<Vec<_>>(),
+        "sent": decision.sent.as_ref().map(|sent| json!({
+            "method": sent.method,
+            "authority": sent.target.authority,
+            "path": sent.target.path,
+            "query": sent.target.query,
+            "headers": sent.headers,
+        })),
+        "redirect": decision.redirection.as_ref().map(|redirection| json!({
+            "status": redirection.status,
+            "location": redirection.location,
+        })),
         "backends": decision.backends.iter().map(json_backend).collect::<Vec<_>>(),
         "allowed": allowed,
-        "status": reason.map(Reason::status),
+        "status": decision
+            .redirection
+            .as_ref()
+            .map(|redirection| redirection.status)
+            .or(reason.map(Reason::status)),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
@@ -86,6 +126,9 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
 }
 
 fn verdict(decision: &Decision, question: &Question) -> String {
+    if let Some(redirection) = &decision.redirection {
+        return format!("{}: the client is sent elsewhere by its own sidecar", redirection.status);
+    }
     let outcomes = decision.outcomes();
     match outcomes.as_slice() {
         [None] => "200-range: allowed; the application answers".to_owned(),
@@ -146,12 +189,85 @@ fn told_route(route: &DecidedRoute) -> String {
         .request_timeout
         .map_or(String::new(), |timeout| format!(", at most {timeout:?} for the whole exchange"));
     format!(
-        "HTTPRoute {}: rules[{}].matches[{}] ({}){timeout}",
+        "{} {}: rules[{}].matches[{}] ({}){timeout}",
+        rule.kind.as_str(),
         rule.route,
         route.index,
         route.fits,
         fits.unwrap_or_default()
     )
+}
+
+/// What a rule does to requests and answers, a line each.
+fn told_actions(actions: &RuleActions) -> Vec<String> {
+    let mut lines = told_headers("request", &actions.request_headers);
+    lines.extend(told_headers("response", &actions.response_headers));
+    if let Some(rewrite) = &actions.rewrite {
+        if let Some(hostname) = &rewrite.hostname {
+            lines.push(format!("rewrite the host to {hostname}"));
+        }
+        match &rewrite.path {
+            Some(PathEdit::Full(path)) => lines.push(format!("rewrite the path to {path}")),
+            Some(PathEdit::Prefix(path)) => {
+                lines.push(format!("replace the matched prefix of the path by {path:?}"));
+            }
+            None => {}
+        }
+    }
+    if actions.redirect.is_some() {
+        lines.push("redirect".to_owned());
+    }
+    if let Some(limit) = actions.attempt_timeout {
+        lines.push(format!("at most {limit:?} for one attempt"));
+    }
+    if let Some(retry) = &actions.retry {
+        lines.push(told_retry(retry));
+    }
+    lines
+}
+
+fn told_retry(retry: &RetryRule) -> String {
+    if retry.attempts == 0 {
+        return "never sent once more".to_owned();
+    }
+    let codes: Vec<String> = retry.codes.iter().map(ToString::to_string).collect();
+    let answers = match codes.is_empty() {
+        true => "failures without an answer".to_owned(),
+        false => format!("failures and answers {}", codes.join(", ")),
+    };
+    let times =
+        if retry.attempts == 1 { "once".to_owned() } else { format!("{} times", retry.attempts) };
+    format!(
+        "after {answers} sent again up to {times}, {:?} apart and more, within the budget",
+        retry.backoff
+    )
+}
+
+fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
+    let told = |verb: &str, header: &Header| {
+        format!("{verb} the {side} header {}: {}", header.name, header.value)
+    };
+    let set = edits.set.iter().map(|header| told("set", header));
+    let add = edits.add.iter().map(|header| told("add", header));
+    let remove = edits.remove.iter().map(|name| format!("remove the {side} header {name}"));
+    set.chain(add).chain(remove).collect()
+}
+
+fn told_rival(rival: &Rival) -> String {
+    let Rival { kind, route, rule, index, request, why } = rival;
+    let (kind, request) = (kind.as_str(), told_match(request));
+    format!("{kind} {route}: rules[{rule}].matches[{index}] ({request}): {}", why.told())
+}
+
+fn json_rival(rival: &Rival) -> Value {
+    json!({
+        "kind": rival.kind.as_str(),
+        "name": rival.route.to_string(),
+        "rule": rival.rule,
+        "match": rival.index,
+        "matches": told_match(&rival.request),
+        "why": rival.why.told(),
+    })
 }
 
 fn told_match(request: &RequestMatch) -> String {
@@ -207,10 +323,12 @@ fn told_endpoint(decided: &DecidedEndpoint) -> String {
 
 fn json_route(route: &DecidedRoute) -> Value {
     json!({
+        "kind": route.rule.kind.as_str(),
         "name": route.rule.route.to_string(),
         "rule": route.index,
         "match": route.fits,
         "matches": route.rule.matches.get(route.fits).map(told_match),
+        "filters": told_actions(&route.rule.actions),
         "request_timeout_ms": route
             .rule
             .request_timeout
@@ -244,3 +362,6 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
         "reason": reason.map(Reason::label),
     })
 }
+
+/// How many of the matches that did not decide are told to people.
+const RIVALS_SHOWN_MAX: usize = 10;

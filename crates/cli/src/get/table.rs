@@ -182,6 +182,7 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
 pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("route"),
+        Column::always("kind"),
         Column::always("attached to"),
         Column::always("rules"),
         Column::always("backends"),
@@ -191,6 +192,7 @@ pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
     for route in routes {
         listing.row([
             route.name.clone(),
+            route.kind.clone(),
             joined(route.parents.iter().cloned()),
             route.rules.to_string(),
             joined(route.backends.iter().cloned()),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
+    Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
     ServiceName, ServicePort, ServiceView, TargetPort, Workload,
 };
 
@@ -176,19 +176,17 @@ fn may_reach(mesh: &Mesh, view: &ServiceView, permitted: &Permitted<'_>) -> bool
 }
 
 /// Whether routes are attached to a port, and their rules in order of route and document. A
-/// backend that does not exist keeps its share: those requests are answered 500.
+/// backend that does not exist keeps its share: those requests are answered 500. Of two kinds of
+/// routes only the more specific one has a say: a `GRPCRoute` before an `HTTPRoute`.
 fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>) {
     let attached = mesh.routes_of(service).filter(|route| {
         let mut parents = route.parents.iter();
         parents.any(|p| p.service == *service && p.port.is_none_or(|number| number == port))
     });
-    let mut routed = false;
-    let mut rules = Vec::new();
-    for route in attached {
-        routed = true;
-        rules.extend(route.rules.iter().cloned());
-    }
-    (routed, rules)
+    let attached: Vec<&HttpRoute> = attached.collect();
+    let kind = attached.iter().map(|route| route.kind).max();
+    let heard = attached.iter().filter(|route| Some(route.kind) == kind);
+    (kind.is_some(), heard.flat_map(|route| route.rules.iter().cloned()).collect())
 }
 
 /// What the service says; otherwise what its workloads agree on; otherwise it is detected.

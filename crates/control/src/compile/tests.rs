@@ -361,6 +361,31 @@ spec:
 }
 
 #[test]
+fn on_a_port_with_both_kinds_of_routes_only_those_of_grpc_decide() {
+    let more = r#"
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews, port: 9080}]
+  rules: [{matches: [{method: {service: a.B}}], backendRefs: [{name: reviews-v1, port: 9080}]}]
+"#;
+    let rules = |yaml: &str| {
+        let mesh = mesh(yaml);
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        let port = view(&mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        assert!(port.routed);
+        port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
+    };
+    assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
+    assert_eq!(rules(&format!("{BOOKINFO}{more}")), ["GRPCRoute"]);
+    let elsewhere =
+        more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
+    assert!(rules(&format!("{BOOKINFO}{elsewhere}")).iter().all(|kind| *kind == "HTTPRoute"));
+}
+
+#[test]
 fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
     let with = |port: &str, v2: &str| {
         let yaml = BOOKINFO

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use leno_model::{PortView, Reach, RouteRule, ServiceName, ServiceView, WeightedBackend};
+use leno_model::{
+    PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView, WeightedBackend,
+};
 
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::request;
+use super::{action, request};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -51,8 +53,6 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
 }
 
 fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
-    // 2^64 nanoseconds are 584 years: what is longer has no end that matters.
-    let nanoseconds = |timeout: Duration| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
     let backend = |backend: &WeightedBackend| proto::Backend {
         service: backend.service.to_string(),
         port: backend.port.into(),
@@ -62,7 +62,9 @@ fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
         route: rule.route.to_string(),
         matches: rule.matches.iter().map(request::to_wire).collect(),
         backends: rule.backends.iter().map(backend).collect(),
-        timeout_nanoseconds: rule.request_timeout.map(nanoseconds),
+        timeout_nanoseconds: rule.request_timeout.map(action::nanoseconds),
+        actions: action::to_wire(&rule.actions),
+        grpc: rule.kind == RouteKind::Grpc,
     }
 }
 
@@ -77,10 +79,14 @@ fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
             weight: wire.weight,
         })
     };
+    let matches = each("matches", wire.matches, request::from_wire)?;
+    let actions = wire.actions.map(|wire| action::from_wire(wire, &matches)).transpose();
     Ok(RouteRule {
         route: parsed("route", &wire.route)?,
-        matches: each("matches", wire.matches, request::from_wire)?,
+        matches,
         backends: each("backends", wire.backends, backend)?,
         request_timeout: wire.timeout_nanoseconds.map(Duration::from_nanos),
+        actions: actions.map_err(|invalid| invalid.under("actions"))?.unwrap_or_default(),
+        kind: if wire.grpc { RouteKind::Grpc } else { RouteKind::Http },
     })
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, FieldMatch, Name, PathMatch, PortSet, PortView, Protocol,
-    Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, TrustDomain,
+    Access, AccessRule, Door, Endpoint, FieldMatch, Header, HeaderEdits, Name, PathEdit, PathMatch,
+    PortSet, PortView, Protocol, Reach, Redirect, RequestMatch, RetryRule, RouteKind, RouteRule,
+    RuleActions, Scheme, ServiceAccount, ServiceName, ServiceView, TrustDomain, UrlRewrite,
     ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
@@ -92,7 +93,7 @@ fn every_wrong_field_is_named() {
     for (edit, field) in plans {
         check(ResourceKey::Plan, encode_plan(&fixture::plan()), edit, field);
     }
-    let services: [(Edit<proto::Service>, &str); 9] = [
+    let services: [(Edit<proto::Service>, &str); 17] = [
         (|s| s.denied = true, "ports"),
         (|s| s.ports.push(s.ports[0].clone()), "ports"),
         (|s| s.ports[0].protocol = 0, "ports[0].protocol"),
@@ -114,7 +115,45 @@ fn every_wrong_field_is_named() {
             |s| s.ports[0].rules[0].matches[0].methods.push(String::new()),
             "ports[0].rules[0].matches[0].methods",
         ),
+        (
+            |s| actions(s).request_headers.as_mut().unwrap().set[0].name = "Host".into(),
+            "ports[0].rules[0].actions.request_headers.set[0].name",
+        ),
+        (
+            |s| actions(s).request_headers.as_mut().unwrap().set[0].value = "a\r\nb: c".into(),
+            "ports[0].rules[0].actions.request_headers.set[0].value",
+        ),
+        (
+            |s| actions(s).request_headers.as_mut().unwrap().remove.push("x-a".into()),
+            "ports[0].rules[0].actions.request_headers.set",
+        ),
+        (
+            |s| actions(s).redirect = Some(proto::Redirect { status: 200, ..<_>::default() }),
+            "ports[0].rules[0].actions.redirect.status",
+        ),
+        (
+            |s| actions(s).redirect = Some(proto::Redirect { status: 301, ..<_>::default() }),
+            "ports[0].rules[0].actions.rewrite",
+        ),
+        (
+            |s| {
+                let edit = Some(proto::path_edit::Edit::Full("/a b".into()));
+                actions(s).rewrite.as_mut().unwrap().path = Some(proto::PathEdit { edit });
+            },
+            "ports[0].rules[0].actions.rewrite.path",
+        ),
+        (
+            |s| actions(s).retry = Some(proto::RetryRule { codes: vec![200], ..<_>::default() }),
+            "ports[0].rules[0].actions.retry.codes",
+        ),
+        (
+            |s| actions(s).retry = Some(proto::RetryRule { attempts: 11, ..<_>::default() }),
+            "ports[0].rules[0].actions.retry.attempts",
+        ),
     ];
+    fn actions(service: &mut proto::Service) -> &mut proto::RuleActions {
+        service.ports[0].rules[0].actions.as_mut().unwrap()
+    }
     let world = fixture::world();
     let name = fixture::named("reviews");
     for (edit, field) in services {
@@ -240,18 +279,72 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
     )
 }
 
+fn actions() -> impl Strategy<Value = RuleActions> {
+    let header = ("[a-z]{1,9}", "[!-~]{0,9}");
+    let headers = btree_map(header.0, header.1, 0..6).prop_map(|headers| {
+        let headers = headers.into_iter().map(|(name, value)| Header { name, value });
+        let headers: Vec<Header> = headers.filter(|it| HeaderEdits::may_edit(&it.name)).collect();
+        let (set, rest) = headers.split_at(headers.len() / 3);
+        let (add, remove) = rest.split_at(rest.len() / 2);
+        HeaderEdits {
+            set: set.to_vec(),
+            add: add.to_vec(),
+            remove: remove.iter().map(|header| header.name.clone()).collect(),
+        }
+    });
+    let path = prop::option::of("/[a-z]{0,9}".prop_map(PathEdit::Full));
+    let scheme = prop::option::of(prop_oneof![Just(Scheme::Http), Just(Scheme::Https)]);
+    let status = prop::sample::select(Redirect::STATUSES.to_vec());
+    let port = prop::option::of(1u16..);
+    let redirect = (scheme, prop::option::of(name()), path.clone(), port, status);
+    let redirect = redirect.prop_map(|(scheme, hostname, path, port, status)| Redirect {
+        scheme,
+        hostname,
+        path,
+        port,
+        status,
+    });
+    let rewrite = (prop::option::of(name()), path);
+    let rewrite = rewrite.prop_map(|(hostname, path)| UrlRewrite { hostname, path });
+    let either = prop_oneof![
+        Just((None, None)),
+        redirect.prop_map(|redirect| (Some(redirect), None)),
+        rewrite.prop_map(|rewrite| (None, Some(rewrite))),
+    ];
+    let duration = || any::<u64>().prop_map(Duration::from_nanos);
+    let retry = (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, duration());
+    let retry = retry.prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff });
+    let times = (prop::option::of(duration()), prop::option::of(retry));
+    (headers.clone(), headers, either, times).prop_map(
+        |(request_headers, response_headers, (redirect, rewrite), (attempt_timeout, retry))| {
+            RuleActions {
+                request_headers,
+                response_headers,
+                redirect,
+                rewrite,
+                attempt_timeout,
+                retry,
+            }
+        },
+    )
+}
+
 fn service() -> impl Strategy<Value = ServiceView> {
     let backend = (service_name(), 1u16.., any::<u32>());
     let backend =
         backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
-    let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout);
-    let rule = rule.prop_map(|(name, matches, backends, request_timeout)| RouteRule {
-        route: leno_model::RouteName { namespace: name.clone(), name },
-        matches,
-        backends,
-        request_timeout,
-    });
+    let kind = prop_oneof![Just(RouteKind::Http), Just(RouteKind::Grpc)];
+    let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout, actions(), kind);
+    let rule =
+        rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
+            route: leno_model::RouteName { namespace: name.clone(), name },
+            matches,
+            backends,
+            request_timeout,
+            actions,
+            kind,
+        });
     let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3));
     let port = port.prop_map(|(name, protocol, routed, rules)| PortView {
         name,

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use leno_wire::http1::{
 
 use super::grpc::Call;
 use super::message::{ReadError, Reader, Writer};
+use super::replay::Kept;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
 use crate::patience::within;
@@ -27,6 +29,8 @@ pub(crate) enum Source<'a> {
     Http2(Received),
     /// A stream of a link. `owed`: what the head declared and has not arrived yet.
     Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
+    /// Another one, of which the beginning is kept for another attempt.
+    Kept(Box<Kept<'a>>),
 }
 
 /// Where a body goes.
@@ -49,6 +53,7 @@ pub(crate) enum Silence<'a> {
 }
 
 /// A piece of a body.
+#[derive(Clone)]
 pub(crate) enum Piece {
     Data(Bytes),
     /// A raw trailer section; nothing follows.
@@ -93,11 +98,15 @@ impl<'a> Source<'a> {
             Self::Http1 { decoder, trailers, .. } => decoder.is_complete() && trailers.is_none(),
             Self::Http2(received) => received.is_complete(),
             Self::Link { ended, .. } => *ended,
+            Self::Kept(kept) => kept.is_complete(),
         }
     }
 
     /// Whether no piece follows those taken, and none is missing.
-    fn is_exhausted(&self) -> bool {
+    pub(super) fn is_exhausted(&self) -> bool {
+        if let Self::Kept(kept) = self {
+            return kept.is_exhausted();
+        }
         let is_owed = matches!(self, Self::Link { owed: Some(1..), .. });
         self.is_complete() && !is_owed
     }
@@ -105,6 +114,19 @@ impl<'a> Source<'a> {
     /// Whether there never was any.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Empty)
+    }
+
+    /// Keeps what passes from now on, so that it can be sent once more.
+    pub(crate) fn keep(&mut self, is_lost: Rc<Cell<bool>>) {
+        let source = std::mem::replace(self, Self::Empty);
+        *self = Self::Kept(Box::new(Kept::new(source, is_lost)));
+    }
+
+    /// Begins anew with the first byte, where that is kept.
+    pub(crate) fn rewind(&mut self) {
+        if let Self::Kept(kept) = self {
+            kept.rewind();
+        }
     }
 
     /// The next piece; `None` at the end.
@@ -119,6 +141,7 @@ impl<'a> Source<'a> {
             }
             Self::Http1 { reader, decoder, trailers } => poll_http1(reader, decoder, trailers, cx),
             Self::Http2(received) => received.poll_next(cx),
+            Self::Kept(kept) => kept.poll_next(cx),
             Self::Link { stream, ended, owed } => {
                 let next = ready!(poll_link(stream, ended, cx))?;
                 Poll::Ready(settle(owed, next))

@@ -1,12 +1,19 @@
 //! The corridor: one request, station by station, in one version of the world.
 
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason};
+use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
 use leno_telemetry::Count;
-use leno_traffic::retry::{self, Attempt, Sent};
+use leno_traffic::retry::{self, Attempt, Sent, Setback};
+use leno_traffic::{CompiledActions, Redirection};
 
+use super::again;
+use super::answer::Answer;
 use super::body::Source;
 use super::forward::{Progress, forward};
 use super::grpc;
@@ -29,6 +36,10 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) progress: Progress,
     /// How long the upstream may take to agree to another protocol.
     pub(crate) agree_within: Option<Duration>,
+    /// What the rule that decided does to heads; `None` when that is nothing.
+    pub(crate) actions: Option<Arc<CompiledActions>>,
+    /// Whether a part of the request's body is gone from our hands, of a body that is kept.
+    pub(crate) is_lost: Option<Rc<Cell<bool>>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -43,7 +54,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
             line.request(request);
         }
         let progress = Progress::default();
-        Self { session, request, body, responder, record, progress, agree_within: None }
+        Self {
+            session,
+            request,
+            body,
+            responder,
+            record,
+            progress,
+            agree_within: None,
+            actions: None,
+            is_lost: None,
+        }
     }
 
     /// Carries the request to where it belongs and its answer back. False: the connection that
@@ -77,11 +98,22 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
     async fn walk(&mut self) -> Result<(), Failure> {
-        let aim = self.request.aim()?;
+        let mut aim = self.request.aim()?;
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         self.authorize(&aim, &bound)?;
+        if let Destination::Redirected(redirection) = &bound.destination {
+            return self.redirect(redirection, bound.actions.as_deref()).await;
+        }
+        if let Some(actions) = &bound.actions {
+            if let Some(target) = actions.target(aim.path, aim.query) {
+                aim.origin = Some(Cow::Owned(target));
+            }
+            self.actions = Some(actions.clone());
+        }
         // A limit on the request is none on what is said after an upgrade.
-        self.agree_within = bound.timeout.filter(|_| self.request.upgrade);
+        let one = self.actions.as_ref().and_then(|actions| actions.attempt_timeout);
+        let soonest = bound.timeout.into_iter().chain(one).min();
+        self.agree_within = soonest.filter(|_| self.request.upgrade);
         match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(&aim, &bound).await,
             Some(limit) => tokio::time::timeout(limit, self.attempts(&aim, &bound))
@@ -103,15 +135,54 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
+    /// Sends the client elsewhere; nothing of its request goes on.
+    async fn redirect(
+        &mut self,
+        redirection: &Redirection,
+        actions: Option<&CompiledActions>,
+    ) -> Result<(), Failure> {
+        self.record.status = redirection.status;
+        self.progress.response_started.set(true);
+        if !self.body.is_complete() || self.session.worker.is_draining() {
+            self.responder.close_after();
+        }
+        let fields = [("location", &*redirection.location)];
+        let edits = actions.map(|actions| &actions.response);
+        let answer = Answer { status: redirection.status, fields: &fields, text: "", edits };
+        match answer.send(self.responder, true).await {
+            true => Ok(()),
+            false => Err(Reason::DownstreamClosed.into()),
+        }
+    }
+
     /// Sends the request, to another endpoint if the first fails in a way that permits it.
     async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+        let actions = self.actions.clone();
+        let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let limit = actions.as_ref().and_then(|actions| actions.attempt_timeout);
+        let limit = limit.filter(|_| !self.request.upgrade);
+        if let Some(rule) = rule {
+            self.prepare(rule);
+        }
         let mut tried = None;
         loop {
-            let reason = match self.attempt(aim, bound, &mut tried).await {
-                Ok(()) => return Ok(()),
-                Err(reason) => reason,
+            let outcome = {
+                let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                match limit {
+                    None => attempt.await,
+                    Some(limit) => tokio::time::timeout(limit, attempt)
+                        .await
+                        .unwrap_or(Err(Reason::AttemptTimeout)),
+                }
             };
-            if !self.may_repeat(bound) || !retry::retry(reason, &self.attempt_so_far(aim)) {
+            let Err(reason) = outcome else {
+                return Ok(());
+            };
+            let again = match rule {
+                None => self.may_repeat(bound) && retry::retry(reason, &self.attempt_so_far(aim)),
+                Some(rule) => self.is_tried_again(rule, reason, aim).await,
+            };
+            if !again {
                 return Err(reason.into());
             }
             self.record.retries += 1;
@@ -120,12 +191,41 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
+    /// Pays into the budget, and keeps the request's body for another attempt.
+    fn prepare(&mut self, rule: &RetryRule) {
+        if rule.attempts == 0 {
+            return;
+        }
+        again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
+        if !self.body.is_empty() && !self.request.upgrade {
+            let is_lost = Rc::new(Cell::new(false));
+            self.body.keep(is_lost.clone());
+            self.is_lost = Some(is_lost);
+        }
+    }
+
+    /// Under a rule: whether the request is sent once more; then this waits until it is time.
+    async fn is_tried_again(&mut self, rule: &RetryRule, reason: Reason, aim: &Aim<'_>) -> bool {
+        let worker = &self.session.worker;
+        let attempt = self.attempt_so_far(aim);
+        // An answer that was kept from the client is paid for.
+        let again = self.progress.kept_back.get()
+            || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
+                && again::pays(worker, self.record.subject.service.as_ref()));
+        if again {
+            tokio::time::sleep(retry::pause(rule, attempt.number, worker.draw())).await;
+            self.body.rewind();
+            self.record.bytes_in.set(0);
+        }
+        again
+    }
+
     /// There is one application. Whether another is asked is for the client's sidecar to say; a
     /// kept connection that was just closing proves nothing, and is ours alone.
     fn may_repeat(&self, bound: &Bound) -> bool {
         match bound.destination {
             Destination::Application(_) => self.progress.on_reused,
-            Destination::Endpoints(_) => true,
+            Destination::Endpoints(_) | Destination::Redirected(_) => true,
         }
     }
 
@@ -158,14 +258,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
                 pick(&self.session.worker, endpoints, avoid).map(Destined::Upstream)
             }
+            Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }
     }
 
-    fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
+    pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
+        let is_kept = self.is_lost.as_ref().is_some_and(|is_lost| !is_lost.get());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
-            body_replayable: !self.progress.body_taken,
+            body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.progress.response_started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         }

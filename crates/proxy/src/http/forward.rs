@@ -8,12 +8,14 @@ use std::task::Poll;
 use h2::client::ResponseFuture;
 use h2::{Reason as Code, RecvStream};
 use leno_model::Reason;
+use leno_traffic::FieldEdits;
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
 use leno_wire::link::{OpenError, StreamKind};
 use tokio::time::{sleep, timeout};
 
+use super::again::KeepBack;
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
 use super::grpc::Call;
@@ -41,6 +43,8 @@ pub(crate) struct Progress {
     pub(crate) response_started: Cell<bool>,
     /// The connection had served before, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
+    /// An answer came, and is kept from the client: the request is sent once more.
+    pub(crate) kept_back: Cell<bool>,
 }
 
 /// Sends the request on a lease and its response back.
@@ -139,18 +143,27 @@ async fn over_http1(
     converse(exchange, sink, Upstreamed::Http1(reader)).await
 }
 
-fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) -> RequestEdits<'a> {
+/// What becomes of the request's head. Rules apply on the way to endpoints only, and those are
+/// reached over links and HTTP/1.1.
+fn edits<'a>(
+    exchange: &'a Exchange<'_, '_>,
+    aim: &'a Aim<'_>,
+    framing: Framing,
+) -> RequestEdits<'a> {
+    let rule = exchange.actions.as_deref();
+    let host = rule.and_then(|rule| rule.host()).or(exchange.session.host.as_deref());
     RequestEdits {
         target: aim.origin.as_deref().map(str::as_bytes),
         // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
-        host: match (&exchange.session.host, &aim.origin) {
+        host: match (host, &aim.origin) {
             (Some(host), _) => Some(host.as_bytes()),
             (None, Some(_)) => Some(aim.authority.as_bytes()),
             (None, None) => None,
         },
         framing,
         add: &[],
-        remove: &[],
+        lines: rule.map_or("", |rule| &rule.request.lines),
+        remove: rule.map_or(&[], |rule| &rule.request.remove),
         connection: match exchange.request.upgrade {
             true => Connection::Upgrade,
             false => Connection::KeepAlive,
@@ -216,9 +229,14 @@ async fn converse(
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
-    let Exchange { session, request, body, responder, record, progress, .. } = exchange;
-    let Progress { body_taken, response_started, .. } = progress;
+    let Exchange { session, request, body, responder, record, progress, actions, is_lost, .. } =
+        exchange;
+    let Progress { body_taken, response_started, kept_back, .. } = progress;
     let has_body = !body.is_empty();
+    let retry = actions.as_deref().and_then(|actions| actions.retry.as_ref());
+    let bears = (record.subject.service.as_ref(), record.retries);
+    let (worker, is_lost) = (&*session.worker, is_lost.as_deref());
+    let keep_back = retry.map(|rule| KeepBack { rule, worker, request, bears, is_lost, kept_back });
     let started = &*response_started;
     let is_call = is_call(request, responder, &sink);
     let silence = silence(session, is_call, started);
@@ -241,6 +259,8 @@ async fn converse(
         answers: request.answers(),
         request,
         upgrade,
+        edits: actions.as_deref().map(|actions| &actions.response),
+        keep_back,
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -293,6 +313,10 @@ struct Reply<'a, 'io> {
     request: &'a Request<'a>,
     /// Another protocol was asked for.
     upgrade: bool,
+    /// What the rule that decided does to the heads of answers.
+    edits: Option<&'a FieldEdits>,
+    /// What may keep an answer from the client; none without a rule about retries.
+    keep_back: Option<KeepBack<'a>>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -437,6 +461,10 @@ impl Reply<'_, '_> {
         head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
+        if self.keep_back.as_ref().is_some_and(|keep_back| keep_back.keeps(bytes, head)) {
+            // Nobody hears of this reason.
+            return Err(Reason::UpstreamReset);
+        }
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
             connect::may_tell(self.request, bytes, head)?;
@@ -453,8 +481,10 @@ impl Reply<'_, '_> {
         *self.status = head.status;
         self.started.set(true);
         let bodiless = source.is_empty();
-        let mut sink =
-            self.responder.start(bytes, head, bodiless).map_err(|_| Reason::DownstreamClosed)?;
+        let mut sink = self
+            .responder
+            .start(bytes, (head, self.edits), bodiless)
+            .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {
                 call.ended(bytes, head);

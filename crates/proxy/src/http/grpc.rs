@@ -44,10 +44,40 @@ impl Call<'_> {
 /// own name.
 pub(crate) fn status(reason: Reason) -> GrpcStatus {
     match (reason, reason.status()) {
-        (Reason::RequestTimeout, _) => GrpcStatus::DeadlineExceeded,
+        (Reason::RequestTimeout | Reason::AttemptTimeout, _) => GrpcStatus::DeadlineExceeded,
         (_, 431) => GrpcStatus::Internal,
         (_, 501) => GrpcStatus::Unimplemented,
         (_, status) => GrpcStatus::of_http(status),
+    }
+}
+
+/// The status of HTTP that stands for the answer to a call, for rules about retries: that of its
+/// head, or what a status of gRPC means that is told there.
+pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
+    match (head.status, head.find(bytes, STATUS).next()) {
+        (200, Some(told)) => class(GrpcStatus::of(told)),
+        (status, _) => status,
+    }
+}
+
+/// The status that a rule names to mean one of gRPC; 200 when no rule can mean it.
+const fn class(status: GrpcStatus) -> u16 {
+    match status {
+        GrpcStatus::Unavailable => 503,
+        GrpcStatus::DeadlineExceeded => 504,
+        GrpcStatus::Unknown | GrpcStatus::Internal | GrpcStatus::DataLoss => 500,
+        GrpcStatus::Unimplemented => 501,
+        GrpcStatus::ResourceExhausted => 429,
+        GrpcStatus::Aborted => 409,
+        GrpcStatus::Ok
+        | GrpcStatus::Cancelled
+        | GrpcStatus::InvalidArgument
+        | GrpcStatus::NotFound
+        | GrpcStatus::AlreadyExists
+        | GrpcStatus::PermissionDenied
+        | GrpcStatus::FailedPrecondition
+        | GrpcStatus::OutOfRange
+        | GrpcStatus::Unauthenticated => 200,
     }
 }
 

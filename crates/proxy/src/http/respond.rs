@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leno_traffic::FieldEdits;
 use leno_wire::http1::{
     BodyLength, Connection, Framing, ResponseEdits, ResponseHead, Version, write_response,
 };
@@ -63,13 +64,13 @@ impl Responder<'_> {
             // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let edits = edits(Framing::Outside, Connection::KeepAlive, &[]);
+                let edits = ruled(None, Framing::Outside, Connection::KeepAlive);
                 write_response(bytes, head, &edits, writer.room());
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { reply, .. } => reply.interim(bytes, head),
             Self::Link { stream, .. } => {
-                let edits = edits(Framing::Outside, Connection::KeepAlive, &[]);
+                let edits = ruled(None, Framing::Outside, Connection::KeepAlive);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
@@ -77,14 +78,15 @@ impl Responder<'_> {
         }
     }
 
-    /// Begins the final response; what is returned takes its body. `bodiless`: none follows.
+    /// Begins the final response, edited as a rule says; what is returned takes its body.
+    /// `bodiless`: none follows.
     pub(crate) fn start(
         &mut self,
         bytes: &[u8],
-        head: &ResponseHead,
+        (head, rule): (&ResponseHead, Option<&FieldEdits>),
         bodiless: bool,
     ) -> Result<Sink<'_>, ClientGone> {
-        let date = date::lacking(bytes, head);
+        let date = date::lacking(bytes, head).filter(|_| !rule.is_some_and(removes_date));
         let date = date.as_ref().map(|date: &Stamp| [("date", &date[..])]);
         let add = date.as_ref().map_or(&[][..], |date| &date[..]);
         match self {
@@ -98,17 +100,18 @@ impl Responder<'_> {
                     (false, true) => Connection::KeepAlive,
                     (false, false) => Connection::Close,
                 };
-                write_response(bytes, head, &edits(framing, connection, add), writer.room());
+                let edits = ResponseEdits { add, ..ruled(rule, framing, connection) };
+                write_response(bytes, head, &edits, writer.room());
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { reply, patience, .. } => {
-                let stream = reply.start(bytes, (head, add), bodiless)?;
+                let stream = reply.start(bytes, head, (add, rule), bodiless)?;
                 Ok(Sink::Http2 { stream, patience: *patience })
             }
             Self::Link { stream, patience } => {
                 let connection =
                     if head.tunnel { Connection::Upgrade } else { Connection::KeepAlive };
-                let edits = edits(Framing::Outside, connection, add);
+                let edits = ResponseEdits { add, ..ruled(rule, Framing::Outside, connection) };
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
@@ -134,10 +137,17 @@ fn framing(length: BodyLength, version: Version) -> Framing {
     }
 }
 
-fn edits<'a>(
-    framing: Framing,
-    connection: Connection,
-    add: &'a [(&'a str, &'a [u8])],
-) -> ResponseEdits<'a> {
-    ResponseEdits { framing, add, remove: &[], connection }
+/// What becomes of a head, by the rule that decided.
+fn ruled(rule: Option<&FieldEdits>, framing: Framing, connection: Connection) -> ResponseEdits<'_> {
+    ResponseEdits {
+        framing,
+        add: &[],
+        lines: rule.map_or("", |rule| &rule.lines),
+        remove: rule.map_or(&[], |rule| &rule.remove),
+        connection,
+    }
+}
+
+fn removes_date(rule: &FieldEdits) -> bool {
+    rule.remove.iter().any(|name| &**name == "date")
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, Reach, Reason, ServiceName};
-use leno_traffic::{RouteChoice, host};
+use leno_traffic::{CompiledActions, Redirection, RouteChoice, host};
 
 use super::request::{Aim, Request};
 use crate::error::Failure;
@@ -21,6 +21,8 @@ pub(crate) struct Bound {
     pub(crate) destination: Destination,
     /// How long the whole exchange may take.
     pub(crate) timeout: Option<Duration>,
+    /// What the rule that decided does beside; `None` when that is nothing.
+    pub(crate) actions: Option<Arc<CompiledActions>>,
 }
 
 /// What is behind a route.
@@ -29,6 +31,8 @@ pub(crate) enum Destination {
     Application(Rc<Application>),
     /// Any of these endpoints.
     Endpoints(Arc<[Arc<Endpoint>]>),
+    /// Nowhere: the client is sent elsewhere.
+    Redirected(Redirection),
 }
 
 /// Decides where a request goes, and names it in its record.
@@ -67,7 +71,7 @@ pub(crate) fn application(
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination, speaks));
-    Ok(Bound { scene, destination, timeout: None })
+    Ok(Bound { scene, destination, timeout: None, actions: None })
 }
 
 /// The service and port that an authority names.
@@ -115,21 +119,29 @@ async fn to_service(
     }
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
-    let (endpoints, timeout) = match port_plan.routes.choose(&request.view(aim), worker.draw()) {
-        RouteChoice::Direct => (port_plan.endpoints.clone(), None),
+    let view = request.view(aim);
+    let (destination, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
+        RouteChoice::Direct => (Destination::Endpoints(port_plan.endpoints.clone()), None, None),
         RouteChoice::To { rule, backend, .. } => {
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            (behind.endpoints.clone(), rule.request_timeout)
+            let endpoints = Destination::Endpoints(behind.endpoints.clone());
+            (endpoints, rule.request_timeout, rule.actions.clone())
+        }
+        RouteChoice::Redirect { rule } => {
+            record.subject.route = Some(rule.route.clone());
+            let actions = rule.actions.clone();
+            let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
+            let redirection = redirection.ok_or(Reason::InvalidBackend)?;
+            (Destination::Redirected(redirection), None, actions)
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
     };
-    let destination = Destination::Endpoints(endpoints);
-    Ok(Bound { scene, destination, timeout })
+    Ok(Bound { scene, destination, timeout, actions })
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

@@ -10,9 +10,11 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
 use http::{HeaderValue, Response};
+use leno_traffic::FieldEdits;
 use leno_wire::http1::ResponseHead;
 
 use super::head;
+use crate::http::answer;
 use crate::http::body::Piece;
 use crate::http::message::ReadError;
 use crate::http::respond::ClientGone;
@@ -151,14 +153,22 @@ impl Reply {
         }
     }
 
-    /// Begins the final response, with more fields; what is returned takes its body.
+    /// Begins the final response, with more fields and edited as a rule says; what is returned
+    /// takes its body.
     pub(crate) fn start(
         &self,
         bytes: &[u8],
-        (head, add): (&ResponseHead, &[(&'static str, &[u8])]),
+        head: &ResponseHead,
+        (add, rule): (&[(&'static str, &[u8])], Option<&FieldEdits>),
         bodiless: bool,
     ) -> Result<Outgoing, ClientGone> {
         let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
+        if let Some(rule) = rule {
+            for name in &rule.remove {
+                response.headers_mut().remove(&**name);
+            }
+            answer::append(rule, response.headers_mut()).ok_or(ClientGone)?;
+        }
         for (name, value) in add {
             let value = HeaderValue::from_bytes(value).map_err(|_| ClientGone)?;
             response.headers_mut().append(*name, value);

@@ -27,16 +27,18 @@ pub(super) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
         }],
         backends: backends.iter().map(backend).collect(),
         request_timeout: None,
+        actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
     }
 }
 
 /// The service with these routes, and the backend `ratings-v2` at the mesh's server.
-fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
+pub(super) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
     let name = ServiceName::new("bookinfo", "ratings-v2").unwrap();
-    let backend = ServiceView { name, ..view(Protocol::Http, &[mesh.endpoint()]) };
+    let backend = ServiceView { name, ..view(mesh.setup.protocol, &[mesh.endpoint()]) };
     let port = PortView {
         name: None,
-        protocol: Protocol::Http,
+        protocol: mesh.setup.protocol,
         routed: true,
         rules,
         endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],

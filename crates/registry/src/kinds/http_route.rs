@@ -6,20 +6,17 @@
 use std::time::Duration;
 
 use leno_model::{
-    FieldMatch, HttpRoute, Name, PathMatch, RequestMatch, RouteName, RouteParent, RouteRule,
-    ServiceName, ValueMatch, WeightedBackend,
+    FieldMatch, HttpRoute, Name, PathMatch, RequestMatch, RetryRule, RouteKind, RouteName,
+    RouteParent, RouteRule, RuleActions, ServiceName, ValueMatch, WeightedBackend,
 };
 
+use super::filter::{self, Family};
 use super::{Head, refuse_other_kinds};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
-    fields.unsupported(
-        "hostnames",
-        "is not supported: a route of a service is for all its host names",
-        "remove it",
-    );
+    refuse_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
     let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, &name));
@@ -34,12 +31,22 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
             matches: vec![RequestMatch::default()],
             backends: Vec::new(),
             request_timeout: None,
+            actions: RuleActions::default(),
+            kind: RouteKind::Http,
         });
     }
-    Some(HttpRoute { name, parents: parents?, rules })
+    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http })
 }
 
-fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
+pub(super) fn refuse_hostnames(fields: &Fields<'_>) {
+    fields.unsupported(
+        "hostnames",
+        "is not supported: a route of a service is for all its host names",
+        "remove it",
+    );
+}
+
+pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
     let field = fields.require("parentRefs")?;
     let elements = field.list(PARENTS_MAX)?;
     if elements.is_empty() {
@@ -108,27 +115,42 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         "retry",
         "sessionPersistence",
     ])?;
-    for key in ["filters", "retry", "sessionPersistence"] {
-        fields.unsupported(key, "is not supported", "remove it");
-    }
+    fields.unsupported("sessionPersistence", "is not supported", "remove it");
     let mut matches = fields.each("matches", MATCHES_MAX, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
+    let mut actions = RuleActions::default();
+    filter::read(&fields, Family::Http, &matches, &mut actions);
+    let (request_timeout, attempt_timeout) = read_timeouts(&fields);
+    actions.attempt_timeout = attempt_timeout;
+    actions.retry = fields.find("retry").and_then(read_retry);
+    let backends = read_backends(rule, &fields, (&route.namespace, &actions));
+    Some(RouteRule {
+        route: route.clone(),
+        matches,
+        backends,
+        request_timeout,
+        actions,
+        kind: RouteKind::Http,
+    })
+}
+
+/// Where a rule leads. One that leads nowhere is odd, unless it redirects.
+pub(super) fn read_backends(
+    rule: &Field<'_>,
+    fields: &Fields<'_>,
+    (namespace, actions): (&Name, &RuleActions),
+) -> Vec<WeightedBackend> {
     let backends =
-        fields.each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
-    if backends.iter().all(|backend| backend.weight == 0) {
+        fields.each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, namespace));
+    if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so that its requests are answered 500",
             "add one to `backendRefs`",
         );
     }
-    Some(RouteRule {
-        route: route.clone(),
-        matches,
-        backends,
-        request_timeout: fields.find("timeouts").and_then(read_timeouts),
-    })
+    backends
 }
 
 fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
@@ -138,21 +160,26 @@ fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
         None => Some(PathMatch::Any),
     };
     let method = fields.find("method").map(|field| field.word(METHODS));
-    let headers = fields.each("headers", FIELDS_MAX, |field| {
-        let mut header = read_field_match(field)?;
-        header.name = header_name(field, &header.name)?;
-        Some(header)
-    });
+    let headers = read_headers(&fields);
     let query = fields.each("queryParams", FIELDS_MAX, read_field_match);
-    for (key, list) in [("headers", &headers), ("queryParams", &query)] {
-        refuse_repeated(&fields, key, list);
-    }
+    refuse_repeated(&fields, "queryParams", &query);
     Some(RequestMatch {
         path: path?,
         methods: method.flatten().map(str::to_owned).into_iter().collect(),
         headers,
         query,
     })
+}
+
+/// What headers must be.
+pub(super) fn read_headers(fields: &Fields<'_>) -> Vec<FieldMatch> {
+    let headers = fields.each("headers", FIELDS_MAX, |field| {
+        let mut header = read_field_match(field)?;
+        header.name = header_name(field, &header.name)?;
+        Some(header)
+    });
+    refuse_repeated(fields, "headers", &headers);
+    headers
 }
 
 fn read_path(path: &Field<'_>) -> Option<PathMatch> {
@@ -200,7 +227,8 @@ fn prefix(mut path: String) -> PathMatch {
     }
 }
 
-fn literal_path(value: &Field<'_>) -> Option<String> {
+/// A normal path of characters that a request may have.
+pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
     let path = value.text()?;
     let shown = value.shown();
     let lower = path.to_ascii_lowercase();
@@ -309,16 +337,57 @@ fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend
     Some(WeightedBackend { service: service?, port: port?, weight: weight? })
 }
 
-fn read_timeouts(timeouts: &Field<'_>) -> Option<Duration> {
-    let fields = timeouts.fields(&["request", "backendRequest"])?;
-    fields.unsupported("backendRequest", "is not supported", "use `request`");
-    let timeout = fields.find("request")?.parsed(
-        duration,
-        "a duration",
-        "use a number with a unit, such as \"5s\" or \"500ms\"",
-    )?;
-    // The schema's way to say "no limit".
-    (!timeout.is_zero()).then_some(timeout)
+/// The limits for the whole exchange and for one attempt.
+fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
+    let Some(fields) =
+        rule.find("timeouts").and_then(|field| field.fields(&["request", "backendRequest"]))
+    else {
+        return (None, None);
+    };
+    // Zero is the schema's way to say "no limit".
+    let limit = |key: &str| {
+        let limit = fields.find(key).and_then(read_duration);
+        limit.filter(|limit| !limit.is_zero())
+    };
+    let (request, attempt) = (limit("request"), limit("backendRequest"));
+    if let (Some(whole), Some(one), Some(field)) = (request, attempt, fields.find("backendRequest"))
+        && one > whole
+    {
+        field.refuse(
+            format!("{} is longer than `request`, of which it is a part", field.shown()),
+            "lower it, or raise `request`",
+        );
+    }
+    (request, attempt)
+}
+
+fn read_duration(field: &Field<'_>) -> Option<Duration> {
+    field.parsed(duration, "a duration", "use a number with a unit, such as \"5s\" or \"500ms\"")
+}
+
+fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
+    let fields = field.fields(&["codes", "attempts", "backoff"])?;
+    let mut codes = fields.each("codes", RETRY_CODES_MAX, |code| {
+        let (least, most) = (*RetryRule::CODES.start(), *RetryRule::CODES.end());
+        u16::try_from(code.number(least.into(), most.into())?).ok()
+    });
+    let listed = codes.len();
+    codes.sort_unstable();
+    codes.dedup();
+    if codes.len() < listed
+        && let Some(field) = fields.find("codes")
+    {
+        field.refuse("names a status twice", "remove one of the two");
+    }
+    let attempts = match fields.find("attempts") {
+        Some(field) => field.number(0, RetryRule::ATTEMPTS_MAX.into())?,
+        None => ATTEMPTS_DEFAULT,
+    };
+    let backoff = match fields.find("backoff") {
+        Some(field) => read_duration(field)?,
+        None => BACKOFF_DEFAULT,
+    };
+    Some(RetryRule { codes, attempts: u8::try_from(attempts).ok()?, backoff })
 }
 
 /// A duration of the Gateway API (GEP-2257): one to four times up to five digits and a unit.
@@ -361,13 +430,19 @@ const METHODS: &[(&str, &str)] = &[
     ("PATCH", "PATCH"),
 ];
 const PARENTS_MAX: usize = 32;
-const RULES_MAX: usize = 16;
-const MATCHES_MAX: usize = 64;
+pub(super) const RULES_MAX: usize = 16;
+pub(super) const MATCHES_MAX: usize = 64;
 const BACKENDS_MAX: usize = 16;
 const FIELDS_MAX: usize = 16;
 const FIELD_NAME_BYTES_MAX: usize = 256;
 const PATH_BYTES_MAX: usize = 1024;
 const WEIGHT_MAX: u32 = 1_000_000;
+/// Every status that may be named, once.
+const RETRY_CODES_MAX: usize = 200;
+/// Retries when a rule does not say how many.
+const ATTEMPTS_DEFAULT: u32 = 1;
+/// The pause before the first retry when a rule does not say how long.
+const BACKOFF_DEFAULT: Duration = Duration::from_millis(25);
 
 #[cfg(test)]
 mod tests {

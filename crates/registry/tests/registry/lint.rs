@@ -113,6 +113,42 @@ spec:
 }
 
 #[test]
+fn an_http_route_beside_a_grpc_route_is_odd() {
+    let route = |kind: &str, port: &str| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: web}}\n\
+             spec:\n  parentRefs: [{{group: \"\", kind: Service, name: web{port}}}]\n  \
+             rules: [{{backendRefs: [{{name: web, port: 80}}]}}]\n"
+        )
+    };
+    let with = |grpc: &str, http: &str| {
+        format!("{SERVED}{}{}", route("GRPCRoute", grpc), route("HTTPRoute", http))
+    };
+    check(&with(", port: 80", ", port: 81"), &expect![[""]]);
+    check(
+        &with("", ", port: 80"),
+        &expect![[r#"
+        HTTPRoute default/web: spec.parentRefs[0]: the GRPCRoute default/web is attached there too, and an HTTPRoute beside it has no say on a port; use one kind of route for a port
+    "#]],
+    );
+}
+
+/// A workload behind a service with two ports.
+const SERVED: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: web, labels: {app: web}}
+spec: {serviceAccount: web, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  selector: {app: web}
+  ports: [{name: a, port: 80, targetPort: http}, {name: b, port: 81, targetPort: http}]
+"#;
+
+#[test]
 fn a_source_adds_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mesh.yaml");

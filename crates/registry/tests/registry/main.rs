@@ -10,6 +10,8 @@ mod manifest;
 #[cfg(test)]
 mod manifests;
 #[cfg(test)]
+mod pages;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod reload;

@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    Door, FieldMatch, HttpRoute, HttpRouteGroup, MeshConfig, Object, PathMatch, PortSet, Protocol,
-    RequestMatch, RouteName, RouteParent, Service, ServiceAccount, ServiceName, TargetPort,
-    TargetRule, TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend, Workload,
-    WorkloadPort,
+    Door, FieldMatch, Header, HeaderEdits, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object,
+    PathEdit, PathMatch, PortSet, Protocol, Redirect, RequestMatch, RetryRule, RouteKind,
+    RouteName, RouteParent, RuleActions, Scheme, Service, ServiceAccount, ServiceName, TargetPort,
+    TargetRule, TcpRoute, TrafficMode, TrafficTarget, UrlRewrite, ValueMatch, WeightedBackend,
+    Workload, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -256,6 +257,158 @@ fn reads_an_http_route_with_all_its_parts() {
     let older = HTTP_ROUTE.replace("k8s.io/v1\n", "k8s.io/v1beta1\n");
     assert_eq!(only!(HttpRoute, &older), route);
 }
+
+#[test]
+fn reads_what_rules_do_to_requests_and_answers() {
+    let route: HttpRoute = only!(HttpRoute, FILTERED_ROUTE);
+    let header = |name: &str, value: &str| Header { name: name.into(), value: value.into() };
+    let name = |name| Some(Name::new(name).unwrap());
+    let [edited, rewritten, sent_away, plain] = route.rules.as_slice() else { panic!("{route:?}") };
+    let expected = RuleActions {
+        request_headers: HeaderEdits {
+            set: vec![header("x-set", "1")],
+            add: vec![header("x-add", "a, b")],
+            remove: vec!["x-gone".to_owned()],
+        },
+        response_headers: HeaderEdits {
+            set: vec![header("server", "none")],
+            ..HeaderEdits::default()
+        },
+        rewrite: Some(UrlRewrite {
+            hostname: name("inner.example"),
+            path: Some(PathEdit::Full("/all".to_owned())),
+        }),
+        ..RuleActions::default()
+    };
+    assert_eq!(edited.actions, expected);
+    let path = Some(PathEdit::Prefix(String::new()));
+    let expected = RuleActions {
+        rewrite: Some(UrlRewrite { hostname: None, path }),
+        ..RuleActions::default()
+    };
+    assert_eq!(rewritten.actions, expected);
+    let redirect = Redirect {
+        scheme: Some(Scheme::Https),
+        hostname: name("b.example"),
+        path: Some(PathEdit::Prefix("/new".to_owned())),
+        port: Some(8443),
+        status: 308,
+    };
+    assert_eq!(sent_away.actions.redirect, Some(redirect));
+    assert_eq!(sent_away.backends, []);
+    let redirect = plain.actions.redirect.as_ref().unwrap();
+    assert_eq!((redirect.status, redirect.port), (302, None));
+}
+
+/// A route whose rules do something to requests.
+const FILTERED_ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews}]
+  rules:
+  - filters:
+    - type: RequestHeaderModifier
+      requestHeaderModifier:
+        set: [{name: X-Set, value: "1"}]
+        add: [{name: X-Add, value: "a, b"}]
+        remove: [X-Gone]
+    - type: ResponseHeaderModifier
+      responseHeaderModifier: {set: [{name: server, value: none}]}
+    - type: URLRewrite
+      urlRewrite: {hostname: inner.example, path: {type: ReplaceFullPath, replaceFullPath: /all}}
+    backendRefs: [{name: reviews-v1, port: 9080}]
+  - matches: [{path: {value: /old}}]
+    filters:
+    - type: URLRewrite
+      urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: ""}}
+    backendRefs: [{name: reviews-v1, port: 9080}]
+  - matches: [{path: {value: /gone}}]
+    filters:
+    - type: RequestRedirect
+      requestRedirect:
+        scheme: https
+        hostname: b.example
+        port: 8443
+        statusCode: 308
+        path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}
+  - filters: [{type: RequestRedirect, requestRedirect: {}}]
+"#;
+
+#[test]
+fn reads_retries_and_the_limit_of_an_attempt() {
+    let read = |rule: &str| {
+        let text = format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: x}}\n\
+             spec: {{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}\n"
+        );
+        only!(HttpRoute, &text).rules.remove(0)
+    };
+    let rule = read(
+        "{retry: {codes: [503, 500], attempts: 3, backoff: 100ms}, \
+         timeouts: {request: 2s, backendRequest: 500ms}}",
+    );
+    let backoff = Duration::from_millis(100);
+    let expected = RetryRule { codes: vec![500, 503], attempts: 3, backoff };
+    assert_eq!(rule.actions.retry, Some(expected));
+    assert_eq!(rule.actions.attempt_timeout, Some(Duration::from_millis(500)));
+    assert_eq!(rule.request_timeout, Some(Duration::from_secs(2)));
+    let backoff = Duration::from_millis(25);
+    let expected = RetryRule { codes: Vec::new(), attempts: 1, backoff };
+    assert_eq!(read("{retry: {}}").actions.retry, Some(expected));
+    let unlimited = read("{timeouts: {request: 0s, backendRequest: 5s}}");
+    assert_eq!(unlimited.request_timeout, None);
+    assert_eq!(unlimited.actions.attempt_timeout, Some(Duration::from_secs(5)));
+    assert_eq!(read("{timeouts: {backendRequest: 0s}}").actions.attempt_timeout, None);
+}
+
+#[test]
+fn reads_calls_of_grpc_as_paths() {
+    let route: HttpRoute = only!(GrpcRoute, GRPC_ROUTE);
+    assert_eq!(route.kind, RouteKind::Grpc);
+    assert_eq!(route.parents.len(), 1);
+    let [rule, rest] = route.rules.as_slice() else { panic!("{route:?}") };
+    let paths: Vec<&PathMatch> = rule.matches.iter().map(|it| &it.path).collect();
+    let regex = |text: &str| PathMatch::Regex(text.to_owned());
+    assert_eq!(
+        paths,
+        [
+            &PathMatch::Exact("/com.example.Books/Get".to_owned()),
+            &PathMatch::Prefix("/com.example.Books".to_owned()),
+            &regex("/[^/]+/Get"),
+            &regex("/(?:com[.].*)/(?:Get|List)"),
+            &regex("/(?:com[.].*)/[^/]+"),
+            &PathMatch::Any,
+        ]
+    );
+    assert_eq!(rule.matches[0].headers, [field("x-team", exact("ops"))]);
+    assert_eq!(rule.actions.request_headers.remove, ["x-gone"]);
+    assert_eq!(rule.kind, RouteKind::Grpc);
+    assert_eq!(rest.matches, [RequestMatch::default()]);
+    assert_eq!(rest.backends.len(), 2);
+}
+
+/// Every part of a `GRPCRoute` that is read.
+const GRPC_ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: books, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: books, port: 9000}]
+  rules:
+  - matches:
+    - method: {service: com.example.Books, method: Get}
+      headers: [{name: X-Team, value: ops}]
+    - method: {type: Exact, service: com.example.Books, method: ""}
+    - method: {method: Get}
+    - method: {type: RegularExpression, service: "com[.].*", method: Get|List}
+    - method: {type: RegularExpression, service: "com[.].*"}
+    - headers: [{name: x-all, type: RegularExpression, value: ".*"}]
+    filters: [{type: RequestHeaderModifier, requestHeaderModifier: {remove: [x-gone]}}]
+    backendRefs: [{name: books-v1, port: 9000}]
+  - backendRefs: [{name: books-v1, port: 9000, weight: 9}, {name: books-v2, port: 9000}]
+"#;
 
 #[test]
 fn reads_a_published_traffic_target() {

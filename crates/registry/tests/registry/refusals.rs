@@ -87,11 +87,11 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup` or `TCPRoute`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute` or `GRPCRoute`
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
-        f.yaml:1:50: GRPCRoute default/x: kind: "GRPCRoute" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup` or `TCPRoute`
+        f.yaml:1:1: GRPCRoute default/x: spec: is missing; add `spec`
         f.yaml:1:14: HTTPRoute default/x: apiVersion: "gateway.networking.k8s.io/v1alpha2" is not read for HTTPRoute; use `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1beta1`
         f.yaml:1:1: Workload default/x: spec: is missing; add `spec`
         f.yaml:1:1: Workload: metadata: is missing; add `metadata`
@@ -317,8 +317,35 @@ fn refuses_http_routes_that_cannot_be_honoured() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
         &specs,
         &expect![[r#"
-            spec.rules[0].filters: is not supported; remove it
-            spec.rules[0].retry: is not supported; remove it
+            spec.rules[0].filters[0].type: "ExtensionRef" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier`, `RequestRedirect` or `URLRewrite`
+            spec.rules[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
+            spec.rules[0].filters[0].requestRedirect: is not a field that is known here; remove it, or use `type` or `urlRewrite`
+            spec.rules[0].filters[1]: is a second URLRewrite; join the two
+            spec.rules[0].filters: has a RequestRedirect and a URLRewrite, of which a rule may have one; remove one of the two
+            spec.rules[0].filters: has a RequestRedirect, so that nothing reaches `backendRefs`; remove the filter or `backendRefs`
+            spec.rules[0].filters[0].requestRedirect.scheme: "ftp" is not known here; use `http` or `https`
+            spec.rules[0].filters[0].requestRedirect.statusCode: 304 is no redirection; use 301, 302, 303, 307 or 308
+            spec.rules[0].filters[0].requestRedirect.port: 0 is out of range; use a number from 1 to 65535
+            spec.rules[0].filters[0].requestRedirect.hostname: "10.0.0.1" is an address; use a host name
+            spec.rules[0].filters[0].requestRedirect.hostname: "*.example" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+            spec.rules[0].filters[0].urlRewrite.path.replacePrefixMatch: is not a field that is known here; remove it, or use `type` or `replaceFullPath`
+            spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: is missing; add `replaceFullPath`
+            spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: "a" does not start with `/`; use a path such as "/ratings"
+            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which only a rule with one match, by PathPrefix, has; use one match with a path of the type PathPrefix
+            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which only a rule with one match, by PathPrefix, has; use one match with a path of the type PathPrefix
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
+            spec.rules[0].filters[0].responseHeaderModifier.remove[0]: "transfer-encoding" says how a message travels, and a rule would break it; remove it
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "b\r\nc: d" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
+            spec.rules[0].filters[0].requestHeaderModifier: does two things to the header "a"; name each header once; several values go into one, separated by commas
+            spec.rules[0].sessionPersistence: is not supported; remove it
+            spec.rules[0].retry.attempts: 11 is out of range; use a number from 0 to 10
+            spec.rules[0].retry.attempts: -1 is out of range; use a number from 0 to 10
+            spec.rules[0].retry.codes[0]: 200 is out of range; use a number from 400 to 599
+            spec.rules[0].retry.codes: names a status twice; remove one of the two
+            spec.rules[0].retry.backoff: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.rules[0].retry.perTry: is not a field that is known here; remove it, or use `codes`, `attempts` or `backoff`
             spec.rules[0].matches[0].path.type: "Prefix" is not known here; use `Exact`, `PathPrefix` or `RegularExpression`
             spec.rules[0].matches[0].path.value: "a" does not start with `/`; use a path such as "/ratings"
             spec.rules[0].matches[0].path.value: "/a//b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
@@ -345,14 +372,39 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].backendRefs[0].filters: is not supported; remove it
             spec.rules[0].timeouts.request: 5 is a number, not text; write "5" in quotes
             spec.rules[0].timeouts.request: "1.5s" is not a duration; use a number with a unit, such as "5s" or "500ms"
-            spec.rules[0].timeouts.backendRequest: is not supported; use `request`
+            spec.rules[0].timeouts.backendRequest: "2s" is longer than `request`, of which it is a part; lower it, or raise `request`
+            spec.rules[0].timeouts.backendRequest: 5 is a number, not text; write "5" in quotes
         "#]],
     );
 }
 
 const HTTP_ROUTE_RULES: &[&str] = &[
-    "{filters: [{type: RequestMirror}]}",
-    "{retry: {attempts: 2}}",
+    "{filters: [{type: ExtensionRef}]}",
+    "{filters: [{type: RequestHeaderModifier}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {}, requestRedirect: {}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {hostname: a}}, {type: URLRewrite, urlRewrite: {hostname: b}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {hostname: a}}, {type: RequestRedirect, requestRedirect: {}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {}}], backendRefs: [{name: a, port: 80}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {scheme: ftp, statusCode: 304, port: 0}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {hostname: 10.0.0.1}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {hostname: \"*.example\"}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replacePrefixMatch: /a}}}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: a}}}]}",
+    "{matches: [{path: {type: Exact, value: /a}}], filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /b}}}]}",
+    "{matches: [{path: {value: /a}}, {path: {value: /b}}], filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /b}}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: Host, value: a}]}}]}",
+    "{filters: [{type: ResponseHeaderModifier, responseHeaderModifier: {remove: [Transfer-Encoding]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: \"a b\", value: a}]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"b\\r\\nc: d\"}]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"\"}]}}]}",
+    "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: b}], remove: [A]}}]}",
+    "{sessionPersistence: {sessionName: a}}",
+    "{retry: {attempts: 11}}",
+    "{retry: {attempts: -1}}",
+    "{retry: {codes: [200]}}",
+    "{retry: {codes: [503, 503]}}",
+    "{retry: {backoff: soon}}",
+    "{retry: {perTry: 1s}}",
     "{matches: [{path: {type: Prefix, value: /a}}]}",
     "{matches: [{path: {value: a}}]}",
     "{matches: [{path: {value: /a//b}}]}",
@@ -379,7 +431,58 @@ const HTTP_ROUTE_RULES: &[&str] = &[
     "{backendRefs: [{name: a, port: 80, filters: [{type: URLRewrite}]}]}",
     "{timeouts: {request: 5}}",
     "{timeouts: {request: 1.5s}}",
-    "{timeouts: {backendRequest: 5s}}",
+    "{timeouts: {request: 1s, backendRequest: 2s}}",
+    "{timeouts: {backendRequest: 5}}",
+];
+
+#[test]
+fn refuses_grpc_routes_that_cannot_be_honoured() {
+    let rule = |rule: &&str| {
+        format!("{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}")
+    };
+    let specs: Vec<String> = GRPC_ROUTE_RULES.iter().map(rule).collect();
+    let mut specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    specs.push("{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [a.example]}");
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
+        &specs,
+        &expect![[r#"
+            spec.rules[0].matches[0].path: is not a field that is known here; remove it, or use `method` or `headers`
+            spec.rules[0].matches[0].method: names neither a service nor a method; add `service` or `method`
+            spec.rules[0].matches[0].method: names neither a service nor a method; add `service` or `method`
+            spec.rules[0].matches[0].method.service: "a/b" is not a name in gRPC; use a name such as com.example.Books, of at most 1024 bytes
+            spec.rules[0].matches[0].method.service: "a..b" is not a name in gRPC; use a name such as com.example.Books, of at most 1024 bytes
+            spec.rules[0].matches[0].method.method: "1a" is not a name in gRPC; use a name such as ListBooks, of at most 1024 bytes
+            spec.rules[0].matches[0].method.type: "Prefix" is not known here; use `Exact` or `RegularExpression`
+            spec.rules[0].matches[0].method.service: "(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
+            spec.rules[0].matches[0].headers: names one field twice, of which only the first would count; remove one of the two
+            spec.rules[0].filters[0].type: "URLRewrite" is not known here; use `RequestHeaderModifier` or `ResponseHeaderModifier`
+            spec.rules[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier` or `ResponseHeaderModifier`
+            spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
+            spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
+            spec.rules[0].sessionPersistence: is not supported; remove it
+            spec.rules[0].backendRefs[0].filters: is not supported; remove it
+            spec.hostnames: is not supported: a route of a service is for all its host names; remove it
+        "#]],
+    );
+}
+
+const GRPC_ROUTE_RULES: &[&str] = &[
+    "{matches: [{path: {value: /a}}]}",
+    "{matches: [{method: {}}]}",
+    "{matches: [{method: {service: \"\", method: \"\"}}]}",
+    "{matches: [{method: {service: a/b}}]}",
+    "{matches: [{method: {service: a..b}}]}",
+    "{matches: [{method: {method: 1a}}]}",
+    "{matches: [{method: {type: Prefix, service: a}}]}",
+    "{matches: [{method: {type: RegularExpression, service: \"(a\"}}]}",
+    "{matches: [{headers: [{name: a, value: b}, {name: A, value: c}]}]}",
+    "{filters: [{type: URLRewrite, urlRewrite: {}}]}",
+    "{filters: [{type: RequestRedirect, requestRedirect: {}}]}",
+    "{timeouts: {request: 1s}}",
+    "{retry: {attempts: 1}}",
+    "{sessionPersistence: {sessionName: a}}",
+    "{backendRefs: [{name: a, port: 80, filters: [{type: RequestHeaderModifier}]}]}",
 ];
 
 #[test]

@@ -30,6 +30,8 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         matches: vec![request],
         backends: Vec::new(),
         request_timeout: None,
+        actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
     };
     let port = PortView {
         name: None,

@@ -18,6 +18,8 @@ fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
         matches,
         backends: vec![backend("stock", 1)],
         request_timeout: None,
+        actions: leno_model::RuleActions::default(),
+        kind: RouteKind::default(),
     }
 }
 
@@ -62,7 +64,9 @@ fn decides(routes: &PortRoutes, path: &str) -> Option<usize> {
         fields: &fields,
     };
     match routes.choose(&request, 0) {
-        RouteChoice::To { rule, .. } | RouteChoice::InvalidBackend { rule } => Some(rule.index),
+        RouteChoice::To { rule, .. }
+        | RouteChoice::InvalidBackend { rule }
+        | RouteChoice::Redirect { rule } => Some(rule.index),
         RouteChoice::NoRoute => None,
         RouteChoice::Direct => panic!("routes are attached"),
     }
@@ -242,5 +246,42 @@ proptest! {
         let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
         let routes = PortRoutes::compile(&view).unwrap();
         prop_assert_eq!(decides(&routes, &path), naive(&view, &path));
+    }
+}
+
+/// The definition, word for word: of all matches that the request fits, the first by rank, then by
+/// place.
+fn plainly(view: &PortView, request: &RequestView<'_>) -> Option<usize> {
+    let numbered = view.rules.iter().enumerate();
+    let all = numbered.flat_map(|(index, rule)| rule.matches.iter().map(move |it| (index, it)));
+    let fitting = all.filter(|(_, it)| RequestMatcher::compile(it).unwrap().matches(request));
+    let best = fitting.reduce(|best, next| if rank(next.1) > rank(best.1) { next } else { best });
+    best.map(|(index, _)| index)
+}
+
+proptest! {
+    #[test]
+    fn what_is_looked_up_is_what_the_definition_says(
+        rules in prop::collection::vec(prop::collection::vec(any_match(), 1..4), 0..12),
+        paths in prop::collection::vec("(/[abc]{1,2}){0,4}/?", 1..8),
+        method in prop_oneof![Just("GET"), Just("PUT")],
+        header in any::<bool>(),
+        query in prop_oneof![Just(None), Just(Some("a=1")), Just(Some("a=1&b=1"))],
+    ) {
+        let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
+        let routes = PortRoutes::compile(&view).unwrap();
+        let mut fields = vec![("x-a".to_owned(), "1".to_owned())];
+        fields.extend(header.then(|| ("x-b".to_owned(), "1".to_owned())));
+        for path in &paths {
+            let request = RequestView { method, path, query, authority: "", fields: &fields };
+            let found = match routes.choose(&request, 0) {
+                RouteChoice::To { rule, .. } => Some(rule.index),
+                choice => {
+                    prop_assert!(matches!(choice, RouteChoice::NoRoute));
+                    None
+                }
+            };
+            prop_assert_eq!(found, plainly(&view, &request), "{}", path);
+        }
     }
 }

@@ -18,8 +18,11 @@ pub struct RequestEdits<'a> {
     pub framing: Framing,
     /// Fields to append, name and value; never `Host` or a field of framing or connection.
     pub add: &'a [(&'a str, &'a [u8])],
+    /// Field lines to append as they stand, each with the CR LF that ends it. Whoever made them
+    /// checked them: names and values alone, and no field of framing or connection.
+    pub lines: &'a str,
     /// Names of fields to leave out; `Host` and the framing fields are not affected.
-    pub remove: &'a [&'a str],
+    pub remove: &'a [Box<str>],
     /// What becomes of the connection.
     pub connection: Connection,
 }
@@ -31,8 +34,10 @@ pub struct ResponseEdits<'a> {
     pub framing: Framing,
     /// Fields to append, name and value; never a field of framing or connection.
     pub add: &'a [(&'a str, &'a [u8])],
+    /// Field lines to append as they stand, as for a request.
+    pub lines: &'a str,
     /// Names of fields to leave out; the framing fields are not affected.
-    pub remove: &'a [&'a str],
+    pub remove: &'a [Box<str>],
     /// What becomes of the connection; for a client of HTTP/1.0 pass [`Connection::Close`].
     pub connection: Connection,
 }
@@ -90,7 +95,7 @@ pub fn write_request(
     };
     let length_kept = put_fields(bytes, &head.fields, &rules, out);
     put_framing(edits.framing, head.body, length_kept, out);
-    put_end(edits.connection, edits.add, out);
+    put_end(edits.connection, edits.add, edits.lines, out);
 }
 
 /// Appends the response parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields
@@ -120,7 +125,7 @@ pub fn write_response(
     if !bare {
         put_framing(edits.framing, head.body, length_kept, out);
     }
-    put_end(edits.connection, edits.add, out);
+    put_end(edits.connection, edits.add, edits.lines, out);
 }
 
 /// Which received fields go on.
@@ -128,7 +133,7 @@ struct Rules<'a> {
     host: Option<&'a [u8]>,
     length: bool,
     upgrade: bool,
-    remove: &'a [&'a str],
+    remove: &'a [Box<str>],
 }
 
 enum Fate<'a> {
@@ -205,7 +210,7 @@ fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut 
     }
 }
 
-fn put_end(connection: Connection, add: &[(&str, &[u8])], out: &mut BytesMut) {
+fn put_end(connection: Connection, add: &[(&str, &[u8])], lines: &str, out: &mut BytesMut) {
     match connection {
         Connection::KeepAlive => {}
         Connection::Close => out.extend_from_slice(b"connection: close\r\n"),
@@ -214,7 +219,18 @@ fn put_end(connection: Connection, add: &[(&str, &[u8])], out: &mut BytesMut) {
     for (name, value) in add {
         put_field(name, value, out);
     }
+    debug_assert!(are_lines(lines), "not field lines: {lines:?}");
+    out.extend_from_slice(lines.as_bytes());
     out.extend_from_slice(b"\r\n");
+}
+
+/// Whether a text is nothing but whole field lines.
+fn are_lines(text: &str) -> bool {
+    let is_line = |line: &str| match line.split_once(": ") {
+        Some((name, value)) => !name.is_empty() && !value.contains(['\r', '\n']),
+        None => false,
+    };
+    text.is_empty() || (text.ends_with("\r\n") && text.split_terminator("\r\n").all(is_line))
 }
 
 fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {

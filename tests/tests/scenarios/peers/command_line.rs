@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client, mesh_config, route, server};
 use leno_tests::{Application, Connection, Mesh, free_port, leno};
 use serde_json::Value;
 
@@ -87,6 +87,54 @@ fn explain_predicts_what_the_mesh_answers() {
         assert_eq!(answered(door, method, &url), status, "{what}");
         let code = if status == 200 { 0 } else { 3 };
         assert_eq!(shop.predicted(from, method, &url), (code, status), "explain: {what}");
+    }
+}
+
+#[test]
+fn explain_predicts_what_rules_do_to_requests() {
+    let (application, door) = (Application::echo(), free_port());
+    let rules = [
+        "{matches: [{path: {value: /old}}], filters: [{type: RequestRedirect, requestRedirect: \
+         {statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /items}}}]}",
+        "{matches: [{path: {value: /v1}}], backendRefs: [{name: web, port: 9080}], filters: \
+         [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: \
+         /items}}}]}",
+        "{backendRefs: [{name: web, port: 9080}]}",
+    ];
+    let manifests = [
+        mesh_config("strict"),
+        server("web", application.port(), &[]),
+        client("user", &[], &[("web.shop", door)]),
+        route("web", &rules),
+        POLICY.to_owned(),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let shop = Shop { mesh, door, _application: application };
+    let user = shop.mesh.sidecar("shop/user-1").proxy;
+    for (path, status) in
+        [("/old/1", 301), ("/v1/1", 200), ("/v1", 404), ("/items/1", 200), ("/other", 404)]
+    {
+        let url = format!("http://web.shop:9080{path}");
+        assert_eq!(answered(user, "GET", &url), status, "{path}");
+        let code = if status == 200 { 0 } else { 3 };
+        assert_eq!(shop.predicted("shop/user-1", "GET", &url), (code, status), "explain: {path}");
+    }
+    let told = leno()
+        .args(["explain", "request", "--from", "shop/user-1", "--url"])
+        .arg("http://web.shop:9080/v1/7?a=b")
+        .arg("-f")
+        .arg(shop.mesh.file("mesh.yaml"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    for line in [
+        "filter    replace the matched prefix of the path by \"/items\"",
+        "sent as   GET http://web.shop:9080/items/7?a=b",
+        "passed by HTTPRoute shop/web: rules[2].matches[0] (every request): fits, but its path is \
+         less specific",
+        "passed by HTTPRoute shop/web: rules[0].matches[0] (path prefix /old): the path does not fit",
+    ] {
+        assert!(told.lines().any(|found| found == line), "{line}\n{told}");
     }
 }
 

@@ -19,7 +19,11 @@ struct Shop {
 }
 
 fn shop() -> Shop {
-    let nginx = Nginx::prepare("location / { return 200 nginx; }");
+    let nginx = Nginx::prepare(
+        "location / { return 200 nginx; } \
+         location /echo/ { add_header x-secret 1; return 200 $request_uri,$host,$http_x_set; } \
+         location /busy/ { return 503 busy; }",
+    );
     let files = tempfile::tempdir().unwrap();
     for folder in ["", "a", "a/b", "ab", "who"] {
         let folder = files.path().join(folder);
@@ -169,4 +173,44 @@ fn a_request_that_takes_too_long_is_given_up_in_time() {
         assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
     }
     assert_eq!(shop.says("GET", "/who/", ""), "python", "others are not held up");
+}
+
+#[test]
+fn filters_change_what_an_unmodified_server_and_its_client_see() {
+    let shop = shop();
+    let rules = [
+        "{matches: [{path: {value: /shown}}], backendRefs: [{name: nginx, port: 9080}], filters: [\
+         {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-set, value: new}]}}, \
+         {type: ResponseHeaderModifier, responseHeaderModifier: {remove: [x-secret]}}, \
+         {type: URLRewrite, urlRewrite: {hostname: inner.example, path: \
+         {type: ReplacePrefixMatch, replacePrefixMatch: /echo}}}]}",
+        "{matches: [{path: {value: /moved}}], filters: [{type: RequestRedirect, requestRedirect: \
+         {scheme: https, hostname: b.example}}]}",
+        &format!("{{{TO_NGINX}}}"),
+    ];
+    shop.route(&rules, is("nginx"));
+    let response = shop.ask("GET", "/shown/a?b=c", "x-set: old\r\n");
+    assert_eq!(response.body, b"/echo/a?b=c,inner.example,new", "{}", response.head);
+    assert_eq!(response.header("x-secret"), None);
+    let untouched = shop.ask("GET", "/echo/a", "x-set: old\r\n");
+    assert_eq!(untouched.body, b"/echo/a,web.shop,old", "{}", untouched.head);
+    assert_eq!(untouched.header("x-secret"), Some("1"));
+    let moved = shop.ask("GET", "/moved?b=c", "");
+    assert_eq!(moved.status, 302);
+    assert_eq!(moved.header("location"), Some("https://b.example/moved?b=c"));
+}
+
+#[test]
+fn a_rule_that_retries_gives_up_within_its_attempts() {
+    let shop = shop();
+    let retry = "retry: {codes: [503], attempts: 2, backoff: 10ms}";
+    let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 5s, backendRequest: 200ms}, \
+                retry: {attempts: 1, backoff: 10ms}, backendRefs: [{name: silent, port: 9080}]}";
+    shop.route(&[slow, &format!("{{{TO_NGINX}, {retry}}}")], is("nginx"));
+    let response = shop.ask("GET", "/busy/", "");
+    assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
+    let began = Instant::now();
+    assert_eq!(shop.says("GET", "/slow", ""), "504 attempt-timeout");
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
 }

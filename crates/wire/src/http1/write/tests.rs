@@ -33,8 +33,13 @@ fn forwards_requests() {
     );
     check(
         "GET / HTTP/1.1\r\nHost: a\r\nX-Claim: forged\r\nx-claim: again\r\nB: 2\r\n\r\n",
-        &RequestEdits { add: &[("x-claim", b"true")], remove: &["X-CLAIM"], ..plain },
+        &RequestEdits { add: &[("x-claim", b"true")], remove: &["X-CLAIM".into()], ..plain },
         "GET / HTTP/1.1\r\nHost: a\r\nB: 2\r\nx-claim: true\r\n\r\n",
+    );
+    check(
+        "GET / HTTP/1.1\r\nX-Set: old\r\nHost: a\r\n\r\n",
+        &RequestEdits { lines: "x-set: new\r\nb: c: d\r\n", remove: &["x-set".into()], ..plain },
+        "GET / HTTP/1.1\r\nHost: a\r\nx-set: new\r\nb: c: d\r\n\r\n",
     );
     check(
         "GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n",
@@ -64,7 +69,8 @@ fn announces_the_body_of_a_request() {
         ("Content-Length: 0\r\n", Framing::Keep, "Content-Length: 0\r\n"),
     ];
     for (received, framing, written) in cases {
-        let edits = RequestEdits { framing, remove: &["content-length", "host"], ..<_>::default() };
+        let remove = &["content-length".into(), "host".into()];
+        let edits = RequestEdits { framing, remove, ..<_>::default() };
         let head = |fields| format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
         assert_eq!(request(&head(received), &edits), head(written), "{received} {framing:?}");
     }
@@ -122,13 +128,17 @@ fn forwards_responses() {
 fn edits_responses() {
     let edits = ResponseEdits {
         add: &[("x-new", b"1")],
-        remove: &["server"],
+        lines: "x-more: 2\r\n",
+        remove: &["server".into()],
         connection: Connection::Close,
         ..<_>::default()
     };
     let written =
         response("HTTP/1.0 999 \r\nA: b\r\nServer: c\r\nD: e\r\n\r\n", Answers::Other, &edits);
-    assert_eq!(written, "HTTP/1.1 999 \r\nA: b\r\nD: e\r\nconnection: close\r\nx-new: 1\r\n\r\n");
+    assert_eq!(
+        written,
+        "HTTP/1.1 999 \r\nA: b\r\nD: e\r\nconnection: close\r\nx-new: 1\r\nx-more: 2\r\n\r\n"
+    );
     let edits = ResponseEdits { connection: Connection::Upgrade, ..<_>::default() };
     let switch = "HTTP/1.1 101 Go\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n";
     assert_eq!(response(switch, Answers::Other, &edits), switch);

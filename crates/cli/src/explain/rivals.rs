@@ -1,0 +1,82 @@
+//! The rules that did not decide a request, and why not.
+
+use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
+use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence};
+
+/// A match that did not decide.
+#[derive(Debug)]
+pub(super) struct Rival {
+    pub(super) kind: RouteKind,
+    pub(super) route: RouteName,
+    /// The place of its rule in its own route, from 0.
+    pub(super) rule: usize,
+    /// Its place in the rule, from 0.
+    pub(super) index: usize,
+    pub(super) request: RequestMatch,
+    pub(super) why: Why,
+}
+
+/// Why a match did not decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The request does not fit it.
+    Misfit(Mismatch),
+    /// The request fits it, and the one that decided goes first.
+    Later(Precedence),
+}
+
+impl Why {
+    /// In a few words.
+    pub(super) fn told(&self) -> String {
+        match self {
+            Self::Misfit(Mismatch::Path) => "the path does not fit".to_owned(),
+            Self::Misfit(Mismatch::Method) => "the method does not fit".to_owned(),
+            Self::Misfit(Mismatch::Header(name)) => format!("the header {name} does not fit"),
+            Self::Misfit(Mismatch::Query(name)) => {
+                format!("the query parameter {name} does not fit")
+            }
+            Self::Later(Precedence::Path) => "fits, but its path is less specific".to_owned(),
+            Self::Later(Precedence::Method) => "fits, but names no method".to_owned(),
+            Self::Later(Precedence::Headers) => "fits, but names fewer headers".to_owned(),
+            Self::Later(Precedence::Query) => "fits, but names fewer query parameters".to_owned(),
+            Self::Later(Precedence::Order) => "fits as well, but comes later".to_owned(),
+        }
+    }
+}
+
+/// The matches of a port's rules that did not decide; `winner` is the rule and the match that
+/// did, if any.
+pub(super) fn rivals(
+    rules: &[RouteRule],
+    winner: Option<(usize, usize)>,
+    view: &RequestView<'_>,
+) -> Vec<Rival> {
+    let decisive = winner.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
+    let mut rivals = Vec::new();
+    for (number, rule) in rules.iter().enumerate() {
+        let place = place(rules, number);
+        for (index, request) in rule.matches.iter().enumerate() {
+            if winner == Some((number, index)) {
+                continue;
+            }
+            let Ok(matcher) = RequestMatcher::compile(request) else { continue };
+            let why = match (matcher.mismatch(view), decisive) {
+                (Some(mismatch), _) => Why::Misfit(mismatch),
+                (None, Some(decisive)) => Why::Later(precedence(decisive, request)),
+                (None, None) => continue,
+            };
+            let request = request.clone();
+            let (kind, route) = (rule.kind, rule.route.clone());
+            rivals.push(Rival { kind, route, rule: place, index, request, why });
+        }
+    }
+    // Those that fit say more.
+    rivals.sort_by_key(|rival| matches!(rival.why, Why::Misfit(_)));
+    rivals
+}
+
+/// The place of a rule in its own route, from 0.
+pub(super) fn place(rules: &[RouteRule], number: usize) -> usize {
+    let route = rules.get(number).map(|rule| &rule.route);
+    rules.iter().take(number).filter(|rule| Some(&rule.route) == route).count()
+}

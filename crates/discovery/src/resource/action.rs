@@ -1,0 +1,196 @@
+//! What a rule does beside choosing a backend, as it travels.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leno_model::{
+    Header, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions,
+    Scheme, UrlRewrite,
+};
+
+use super::field::{Invalid, each, optional_name, port};
+use crate::proto;
+
+/// Nothing is sent of a rule that does nothing.
+pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
+    (*actions != RuleActions::default()).then(|| proto::RuleActions {
+        request_headers: headers_to_wire(&actions.request_headers),
+        response_headers: headers_to_wire(&actions.response_headers),
+        redirect: actions.redirect.as_ref().map(redirect_to_wire),
+        rewrite: actions.rewrite.as_ref().map(rewrite_to_wire),
+        attempt_timeout_nanoseconds: actions.attempt_timeout.map(nanoseconds),
+        retry: actions.retry.as_ref().map(retry_to_wire),
+    })
+}
+
+pub(super) fn from_wire(
+    wire: proto::RuleActions,
+    matches: &[RequestMatch],
+) -> Result<RuleActions, Invalid> {
+    let headers = |field, wire: Option<proto::HeaderEdits>| {
+        let edits = wire.map(headers_from_wire).transpose();
+        edits.map(Option::unwrap_or_default).map_err(|invalid: Invalid| invalid.under(field))
+    };
+    let redirect = wire.redirect.map(|wire| redirect_from_wire(wire, matches)).transpose();
+    let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
+    let retry = wire.retry.map(|wire| retry_from_wire(&wire)).transpose();
+    let actions = RuleActions {
+        request_headers: headers("request_headers", wire.request_headers)?,
+        response_headers: headers("response_headers", wire.response_headers)?,
+        redirect: redirect.map_err(|invalid| invalid.under("redirect"))?,
+        rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
+        attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
+        retry: retry.map_err(|invalid| invalid.under("retry"))?,
+    };
+    if actions.redirect.is_some() && actions.rewrite.is_some() {
+        return Err(Invalid::new("rewrite", "must be absent beside a redirection"));
+    }
+    Ok(actions)
+}
+
+fn retry_to_wire(retry: &RetryRule) -> proto::RetryRule {
+    proto::RetryRule {
+        codes: retry.codes.iter().map(|code| u32::from(*code)).collect(),
+        attempts: retry.attempts.into(),
+        backoff_nanoseconds: nanoseconds(retry.backoff),
+    }
+}
+
+fn retry_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, Invalid> {
+    let codes = wire.codes.iter().map(|code| {
+        let code = u16::try_from(*code).ok().filter(|code| RetryRule::CODES.contains(code));
+        code.ok_or_else(|| Invalid::new("codes", "has a status that is not from 400 to 599"))
+    });
+    let attempts = u8::try_from(wire.attempts).ok();
+    let attempts = attempts.filter(|attempts| *attempts <= RetryRule::ATTEMPTS_MAX);
+    Ok(RetryRule {
+        codes: codes.collect::<Result<_, _>>()?,
+        attempts: attempts.ok_or_else(|| Invalid::new("attempts", "is more than 10"))?,
+        backoff: Duration::from_nanos(wire.backoff_nanoseconds),
+    })
+}
+
+/// 2^64 nanoseconds are 584 years: what is longer has no end that matters.
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
+    let header =
+        |header: &Header| proto::Header { name: header.name.clone(), value: header.value.clone() };
+    (!edits.is_empty()).then(|| proto::HeaderEdits {
+        set: edits.set.iter().map(header).collect(),
+        add: edits.add.iter().map(header).collect(),
+        remove: edits.remove.clone(),
+    })
+}
+
+/// Names and values become parts of messages as they stand: what could break one is refused.
+fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
+    let header = |wire: proto::Header| {
+        if !HeaderEdits::is_value(&wire.value) {
+            return Err(Invalid::new("value", "is no value of a header"));
+        }
+        Ok(Header { name: editable("name", wire.name)?, value: wire.value })
+    };
+    let edits = HeaderEdits {
+        set: each("set", wire.set, header)?,
+        add: each("add", wire.add, header)?,
+        remove: each("remove", wire.remove, |name| editable("", name))?,
+    };
+    let mut names = BTreeSet::new();
+    let headers = edits.set.iter().chain(&edits.add).map(|header| &header.name);
+    match headers.chain(&edits.remove).find(|name| !names.insert(*name)) {
+        Some(name) => Err(Invalid::new("set", format!("the header `{name}` is edited twice"))),
+        None => Ok(edits),
+    }
+}
+
+fn editable(field: &str, name: String) -> Result<String, Invalid> {
+    match HeaderEdits::is_name(&name) && HeaderEdits::may_edit(&name) {
+        true => Ok(name),
+        false => Err(Invalid::new(field, format!("`{name}` is no header that a rule may edit"))),
+    }
+}
+
+fn redirect_to_wire(redirect: &Redirect) -> proto::Redirect {
+    let scheme = match redirect.scheme {
+        None => proto::Scheme::Unspecified,
+        Some(Scheme::Http) => proto::Scheme::Http,
+        Some(Scheme::Https) => proto::Scheme::Https,
+    };
+    proto::Redirect {
+        scheme: scheme.into(),
+        hostname: redirect.hostname.as_ref().map(ToString::to_string),
+        path: redirect.path.as_ref().map(path_to_wire),
+        port: redirect.port.map(u32::from),
+        status: redirect.status.into(),
+    }
+}
+
+fn redirect_from_wire(
+    wire: proto::Redirect,
+    matches: &[RequestMatch],
+) -> Result<Redirect, Invalid> {
+    let scheme = match proto::Scheme::try_from(wire.scheme) {
+        Ok(proto::Scheme::Unspecified) => None,
+        Ok(proto::Scheme::Http) => Some(Scheme::Http),
+        Ok(proto::Scheme::Https) => Some(Scheme::Https),
+        Err(_) => return Err(Invalid::new("scheme", "is not known to this version")),
+    };
+    let status = u16::try_from(wire.status).unwrap_or_default();
+    if !Redirect::STATUSES.contains(&status) {
+        return Err(Invalid::new("status", format!("{} is no redirection", wire.status)));
+    }
+    Ok(Redirect {
+        scheme,
+        hostname: optional_name("hostname", wire.hostname.as_deref())?,
+        path: path_from_wire(wire.path, matches)?,
+        port: wire.port.map(|number| port("port", number)).transpose()?,
+        status,
+    })
+}
+
+fn rewrite_to_wire(rewrite: &UrlRewrite) -> proto::UrlRewrite {
+    proto::UrlRewrite {
+        hostname: rewrite.hostname.as_ref().map(ToString::to_string),
+        path: rewrite.path.as_ref().map(path_to_wire),
+    }
+}
+
+fn rewrite_from_wire(
+    wire: proto::UrlRewrite,
+    matches: &[RequestMatch],
+) -> Result<UrlRewrite, Invalid> {
+    Ok(UrlRewrite {
+        hostname: optional_name("hostname", wire.hostname.as_deref())?,
+        path: path_from_wire(wire.path, matches)?,
+    })
+}
+
+fn path_to_wire(path: &PathEdit) -> proto::PathEdit {
+    use proto::path_edit::Edit;
+    let edit = match path {
+        PathEdit::Full(path) => Edit::Full(path.clone()),
+        PathEdit::Prefix(path) => Edit::Prefix(path.clone()),
+    };
+    proto::PathEdit { edit: Some(edit) }
+}
+
+fn path_from_wire(
+    wire: Option<proto::PathEdit>,
+    matches: &[RequestMatch],
+) -> Result<Option<PathEdit>, Invalid> {
+    use proto::path_edit::Edit;
+    let Some(wire) = wire else { return Ok(None) };
+    let prefixed =
+        matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
+    match wire.edit {
+        Some(Edit::Full(path)) if PathEdit::is_path(&path) => Ok(Some(PathEdit::Full(path))),
+        Some(Edit::Prefix(path)) if prefixed && (path.is_empty() || PathEdit::is_path(&path)) => {
+            Ok(Some(PathEdit::Prefix(path)))
+        }
+        Some(_) => Err(Invalid::new("path", "is no path, or replaces no prefix")),
+        None => Err(Invalid::new("path", "is empty, or unknown to this version")),
+    }
+}

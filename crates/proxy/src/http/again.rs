@@ -1,0 +1,66 @@
+//! Under a rule about retries: whether an answer is kept from the client, and what a retry costs.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use leno_model::{RetryRule, ServiceName};
+use leno_telemetry::Count;
+use leno_traffic::retry::{self, Attempt, Sent, Setback};
+use leno_wire::http1::ResponseHead;
+
+use super::grpc;
+use super::request::Request;
+use crate::worker::Worker;
+
+/// What decides whether the client gets an answer, or the request is sent once more.
+pub(crate) struct KeepBack<'a> {
+    pub(crate) rule: &'a RetryRule,
+    pub(crate) worker: &'a Worker,
+    pub(crate) request: &'a Request<'a>,
+    /// The service that bears the retry, and how often it did.
+    pub(crate) bears: (Option<&'a ServiceName>, u32),
+    /// Whether a part of the body is gone from our hands; none when there is no body.
+    pub(crate) is_lost: Option<&'a Cell<bool>>,
+    pub(crate) kept_back: &'a Cell<bool>,
+}
+
+impl KeepBack<'_> {
+    /// Whether an answer is kept from the client; then the retry is paid for.
+    pub(crate) fn keeps(&self, bytes: &[u8], head: &ResponseHead) -> bool {
+        let status = match self.request.is_grpc() {
+            true => grpc::stands_for(bytes, head),
+            false => head.status,
+        };
+        let (service, retries) = self.bears;
+        let attempt = Attempt {
+            sent: Sent::HeadOrMore,
+            idempotent: retry::is_idempotent(self.request.method()),
+            body_replayable: self.is_lost.is_none_or(|is_lost| !is_lost.get()),
+            response_started: false,
+            number: u8::try_from(retries).unwrap_or(u8::MAX),
+        };
+        let keeps = retry::retry_by_rule(self.rule, Setback::Answered(status), &attempt)
+            && pays(self.worker, service);
+        self.kept_back.set(keeps);
+        keeps
+    }
+}
+
+/// Whether the budget of a service has a retry left; then it is spent.
+pub(crate) fn pays(worker: &Worker, service: Option<&ServiceName>) -> bool {
+    let paid = service.is_some_and(|service| {
+        let now = Instant::now();
+        worker.with_budget(service, now, |budget| budget.withdraw(now))
+    });
+    if !paid {
+        worker.shard.add(Count::RetriesOverBudget, 1);
+    }
+    paid
+}
+
+/// A request that may be retried pays in.
+pub(crate) fn pay_in(worker: &Worker, service: Option<&ServiceName>) {
+    if let Some(service) = service {
+        worker.with_budget(service, Instant::now(), leno_traffic::RetryBudget::deposit);
+    }
+}

@@ -1,0 +1,177 @@
+//! Rules about retries: which answers and failures are tried again, and what pays for it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use leno_model::{Endpoint, Protocol, RetryRule, RouteRule, RuleActions};
+use leno_telemetry::Count;
+
+use super::fixture::{Application, Client, GET, Mesh, OK, PORT, run};
+use super::http2;
+use super::routes::{routed, rule};
+
+fn retrying(codes: &[u16], attempts: u8) -> RouteRule {
+    let backoff = Duration::from_millis(1);
+    let retry = RetryRule { codes: codes.to_vec(), attempts, backoff };
+    let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
+    RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) }
+}
+
+/// The client follows the rule, to the mesh's server and to these.
+fn obey(mesh: &Mesh, rule: RouteRule, more: &[Endpoint]) {
+    let mut views = routed(mesh, vec![rule]);
+    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    backend.endpoints.extend(more.iter().cloned().map(Arc::new));
+    mesh.client_knows(views);
+}
+
+fn counted(mesh: &Mesh) -> (u64, u64) {
+    let count = |count| mesh.client.telemetry.count(count);
+    (count(Count::Retries), count(Count::RetriesOverBudget))
+}
+
+const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
+
+#[test]
+fn an_answer_that_the_rule_names_is_asked_for_again_elsewhere() {
+    run(async {
+        let busy = Application::canned(BUSY).await;
+        let fine = Application::canned(OK).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        let (_server, other) = mesh.server("ratings-2", fine.address).await;
+        obey(&mesh, retrying(&[503], 1), &[other]);
+        let mut client = Client::connect(mesh.door).await;
+        const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
+        for _ in 0..10 {
+            assert_eq!(client.ask(BODY).await.text(), "ok");
+        }
+        // The body came whole to both.
+        let whole = |app: &Application| app.requests().iter().all(|it| it.body == b"hello");
+        assert!(whole(&busy) && whole(&fine));
+        assert_eq!(fine.requests().len(), 10);
+        assert_eq!(counted(&mesh), (busy.requests().len() as u64, 0));
+    });
+}
+
+#[test]
+fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
+    run(async {
+        let busy = Application::canned(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        for (rule, asked) in
+            [(retrying(&[503], 2), 3), (retrying(&[500, 502], 2), 1), (retrying(&[503], 0), 1)]
+        {
+            obey(&mesh, rule, &[]);
+            busy.seen.borrow_mut().clear();
+            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!((answer.status, answer.text()), (503, "busy"));
+            assert_eq!(busy.requests().len(), asked);
+        }
+    });
+}
+
+#[test]
+fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
+    run(async {
+        let busy = Application::canned(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        obey(&mesh, retrying(&[503], 3), &[]);
+        let mut client = Client::connect(mesh.door).await;
+        let started = std::time::Instant::now();
+        for _ in 0..100 {
+            assert_eq!(client.ask(GET).await.status, 503);
+        }
+        let floor = 3 + started.elapsed().as_secs();
+        let (retries, over) = counted(&mesh);
+        assert!((23..=20 + floor).contains(&retries), "{retries} retries");
+        assert!(over >= 70, "{over} were not paid for");
+        assert_eq!(busy.requests().len() as u64, 100 + retries);
+    });
+}
+
+#[test]
+fn a_body_beyond_what_is_kept_is_not_sent_again() {
+    run(async {
+        let busy = Application::canned(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        obey(&mesh, retrying(&[503], 1), &[]);
+        for (bytes, asked) in [(60 * 1024, 2), (80 * 1024, 1)] {
+            busy.seen.borrow_mut().clear();
+            let mut client = Client::connect(mesh.door).await;
+            let head = format!("PUT /x HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
+            client.send(head).await;
+            client.send(vec![b'a'; bytes]).await;
+            assert_eq!(client.answer().await.status, 503);
+            assert_eq!(busy.requests().len(), asked, "{bytes} bytes");
+        }
+    });
+}
+
+#[test]
+fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
+    run(async {
+        let silent =
+            Application::start(|mut client| async move { while client.head().await.is_some() {} });
+        let silent = silent.await;
+        let fine = Application::canned(OK).await;
+        let mesh = Mesh::permissive(silent.address).await;
+        let (_server, other) = mesh.server("ratings-2", fine.address).await;
+        let limited = |codes: &[u16], attempts| {
+            let mut rule = retrying(codes, attempts);
+            rule.actions.attempt_timeout = Some(Duration::from_millis(200));
+            rule
+        };
+        obey(&mesh, limited(&[], 1), &[other]);
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..4 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert!(counted(&mesh).0 > 0, "chance chose the silent one at least once");
+        // Where nothing else is there, the limit is what the client hears of.
+        obey(&mesh, limited(&[], 0), &[]);
+        assert_eq!(client.ask(GET).await.verdict(), (504, Some("attempt-timeout")));
+        // It may have had its effect: only a rule that names 504 repeats a POST.
+        const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+        for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {
+            let before = counted(&mesh).0;
+            obey(&mesh, limited(codes, 1), &[]);
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(POST).await.verdict(), (504, Some("attempt-timeout")));
+            assert_eq!(counted(&mesh).0 - before, retries);
+        }
+    });
+}
+
+#[test]
+fn a_call_that_finds_its_server_unavailable_is_made_again() {
+    run(async {
+        let calls = Rc::new(Cell::new(0));
+        let counting = calls.clone();
+        let app = http2::application(move |request, mut respond| {
+            counting.set(counting.get() + 1);
+            let status = if counting.get() == 1 { "14" } else { "5" };
+            async move {
+                let (body, _) = http2::whole(request.into_body()).await;
+                assert_eq!(body, b"message");
+                let head = Response::builder().header("content-type", "application/grpc");
+                let head = head.header("grpc-status", status).body(()).unwrap();
+                respond.send_response(head, true).unwrap();
+            }
+        })
+        .await;
+        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
+        obey(&mesh, retrying(&[503], 3), &[]);
+        let mut client = http2::connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(http2::call("/a/B"), false).unwrap();
+        http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
+        let response = response.await.unwrap();
+        // NOT_FOUND is an answer like any other.
+        assert_eq!(response.headers().get("grpc-status").unwrap(), "5");
+        assert_eq!(calls.get(), 2);
+        assert_eq!(counted(&mesh), (1, 0));
+    });
+}

@@ -1,0 +1,195 @@
+//! What rules do to heads: edits, rewrites and redirections, over every protocol of a client.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use leno_model::{
+    Header, HeaderEdits, Name, PathEdit, Protocol, Redirect, RouteRule, RuleActions, UrlRewrite,
+};
+
+use super::fixture::{Application, Client, Mesh, OK, run};
+use super::http2;
+use super::routes::{routed, rule};
+
+fn header(name: &str, value: &str) -> Header {
+    Header { name: name.to_owned(), value: value.to_owned() }
+}
+
+/// A rule that edits both heads, and replaces host and prefix.
+fn editing() -> RouteRule {
+    let actions = RuleActions {
+        request_headers: HeaderEdits {
+            set: vec![header("x-set", "new")],
+            add: vec![header("x-add", "two")],
+            remove: vec!["x-gone".to_owned()],
+        },
+        response_headers: HeaderEdits {
+            set: vec![header("server", "leno")],
+            add: vec![header("x-more", "b")],
+            remove: vec!["x-secret".to_owned()],
+        },
+        rewrite: Some(UrlRewrite {
+            hostname: Some(Name::new("inner.example").unwrap()),
+            path: Some(PathEdit::Prefix("/v2".to_owned())),
+        }),
+        ..RuleActions::default()
+    };
+    RouteRule { actions, ..rule("/ratings", &[("ratings-v2", 1)]) }
+}
+
+fn redirecting(redirect: Redirect) -> RouteRule {
+    let actions = RuleActions {
+        redirect: Some(redirect),
+        response_headers: HeaderEdits {
+            set: vec![header("x-why", "moved")],
+            ..HeaderEdits::default()
+        },
+        ..RuleActions::default()
+    };
+    RouteRule { actions, ..rule("/ratings", &[]) }
+}
+
+const ANSWER: &str = "HTTP/1.1 200 OK\r\nServer: app\r\nX-More: a\r\nX-Secret: 1\r\nx-kept: 2\r\n\
+                      content-length: 2\r\n\r\nok";
+const REQUEST: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\nx-add: one\r\n\
+                       X-Gone: 1\r\nx-kept: 2\r\n\r\n";
+
+#[test]
+fn heads_are_edited_on_both_ways() {
+    run(async {
+        let app = Application::canned(ANSWER).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.client_knows(routed(&mesh, vec![editing()]));
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            let answer = client.ask(REQUEST).await;
+            assert_eq!(answer.status, 200);
+            let fields = fields(&answer.head);
+            let expected: &[(&str, &[&str])] = &[
+                ("server", &["leno"]),
+                ("x-more", &["a", "b"]),
+                ("x-kept", &["2"]),
+                ("x-secret", &[]),
+            ];
+            for (name, values) in expected {
+                assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{}", answer.head);
+            }
+        }
+        for request in app.requests() {
+            assert!(request.head.starts_with("GET /v2/1?q=1 HTTP/1.1\r\n"), "{}", request.head);
+            let fields = fields(&request.head);
+            let expected: &[(&str, &[&str])] = &[
+                ("host", &["inner.example"]),
+                ("x-set", &["new"]),
+                ("x-add", &["one", "two"]),
+                ("x-gone", &[]),
+                ("x-kept", &["2"]),
+            ];
+            for (name, values) in expected {
+                assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{}", request.head);
+            }
+        }
+    });
+}
+
+#[test]
+fn calls_of_grpc_are_edited_too() {
+    run(async {
+        let app = http2::application(|request, mut respond| async move {
+            let (parts, body) = request.into_parts();
+            http2::whole(body).await;
+            let told = |name: &str| parts.headers.get(name).map_or("", |it| it.to_str().unwrap());
+            let head = Response::builder()
+                .header("content-type", "application/grpc")
+                .header("server", "app")
+                .header("x-secret", "1")
+                .header("saw-uri", parts.uri.to_string())
+                .header("saw-set", told("x-set"))
+                .header("saw-gone", told("x-gone"));
+            let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
+            http2::send(&mut stream, Bytes::from_static(b"message"), false).await;
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", "0".parse().unwrap());
+            stream.send_trailers(trailers).unwrap();
+        })
+        .await;
+        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
+        mesh.client_knows(routed(&mesh, vec![editing()]));
+        let mut client = http2::connect(mesh.door).await;
+        let mut call = http2::call("/ratings/Rate");
+        call.headers_mut().insert("x-gone", "1".parse().unwrap());
+        call.headers_mut().insert("x-set", "old".parse().unwrap());
+        let (response, mut stream) = client.send_request(call, false).unwrap();
+        http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
+        let response = response.await.unwrap();
+        let told = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
+        assert_eq!(told("saw-uri"), Some("http://inner.example/v2/Rate"));
+        assert_eq!(told("saw-set"), Some("new"));
+        assert_eq!(told("saw-gone"), Some(""));
+        assert_eq!(told("server"), Some("leno"));
+        assert_eq!(told("x-secret"), None);
+        let mut body = response.into_body();
+        while let Some(Ok(_)) = body.data().await {}
+        let trailers = body.trailers().await.unwrap().unwrap();
+        assert_eq!(trailers.get("grpc-status").unwrap(), "0");
+    });
+}
+
+#[test]
+fn a_redirection_is_answered_without_asking_anybody() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = http2::mesh(app.address, Protocol::Http2).await;
+        let redirect = Redirect {
+            scheme: None,
+            hostname: Some(Name::new("b.example").unwrap()),
+            path: Some(PathEdit::Prefix("/new".to_owned())),
+            port: None,
+            status: 308,
+        };
+        mesh.client_knows(routed(&mesh, vec![redirecting(redirect)]));
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..2 {
+            let answer = client.ask(REQUEST).await;
+            assert_eq!(answer.verdict(), (308, None));
+            assert_eq!(answer.field("location"), Some("http://b.example:9080/new/1?q=1"));
+            assert_eq!(answer.field("x-why"), Some("moved"));
+            assert_eq!(answer.field("content-length"), Some("0"));
+            assert!(answer.field("date").is_some());
+        }
+        let mut client = http2::connect(mesh.door).await;
+        let request = http::Request::get("http://x/ratings").body(()).unwrap();
+        let response = client.send_request(request, true).unwrap().0.await.unwrap();
+        assert_eq!(response.status(), 308);
+        assert_eq!(response.headers().get("location").unwrap(), "http://b.example:9080/new");
+        assert_eq!(response.headers().get("x-why").unwrap(), "moved");
+        assert_eq!(app.accepted.get(), 0);
+        assert_eq!(mesh.client.failures(), BTreeMap::new());
+    });
+}
+
+#[test]
+fn a_body_that_a_redirection_leaves_unread_ends_the_connection() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let redirect =
+            Redirect { scheme: None, hostname: None, path: None, port: None, status: 307 };
+        mesh.client_knows(routed(&mesh, vec![redirecting(redirect)]));
+        let mut client = Client::connect(mesh.door).await;
+        client.send("POST /ratings HTTP/1.1\r\nhost: a:81\r\ncontent-length: 5\r\n\r\n").await;
+        let answer = client.answer().await;
+        assert_eq!(answer.field("location"), Some("http://a:81/ratings"));
+        assert_eq!(answer.field("connection"), Some("close"));
+    });
+}
+
+/// The values of each field, by its name in lower case.
+fn fields(head: &str) -> BTreeMap<String, Vec<&str>> {
+    let mut fields: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (name, value) in head.lines().skip(1).filter_map(|line| line.split_once(':')) {
+        fields.entry(name.to_ascii_lowercase()).or_default().push(value.trim());
+    }
+    fields
+}

@@ -1,0 +1,241 @@
+//! Reads the filters of a rule of a Gateway API route.
+
+use std::net::IpAddr;
+
+use leno_model::{
+    Header, HeaderEdits, Name, PathEdit, PathMatch, Redirect, RequestMatch, RuleActions, Scheme,
+    UrlRewrite,
+};
+
+use super::http_route::literal_path;
+use crate::field::{Field, Fields};
+
+/// Which routes a filter stands in: those of gRPC have neither redirections nor rewrites.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Http,
+    Grpc,
+}
+
+/// Reads `filters` into what a rule does. The matches decide whether a prefix can be replaced.
+pub(super) fn read(
+    rule: &Fields<'_>,
+    family: Family,
+    matches: &[RequestMatch],
+    actions: &mut RuleActions,
+) {
+    let Some(field) = rule.find("filters") else { return };
+    let mut seen = Vec::new();
+    for filter in field.list(FILTERS_MAX).unwrap_or_default() {
+        let Some((kind, config)) = read_type(&filter, family) else { continue };
+        if seen.contains(&kind) {
+            filter.refuse(format!("is a second {}", kind.word()), "join the two");
+        }
+        seen.push(kind);
+        match kind {
+            FilterKind::RequestHeaders => actions.request_headers = read_headers(&config),
+            FilterKind::ResponseHeaders => actions.response_headers = read_headers(&config),
+            FilterKind::Redirect => actions.redirect = read_redirect(&config, matches),
+            FilterKind::Rewrite => actions.rewrite = read_rewrite(&config, matches),
+        }
+    }
+    if seen.contains(&FilterKind::Redirect) && seen.contains(&FilterKind::Rewrite) {
+        field.refuse(
+            "has a RequestRedirect and a URLRewrite, of which a rule may have one",
+            "remove one of the two",
+        );
+    }
+    let backends = rule.find("backendRefs").and_then(|field| field.list(usize::MAX));
+    if seen.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
+        field.refuse(
+            "has a RequestRedirect, so that nothing reaches `backendRefs`",
+            "remove the filter or `backendRefs`",
+        );
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FilterKind {
+    RequestHeaders,
+    ResponseHeaders,
+    Redirect,
+    Rewrite,
+}
+
+impl FilterKind {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::RequestHeaders => "RequestHeaderModifier",
+            Self::ResponseHeaders => "ResponseHeaderModifier",
+            Self::Redirect => "RequestRedirect",
+            Self::Rewrite => "URLRewrite",
+        }
+    }
+
+    /// The field that holds what the filter does.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::RequestHeaders => "requestHeaderModifier",
+            Self::ResponseHeaders => "responseHeaderModifier",
+            Self::Redirect => "requestRedirect",
+            Self::Rewrite => "urlRewrite",
+        }
+    }
+
+    const fn all(family: Family) -> &'static [Self] {
+        match family {
+            Family::Http => {
+                &[Self::RequestHeaders, Self::ResponseHeaders, Self::Redirect, Self::Rewrite]
+            }
+            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
+        }
+    }
+}
+
+/// The type of a filter and the one field that goes with it.
+fn read_type<'a>(filter: &Field<'a>, family: Family) -> Option<(FilterKind, Field<'a>)> {
+    let fields = filter.any_fields()?;
+    let kinds = FilterKind::all(family);
+    let words: Vec<_> = kinds.iter().map(|kind| (kind.word(), *kind)).collect();
+    let kind = fields.require("type")?.word(&words)?;
+    fields.refuse_unknown(&["type", kind.key()]);
+    Some((kind, fields.require(kind.key())?.clone()))
+}
+
+fn read_headers(config: &Field<'_>) -> HeaderEdits {
+    let Some(fields) = config.fields(&["set", "add", "remove"]) else {
+        return HeaderEdits::default();
+    };
+    let edits = HeaderEdits {
+        set: fields.each("set", HEADERS_MAX, read_header),
+        add: fields.each("add", HEADERS_MAX, read_header),
+        remove: fields.each("remove", HEADERS_MAX, |field| editable(field, field.text()?)),
+    };
+    let named = edits.set.iter().chain(&edits.add).map(|header| &header.name).chain(&edits.remove);
+    let mut names: Vec<&String> = named.collect();
+    names.sort_unstable();
+    if let Some([name, _]) = names.windows(2).find(|pair| matches!(pair, [a, b] if a == b)) {
+        config.refuse(
+            format!("does two things to the header {name:?}"),
+            "name each header once; several values go into one, separated by commas",
+        );
+    }
+    if edits.is_empty() {
+        config.warn("changes no header", "add `set`, `add` or `remove`");
+    }
+    edits
+}
+
+fn read_header(element: &Field<'_>) -> Option<Header> {
+    let fields = element.fields(&["name", "value"])?;
+    let name = fields.require("name").and_then(|field| editable(field, field.text()?));
+    let value = fields.require("value").and_then(|field| {
+        let text = field.text()?;
+        let fits = HeaderEdits::is_value(text) && (1..=HEADER_BYTES_MAX).contains(&text.len());
+        if !fits {
+            field.refuse(
+                format!("{} is not a value of a header", field.shown()),
+                "use 1 to 4096 bytes, without control characters and outer spaces",
+            );
+        }
+        fits.then(|| text.to_owned())
+    });
+    Some(Header { name: name?, value: value? })
+}
+
+/// The name, in lower case, of a header that a rule may touch.
+fn editable(field: &Field<'_>, text: &str) -> Option<String> {
+    let name = text.to_ascii_lowercase();
+    if !HeaderEdits::is_name(&name) || name.len() > HEADER_NAME_BYTES_MAX {
+        let problem = format!("{} is not the name of a header", field.shown());
+        field.refuse(problem, "use letters, digits and `-`");
+        return None;
+    }
+    if !HeaderEdits::may_edit(&name) {
+        let remedy = match name.as_str() {
+            "host" => "use a URLRewrite with `hostname`",
+            _ => "remove it",
+        };
+        field.refuse(
+            format!("{name:?} says how a message travels, and a rule would break it"),
+            remedy,
+        );
+        return None;
+    }
+    Some(name)
+}
+
+fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirect> {
+    let fields = config.fields(&["scheme", "hostname", "path", "port", "statusCode"])?;
+    let scheme = fields
+        .find("scheme")
+        .map(|field| field.word(&[("http", Scheme::Http), ("https", Scheme::Https)]));
+    let status = fields.find("statusCode").map_or(Some(REDIRECT_STATUS), |field| {
+        let status = field.number(0, u32::from(u16::MAX)).and_then(|it| u16::try_from(it).ok())?;
+        let known = Redirect::STATUSES.contains(&status);
+        if !known {
+            field.refuse(format!("{status} is no redirection"), "use 301, 302, 303, 307 or 308");
+        }
+        known.then_some(status)
+    });
+    Some(Redirect {
+        scheme: scheme.flatten(),
+        hostname: fields.find("hostname").and_then(hostname),
+        path: fields.find("path").and_then(|field| read_path(field, matches)),
+        port: fields.find("port").and_then(Field::port),
+        status: status?,
+    })
+}
+
+fn read_rewrite(config: &Field<'_>, matches: &[RequestMatch]) -> Option<UrlRewrite> {
+    let fields = config.fields(&["hostname", "path"])?;
+    let rewrite = UrlRewrite {
+        hostname: fields.find("hostname").and_then(hostname),
+        path: fields.find("path").and_then(|field| read_path(field, matches)),
+    };
+    if fields.find("hostname").is_none() && fields.find("path").is_none() {
+        config.warn("rewrites nothing", "add `hostname` or `path`");
+    }
+    Some(rewrite)
+}
+
+/// A host name that is no address and has no wildcard.
+fn hostname(field: &Field<'_>) -> Option<Name> {
+    let name = field.name()?;
+    if name.as_str().parse::<IpAddr>().is_ok() {
+        field.refuse(format!("{} is an address", field.shown()), "use a host name");
+        return None;
+    }
+    Some(name)
+}
+
+fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
+    let fields = path.any_fields()?;
+    let full = fields.require("type")?.word(&[("ReplaceFullPath", true), (PREFIX, false)])?;
+    let key = if full { "replaceFullPath" } else { "replacePrefixMatch" };
+    fields.refuse_unknown(&["type", key]);
+    let value = fields.require(key)?;
+    if full {
+        return literal_path(value).map(PathEdit::Full);
+    }
+    let prefixed =
+        matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
+    if !prefixed {
+        path.refuse(
+            "replaces a prefix, which only a rule with one match, by PathPrefix, has",
+            "use one match with a path of the type PathPrefix",
+        );
+    }
+    match value.text()? {
+        "" => Some(PathEdit::Prefix(String::new())),
+        _ => literal_path(value).map(PathEdit::Prefix),
+    }
+}
+
+/// The default of the resource's schema.
+const REDIRECT_STATUS: u16 = 302;
+const PREFIX: &str = "ReplacePrefixMatch";
+const FILTERS_MAX: usize = 16;
+const HEADERS_MAX: usize = 16;
+const HEADER_BYTES_MAX: usize = 4096;
+const HEADER_NAME_BYTES_MAX: usize = 256;

@@ -1,0 +1,119 @@
+//! Reads Gateway API `GRPCRoute` `v1`, attached to services.
+//!
+//! A call of gRPC is a request for `/SERVICE/METHOD`: what a match says about the two becomes a
+//! match of that path, and the rest is as in an `HTTPRoute`.
+
+use leno_model::{
+    HttpRoute, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule, RuleActions,
+};
+
+use super::Head;
+use super::filter::{self, Family};
+use super::http_route::{
+    MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, refuse_hostnames,
+};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
+    let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
+    refuse_hostnames(&fields);
+    let name = RouteName { namespace: head.namespace, name: head.name };
+    let parents = read_parents(&fields, &name.namespace);
+    let rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, &name));
+    if rules.is_empty() {
+        // Unlike an HTTPRoute it has no rule by default.
+        spec.warn("has no rules, so that every call is answered 404", "add a rule");
+    }
+    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc })
+}
+
+fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
+    let fields =
+        rule.fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
+    fields.unsupported("sessionPersistence", "is not supported", "remove it");
+    let mut matches = fields.each("matches", MATCHES_MAX, read_match);
+    if matches.is_empty() {
+        matches.push(RequestMatch::default());
+    }
+    let mut actions = RuleActions::default();
+    filter::read(&fields, Family::Grpc, &matches, &mut actions);
+    let backends = read_backends(rule, &fields, (&route.namespace, &actions));
+    Some(RouteRule {
+        route: route.clone(),
+        matches,
+        backends,
+        request_timeout: None,
+        actions,
+        kind: RouteKind::Grpc,
+    })
+}
+
+fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
+    let fields = element.fields(&["method", "headers"])?;
+    let path = match fields.find("method") {
+        Some(method) => read_method(method),
+        None => Some(PathMatch::Any),
+    };
+    let headers = read_headers(&fields);
+    Some(RequestMatch { path: path?, headers, ..RequestMatch::default() })
+}
+
+/// The path of the calls that a match of service and method means.
+fn read_method(method: &Field<'_>) -> Option<PathMatch> {
+    let fields = method.fields(&["type", "service", "method"])?;
+    let regex = match fields.find("type") {
+        Some(field) => field.word(&[("Exact", false), ("RegularExpression", true)])?,
+        None => false,
+    };
+    let (service, name) = (part(&fields, "service"), part(&fields, "method"));
+    if service.is_none() && name.is_none() {
+        method.refuse("names neither a service nor a method", "add `service` or `method`");
+        return None;
+    }
+    if regex {
+        let expression = |part: Option<&Field<'_>>| match part {
+            Some(field) => field.regex().map(|text| format!("(?:{text})")),
+            None => Some(ELEMENT.to_owned()),
+        };
+        let path = format!("/{}/{}", expression(service)?, expression(name)?);
+        return Some(PathMatch::Regex(path));
+    }
+    let service = service.map(|field| literal(field, is_service, "com.example.Books"));
+    let name = name.map(|field| literal(field, is_method, "ListBooks"));
+    match (service, name) {
+        (Some(service), Some(name)) => Some(PathMatch::Exact(format!("/{}/{}", service?, name?))),
+        (Some(service), None) => Some(PathMatch::Prefix(format!("/{}", service?))),
+        // A name has no character that means something in an expression.
+        (None, name) => Some(PathMatch::Regex(format!("/{ELEMENT}/{}", name??))),
+    }
+}
+
+/// A part that says anything.
+fn part<'a, 'f>(fields: &'f Fields<'a>, key: &str) -> Option<&'f Field<'a>> {
+    fields.find(key).filter(|field| field.shown() != "\"\"")
+}
+
+fn literal<'a>(field: &Field<'a>, fits: fn(&str) -> bool, example: &str) -> Option<&'a str> {
+    let text = field.text()?;
+    if !fits(text) || text.len() > NAME_BYTES_MAX {
+        let problem = format!("{} is not a name in gRPC", field.shown());
+        field.refuse(problem, format!("use a name such as {example}, of at most 1024 bytes"));
+        return None;
+    }
+    Some(text)
+}
+
+/// Words of letters, digits and `_` that do not begin with a digit, joined by dots; one dot may
+/// come first.
+fn is_service(text: &str) -> bool {
+    text.strip_prefix('.').unwrap_or(text).split('.').all(is_method)
+}
+
+fn is_method(text: &str) -> bool {
+    let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    text.bytes().all(word) && text.bytes().next().is_some_and(|b| !b.is_ascii_digit())
+}
+
+/// Any service, any method.
+const ELEMENT: &str = "[^/]+";
+const NAME_BYTES_MAX: usize = 1024;

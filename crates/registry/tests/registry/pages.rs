@@ -1,0 +1,28 @@
+//! The examples of the pages on kinds are read as they stand.
+
+use std::path::Path;
+
+use leno_registry::read_str;
+
+/// The YAML of a page of `docs/rules`.
+fn examples(page: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules").join(page);
+    let text = std::fs::read_to_string(path).unwrap();
+    let blocks = text.split("```yaml\n").skip(1);
+    blocks.map(|block| block.split("```").next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn examples_of_routes_are_read_as_they_stand() {
+    for (page, kind) in
+        [("http-route.md", "kind: HTTPRoute\n"), ("grpc-route.md", "kind: GRPCRoute\n")]
+    {
+        let examples = examples(page);
+        assert!(examples.iter().any(|example| example.contains(kind)), "{page}");
+        for example in examples {
+            let (objects, rejected) = read_str(page, &example);
+            assert_eq!(rejected, [], "{page}");
+            assert!(!objects.is_empty(), "{page}");
+        }
+    }
+}

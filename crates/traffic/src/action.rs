@@ -1,0 +1,189 @@
+//! Actions, compiled: the edits of heads as they are spliced in, and where a redirection leads.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use leno_model::{
+    HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions, Scheme,
+    UrlRewrite,
+};
+
+use crate::matcher::prefix_elements;
+use crate::request::RequestView;
+
+/// What a rule does beside choosing a backend, compiled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompiledActions {
+    /// Edits of the heads of requests.
+    pub request: FieldEdits,
+    /// Edits of the heads of answers.
+    pub response: FieldEdits,
+    /// How long one attempt may take; no limit of its own when absent.
+    pub attempt_timeout: Option<Duration>,
+    /// When requests are sent once more.
+    pub retry: Option<RetryRule>,
+    redirect: Option<Redirect>,
+    rewrite: Option<UrlRewrite>,
+    /// How many bytes of a path the prefix takes that the rule's only match names.
+    prefix_bytes: usize,
+}
+
+impl CompiledActions {
+    /// Compiles the actions of a rule; `None` when it has none.
+    #[must_use]
+    pub fn compile(actions: &RuleActions, matches: &[RequestMatch]) -> Option<Self> {
+        if *actions == RuleActions::default() {
+            return None;
+        }
+        let prefix_bytes = match matches {
+            [RequestMatch { path: PathMatch::Prefix(prefix), .. }] => prefix_elements(prefix).len(),
+            _ => 0,
+        };
+        Some(Self {
+            request: FieldEdits::compile(&actions.request_headers),
+            response: FieldEdits::compile(&actions.response_headers),
+            attempt_timeout: actions.attempt_timeout,
+            retry: actions.retry.clone(),
+            redirect: actions.redirect.clone(),
+            rewrite: actions.rewrite.clone(),
+            prefix_bytes,
+        })
+    }
+
+    /// Whether requests go nowhere: their answer is a redirection.
+    #[must_use]
+    pub fn redirects(&self) -> bool {
+        self.redirect.is_some()
+    }
+
+    /// The redirection that a request to this port of the service is answered with.
+    ///
+    /// A part that the rule does not name is that of the request. Where the rule names no port, it
+    /// is that of its scheme; without a scheme that of the authority, or, beside another host name,
+    /// that of the service. A port that goes without saying is not said.
+    #[must_use]
+    pub fn redirection(&self, request: &RequestView<'_>, port: u16) -> Option<Redirection> {
+        let redirect = self.redirect.as_ref()?;
+        let scheme = redirect.scheme.unwrap_or(Scheme::Http);
+        let (host, own_port) = split_authority(request.authority);
+        let port = match (redirect.port, redirect.scheme, &redirect.hostname) {
+            (Some(port), ..) => Some(port),
+            (None, Some(_), _) => None,
+            (None, None, Some(_)) => Some(port),
+            (None, None, None) => own_port,
+        };
+        let host = redirect.hostname.as_ref().map_or(host, |name| name.as_str());
+        let mut location = format!("{}://{host}", scheme.as_str());
+        if let Some(port) = port.filter(|port| *port != scheme.port()) {
+            write!(location, ":{port}").expect("a String takes what is written");
+        }
+        location.push_str(&self.path(redirect.path.as_ref(), request.path));
+        if let Some(query) = request.query {
+            location.push('?');
+            location.push_str(query);
+        }
+        Some(Redirection { status: redirect.status, location })
+    }
+
+    /// The target that a request is sent on with, path and query; `None` when it stays.
+    #[must_use]
+    pub fn target(&self, path: &str, query: Option<&str>) -> Option<String> {
+        let edit = self.rewrite.as_ref()?.path.as_ref()?;
+        let path = match self.path(Some(edit), path) {
+            Cow::Borrowed(_) => return None,
+            Cow::Owned(path) => path,
+        };
+        Some(match query {
+            Some(query) => path + "?" + query,
+            None => path,
+        })
+    }
+
+    /// The host that a request is for from here on; `None` when it stays.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        self.rewrite.as_ref()?.hostname.as_ref().map(|name| name.as_str())
+    }
+
+    /// The path after an edit; borrowed when it stays. `*` is no path, and stays.
+    fn path<'a>(&self, edit: Option<&PathEdit>, path: &'a str) -> Cow<'a, str> {
+        match edit.filter(|_| path.starts_with('/')) {
+            None => Cow::Borrowed(path),
+            Some(PathEdit::Full(full)) => Cow::Owned(full.clone()),
+            Some(PathEdit::Prefix(replacement)) => {
+                let rest = path.get(self.prefix_bytes..).unwrap_or_default();
+                match (prefix_elements(replacement), rest) {
+                    ("", "") => Cow::Owned("/".to_owned()),
+                    (begin, rest) => Cow::Owned(format!("{begin}{rest}")),
+                }
+            }
+        }
+    }
+}
+
+/// An answer that sends the client elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirection {
+    /// Its status.
+    pub status: u16,
+    /// Where to.
+    pub location: String,
+}
+
+/// Edits of a head, as they are spliced in.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FieldEdits {
+    /// The names, in lower case, of received fields that go no further.
+    pub remove: Box<[Box<str>]>,
+    /// The field lines that are appended, each with the CR LF that ends it.
+    pub lines: Box<str>,
+}
+
+impl FieldEdits {
+    fn compile(edits: &HeaderEdits) -> Self {
+        let set = edits.set.iter().map(|header| &header.name);
+        let remove = edits.remove.iter().chain(set).map(|name| name.as_str().into()).collect();
+        let mut lines = String::new();
+        for header in edits.set.iter().chain(&edits.add) {
+            // Readers let nothing else through; a line that would be two is none.
+            if HeaderEdits::is_name(&header.name) && HeaderEdits::is_value(&header.value) {
+                write!(lines, "{}: {}\r\n", header.name, header.value)
+                    .expect("a String takes what is written");
+            }
+        }
+        Self { remove, lines: lines.into() }
+    }
+
+    /// Whether nothing is edited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.remove.is_empty() && self.lines.is_empty()
+    }
+
+    /// The appended fields, one by one.
+    pub fn appended(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.lines.split_terminator("\r\n").filter_map(|line| line.split_once(": "))
+    }
+
+    /// The fields as they are after the edits; for tools.
+    #[must_use]
+    pub fn applied(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
+        let removed =
+            |name: &str| self.remove.iter().any(|removed| removed.eq_ignore_ascii_case(name));
+        let kept = fields.iter().filter(|(name, _)| !removed(name)).cloned();
+        let appended = self.appended().map(|(name, value)| (name.to_owned(), value.to_owned()));
+        kept.chain(appended).collect()
+    }
+}
+
+/// Host and port of an authority.
+fn split_authority(authority: &str) -> (&str, Option<u16>) {
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
+        _ => (authority, None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Paths that are replaced, redirections, and the lines that are spliced in.
+
+use leno_model::{Header, Name};
+
+use super::*;
+
+fn compiled(prefix: &str, actions: RuleActions) -> CompiledActions {
+    let request =
+        RequestMatch { path: PathMatch::Prefix(prefix.to_owned()), ..RequestMatch::default() };
+    CompiledActions::compile(&actions, &[request]).unwrap()
+}
+
+fn rewrite(path: PathEdit) -> RuleActions {
+    let rewrite = UrlRewrite { path: Some(path), hostname: None };
+    RuleActions { rewrite: Some(rewrite), ..RuleActions::default() }
+}
+
+fn header(name: &str, value: &str) -> Header {
+    Header { name: name.to_owned(), value: value.to_owned() }
+}
+
+#[test]
+fn nothing_is_compiled_of_nothing() {
+    assert_eq!(CompiledActions::compile(&RuleActions::default(), &[]), None);
+}
+
+#[test]
+fn replaces_prefixes_by_the_table_of_the_gateway_api() {
+    for (path, prefix, replacement, expected) in [
+        ("/foo/bar", "/foo", "/xyz", "/xyz/bar"),
+        ("/foo/bar", "/foo", "/xyz/", "/xyz/bar"),
+        ("/foo/bar", "/foo/", "/xyz", "/xyz/bar"),
+        ("/foo/bar", "/foo/", "/xyz/", "/xyz/bar"),
+        ("/foo", "/foo", "/xyz", "/xyz"),
+        ("/foo/", "/foo", "/xyz", "/xyz/"),
+        ("/foo/bar", "/foo", "", "/bar"),
+        ("/foo/", "/foo", "", "/"),
+        ("/foo", "/foo", "", "/"),
+        ("/foo/", "/foo", "/", "/"),
+        ("/foo", "/foo", "/", "/"),
+        ("/foo", "/", "/xyz", "/xyz/foo"),
+        ("/", "/", "/xyz", "/xyz/"),
+        ("/", "/", "", "/"),
+    ] {
+        let actions = compiled(prefix, rewrite(PathEdit::Prefix(replacement.to_owned())));
+        let target = actions.target(path, None);
+        assert_eq!(target.as_deref(), Some(expected), "{path} {prefix} {replacement}");
+    }
+}
+
+#[test]
+fn a_rewritten_target_keeps_its_query_and_an_asterisk_stays() {
+    let actions = compiled("/", rewrite(PathEdit::Full("/a".to_owned())));
+    assert_eq!(actions.target("/b/c", Some("d=e")).as_deref(), Some("/a?d=e"));
+    assert_eq!(actions.target("/b", Some("")).as_deref(), Some("/a?"));
+    assert_eq!(actions.target("*", None), None);
+    let host = RuleActions {
+        rewrite: Some(UrlRewrite { hostname: Some(Name::new("a.b").unwrap()), path: None }),
+        ..RuleActions::default()
+    };
+    let actions = compiled("/", host);
+    assert_eq!(actions.target("/b", None), None);
+    assert_eq!(actions.host(), Some("a.b"));
+}
+
+#[test]
+fn a_redirection_names_only_the_ports_that_do_not_go_without_saying() {
+    let none = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
+    let (http, https) = (Some(Scheme::Http), Some(Scheme::Https));
+    let host = || Some(Name::new("b.example").unwrap());
+    let path = || Some(PathEdit::Prefix("/z".to_owned()));
+    let cases = [
+        ("a:9080", none.clone(), "http://a:9080/x/y?q"),
+        ("a", none.clone(), "http://a/x/y?q"),
+        ("a:80", none.clone(), "http://a/x/y?q"),
+        ("[::1]", none.clone(), "http://[::1]/x/y?q"),
+        ("[::1]:81", none.clone(), "http://[::1]:81/x/y?q"),
+        ("a:9080", Redirect { scheme: https, ..none.clone() }, "https://a/x/y?q"),
+        ("a:9080", Redirect { scheme: http, ..none.clone() }, "http://a/x/y?q"),
+        ("a:1", Redirect { scheme: https, port: Some(443), ..none.clone() }, "https://a/x/y?q"),
+        ("a:1", Redirect { scheme: https, port: Some(80), ..none.clone() }, "https://a:80/x/y?q"),
+        ("a:1", Redirect { port: Some(80), ..none.clone() }, "http://a/x/y?q"),
+        ("a:1", Redirect { port: Some(2), ..none.clone() }, "http://a:2/x/y?q"),
+        ("a:1", Redirect { hostname: host(), ..none.clone() }, "http://b.example:7/x/y?q"),
+        ("a:1", Redirect { path: path(), ..none.clone() }, "http://a:1/z/y?q"),
+    ];
+    for (authority, redirect, expected) in cases {
+        let actions = RuleActions { redirect: Some(redirect), ..RuleActions::default() };
+        let actions = compiled("/x", actions);
+        assert!(actions.redirects());
+        let fields: Vec<(String, String)> = Vec::new();
+        let request = RequestView {
+            method: "GET",
+            path: "/x/y",
+            query: Some("q"),
+            authority,
+            fields: &fields,
+        };
+        let redirection = actions.redirection(&request, 7).unwrap();
+        assert_eq!(redirection.location, expected, "{authority}");
+        assert_eq!(redirection.status, 302);
+    }
+}
+
+#[test]
+fn fields_that_are_set_replace_what_was_received() {
+    let edits = HeaderEdits {
+        set: vec![header("x-set", "1")],
+        add: vec![header("x-add", "2"), header("x-broken", "3\r\nx-evil: 4")],
+        remove: vec!["x-gone".to_owned()],
+    };
+    let actions = RuleActions { request_headers: edits, ..RuleActions::default() };
+    let request = compiled("/", actions).request;
+    assert_eq!(&*request.lines, "x-set: 1\r\nx-add: 2\r\n");
+    assert_eq!(request.remove.iter().map(|name| &**name).collect::<Vec<_>>(), ["x-gone", "x-set"]);
+    assert_eq!(request.appended().collect::<Vec<_>>(), [("x-set", "1"), ("x-add", "2")]);
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let before = [pair("X-Set", "0"), pair("x-add", "0"), pair("x-gone", "0"), pair("a", "0")];
+    let after = [pair("x-add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
+    assert_eq!(request.applied(&before), after);
+}

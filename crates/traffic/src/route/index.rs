@@ -1,0 +1,104 @@
+//! The index of a port's matches: those by an exact path or a prefix are looked up, not tried.
+
+use std::ops::Range;
+
+use leno_model::{PathMatch, RequestMatch};
+use rustc_hash::FxHashMap;
+
+use super::{CompiledMatch, PathRank, rank};
+use crate::matcher::prefix_elements;
+use crate::request::RequestView;
+
+/// All matches of a port in the order in which they decide, but that those by one exact path, and
+/// those by one prefix, stand together: no request fits two exact paths, and of two prefixes the
+/// longer decides.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Index {
+    matches: Box<[CompiledMatch]>,
+    exact: FxHashMap<Box<str>, Span>,
+    prefixes: FxHashMap<Box<str>, Span>,
+    /// Which lengths prefixes have, the greatest first.
+    lengths: Box<[usize]>,
+    /// Those by a regular expression, and then those by any path.
+    rest: Range<usize>,
+}
+
+/// Neighbours among the matches.
+type Span = Range<usize>;
+
+impl Index {
+    /// Builds the index of matches, which stand in the order of routes, rules and matches.
+    pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
+        let mut ranked: Vec<_> =
+            matches.into_iter().map(|(request, it)| (place(request), rank(request), it)).collect();
+        // A stable sort: equals stay in the order they had.
+        ranked.sort_by(|(a_place, a_rank, _), (b_place, b_rank, _)| {
+            let by_path = b_rank.path.cmp(&a_rank.path);
+            by_path.then(a_place.cmp(b_place)).then(b_rank.cmp(a_rank))
+        });
+        let mut index = Self::default();
+        for (at, (place, rank, _)) in ranked.iter().enumerate() {
+            let map = match rank.path {
+                PathRank::Exact => &mut index.exact,
+                PathRank::Prefix(_) => &mut index.prefixes,
+                PathRank::Regex | PathRank::Any => break,
+            };
+            match map.get_mut(*place) {
+                Some(span) => span.end = at + 1,
+                None => {
+                    map.insert((*place).into(), at..at + 1);
+                }
+            }
+            index.rest.start = at + 1;
+        }
+        index.rest.end = ranked.len();
+        let mut lengths: Vec<usize> = index.prefixes.keys().map(|prefix| prefix.len()).collect();
+        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        lengths.dedup();
+        index.lengths = lengths.into();
+        index.matches = ranked.into_iter().map(|(_, _, compiled)| compiled).collect();
+        index
+    }
+
+    /// The first match that the request fits.
+    pub(super) fn find(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
+            return Some(found);
+        }
+        let mut rest = self.matches.get(self.rest.clone())?.iter();
+        rest.find(|compiled| compiled.matcher.matches(request))
+    }
+
+    fn by_exact_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        if self.exact.is_empty() {
+            return None;
+        }
+        self.among(self.exact.get(request.path)?, request)
+    }
+
+    /// Tries the beginnings of the path that end with an element, the longest first.
+    fn by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        let path = request.path;
+        let mut lengths = self.lengths.iter().skip_while(|length| **length > path.len());
+        lengths.find_map(|length| {
+            if !matches!(path.as_bytes().get(*length), None | Some(b'/')) {
+                return None;
+            }
+            self.among(self.prefixes.get(path.get(..*length)?)?, request)
+        })
+    }
+
+    fn among(&self, span: &Span, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        let mut matches = self.matches.get(span.clone())?.iter();
+        matches.find(|compiled| compiled.matcher.matches_beside_path(request))
+    }
+}
+
+/// What stands together: the exact path, or the elements of the prefix.
+fn place(request: &RequestMatch) -> &str {
+    match &request.path {
+        PathMatch::Exact(path) => path,
+        PathMatch::Prefix(prefix) => prefix_elements(prefix),
+        PathMatch::Any | PathMatch::Regex(_) => "",
+    }
+}
