@@ -186,6 +186,8 @@ pub struct ProxyStatus {
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
+    /// `HTTPRoute` or `TLSRoute`.
+    pub kind: String,
     /// `namespace/name`.
     pub name: String,
     /// The services, or ports of them, that it is attached to.

@@ -382,6 +382,8 @@ pub struct ServicePort {
     pub routed: bool,
     #[prost(message, repeated, tag = "5")]
     pub rules: ::prost::alloc::vec::Vec<Rule>,
+    #[prost(message, repeated, tag = "40")]
+    pub tls_rules: ::prost::alloc::vec::Vec<TlsRule>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Rule {
@@ -393,6 +395,15 @@ pub struct Rule {
     pub backends: ::prost::alloc::vec::Vec<Backend>,
     #[prost(uint64, optional, tag = "4")]
     pub timeout_nanoseconds: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TlsRule {
+    #[prost(string, tag = "1")]
+    pub route: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub hostnames: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "3")]
+    pub backends: ::prost::alloc::vec::Vec<Backend>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Backend {

@@ -4,6 +4,7 @@ mod http_route;
 mod mesh_config;
 mod service;
 mod smi;
+mod tls_route;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -134,17 +135,19 @@ enum Kind {
     MeshConfig,
     Service,
     HttpRoute,
+    TlsRoute,
     TrafficTarget,
     HttpRouteGroup,
     TcpRoute,
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Workload,
         Self::MeshConfig,
         Self::Service,
         Self::HttpRoute,
+        Self::TlsRoute,
         Self::TrafficTarget,
         Self::HttpRouteGroup,
         Self::TcpRoute,
@@ -156,6 +159,7 @@ impl Kind {
             Self::MeshConfig => "MeshConfig",
             Self::Service => "Service",
             Self::HttpRoute => "HTTPRoute",
+            Self::TlsRoute => "TLSRoute",
             Self::TrafficTarget => "TrafficTarget",
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
@@ -170,12 +174,17 @@ impl Kind {
             Self::HttpRoute => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
             }
+            Self::TlsRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha3",
+                "gateway.networking.k8s.io/v1alpha2",
+            ],
             Self::TrafficTarget => &["access.smi-spec.io/v1alpha3"],
             Self::HttpRouteGroup | Self::TcpRoute => &["specs.smi-spec.io/v1alpha4"],
         }
     }
 
-    fn words() -> [&'static str; 7] {
+    fn words() -> [&'static str; 8] {
         Self::ALL.map(Self::word)
     }
 
@@ -221,6 +230,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
         Kind::Service => service::read(head, spec).map(Object::Service),
         Kind::HttpRoute => http_route::read(head, spec).map(Object::HttpRoute),
+        Kind::TlsRoute => tls_route::read(head, spec).map(Object::TlsRoute),
         Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
@@ -307,7 +317,7 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
 /// The namespace of objects that do not say.
 const NAMESPACE_DEFAULT: &str = "default";
 /// Kinds of the same families that look like misspelt ones of ours, and are not.
-const OTHER_ROUTES: &[&str] = &["GRPCRoute", "TLSRoute", "UDPRoute"];
+const OTHER_ROUTES: &[&str] = &["GRPCRoute", "UDPRoute"];
 /// How much of a name or kind is kept to recognise a refused document.
 const IDENTITY_CHARACTERS_MAX: usize = 253;
 /// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.

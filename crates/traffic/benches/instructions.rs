@@ -112,6 +112,7 @@ fn routes() -> (PortRoutes, Headers) {
         routed: true,
         rules: matches.into_iter().map(rule).collect(),
         endpoints: Vec::new(),
+        tls_rules: Vec::new(),
     };
     (PortRoutes::compile(&view).expect("the rules are valid"), headers())
 }

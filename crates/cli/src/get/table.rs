@@ -181,6 +181,7 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
 /// Routes.
 pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
+        Column::always("kind"),
         Column::always("route"),
         Column::always("attached to"),
         Column::always("rules"),
@@ -190,6 +191,7 @@ pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
         listing.row([
+            route.kind.clone(),
             route.name.clone(),
             joined(route.parents.iter().cloned()),
             route.rules.to_string(),

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, FieldMatch, Name, PathMatch, PortSet, PortView, Protocol,
-    Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, TrustDomain,
-    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, Door, Endpoint, FieldMatch, HostPattern, Name, PathMatch, PortSet,
+    PortView, Protocol, Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView,
+    TlsRule, TrustDomain, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -245,6 +245,16 @@ fn service() -> impl Strategy<Value = ServiceView> {
     let backend =
         backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
+    let host = (name(), any::<bool>()).prop_map(|(name, exact)| match exact {
+        true => HostPattern::Exact(name),
+        false => HostPattern::Below(name),
+    });
+    let tls_rule = (name(), vec(host, 1..3), vec(backend.clone(), 0..3));
+    let tls_rule = tls_rule.prop_map(|(name, hostnames, backends)| TlsRule {
+        route: leno_model::RouteName { namespace: name.clone(), name },
+        hostnames,
+        backends,
+    });
     let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout);
     let rule = rule.prop_map(|(name, matches, backends, request_timeout)| RouteRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
@@ -252,13 +262,15 @@ fn service() -> impl Strategy<Value = ServiceView> {
         backends,
         request_timeout,
     });
-    let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3));
-    let port = port.prop_map(|(name, protocol, routed, rules)| PortView {
+    let rules = (vec(rule, 0..3), vec(tls_rule, 0..3));
+    let port = (prop::option::of(name()), protocol(), any::<bool>(), rules);
+    let port = port.prop_map(|(name, protocol, routed, (rules, tls_rules))| PortView {
         name,
         protocol,
         routed,
         rules,
         endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
+        tls_rules,
     });
     (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, denied, ports)| match denied {

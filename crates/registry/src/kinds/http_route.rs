@@ -39,7 +39,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     Some(HttpRoute { name, parents: parents?, rules })
 }
 
-fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
+pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
     let field = fields.require("parentRefs")?;
     let elements = field.list(PARENTS_MAX)?;
     if elements.is_empty() {
@@ -291,7 +291,7 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
     }
 }
 
-fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
+pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields =
         element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
     refuse_other_kinds(&fields, false);
@@ -363,7 +363,7 @@ const METHODS: &[(&str, &str)] = &[
 const PARENTS_MAX: usize = 32;
 const RULES_MAX: usize = 16;
 const MATCHES_MAX: usize = 64;
-const BACKENDS_MAX: usize = 16;
+pub(super) const BACKENDS_MAX: usize = 16;
 const FIELDS_MAX: usize = 16;
 const FIELD_NAME_BYTES_MAX: usize = 256;
 const PATH_BYTES_MAX: usize = 1024;

@@ -14,4 +14,6 @@ mod refusals;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod tls_route;
+#[cfg(test)]
 mod watch;
