@@ -1,5 +1,6 @@
 //! The one joined picture of all facts: owned by one task, changed synchronously, no lock.
 
+mod attached;
 mod index;
 mod touched;
 
@@ -9,9 +10,10 @@ use std::net::SocketAddr;
 use leno_model::{
     Change, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName, RouteGroupName,
     RouteKind, RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName,
-    TrafficMode, TrafficTarget, Workload, WorkloadName,
+    TlsRoute, TrafficMode, TrafficTarget, Workload, WorkloadName,
 };
 
+pub(crate) use attached::{Attached, Route};
 pub(crate) use index::Index;
 pub(crate) use touched::Touched;
 
@@ -25,7 +27,8 @@ pub(crate) struct Mesh {
     config: MeshConfig,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
-    routes: BTreeMap<(RouteKind, RouteName), HttpRoute>,
+    routes: Attached<(RouteKind, RouteName), HttpRoute>,
+    tls_routes: Attached<RouteName, TlsRoute>,
     targets: BTreeMap<PolicyName, TrafficTarget>,
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
@@ -37,8 +40,6 @@ pub(crate) struct Mesh {
     by_account: Index<ServiceAccount, WorkloadName>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
-    by_parent: Index<ServiceName, (RouteKind, RouteName)>,
-    by_backend: Index<ServiceName, (RouteKind, RouteName)>,
 }
 
 /// Questions.
@@ -67,8 +68,12 @@ impl Mesh {
         self.services.values()
     }
 
-    pub(crate) fn routes(&self) -> impl ExactSizeIterator<Item = &HttpRoute> {
-        self.routes.values()
+    pub(crate) fn routes(&self) -> &Attached<(RouteKind, RouteName), HttpRoute> {
+        &self.routes
+    }
+
+    pub(crate) fn tls_routes(&self) -> &Attached<RouteName, TlsRoute> {
+        &self.tls_routes
     }
 
     pub(crate) fn targets(&self) -> impl ExactSizeIterator<Item = &TrafficTarget> {
@@ -98,12 +103,6 @@ impl Mesh {
     /// The workloads that run under an account, by name.
     pub(crate) fn under(&self, account: &ServiceAccount) -> impl Iterator<Item = &WorkloadName> {
         self.by_account.of(account)
-    }
-
-    /// The routes attached to a service or one of its ports, by kind and name.
-    pub(crate) fn routes_of(&self, service: &ServiceName) -> impl Iterator<Item = &HttpRoute> {
-        let names = self.by_parent.of(service);
-        names.filter_map(|name| self.routes.get(name))
     }
 
     /// The policies that say who may call an account, by name.
@@ -140,10 +139,11 @@ impl Mesh {
     pub(crate) fn objects(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
-        let routes = self.routes.values().cloned().map(|route| match route.kind {
+        let routes = self.routes.all().cloned().map(|route| match route.kind {
             RouteKind::Http => Object::HttpRoute(route),
             RouteKind::Grpc => Object::GrpcRoute(route),
         });
+        let tls_routes = self.tls_routes.all().cloned().map(Object::TlsRoute);
         let targets = self.targets.values().cloned().map(Object::TrafficTarget);
         let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
         let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
@@ -152,6 +152,7 @@ impl Mesh {
             .chain(workloads)
             .chain(services)
             .chain(routes)
+            .chain(tls_routes)
             .chain(targets)
             .chain(groups)
             .chain(tcp_routes)
@@ -197,7 +198,12 @@ impl Mesh {
             }
             Object::MeshConfig(config) => self.set_config(config, touched),
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
-                self.set_route(&(route.kind, route.name.clone()), Some(route), touched);
+                let name = (route.kind, route.name.clone());
+                touched.services.extend(self.routes.set(&name, Some(route)));
+            }
+            Object::TlsRoute(route) => {
+                let name = route.rule.route.clone();
+                touched.services.extend(self.tls_routes.set(&name, Some(route)));
             }
             Object::TrafficTarget(target) => {
                 self.set_target(&target.name.clone(), Some(target), touched);
@@ -219,11 +225,14 @@ impl Mesh {
             ObjectKey::Service(name) => self.set_service(name, None, touched),
             ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
             ObjectKey::HttpRoute(name) => {
-                self.set_route(&(RouteKind::Http, name.clone()), None, touched);
+                let name = (RouteKind::Http, name.clone());
+                touched.services.extend(self.routes.set(&name, None));
             }
             ObjectKey::GrpcRoute(name) => {
-                self.set_route(&(RouteKind::Grpc, name.clone()), None, touched);
+                let name = (RouteKind::Grpc, name.clone());
+                touched.services.extend(self.routes.set(&name, None));
             }
+            ObjectKey::TlsRoute(name) => touched.services.extend(self.tls_routes.set(name, None)),
             ObjectKey::TrafficTarget(name) => self.set_target(name, None, touched),
             ObjectKey::HttpRouteGroup(name) => {
                 self.touch_users_of_group(name, touched);
@@ -303,39 +312,6 @@ impl Mesh {
         }
     }
 
-    fn set_route(
-        &mut self,
-        name: &(RouteKind, RouteName),
-        new: Option<HttpRoute>,
-        touched: &mut Touched,
-    ) {
-        let old = self.routes.remove(name);
-        let differs = old != new;
-        let mut parents = BTreeSet::new();
-        if let Some(old) = &old {
-            for (parent, backend) in ends(old) {
-                self.by_parent.remove(parent, name);
-                parents.insert(parent.clone());
-                if let Some(backend) = backend {
-                    self.by_backend.remove(backend, name);
-                }
-            }
-        }
-        if let Some(new) = new {
-            for (parent, backend) in ends(&new) {
-                self.by_parent.insert(parent, name);
-                parents.insert(parent.clone());
-                if let Some(backend) = backend {
-                    self.by_backend.insert(backend, name);
-                }
-            }
-            self.routes.insert(name.clone(), new);
-        }
-        if differs {
-            touched.services.extend(parents);
-        }
-    }
-
     fn set_target(&mut self, name: &PolicyName, new: Option<TrafficTarget>, touched: &mut Touched) {
         let old = self.targets.remove(name);
         let differs = old != new;
@@ -372,11 +348,8 @@ impl Mesh {
     fn touch_service(&self, name: &ServiceName, touched: &mut Touched) {
         touched.services.insert(name.clone());
         if self.is_strict() {
-            let routes = self.by_backend.of(name);
-            let routes = routes.filter_map(|name| self.routes.get(name));
-            let parents = routes.flat_map(|route| &route.parents);
-            let parents = parents.map(|parent| parent.service.clone());
-            touched.services.extend(parents);
+            let parents = self.routes.leading_to(name).chain(self.tls_routes.leading_to(name));
+            touched.services.extend(parents.cloned());
         }
     }
 
@@ -436,16 +409,6 @@ fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
         (None, None) => true,
         _ => false,
     }
-}
-
-/// Every pair of a parent and a backend of a route; parents of a route without backends too.
-fn ends(route: &HttpRoute) -> impl Iterator<Item = (&ServiceName, Option<&ServiceName>)> {
-    route.parents.iter().flat_map(|parent| {
-        let backends = route.rules.iter().flat_map(|rule| &rule.backends);
-        let backends = backends.map(|backend| Some(&backend.service));
-        let ends = backends.chain(std::iter::once(None));
-        ends.map(|backend| (&parent.service, backend))
-    })
 }
 
 #[cfg(test)]

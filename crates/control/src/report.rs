@@ -2,14 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_model::{HttpRoute, PortSet, Service, TargetRule, TrafficTarget, Workload};
+use leno_model::{HttpRoute, PortSet, RouteName, Service, TargetRule, TrafficTarget, Workload};
 use leno_registry::{Warning, lint};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::certify::Certifier;
 use crate::compile::{Viewer, missing, view};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, Route};
 use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Contact, Settling};
 use crate::status::{
@@ -120,13 +120,14 @@ impl Report<'_> {
                 .collect(),
         });
         let workloads = self.mesh.behind(&service.name);
-        let routes = self.mesh.routes_of(&service.name);
+        let routes = self.mesh.routes().of(&service.name).map(|route| &route.name);
+        let routes = routes.chain(self.mesh.tls_routes().of(&service.name).map(|r| &r.rule.route));
         ServiceStatus {
             name: service.name.to_string(),
             selector: service.selector.clone(),
             workloads: workloads.map(|workload| workload.name.to_string()).collect(),
             ports: ports.collect(),
-            routes: routes.map(|route| route.name.to_string()).collect(),
+            routes: routes.map(ToString::to_string).collect(),
         }
     }
 
@@ -168,21 +169,33 @@ impl Report<'_> {
     }
 
     pub(crate) fn routes(&self) -> Vec<RouteStatus> {
-        self.mesh.routes().map(|route| self.route(route)).collect()
+        let http = self.mesh.routes().all().map(|route| {
+            let name = (route.kind.as_str(), &route.name);
+            let mut status = self.route(name, route.rules.len(), route);
+            status.problems.extend(self.overruled(route));
+            status
+        });
+        let tls = self.mesh.tls_routes().all();
+        let tls = tls.map(|route| self.route(("TLSRoute", &route.rule.route), 1, route));
+        http.chain(tls).collect()
     }
 
-    fn route(&self, route: &HttpRoute) -> RouteStatus {
-        let parents = route.parents.iter().map(|parent| match parent.port {
+    fn route(
+        &self,
+        (kind, name): (&str, &RouteName),
+        rules: usize,
+        route: &impl Route,
+    ) -> RouteStatus {
+        let parents = route.parents().iter().map(|parent| match parent.port {
             Some(port) => format!("{}:{port}", parent.service),
             None => parent.service.to_string(),
         });
-        let backends = || route.rules.iter().flat_map(|rule| &rule.backends);
         let mut problems = Vec::new();
         for (service, port) in route
-            .parents
+            .parents()
             .iter()
             .map(|parent| (&parent.service, parent.port))
-            .chain(backends().map(|backend| (&backend.service, Some(backend.port))))
+            .chain(route.backends().map(|backend| (&backend.service, Some(backend.port))))
         {
             let problem = match (self.mesh.service(service), port) {
                 (None, _) => format!("Service {service} does not exist"),
@@ -195,13 +208,13 @@ impl Report<'_> {
                 problems.push(problem);
             }
         }
-        problems.extend(self.overruled(route));
-        let shares = backends().map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
+        let shares = route.backends();
+        let shares = shares.map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
         RouteStatus {
-            name: route.name.to_string(),
-            kind: route.kind.as_str().to_owned(),
+            kind: kind.to_owned(),
+            name: name.to_string(),
             parents: parents.collect(),
-            rules: route.rules.len(),
+            rules,
             backends: shares.collect(),
             problems,
         }
@@ -209,7 +222,7 @@ impl Report<'_> {
 
     /// The `GRPCRoute`s beside which an `HTTPRoute` has no say.
     fn overruled(&self, route: &HttpRoute) -> Vec<String> {
-        let others = self.mesh.routes().filter(|other| other.kind > route.kind);
+        let others = self.mesh.routes().all().filter(|other| other.kind > route.kind);
         let meets = |other: &&HttpRoute| {
             other.parents.iter().any(|one| {
                 let same_port =

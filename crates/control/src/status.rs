@@ -186,10 +186,10 @@ pub struct ProxyStatus {
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
+    /// `HTTPRoute`, `GRPCRoute` or `TLSRoute`.
+    pub kind: String,
     /// `namespace/name`.
     pub name: String,
-    /// `HTTPRoute` or `GRPCRoute`.
-    pub kind: String,
     /// The services, or ports of them, that it is attached to.
     pub parents: Vec<String>,
     /// How many rules it has.

@@ -40,6 +40,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         routed: false,
         rules: Vec::new(),
         endpoints: endpoints.collect(),
+        tls_rules: Vec::new(),
     };
     ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
 }

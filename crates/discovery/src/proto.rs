@@ -382,6 +382,8 @@ pub struct ServicePort {
     pub routed: bool,
     #[prost(message, repeated, tag = "5")]
     pub rules: ::prost::alloc::vec::Vec<Rule>,
+    #[prost(message, repeated, tag = "40")]
+    pub tls_rules: ::prost::alloc::vec::Vec<TlsRule>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Rule {
@@ -472,6 +474,15 @@ pub mod path_edit {
         #[prost(string, tag = "2")]
         Prefix(::prost::alloc::string::String),
     }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TlsRule {
+    #[prost(string, tag = "1")]
+    pub route: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub hostnames: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "3")]
+    pub backends: ::prost::alloc::vec::Vec<Backend>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Backend {

@@ -9,6 +9,7 @@
 //! Time is an argument everywhere but inside a handshake, where rustls asks the system's clock.
 
 mod authority;
+mod client_hello;
 mod credential;
 mod disk;
 mod join;
@@ -26,6 +27,7 @@ mod verifier;
 mod verify;
 
 pub use authority::{Authority, AuthorityError, LEAF_LIFETIME, LEAF_LIFETIME_MAX, Subject};
+pub use client_hello::{ClientHello, ClientHelloReader};
 pub use credential::{Credential, CredentialError, Issued};
 pub use join::{JoinBundle, JoinBundleError};
 pub use key::PrivateKey;

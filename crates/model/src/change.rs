@@ -7,6 +7,7 @@ use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteNa
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
 use crate::service::Service;
+use crate::tls_route::TlsRoute;
 use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
@@ -29,6 +30,8 @@ pub enum Object {
     MeshConfig(MeshConfig),
     /// A Gateway API route.
     HttpRoute(HttpRoute),
+    /// A Gateway API route of sessions that applications encrypt.
+    TlsRoute(TlsRoute),
     /// An SMI access policy.
     TrafficTarget(TrafficTarget),
     /// SMI request matches.
@@ -48,6 +51,7 @@ impl Object {
             Self::Service(o) => ObjectKey::Service(o.name.clone()),
             Self::MeshConfig(_) => ObjectKey::MeshConfig,
             Self::HttpRoute(o) => ObjectKey::HttpRoute(o.name.clone()),
+            Self::TlsRoute(o) => ObjectKey::TlsRoute(o.rule.route.clone()),
             Self::TrafficTarget(o) => ObjectKey::TrafficTarget(o.name.clone()),
             Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
@@ -67,6 +71,8 @@ pub enum ObjectKey {
     MeshConfig,
     /// A Gateway API route.
     HttpRoute(RouteName),
+    /// A Gateway API route of sessions that applications encrypt.
+    TlsRoute(RouteName),
     /// An SMI access policy.
     TrafficTarget(PolicyName),
     /// SMI request matches.
@@ -85,6 +91,7 @@ impl fmt::Display for ObjectKey {
             Self::Service(name) => write!(f, "Service {name}"),
             Self::MeshConfig => f.write_str("MeshConfig"),
             Self::HttpRoute(name) => write!(f, "HTTPRoute {name}"),
+            Self::TlsRoute(name) => write!(f, "TLSRoute {name}"),
             Self::TrafficTarget(name) => write!(f, "TrafficTarget {name}"),
             Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),

@@ -14,6 +14,7 @@ pub mod reason;
 pub mod route;
 pub mod service;
 pub mod snapshot;
+pub mod tls_route;
 pub mod workload;
 
 pub use action::{
@@ -37,4 +38,5 @@ pub use route::{
 };
 pub use service::{Protocol, Service, ServicePort, TargetPort};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
+pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use workload::{Door, Workload, WorkloadPort};

@@ -10,6 +10,7 @@ use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
 use crate::route::RouteRule;
 use crate::service::Protocol;
+use crate::tls_route::TlsRule;
 use crate::workload::{Door, WorkloadPort};
 
 /// All that one workload's sidecar knows. Built whole, never changed; requests hold one.
@@ -75,4 +76,7 @@ pub struct PortView {
     pub rules: Vec<RouteRule>,
     /// Where it can be reached, ordered by id.
     pub endpoints: Vec<Arc<Endpoint>>,
+    /// The rules for sessions that applications encrypt, in order of route name; no session but
+    /// those of a rule passes when there are any.
+    pub tls_rules: Vec<TlsRule>,
 }

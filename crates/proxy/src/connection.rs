@@ -3,20 +3,20 @@
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use leno_model::{Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_wire::link::{Role, StreamKind};
-use leno_wire::sniff::{Sniffed, sniff};
+use leno_wire::sniff::Sniffed;
 use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
 use crate::connections::{Connection, Counted, Listed};
 use crate::crew::Crew;
 use crate::drain::Phase;
+use crate::first_bytes::detect;
 use crate::http::message::Writer;
 use crate::http::route;
 use crate::http::server::{Served, refuse, serve};
@@ -239,24 +239,6 @@ async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol
     };
     let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(&port));
     plan.map_or(Protocol::Detect, |port| port.protocol)
-}
-
-/// Reads until the first bytes tell; a connection that ends before is opaque.
-async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
-    poll_fn(|cx| {
-        loop {
-            match sniff(early) {
-                Sniffed::More => {}
-                sniffed => return Poll::Ready(sniffed),
-            }
-            match io.poll_read(cx, early) {
-                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Sniffed::Opaque),
-                Poll::Ready(Ok(_)) => {}
-                Poll::Pending => return Poll::Pending,
-            }
-        }
-    })
-    .await
 }
 
 fn list(session: &Session, protocol: &'static str, target: String) -> Listed {

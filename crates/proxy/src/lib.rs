@@ -15,6 +15,7 @@ mod dial;
 mod dns;
 mod drain;
 mod error;
+mod first_bytes;
 mod follow;
 mod http;
 mod http2;

@@ -3,16 +3,20 @@
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use leno_model::{Reach, Reason, ServiceName};
+use leno_model::{Endpoint, Reach, Reason, ServiceName};
 use leno_traffic::retry::{self, Attempt, Sent};
+use leno_traffic::{PortPlan, TlsChoice};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::{ResetCode, StreamKind};
+use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
 
 use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
+use crate::first_bytes::{detect, server_name};
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::message::{Reader, Writer};
 use crate::http::route::{self, Destination};
@@ -22,18 +26,19 @@ use crate::record::Record;
 use crate::session::Session;
 use crate::upstream::{Destined, InFlight, Lease, Upstream, pick::pick};
 use crate::worker::Worker;
+use crate::world::Scene;
 
 /// Carries the application's connection to a service. `early`: what was read of it already.
 pub(crate) async fn to_service(
     session: &Session,
     (service, port): (&ServiceName, u16),
     io: Io,
-    early: BytesMut,
+    mut early: BytesMut,
 ) {
     let mut record = Record::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let carried = match open(session, service, port, &mut record).await {
+    let carried = match open(session, (service, port), (&io, &mut early), &mut record).await {
         Ok((stream, _in_flight)) => {
             let mut reader = Reader::new(io.clone());
             reader.buffer = early;
@@ -101,8 +106,8 @@ fn code_of(reason: Reason) -> ResetCode {
 
 async fn open(
     session: &Session,
-    service: &ServiceName,
-    port: u16,
+    (service, port): (&ServiceName, u16),
+    client: (&Io, &mut BytesMut),
     record: &mut Record<'_>,
 ) -> Result<(LinkStream, InFlight), Reason> {
     let worker = &session.worker;
@@ -113,9 +118,13 @@ async fn open(
         return Err(Reason::DeniedOutbound);
     }
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let endpoints = match port.tls_routes.is_trivial() {
+        true => &port.endpoints,
+        false => by_server_name(worker, (&scene, port), client, record).await?,
+    };
     let mut tried = None;
     loop {
-        let upstream = pick(worker, &port.endpoints, tried.as_ref())?;
+        let upstream = pick(worker, endpoints, tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
         let opened = open_at(&upstream, worker).await;
@@ -131,6 +140,40 @@ async fn open(
         match opened {
             Err(reason) if retry::retry(reason, &attempt) => record.retries += 1,
             opened => return opened,
+        }
+    }
+}
+
+/// Where a session goes that the application encrypts. What is no TLS is not what routes of TLS
+/// are about: it goes to the service's own endpoints.
+async fn by_server_name<'a>(
+    worker: &Worker,
+    (scene, port): (&'a Scene, &'a PortPlan),
+    (io, early): (&Io, &mut BytesMut),
+    record: &mut Record<'_>,
+) -> Result<&'a Arc<[Arc<Endpoint>]>, Reason> {
+    let limits = &worker.config.limits;
+    // Silence means a protocol in which the server speaks first.
+    match timeout(limits.detect_timeout, detect(io, early)).await {
+        Ok(Sniffed::Tls) => {}
+        Ok(_) | Err(_) => return Ok(&port.endpoints),
+    }
+    let name = timeout(limits.head_timeout, server_name(io, early)).await;
+    let name = name.map_err(|_| Reason::HeadTimeout)?;
+    match port.tls_routes.choose(name.as_deref(), worker.draw()) {
+        TlsChoice::Direct => Ok(&port.endpoints),
+        TlsChoice::To { rule, backend } => {
+            record.subject.route = Some(rule.route.clone());
+            let behind = scene.plans.service(&backend.service);
+            let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
+            let behind = behind.ok_or(Reason::InvalidBackend)?;
+            record.subject.service = Some(backend.service.clone());
+            Ok(&behind.endpoints)
+        }
+        TlsChoice::NoRoute => Err(Reason::NoRoute),
+        TlsChoice::InvalidBackend { rule } => {
+            record.subject.route = Some(rule.route.clone());
+            Err(Reason::InvalidBackend)
         }
     }
 }

@@ -6,6 +6,7 @@ mod http_route;
 mod mesh_config;
 mod service;
 mod smi;
+mod tls_route;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -136,6 +137,7 @@ enum Kind {
     MeshConfig,
     Service,
     HttpRoute,
+    TlsRoute,
     TrafficTarget,
     HttpRouteGroup,
     TcpRoute,
@@ -143,11 +145,12 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: &'static [Self] = &[
         Self::Workload,
         Self::MeshConfig,
         Self::Service,
         Self::HttpRoute,
+        Self::TlsRoute,
         Self::TrafficTarget,
         Self::HttpRouteGroup,
         Self::TcpRoute,
@@ -160,6 +163,7 @@ impl Kind {
             Self::MeshConfig => "MeshConfig",
             Self::Service => "Service",
             Self::HttpRoute => "HTTPRoute",
+            Self::TlsRoute => "TLSRoute",
             Self::TrafficTarget => "TrafficTarget",
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
@@ -176,17 +180,22 @@ impl Kind {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
             }
             Self::GrpcRoute => &["gateway.networking.k8s.io/v1"],
+            Self::TlsRoute => &[
+                "gateway.networking.k8s.io/v1",
+                "gateway.networking.k8s.io/v1alpha3",
+                "gateway.networking.k8s.io/v1alpha2",
+            ],
             Self::TrafficTarget => &["access.smi-spec.io/v1alpha3"],
             Self::HttpRouteGroup | Self::TcpRoute => &["specs.smi-spec.io/v1alpha4"],
         }
     }
 
-    fn words() -> [&'static str; 8] {
-        Self::ALL.map(Self::word)
+    fn words() -> Vec<&'static str> {
+        Self::ALL.iter().map(|kind| kind.word()).collect()
     }
 
     fn find(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.word() == word)
+        Self::ALL.iter().copied().find(|kind| kind.word() == word)
     }
 
     /// The kind, or the one that was misspelt.
@@ -227,6 +236,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
         Kind::Service => service::read(head, spec).map(Object::Service),
         Kind::HttpRoute => http_route::read(head, spec).map(Object::HttpRoute),
+        Kind::TlsRoute => tls_route::read(head, spec).map(Object::TlsRoute),
         Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
@@ -314,7 +324,7 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
 /// The namespace of objects that do not say.
 const NAMESPACE_DEFAULT: &str = "default";
 /// Kinds of the same families that look like misspelt ones of ours, and are not.
-const OTHER_ROUTES: &[&str] = &["TLSRoute", "UDPRoute"];
+const OTHER_ROUTES: &[&str] = &["UDPRoute"];
 /// How much of a name or kind is kept to recognise a refused document.
 const IDENTITY_CHARACTERS_MAX: usize = 253;
 /// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.

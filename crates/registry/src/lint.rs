@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, Service, ServiceAccount,
-    ServiceName, TargetPort, TargetRule, TcpRouteName, TrafficMode, TrafficTarget, Workload,
+    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, RouteParent, Service,
+    ServiceAccount, ServiceName, TargetPort, TargetRule, TcpRouteName, TlsRoute, TrafficMode,
+    TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -27,6 +28,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
                 world.lint_rivals(route, &mut notes);
             }
             Object::GrpcRoute(route) => world.lint_route(route, &mut notes),
+            Object::TlsRoute(route) => world.lint_tls_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
             Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
         }
@@ -98,7 +100,7 @@ impl<'a> World<'a> {
                     world.mentioned.extend(&target.sources);
                 }
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
-                Object::HttpRoute(_) => {}
+                Object::HttpRoute(_) | Object::TlsRoute(_) => {}
             }
         }
         world
@@ -164,7 +166,19 @@ impl<'a> World<'a> {
     }
 
     fn lint_route(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
-        for (index, parent) in route.parents.iter().enumerate() {
+        self.lint_parents(&route.parents, lint);
+        for (index, rule) in route.rules.iter().enumerate() {
+            self.lint_backends(index, &rule.backends, lint);
+        }
+    }
+
+    fn lint_tls_route(&self, route: &TlsRoute, lint: &mut Lint<'_>) {
+        self.lint_parents(&route.parents, lint);
+        self.lint_backends(0, &route.rule.backends, lint);
+    }
+
+    fn lint_parents(&self, parents: &[RouteParent], lint: &mut Lint<'_>) {
+        for (index, parent) in parents.iter().enumerate() {
             let reference = Reference {
                 service: &parent.service,
                 port: parent.port,
@@ -173,16 +187,17 @@ impl<'a> World<'a> {
             };
             self.lint_reference(&reference, lint);
         }
-        for (rule_index, rule) in route.rules.iter().enumerate() {
-            for (index, backend) in rule.backends.iter().enumerate() {
-                let reference = Reference {
-                    service: &backend.service,
-                    port: Some(backend.port),
-                    field: format!("spec.rules[{rule_index}].backendRefs[{index}]"),
-                    name_field: "name",
-                };
-                self.lint_reference(&reference, lint);
-            }
+    }
+
+    fn lint_backends(&self, rule: usize, backends: &[WeightedBackend], lint: &mut Lint<'_>) {
+        for (index, backend) in backends.iter().enumerate() {
+            let reference = Reference {
+                service: &backend.service,
+                port: Some(backend.port),
+                field: format!("spec.rules[{rule}].backendRefs[{index}]"),
+                name_field: "name",
+            };
+            self.lint_reference(&reference, lint);
         }
     }
 

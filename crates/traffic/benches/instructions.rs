@@ -144,6 +144,7 @@ fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
         routed: true,
         rules: matches.into_iter().map(rule).collect(),
         endpoints: Vec::new(),
+        tls_rules: Vec::new(),
     };
     PortRoutes::compile(&view).expect("the rules are valid")
 }

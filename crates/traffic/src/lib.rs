@@ -14,6 +14,7 @@ pub mod plan;
 pub mod request;
 pub mod retry;
 pub mod route;
+pub mod tls_route;
 
 mod pattern;
 
@@ -29,3 +30,4 @@ pub use plan::{Plans, PortPlan, ServicePlan};
 pub use request::{Fields, RequestView};
 pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
 pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
+pub use tls_route::{TlsChoice, TlsRoutes};

@@ -8,6 +8,7 @@ use leno_model::{Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapsho
 use crate::authorize::InboundAccess;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
+use crate::tls_route::TlsRoutes;
 
 /// A snapshot, compiled. What did not change since the previous one is taken over from it.
 #[derive(Debug)]
@@ -74,6 +75,8 @@ impl ServicePlan {
 pub struct PortPlan {
     /// Where its requests go.
     pub routes: Arc<PortRoutes>,
+    /// Where sessions go that applications encrypt.
+    pub tls_routes: TlsRoutes,
     /// What is spoken there.
     pub protocol: Protocol,
     /// Where it can be reached, ordered by id.
@@ -89,7 +92,12 @@ impl PortPlan {
             Some((before, plan)) if same_rules(before) => Arc::clone(&plan.routes),
             _ => Arc::new(PortRoutes::compile(view)?),
         };
-        Ok(Self { routes, protocol: view.protocol, endpoints: view.endpoints.as_slice().into() })
+        Ok(Self {
+            routes,
+            tls_routes: TlsRoutes::compile(view),
+            protocol: view.protocol,
+            endpoints: view.endpoints.as_slice().into(),
+        })
     }
 }
 

@@ -148,15 +148,25 @@ impl CompiledRule {
 
     /// The backend whose share of the weights the draw falls into.
     fn backend(&self, draw: u64) -> Option<(usize, &WeightedBackend)> {
-        // Weights are 32 bits: the bias of the remainder is below one in four billion.
-        let mut point = draw.checked_rem(self.weight_total)?;
-        self.backends.iter().enumerate().find(|(_, backend)| {
-            let weight = u64::from(backend.weight);
-            let taken = point < weight;
-            point = point.saturating_sub(weight);
-            taken
-        })
+        by_weight(&self.backends, self.weight_total, draw)
     }
+}
+
+/// The backend, and its place, whose share of the weights the draw falls into; `total` is their
+/// sum.
+pub(crate) fn by_weight(
+    backends: &[WeightedBackend],
+    total: u64,
+    draw: u64,
+) -> Option<(usize, &WeightedBackend)> {
+    // Weights are 32 bits: the bias of the remainder is below one in four billion.
+    let mut point = draw.checked_rem(total)?;
+    backends.iter().enumerate().find(|(_, backend)| {
+        let weight = u64::from(backend.weight);
+        let taken = point < weight;
+        point = point.saturating_sub(weight);
+        taken
+    })
 }
 
 #[derive(Debug, Clone)]

@@ -25,6 +25,7 @@ mod memory;
 mod nginx;
 mod plaintext;
 mod routes;
+mod tls_route;
 mod websocket;
 
 /// A port of loopback.

@@ -181,8 +181,8 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
 /// Routes.
 pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
-        Column::always("route"),
         Column::always("kind"),
+        Column::always("route"),
         Column::always("attached to"),
         Column::always("rules"),
         Column::always("backends"),
@@ -191,8 +191,8 @@ pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
         listing.row([
-            route.name.clone(),
             route.kind.clone(),
+            route.name.clone(),
             joined(route.parents.iter().cloned()),
             route.rules.to_string(),
             joined(route.backends.iter().cloned()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
-    ServiceName, ServicePort, ServiceView, TargetPort, Workload,
+    ServiceName, ServicePort, ServiceView, TargetPort, TlsRule, Workload,
 };
 
 use crate::mesh::{Mesh, Touched};
@@ -44,6 +44,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             routed,
             rules,
             endpoints: endpoints(mesh, service, port, &permitted),
+            tls_rules: tls_rules(mesh, &service.name, port.port),
         };
         (port.port, view)
     });
@@ -71,8 +72,12 @@ pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<E
 
 /// The services that the rules of a view name.
 pub(crate) fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
-    let rules = view.ports.values().flat_map(|port| &port.rules);
-    rules.flat_map(|rule| rule.backends.iter().map(|backend| &backend.service))
+    let ports = view.ports.values();
+    let backends = ports.flat_map(|port| {
+        let rules = port.rules.iter().map(|rule| &rule.backends);
+        rules.chain(port.tls_rules.iter().map(|rule| &rule.backends))
+    });
+    backends.flatten().map(|backend| &backend.service)
 }
 
 /// The port of a workload's application that a service port leads to.
@@ -179,14 +184,15 @@ fn may_reach(mesh: &Mesh, view: &ServiceView, permitted: &Permitted<'_>) -> bool
 /// backend that does not exist keeps its share: those requests are answered 500. Of two kinds of
 /// routes only the more specific one has a say: a `GRPCRoute` before an `HTTPRoute`.
 fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>) {
-    let attached = mesh.routes_of(service).filter(|route| {
-        let mut parents = route.parents.iter();
-        parents.any(|p| p.service == *service && p.port.is_none_or(|number| number == port))
-    });
-    let attached: Vec<&HttpRoute> = attached.collect();
+    let attached: Vec<&HttpRoute> = mesh.routes().of_port(service, port).collect();
     let kind = attached.iter().map(|route| route.kind).max();
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
     (kind.is_some(), heard.flat_map(|route| route.rules.iter().cloned()).collect())
+}
+
+/// The rules for sessions that applications encrypt, in order of route.
+fn tls_rules(mesh: &Mesh, service: &ServiceName, port: u16) -> Vec<TlsRule> {
+    mesh.tls_routes().of_port(service, port).map(|route| route.rule.clone()).collect()
 }
 
 /// What the service says; otherwise what its workloads agree on; otherwise it is detected.

@@ -60,6 +60,14 @@ fn render(world: &World) -> String {
                     backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
                 writeln!(out, "    by {} to {}", rule.route, backends.join(" ")).unwrap();
             }
+            for rule in &port.tls_rules {
+                let hosts: Vec<String> = rule.hostnames.iter().map(ToString::to_string).collect();
+                let backends = rule.backends.iter();
+                let backends: Vec<String> =
+                    backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
+                let (hosts, backends) = (hosts.join(" "), backends.join(" "));
+                writeln!(out, "    {hosts} by {} to {backends}", rule.route).unwrap();
+            }
             for endpoint in &port.endpoints {
                 let (name, account) = (&endpoint.id.workload, &endpoint.account);
                 writeln!(out, "    {} {name} as {account}", endpoint.address).unwrap();
@@ -96,6 +104,22 @@ fn a_client_knows_the_services_behind_its_doors_and_their_backends() {
             10.0.0.4:19083 bookinfo/reviews-v2-1 as bookinfo/reviews-beta
     "#]],
     );
+}
+
+#[test]
+fn a_client_knows_the_backends_of_encrypted_sessions() {
+    let route = r#"
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: details, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: details}]
+  hostnames: ["*.example.com"]
+  rules: [{backendRefs: [{name: reviews-v2, port: 9080}, {name: nowhere, port: 9080}]}]
+"#;
+    let text = [BOOKINFO, route].concat();
+    check(&text, "stranger-1", &["details"], &expect![[r#""#]]);
 }
 
 #[test]

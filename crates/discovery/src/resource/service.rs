@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView, WeightedBackend,
+    HostPattern, PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView, TlsRule,
+    WeightedBackend,
 };
 
 use super::field::{
@@ -38,6 +39,7 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         protocol: protocol_to_wire(view.protocol),
         routed: view.routed,
         rules: view.rules.iter().map(rule_to_wire).collect(),
+        tls_rules: view.tls_rules.iter().map(tls_rule_to_wire).collect(),
     }
 }
 
@@ -48,20 +50,16 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
         routed: wire.routed,
         rules: each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
+        tls_rules: each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
     };
     Ok((port("port", wire.port)?, view))
 }
 
 fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
-    let backend = |backend: &WeightedBackend| proto::Backend {
-        service: backend.service.to_string(),
-        port: backend.port.into(),
-        weight: backend.weight,
-    };
     proto::Rule {
         route: rule.route.to_string(),
         matches: rule.matches.iter().map(request::to_wire).collect(),
-        backends: rule.backends.iter().map(backend).collect(),
+        backends: rule.backends.iter().map(backend_to_wire).collect(),
         timeout_nanoseconds: rule.request_timeout.map(action::nanoseconds),
         actions: action::to_wire(&rule.actions),
         grpc: rule.kind == RouteKind::Grpc,
@@ -72,21 +70,49 @@ fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
     if wire.matches.is_empty() {
         return Err(Invalid::new("matches", "is empty: at least one match is needed"));
     }
-    let backend = |wire: proto::Backend| {
-        Ok(WeightedBackend {
-            service: parsed("service", &wire.service)?,
-            port: port("port", wire.port)?,
-            weight: wire.weight,
-        })
-    };
     let matches = each("matches", wire.matches, request::from_wire)?;
     let actions = wire.actions.map(|wire| action::from_wire(wire, &matches)).transpose();
     Ok(RouteRule {
         route: parsed("route", &wire.route)?,
         matches,
-        backends: each("backends", wire.backends, backend)?,
+        backends: each("backends", wire.backends, backend_from_wire)?,
         request_timeout: wire.timeout_nanoseconds.map(Duration::from_nanos),
         actions: actions.map_err(|invalid| invalid.under("actions"))?.unwrap_or_default(),
         kind: if wire.grpc { RouteKind::Grpc } else { RouteKind::Http },
+    })
+}
+
+fn tls_rule_to_wire(rule: &TlsRule) -> proto::TlsRule {
+    proto::TlsRule {
+        route: rule.route.to_string(),
+        hostnames: rule.hostnames.iter().map(HostPattern::to_string).collect(),
+        backends: rule.backends.iter().map(backend_to_wire).collect(),
+    }
+}
+
+fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invalid> {
+    if wire.hostnames.is_empty() {
+        return Err(Invalid::new("hostnames", "is empty: at least one name is needed"));
+    }
+    Ok(TlsRule {
+        route: parsed("route", &wire.route)?,
+        hostnames: each("hostnames", wire.hostnames, |text| parsed("", &text))?,
+        backends: each("backends", wire.backends, backend_from_wire)?,
+    })
+}
+
+fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
+    proto::Backend {
+        service: backend.service.to_string(),
+        port: backend.port.into(),
+        weight: backend.weight,
+    }
+}
+
+fn backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+    Ok(WeightedBackend {
+        service: parsed("service", &wire.service)?,
+        port: port("port", wire.port)?,
+        weight: wire.weight,
     })
 }

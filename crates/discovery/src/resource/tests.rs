@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, FieldMatch, Header, HeaderEdits, Name, PathEdit, PathMatch,
-    PortSet, PortView, Protocol, Reach, Redirect, RequestMatch, RetryRule, RouteKind, RouteRule,
-    RuleActions, Scheme, ServiceAccount, ServiceName, ServiceView, TrustDomain, UrlRewrite,
-    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, Door, Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, Name,
+    PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, Redirect, RequestMatch, RetryRule,
+    RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount, ServiceName, ServiceView, TlsRule,
+    TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -334,6 +334,16 @@ fn service() -> impl Strategy<Value = ServiceView> {
     let backend =
         backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
+    let host = (name(), any::<bool>()).prop_map(|(name, exact)| match exact {
+        true => HostPattern::Exact(name),
+        false => HostPattern::Below(name),
+    });
+    let tls_rule = (name(), vec(host, 1..3), vec(backend.clone(), 0..3));
+    let tls_rule = tls_rule.prop_map(|(name, hostnames, backends)| TlsRule {
+        route: leno_model::RouteName { namespace: name.clone(), name },
+        hostnames,
+        backends,
+    });
     let kind = prop_oneof![Just(RouteKind::Http), Just(RouteKind::Grpc)];
     let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout, actions(), kind);
     let rule =
@@ -345,13 +355,15 @@ fn service() -> impl Strategy<Value = ServiceView> {
             actions,
             kind,
         });
-    let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3));
-    let port = port.prop_map(|(name, protocol, routed, rules)| PortView {
+    let rules = (vec(rule, 0..3), vec(tls_rule, 0..3));
+    let port = (prop::option::of(name()), protocol(), any::<bool>(), rules);
+    let port = port.prop_map(|(name, protocol, routed, (rules, tls_rules))| PortView {
         name,
         protocol,
         routed,
         rules,
         endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
+        tls_rules,
     });
     (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, denied, ports)| match denied {

@@ -311,6 +311,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         routed: false,
         rules: Vec::new(),
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
+        tls_rules: Vec::new(),
     };
     ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
 }

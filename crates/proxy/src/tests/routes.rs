@@ -42,6 +42,7 @@ pub(super) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
         routed: true,
         rules,
         endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],
+        tls_rules: Vec::new(),
     };
     let ports = BTreeMap::from([(PORT, port)]);
     vec![ServiceView { name: service(), reach: Reach::Allowed, ports }, backend]

@@ -319,7 +319,7 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
     }
 }
 
-fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
+pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields =
         element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
     refuse_other_kinds(&fields, false);
@@ -432,7 +432,7 @@ const METHODS: &[(&str, &str)] = &[
 const PARENTS_MAX: usize = 32;
 pub(super) const RULES_MAX: usize = 16;
 pub(super) const MATCHES_MAX: usize = 64;
-const BACKENDS_MAX: usize = 16;
+pub(super) const BACKENDS_MAX: usize = 16;
 const FIELDS_MAX: usize = 16;
 const FIELD_NAME_BYTES_MAX: usize = 256;
 const PATH_BYTES_MAX: usize = 1024;

@@ -16,4 +16,6 @@ mod refusals;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod tls_route;
+#[cfg(test)]
 mod watch;

@@ -11,7 +11,7 @@ fn refusals(text: &str) -> String {
 
 /// The refusals of documents that have this head and one of these specs, a line each, without
 /// the head: it is the same for all.
-fn check_specs(head: &str, specs: &[&str], expected: &Expect) {
+pub(crate) fn check_specs(head: &str, specs: &[&str], expected: &Expect) {
     let mut lines = String::new();
     for spec in specs {
         let text = format!("{head}\nspec: {spec}\n");

@@ -39,6 +39,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         routed: true,
         rules: vec![rule],
         endpoints,
+        tls_rules: Vec::new(),
     };
     Arc::new(ServiceView {
         name: service(name),

@@ -24,7 +24,14 @@ fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
 }
 
 fn port(rules: Vec<RouteRule>) -> PortView {
-    PortView { name: None, protocol: Protocol::Http, routed: true, rules, endpoints: Vec::new() }
+    PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: true,
+        rules,
+        endpoints: Vec::new(),
+        tls_rules: Vec::new(),
+    }
 }
 
 fn prefix(path: &str) -> RequestMatch {

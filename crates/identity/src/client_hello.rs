@@ -1,0 +1,103 @@
+//! The server name that a client of TLS asks for, of sessions that are not ours to end.
+
+use rustls::server::Acceptor;
+
+/// Reads a ClientHello as its bytes arrive.
+#[derive(Default)]
+pub struct ClientHelloReader {
+    acceptor: Acceptor,
+    read: usize,
+}
+
+/// What the first bytes of a client of TLS tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientHello {
+    /// Not yet all: ask again with more bytes.
+    More,
+    /// It asks for the server of this name (RFC 6066 §3).
+    Named(String),
+    /// It names none, or what it says makes no sense.
+    Unnamed,
+}
+
+impl ClientHelloReader {
+    /// Looks at all that the client has said so far: each call with the bytes of the last one and
+    /// perhaps more.
+    pub fn read(&mut self, first_bytes: &[u8]) -> ClientHello {
+        let mut rest = first_bytes.get(self.read..).unwrap_or_default();
+        while !rest.is_empty() {
+            if self.read > CLIENT_HELLO_BYTES_MAX {
+                return ClientHello::Unnamed;
+            }
+            let before = rest.len();
+            if self.acceptor.read_tls(&mut rest).is_err() {
+                return ClientHello::Unnamed;
+            }
+            self.read = self.read.saturating_add(before.saturating_sub(rest.len()));
+            match self.acceptor.accept() {
+                Ok(None) => {}
+                Ok(Some(accepted)) => {
+                    let name = accepted.client_hello().server_name().map(str::to_owned);
+                    return name.map_or(ClientHello::Unnamed, ClientHello::Named);
+                }
+                Err(_) => return ClientHello::Unnamed,
+            }
+        }
+        ClientHello::More
+    }
+}
+
+/// The longest ClientHello: one record. Those with keys for after quantum computers have 2 KiB.
+const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    use super::*;
+
+    /// What a client says first that wants to reach this server.
+    fn hello(name: &str) -> Vec<u8> {
+        let config = ClientConfig::builder_with_provider(crate::provider::provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let name = name.to_owned().try_into().unwrap();
+        let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut bytes = Vec::new();
+        client.write_tls(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn the_name_is_there_when_the_last_byte_is_however_they_come() {
+        let bytes = hello("shop.example.com");
+        let named = ClientHello::Named("shop.example.com".to_owned());
+        assert_eq!(ClientHelloReader::default().read(&bytes), named);
+        for size in [1, 7, 100] {
+            let mut reader = ClientHelloReader::default();
+            let mut end = 0;
+            while end + size < bytes.len() {
+                end += size;
+                assert_eq!(reader.read(&bytes[..end]), ClientHello::More, "{end}");
+            }
+            assert_eq!(reader.read(&bytes), named, "{size}");
+        }
+        let more = [&bytes[..], b"and more"].concat();
+        assert_eq!(ClientHelloReader::default().read(&more), named);
+    }
+
+    #[test]
+    fn clients_that_name_no_server_are_told_apart_from_slow_ones() {
+        // Addresses are not named (RFC 6066 §3).
+        let unnamed = hello("192.0.2.1");
+        assert_eq!(ClientHelloReader::default().read(&unnamed), ClientHello::Unnamed);
+        assert_eq!(ClientHelloReader::default().read(b""), ClientHello::More);
+        assert_eq!(ClientHelloReader::default().read(b"GET / HTTP/1.1\r\n"), ClientHello::Unnamed);
+        let endless = [&[22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc][..], &[0; 40_000]].concat();
+        assert_eq!(ClientHelloReader::default().read(&endless), ClientHello::Unnamed);
+    }
+}

@@ -1,0 +1,48 @@
+//! What the first bytes of a connection tell: the protocol, and whom a client of TLS asks for.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use bytes::BytesMut;
+use leno_identity::{ClientHello, ClientHelloReader};
+use leno_wire::sniff::{Sniffed, sniff};
+
+use crate::io::Io;
+
+/// Reads until the first bytes tell; a connection that ends before is opaque.
+pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
+    let look = |cx: &mut Context<'_>| {
+        loop {
+            match sniff(early) {
+                Sniffed::More => {}
+                sniffed => return Poll::Ready(sniffed),
+            }
+            match io.poll_read(cx, early) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Sniffed::Opaque),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    };
+    poll_fn(look).await
+}
+
+/// The server name that a client of TLS asks for, once its ClientHello is there.
+pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String> {
+    let mut reader = ClientHelloReader::default();
+    let look = |cx: &mut Context<'_>| {
+        loop {
+            match reader.read(early) {
+                ClientHello::More => {}
+                ClientHello::Named(name) => return Poll::Ready(Some(name)),
+                ClientHello::Unnamed => return Poll::Ready(None),
+            }
+            match io.poll_read(cx, early) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(None),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    };
+    poll_fn(look).await
+}

@@ -1,0 +1,62 @@
+//! Reads Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2`, attached to services.
+
+use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule};
+
+use super::Head;
+use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
+    let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
+    let route = RouteName { namespace: head.namespace, name: head.name };
+    let parents = read_parents(&fields, &route.namespace);
+    let hostnames = read_hostnames(&fields);
+    let rules = fields.require("rules")?;
+    let [rule] = &rules.list(RULES_MAX)?[..] else {
+        rules.refuse("is empty", "add a rule with `backendRefs`");
+        return None;
+    };
+    let rule_fields = rule.fields(&["name", "backendRefs"])?;
+    let listed = rule_fields.require("backendRefs");
+    let backends =
+        rule_fields.each("backendRefs", BACKENDS_MAX, |one| read_backend(one, &route.namespace));
+    if backends.iter().all(|backend| backend.weight == 0) {
+        rule.warn(
+            "has no backend with a weight above 0, so that its sessions are cut off",
+            "add one to `backendRefs`",
+        );
+    }
+    listed?;
+    let rule = TlsRule { route, hostnames: hostnames?, backends };
+    Some(TlsRoute { parents: parents?, rule })
+}
+
+/// At least one: a route without names would take sessions that name nobody, too.
+fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
+    let field = fields.require("hostnames")?;
+    let mut hostnames: Vec<HostPattern> = Vec::new();
+    for element in &field.list(HOSTNAMES_MAX)? {
+        let remedy = "use one in lower case such as shop.example.com or *.example.com";
+        let Some(pattern) = element.parsed(host_pattern, "a host name", remedy) else {
+            continue;
+        };
+        if hostnames.contains(&pattern) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        hostnames.push(pattern);
+    }
+    if hostnames.is_empty() {
+        field.refuse("names no host", "list the server names whose sessions the route decides");
+        return None;
+    }
+    Some(hostnames)
+}
+
+/// Clients never name addresses (RFC 6066 §3).
+fn host_pattern(text: &str) -> Option<HostPattern> {
+    let is_address = text.parse::<std::net::IpAddr>().is_ok();
+    text.parse().ok().filter(|_| !is_address)
+}
+
+const RULES_MAX: usize = 1;
+const HOSTNAMES_MAX: usize = 16;

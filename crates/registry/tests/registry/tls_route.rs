@@ -1,0 +1,81 @@
+//! `TLSRoute`: what is read of it and what is refused.
+
+use expect_test::expect;
+use leno_model::{HostPattern, Object, RouteParent, ServiceName, TlsRoute};
+use leno_registry::{lint, read_str};
+
+use crate::refusals::check_specs;
+
+const TLS_ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: shops, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: secure, port: 443}]
+  hostnames: [one.example.com, "*.two.example.com"]
+  rules:
+  - name: all
+    backendRefs: [{name: one, port: 443, weight: 9}, {name: two, port: 443}]
+"#;
+
+fn read(text: &str) -> TlsRoute {
+    match &read_str("f.yaml", text) {
+        (objects, rejected) if rejected.is_empty() => match objects.as_slice() {
+            [(Object::TlsRoute(route), _)] => route.clone(),
+            other => panic!("{other:?}"),
+        },
+        (_, rejected) => panic!("{rejected:?}"),
+    }
+}
+
+#[test]
+fn reads_a_tls_route_with_all_its_parts() {
+    let route = read(TLS_ROUTE);
+    let service = |name: &str| ServiceName::new("shop", name).unwrap();
+    assert_eq!(route.parents, [RouteParent { service: service("secure"), port: Some(443) }]);
+    assert_eq!(route.rule.route.to_string(), "shop/shops");
+    let hostnames: Vec<String> = route.rule.hostnames.iter().map(HostPattern::to_string).collect();
+    assert_eq!(hostnames, ["one.example.com", "*.two.example.com"]);
+    let backends = route.rule.backends.iter().map(|b| (b.service.clone(), b.port, b.weight));
+    let backends: Vec<_> = backends.collect();
+    assert_eq!(backends, [(service("one"), 443, 9), (service("two"), 443, 1)]);
+    for version in ["v1alpha2", "v1alpha3"] {
+        let older = TLS_ROUTE.replace("k8s.io/v1\n", &format!("k8s.io/{version}\n"));
+        assert_eq!(read(&older), route, "{version}");
+    }
+}
+
+#[test]
+fn refuses_tls_routes_that_cannot_be_honoured() {
+    let parents = "parentRefs: [{group: \"\", kind: Service, name: a}]";
+    let rules = "rules: [{backendRefs: [{name: a, port: 1}]}]";
+    let specs = [
+        format!("{{hostnames: [a.com], {rules}}}"),
+        format!("{{{parents}, {rules}}}"),
+        format!("{{{parents}, hostnames: [], {rules}}}"),
+        format!("{{{parents}, hostnames: [A.com], {rules}}}"),
+        format!("{{{parents}, hostnames: [\"a.*.com\"], {rules}}}"),
+        format!("{{{parents}, hostnames: [192.0.2.1], {rules}}}"),
+        format!("{{{parents}, hostnames: [a.com, a.com], {rules}}}"),
+        format!("{{{parents}, hostnames: [a.com]}}"),
+        format!("{{{parents}, hostnames: [a.com], rules: []}}"),
+        format!("{{{parents}, hostnames: [a.com], rules: [{{}}]}}"),
+        format!("{{{parents}, hostnames: [a.com], rules: [{{backendRefs: []}}, {{}}]}}"),
+        format!("{{{parents}, hostnames: [a.com], rules: [{{matches: [], backendRefs: []}}]}}"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: TLSRoute\nmetadata: {name: x}",
+        &specs,
+        &expect![[r#""#]],
+    );
+}
+
+#[test]
+fn what_a_tls_route_refers_to_is_looked_for() {
+    let (objects, rejected) = read_str("f.yaml", TLS_ROUTE);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    expect![[r#""#]].assert_eq(&lines.concat());
+}

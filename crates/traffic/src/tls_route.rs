@@ -1,0 +1,179 @@
+//! Routing of sessions that applications encrypt: by the server name that the client asks for.
+
+use std::collections::BTreeMap;
+
+use leno_model::{HostPattern, PortView, TlsRule, WeightedBackend};
+
+use crate::route::by_weight;
+
+/// The TLS routes of one service port, compiled.
+///
+/// Of all rules whose names fit, the one with the name itself decides, then the one with the
+/// longest name that it lies below; between equals the first by name of the route (Gateway API,
+/// `TLSRoute`).
+#[derive(Debug, Clone)]
+pub struct TlsRoutes {
+    rules: Box<[TlsRule]>,
+    exact: BTreeMap<String, usize>,
+    below: BTreeMap<String, usize>,
+}
+
+impl TlsRoutes {
+    /// Compiles the rules of a port.
+    #[must_use]
+    pub fn compile(view: &PortView) -> Self {
+        let (mut exact, mut below) = (BTreeMap::new(), BTreeMap::new());
+        for (index, rule) in view.tls_rules.iter().enumerate() {
+            for pattern in &rule.hostnames {
+                let (names, name) = match pattern {
+                    HostPattern::Exact(name) => (&mut exact, name),
+                    HostPattern::Below(name) => (&mut below, name),
+                };
+                names.entry(name.to_string()).or_insert(index);
+            }
+        }
+        Self { rules: view.tls_rules.as_slice().into(), exact, below }
+    }
+
+    /// Whether no route is attached: every session goes to the service's own endpoints.
+    #[must_use]
+    pub fn is_trivial(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Where a session goes whose client asks for this server, or names none; `draw` is a random
+    /// number that chooses among weighted backends.
+    #[must_use]
+    pub fn choose(&self, server_name: Option<&str>, draw: u64) -> TlsChoice<'_> {
+        if self.is_trivial() {
+            return TlsChoice::Direct;
+        }
+        let Some(rule) = server_name.and_then(|name| self.rule(name)) else {
+            return TlsChoice::NoRoute;
+        };
+        let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
+        match by_weight(&rule.backends, total, draw) {
+            Some((_, backend)) => TlsChoice::To { rule, backend },
+            None => TlsChoice::InvalidBackend { rule },
+        }
+    }
+
+    /// Names are compared without case (RFC 6066 §3); those that clients send end without a dot.
+    fn rule(&self, server_name: &str) -> Option<&TlsRule> {
+        let name = server_name.to_ascii_lowercase();
+        let mut index = self.exact.get(&name);
+        let mut rest = name.as_str();
+        while let (None, Some((_, parent))) = (index, rest.split_once('.')) {
+            index = self.below.get(parent);
+            rest = parent;
+        }
+        self.rules.get(*index?)
+    }
+}
+
+/// Where a session goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsChoice<'a> {
+    /// No route is attached: to the service's own endpoints.
+    Direct,
+    /// A rule decided. Its backend may still be unknown to the mesh; then nothing is reached.
+    To {
+        /// The rule.
+        rule: &'a TlsRule,
+        /// The backend that takes the session.
+        backend: &'a WeightedBackend,
+    },
+    /// Routes are attached, and none is for this server name.
+    NoRoute,
+    /// The rule that decided has no backend with a weight.
+    InvalidBackend {
+        /// The rule.
+        rule: &'a TlsRule,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{Protocol, ServiceName};
+
+    use super::*;
+
+    fn rule(route: &str, hostnames: &[&str], backends: &[(&str, u32)]) -> TlsRule {
+        let backend = |(name, weight): &(&str, u32)| WeightedBackend {
+            service: ServiceName::new("shop", name).unwrap(),
+            port: 443,
+            weight: *weight,
+        };
+        TlsRule {
+            route: format!("shop/{route}").parse().unwrap(),
+            hostnames: hostnames.iter().map(|name| name.parse().unwrap()).collect(),
+            backends: backends.iter().map(backend).collect(),
+        }
+    }
+
+    fn routes(tls_rules: Vec<TlsRule>) -> TlsRoutes {
+        TlsRoutes::compile(&PortView {
+            name: None,
+            protocol: Protocol::Tcp,
+            routed: false,
+            rules: Vec::new(),
+            endpoints: Vec::new(),
+            tls_rules,
+        })
+    }
+
+    fn decided(routes: &TlsRoutes, name: Option<&str>) -> String {
+        match routes.choose(name, 0) {
+            TlsChoice::Direct => "direct".to_owned(),
+            TlsChoice::To { rule, backend } => {
+                format!("{} {}", rule.route.name, backend.service.name)
+            }
+            TlsChoice::NoRoute => "none".to_owned(),
+            TlsChoice::InvalidBackend { rule } => format!("{} nobody", rule.route.name),
+        }
+    }
+
+    #[test]
+    fn the_name_itself_decides_then_the_longest_one_above_it() {
+        let routes = routes(vec![
+            rule("a", &["*.com"], &[("com", 1)]),
+            rule("b", &["*.example.com", "example.com"], &[("example", 1)]),
+            rule("c", &["a.example.com"], &[("a", 1)]),
+            rule("d", &["a.example.com", "*.example.com"], &[("late", 1)]),
+            rule("e", &["empty.org"], &[("none", 0)]),
+        ]);
+        for (name, expected) in [
+            (Some("a.example.com"), "c a"),
+            (Some("A.Example.COM"), "c a"),
+            (Some("b.example.com"), "b example"),
+            (Some("x.a.example.com"), "b example"),
+            (Some("example.com"), "b example"),
+            (Some("other.com"), "a com"),
+            (Some("com"), "none"),
+            (Some("empty.org"), "e nobody"),
+            (Some("example.org"), "none"),
+            (Some(""), "none"),
+            (Some("."), "none"),
+            (None, "none"),
+        ] {
+            assert_eq!(decided(&routes, name), expected, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn without_routes_every_session_passes() {
+        let routes = routes(Vec::new());
+        assert_eq!(decided(&routes, Some("a.example.com")), "direct");
+        assert_eq!(decided(&routes, None), "direct");
+    }
+
+    #[test]
+    fn sessions_are_shared_out_by_weight() {
+        let routes = routes(vec![rule("a", &["a.com"], &[("one", 1), ("three", 3)])]);
+        let of = |draw| match routes.choose(Some("a.com"), draw) {
+            TlsChoice::To { backend, .. } => backend.service.name.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(of), ["one", "three", "three", "three", "one"]);
+    }
+}

@@ -1,0 +1,98 @@
+//! Sessions of TLS between openssl's programs, led by the server name that the client asks for.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server_of};
+use leno_tests::{Mesh, eventually, free_port};
+use tempfile::TempDir;
+
+use super::bounded;
+
+/// Two servers, each with a certificate in its own name, and a service `secure` for both.
+struct Site {
+    mesh: Mesh,
+    door: u16,
+    _files: TempDir,
+}
+
+fn site(route: &str) -> Site {
+    let files = tempfile::tempdir().unwrap();
+    let door = free_port();
+    let servers = ["one", "two"].map(|name| {
+        let port = free_port();
+        let pem = files.path().join(name).to_str().unwrap().to_owned();
+        let mut openssl = Command::new("openssl");
+        openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
+        openssl.args(["-subj", &format!("/CN={name}"), "-keyout", &pem, "-out"]);
+        let certificate = format!("{pem}.crt");
+        let made = openssl.arg(&certificate).output().expect("openssl is installed");
+        assert!(made.status.success(), "{made:?}");
+        let accept = port.to_string();
+        let command =
+            ["openssl", "s_server", "-accept", &accept, "-key", &pem, "-cert", &certificate];
+        server_of(name, (port, "TCP"), &[&command[..], &["-quiet"]].concat())
+    });
+    let secure = "---\napiVersion: v1\nkind: Service\nmetadata: {name: secure, namespace: shop}\n\
+                  spec: {selector: {app: one}, ports: [{port: 9080}]}\n";
+    let manifests =
+        [mesh_config("permissive"), client("user", &[], &[("secure.shop", door)]), secure.into()];
+    let mesh = Mesh::up(&[&manifests[..], &servers].concat().concat());
+    mesh.write("route.yaml", route);
+    Site { mesh, door, _files: files }
+}
+
+impl Site {
+    /// The name in the certificate of the server that a client reaches who asks for this one.
+    fn reached(&self, options: &[&str]) -> Option<String> {
+        let output = self.ask(options);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let subject = said.lines().find_map(|line| line.strip_prefix("subject=CN = "));
+        subject.map(str::to_owned)
+    }
+
+    fn ask(&self, options: &[&str]) -> Output {
+        let door = format!("127.0.0.1:{}", self.door);
+        let mut client = bounded("openssl");
+        client.args(["s_client", "-connect", &door]).args(options);
+        client.stdin(std::process::Stdio::null()).output().unwrap()
+    }
+}
+
+const ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: first, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: secure}]
+  hostnames: [one.example.com]
+  rules: [{backendRefs: [{name: one, port: 9080}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: second, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: secure}]
+  hostnames: ["*.example.com"]
+  rules: [{backendRefs: [{name: two, port: 9080}]}]
+"#;
+
+#[test]
+fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
+    let site = site(ROUTE);
+    let named = |name| site.reached(&["-servername", name]);
+    eventually("a session reaches the second server", Duration::from_secs(20), || {
+        named("any.example.com").filter(|reached| reached == "two")
+    });
+    assert_eq!(named("one.example.com").as_deref(), Some("one"));
+    assert_eq!(named("ONE.example.COM").as_deref(), Some("one"));
+    assert_eq!(named("a.one.example.com").as_deref(), Some("two"));
+    // An older version tells as much.
+    assert_eq!(site.reached(&["-tls1_2", "-servername", "x.example.com"]).as_deref(), Some("two"));
+    assert_eq!(named("example.org"), None);
+    assert_eq!(site.reached(&["-noservername"]), None);
+    // Without routes all pass, to the service's own endpoints.
+    site.mesh.remove("route.yaml");
+    eventually("any session passes", Duration::from_secs(20), || named("example.org"));
+    assert_eq!(named("example.org").as_deref(), Some("one"));
+}
