@@ -5,6 +5,7 @@ mod reason;
 mod request;
 mod target;
 mod text;
+mod treatment;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

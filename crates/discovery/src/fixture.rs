@@ -39,6 +39,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         routed: false,
         rules: Vec::new(),
         endpoints: endpoints.collect(),
+        treatment: leno_model::Treatment::default(),
     };
     ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
 }

@@ -7,6 +7,7 @@ use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteNa
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
 use crate::service::Service;
+use crate::service_policy::{ServicePolicy, ServicePolicyName};
 use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
@@ -35,6 +36,8 @@ pub enum Object {
     HttpRouteGroup(HttpRouteGroup),
     /// SMI ports.
     TcpRoute(TcpRoute),
+    /// How requests to some services are treated.
+    ServicePolicy(ServicePolicy),
 }
 
 impl Object {
@@ -49,6 +52,7 @@ impl Object {
             Self::TrafficTarget(o) => ObjectKey::TrafficTarget(o.name.clone()),
             Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
+            Self::ServicePolicy(o) => ObjectKey::ServicePolicy(o.name.clone()),
         }
     }
 }
@@ -70,6 +74,8 @@ pub enum ObjectKey {
     HttpRouteGroup(RouteGroupName),
     /// SMI ports.
     TcpRoute(TcpRouteName),
+    /// How requests to some services are treated.
+    ServicePolicy(ServicePolicyName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -83,6 +89,7 @@ impl fmt::Display for ObjectKey {
             Self::TrafficTarget(name) => write!(f, "TrafficTarget {name}"),
             Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
+            Self::ServicePolicy(name) => write!(f, "{name}"),
         }
     }
 }

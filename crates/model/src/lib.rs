@@ -12,6 +12,7 @@ pub mod policy;
 pub mod reason;
 pub mod route;
 pub mod service;
+pub mod service_policy;
 pub mod snapshot;
 pub mod workload;
 
@@ -32,5 +33,10 @@ pub use route::{
     WeightedBackend,
 };
 pub use service::{Protocol, Service, ServicePort, TargetPort};
+pub use service_policy::{
+    Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
+    RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
+    ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
+};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
 pub use workload::{Door, Workload, WorkloadPort};

@@ -10,6 +10,7 @@ use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
 use crate::route::RouteRule;
 use crate::service::Protocol;
+use crate::service_policy::Treatment;
 use crate::workload::{Door, WorkloadPort};
 
 /// All that one workload's sidecar knows. Built whole, never changed; requests hold one.
@@ -75,4 +76,6 @@ pub struct PortView {
     pub rules: Vec<RouteRule>,
     /// Where it can be reached, ordered by id.
     pub endpoints: Vec<Arc<Endpoint>>,
+    /// How requests to it are treated.
+    pub treatment: Treatment,
 }

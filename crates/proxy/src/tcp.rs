@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_model::{Reach, Reason, ServiceName};
+use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::{ResetCode, StreamKind};
@@ -113,12 +114,18 @@ async fn open(
         return Err(Reason::DeniedOutbound);
     }
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let ward = worker.ward(port, scene.version);
     let mut tried = None;
     loop {
-        let upstream = pick(worker, &port.endpoints, tried.as_ref())?;
+        let upstream = pick(worker, (&port.endpoints, ward.as_deref()), tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
+        let trial = ward.as_ref().and_then(|ward| ward.begin(&upstream));
         let opened = open_at(&upstream, worker).await;
+        if let Some(trial) = trial {
+            let broken = opened.as_ref().err().map(|reason| Ending::Broken(*reason));
+            trial.end(worker, broken.unwrap_or(Ending::Opened));
+        }
         Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
         let opened = opened.map(|stream| (stream, in_flight));
         let attempt = Attempt {

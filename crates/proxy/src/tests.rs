@@ -17,6 +17,7 @@ mod instructions;
 mod limits;
 mod memory;
 mod policy;
+mod removal;
 mod renewal;
 mod retry;
 mod routes;

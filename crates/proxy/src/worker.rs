@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use leno_model::{Endpoint, EndpointId};
 use leno_telemetry::{Gauge, Shard};
+use leno_traffic::PortPlan;
 use leno_wire::http1::{RequestHead, ResponseHead};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
@@ -17,7 +18,9 @@ use crate::connections::Connections;
 use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
+use crate::removed::RemovedEndpoints;
 use crate::tls::TlsConfigs;
+use crate::upstream::ward::Ward;
 use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
 
@@ -41,7 +44,11 @@ pub(crate) struct Worker {
     pub(crate) response_heads: Spare<ResponseHead>,
     /// Tasks that wait for a stream to serve.
     pub(crate) crew: Crew,
+    /// What policies have removed, over all threads.
+    pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
+    /// What is watched over, by the address of what is said about it.
+    wards: RefCell<FxHashMap<usize, Rc<Ward>>>,
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// The version of the world that `upstreams` was last swept against.
     swept: Cell<u64>,
@@ -55,6 +62,7 @@ pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
+    pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) log: Option<mpsc::Sender<LogLine>>,
     pub(crate) shard: Shard,
@@ -64,7 +72,7 @@ pub(crate) struct Parts {
 
 impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts { config, world, connections, phase, log, shard, seed } = parts;
+        let Parts { config, world, connections, removed, phase, log, shard, seed } = parts;
         Rc::new(Self {
             handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
@@ -78,7 +86,9 @@ impl Worker {
             request_heads: Spare::default(),
             response_heads: Spare::default(),
             crew: Crew::default(),
+            removed,
             upstreams: RefCell::default(),
+            wards: RefCell::default(),
             applications: RefCell::default(),
             swept: Cell::new(0),
             exchanges: Cell::new(0),
@@ -115,6 +125,23 @@ impl Worker {
         upstream
     }
 
+    /// Who watches over the endpoints of a port; nobody when no policy says anything.
+    pub(crate) fn ward(self: &Rc<Self>, plan: &PortPlan, version: u64) -> Option<Rc<Ward>> {
+        let treatment = plan.treatment.as_ref()?;
+        let key = Ward::key(treatment);
+        let known = self.wards.borrow().get(&key).filter(|ward| ward.is_for(treatment)).cloned();
+        let ward = match known {
+            Some(ward) => ward,
+            None => {
+                let ward = Rc::new(Ward::new(self, treatment)?);
+                self.wards.borrow_mut().insert(key, ward.clone());
+                ward
+            }
+        };
+        ward.attend(self, &plan.endpoints, version);
+        Some(ward)
+    }
+
     /// The application behind this sidecar, at one of its addresses.
     pub(crate) fn application(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
@@ -127,6 +154,7 @@ impl Worker {
         if self.swept.replace(scene.version) == scene.version {
             return;
         }
+        self.sweep_wards(scene);
         let mut upstreams = self.upstreams.borrow_mut();
         let services = &scene.plans.snapshot.services;
         upstreams.retain(|id, upstream| {
@@ -137,6 +165,17 @@ impl Worker {
             }
             kept
         });
+    }
+
+    /// Lets go of what nothing is said about any more.
+    fn sweep_wards(&self, scene: &Scene) {
+        let mut wards = self.wards.borrow_mut();
+        if wards.is_empty() {
+            return;
+        }
+        let ports = scene.plans.services.values().flat_map(|plan| plan.ports.values());
+        let treatments: Vec<_> = ports.filter_map(|port| port.treatment.as_ref()).collect();
+        wards.retain(|_, ward| treatments.iter().any(|treatment| ward.is_for(treatment)));
     }
 
     /// Every link is told that no more streams will come; idle ones close.

@@ -2,13 +2,16 @@
 
 mod http_route;
 mod mesh_config;
+mod outlier_removal;
+mod sermant_removal;
 mod service;
+mod service_policy;
 mod smi;
 mod workload;
 
 use std::collections::BTreeMap;
 
-use leno_model::{Name, Object, ObjectKey};
+use leno_model::{Name, Object, ObjectKey, ServicePolicyKind};
 
 use crate::document::{Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
@@ -137,10 +140,11 @@ enum Kind {
     TrafficTarget,
     HttpRouteGroup,
     TcpRoute,
+    ServicePolicy(ServicePolicyKind),
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Workload,
         Self::MeshConfig,
         Self::Service,
@@ -148,6 +152,8 @@ impl Kind {
         Self::TrafficTarget,
         Self::HttpRouteGroup,
         Self::TcpRoute,
+        Self::ServicePolicy(ServicePolicyKind::OutlierRemoval),
+        Self::ServicePolicy(ServicePolicyKind::SermantRemoval),
     ];
 
     const fn word(self) -> &'static str {
@@ -159,13 +165,14 @@ impl Kind {
             Self::TrafficTarget => "TrafficTarget",
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
+            Self::ServicePolicy(kind) => kind.as_str(),
         }
     }
 
     /// The versions that are read, the best first.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
-            Self::Workload | Self::MeshConfig => &["leno.dev/v1alpha1"],
+            Self::Workload | Self::MeshConfig | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
             Self::HttpRoute => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
@@ -175,7 +182,7 @@ impl Kind {
         }
     }
 
-    fn words() -> [&'static str; 7] {
+    fn words() -> [&'static str; 9] {
         Self::ALL.map(Self::word)
     }
 
@@ -224,6 +231,9 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
+        Kind::ServicePolicy(kind) => {
+            service_policy::read(kind, head, spec).map(Object::ServicePolicy)
+        }
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

@@ -5,11 +5,14 @@ use std::net::SocketAddr;
 
 use leno_model::{
     HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, Service, ServiceAccount,
-    ServiceName, TargetPort, TargetRule, TcpRouteName, TrafficMode, TrafficTarget, Workload,
+    ServiceName, ServicePolicy, TargetPort, TargetRule, TcpRouteName, TrafficMode, TrafficTarget,
+    Workload,
 };
 
 use crate::rejected::{Place, Warning};
 use crate::suggest::{closest, one_of};
+
+mod service_policy;
 
 /// What is odd about these objects taken together. Warnings, not refusals: the missing half may
 /// come from elsewhere, or later.
@@ -24,6 +27,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::Service(service) => world.lint_service(service, &mut notes),
             Object::HttpRoute(route) => world.lint_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
+            Object::ServicePolicy(policy) => world.lint_service_policy(policy, &mut notes),
             Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
         }
     }
@@ -38,6 +42,7 @@ struct World<'a> {
     services: BTreeMap<&'a ServiceName, &'a Service>,
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
+    policies: Vec<&'a ServicePolicy>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
@@ -92,6 +97,7 @@ impl<'a> World<'a> {
                     world.mentioned.insert(&target.destination);
                     world.mentioned.extend(&target.sources);
                 }
+                Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::HttpRoute(_) => {}
             }
         }

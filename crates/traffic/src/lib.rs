@@ -9,6 +9,7 @@ pub mod balance;
 pub mod host;
 pub mod matcher;
 pub mod plan;
+pub mod removal;
 pub mod request;
 pub mod retry;
 pub mod route;

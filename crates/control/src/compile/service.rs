@@ -44,6 +44,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             routed,
             rules,
             endpoints: endpoints(mesh, service, port, &permitted),
+            treatment: mesh.treatment(&service.name, port.port),
         };
         (port.port, view)
     });

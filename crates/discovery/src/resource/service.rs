@@ -7,7 +7,7 @@ use leno_model::{PortView, Reach, RouteRule, ServiceName, ServiceView, WeightedB
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::request;
+use super::{request, treatment};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -36,6 +36,7 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         protocol: protocol_to_wire(view.protocol),
         routed: view.routed,
         rules: view.rules.iter().map(rule_to_wire).collect(),
+        treatment: treatment::to_wire(&view.treatment),
     }
 }
 
@@ -46,6 +47,8 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
         routed: wire.routed,
         rules: each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
+        treatment: treatment::from_wire(wire.treatment)
+            .map_err(|invalid| invalid.under("treatment"))?,
     };
     Ok((port("port", wire.port)?, view))
 }

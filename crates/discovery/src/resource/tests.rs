@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, FieldMatch, Name, PathMatch, PortSet, PortView, Protocol,
-    Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, TrustDomain,
-    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, Door, Endpoint, FailureClasses, FailureRate, FieldMatch, Name,
+    OutlierRemoval, PathMatch, PortSet, PortView, Protocol, Reach, Removal, RemovalAlgorithm,
+    RemovalBackOff, RequestMatch, RouteRule, SermantCommon, SermantRemoval, SermantRule,
+    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, Treatment,
+    TrustDomain, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -252,13 +254,14 @@ fn service() -> impl Strategy<Value = ServiceView> {
         backends,
         request_timeout,
     });
-    let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3));
-    let port = port.prop_map(|(name, protocol, routed, rules)| PortView {
+    let port = (prop::option::of(name()), protocol(), any::<bool>(), vec(rule, 0..3), treatment());
+    let port = port.prop_map(|(name, protocol, routed, rules, treatment)| PortView {
         name,
         protocol,
         routed,
         rules,
         endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
+        treatment,
     });
     (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, denied, ports)| match denied {
@@ -266,4 +269,53 @@ fn service() -> impl Strategy<Value = ServiceView> {
             false => ServiceView { name, reach: Reach::Allowed, ports },
         },
     )
+}
+
+fn treatment() -> impl Strategy<Value = Treatment> {
+    let time = || (1_000_000..u64::MAX).prop_map(Duration::from_nanos);
+    let class = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
+    let class =
+        class.prop_map(|([connect, timeout, reset, gateway_errors], grpc)| FailureClasses {
+            connect,
+            timeout,
+            reset,
+            server_errors: true,
+            gateway_errors,
+            grpc: grpc.into_iter().collect(),
+        });
+    let rate = prop::option::of((1..=100u8, 1..u32::MAX));
+    let rate = rate
+        .prop_map(|rate| rate.map(|(percent, requests_min)| FailureRate { percent, requests_min }));
+    let counts = (1..=60u8, prop::option::of(1..u32::MAX), 0..=100u8, 1..u32::MAX, 0..=100u8);
+    let native = (class.clone(), time(), time(), rate, counts).prop_map(
+        |(failures, window, base, rate, (steps, consecutive, percent, keep, jitter_percent))| {
+            RemovalAlgorithm::Native(OutlierRemoval {
+                failures,
+                window,
+                steps,
+                rate,
+                consecutive,
+                removed_percent_max: percent,
+                keep,
+                back_off: RemovalBackOff { base, most: base, jitter_percent },
+                probes: keep,
+            })
+        },
+    );
+    let sermant = (class, time(), time(), any::<[u32; 3]>()).prop_map(
+        |(failures, expire, window, [scale_up_limit_ppm, min_instances, error_rate_ppm])| {
+            let common = SermantCommon { failures, expire, recovery: expire, window, windows: 10 };
+            let rule = SermantRule { scale_up_limit_ppm, min_instances, error_rate_ppm };
+            RemovalAlgorithm::Sermant(SermantRemoval { common, rule })
+        },
+    );
+    let removal = (name(), prop_oneof![native, sermant]).prop_map(|(name, algorithm)| Removal {
+        policy: ServicePolicyName {
+            kind: ServicePolicyKind::OutlierRemoval,
+            namespace: name.clone(),
+            name,
+        },
+        algorithm,
+    });
+    prop::option::of(removal).prop_map(|removal| Treatment { removal })
 }

@@ -13,6 +13,7 @@ use crate::error::Failure;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
+use crate::upstream::ward::Ward;
 use crate::world::Scene;
 
 /// Where a request goes, in the one version of the world that it holds.
@@ -21,6 +22,8 @@ pub(crate) struct Bound {
     pub(crate) destination: Destination,
     /// How long the whole exchange may take.
     pub(crate) timeout: Option<Duration>,
+    /// Who watches over the endpoints, if anybody does.
+    pub(crate) ward: Option<Rc<Ward>>,
 }
 
 /// What is behind a route.
@@ -67,7 +70,7 @@ pub(crate) fn application(
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination, speaks));
-    Ok(Bound { scene, destination, timeout: None })
+    Ok(Bound { scene, destination, timeout: None, ward: None })
 }
 
 /// The service and port that an authority names.
@@ -115,21 +118,22 @@ async fn to_service(
     }
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
-    let (endpoints, timeout) = match port_plan.routes.choose(&request.view(aim), worker.draw()) {
-        RouteChoice::Direct => (port_plan.endpoints.clone(), None),
+    let (behind, timeout) = match port_plan.routes.choose(&request.view(aim), worker.draw()) {
+        RouteChoice::Direct => (port_plan, None),
         RouteChoice::To { rule, backend, .. } => {
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            (behind.endpoints.clone(), rule.request_timeout)
+            (behind, rule.request_timeout)
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
     };
-    let destination = Destination::Endpoints(endpoints);
-    Ok(Bound { scene, destination, timeout })
+    let destination = Destination::Endpoints(behind.endpoints.clone());
+    let ward = worker.ward(behind, scene.version);
+    Ok(Bound { destination, timeout, ward, scene })
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

@@ -218,6 +218,7 @@ impl Sidecar {
             config: Arc::new(config),
             world,
             connections: Arc::new(Connections::default()),
+            removed: Arc::default(),
             phase: phases,
             log: setup.logged.then_some(lines),
             shard: telemetry.shard(),
@@ -311,6 +312,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         routed: false,
         rules: Vec::new(),
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
+        treatment: leno_model::Treatment::default(),
     };
     ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
 }

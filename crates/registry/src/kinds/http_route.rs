@@ -86,7 +86,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 }
 
 /// The service that `name` and `namespace` mean; it must be in the route's own namespace.
-fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
+pub(super) fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::label);
     if let Some(field) = fields.find("namespace") {
         let namespace = field.label()?;
@@ -322,7 +322,7 @@ fn read_timeouts(timeouts: &Field<'_>) -> Option<Duration> {
 }
 
 /// A duration of the Gateway API (GEP-2257): one to four times up to five digits and a unit.
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = Duration::ZERO;
     for _ in 0..4 {

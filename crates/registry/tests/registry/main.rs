@@ -14,4 +14,6 @@ mod refusals;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod service_policies;
+#[cfg(test)]
 mod watch;

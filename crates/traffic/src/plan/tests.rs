@@ -37,6 +37,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         routed: true,
         rules: vec![rule],
         endpoints,
+        treatment: Treatment::default(),
     };
     Arc::new(ServiceView {
         name: service(name),

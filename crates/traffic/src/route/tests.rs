@@ -22,7 +22,14 @@ fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
 }
 
 fn port(rules: Vec<RouteRule>) -> PortView {
-    PortView { name: None, protocol: Protocol::Http, routed: true, rules, endpoints: Vec::new() }
+    PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: true,
+        rules,
+        endpoints: Vec::new(),
+        treatment: leno_model::Treatment::default(),
+    }
 }
 
 fn prefix(path: &str) -> RequestMatch {
