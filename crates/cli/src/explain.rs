@@ -6,6 +6,7 @@ mod request;
 mod rivals;
 mod target;
 mod text;
+mod treatment;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,6 +1,8 @@
 //! `leno get`: asks the running mesh.
 
 mod connections;
+mod removed;
+mod sidecars;
 mod table;
 
 use std::io;
@@ -46,6 +48,8 @@ enum Topic {
     /// Connections that sidecars hold
     #[value(alias = "connection")]
     Connections,
+    /// Endpoints that sidecars have removed for a while
+    Removed,
     /// Connected sidecars and what they know
     #[value(alias = "proxy", alias = "sidecars")]
     Proxies,
@@ -66,7 +70,7 @@ impl Topic {
             Self::Workloads => "/workloads",
             Self::Services => "/services",
             Self::Certificates => "/certificates",
-            Self::Connections | Self::Proxies => "/proxies",
+            Self::Connections | Self::Removed | Self::Proxies => "/proxies",
             Self::Routes => "/routes",
             Self::Policies => "/policies",
             Self::Rejected => "/rejected",
@@ -93,6 +97,14 @@ impl GetArgs {
                 format => output::print(&connections::table(&found).render(format)),
             };
         }
+        if self.topic == Topic::Removed {
+            let proxies: Vec<ProxyStatus> = parsed(answer)?;
+            let found = removed::of(&proxies).await;
+            return match self.output {
+                Format::Json => output::print_json(&found),
+                format => output::print(&removed::table(&found).render(format)),
+            };
+        }
         if self.output == Format::Json {
             return output::print_json(&answer);
         }
@@ -106,7 +118,9 @@ impl GetArgs {
             }
             Topic::Services => table::services(&parsed::<Vec<_>>(answer)?),
             Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
-            Topic::Connections | Topic::Proxies => table::proxies(&parsed::<Vec<_>>(answer)?),
+            Topic::Connections | Topic::Removed | Topic::Proxies => {
+                table::proxies(&parsed::<Vec<_>>(answer)?)
+            }
             Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?),
             Topic::Policies => table::policies(&parsed::<Vec<_>>(answer)?),
         };

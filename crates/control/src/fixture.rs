@@ -175,7 +175,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(9) {
+    let yaml = match dice.below(11) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
@@ -221,6 +221,16 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         7 => format!(
             "{}spec: {{matches: {{ports: [{port}]}}}}",
             head("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
+        ),
+        8 => format!(
+            "{}spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
+             {{kind: Service, name: {two}}}], consecutive: {other}}}",
+            head("OutlierRemoval", "leno.dev/v1alpha1", ""),
+        ),
+        9 => format!(
+            "{}spec: {{compat: sermant, config: '{{enableRemoval: true, \
+             rules: [{{key: {one}, minInstanceNum: {port}}}, {{key: default-rule}}]}}'}}",
+            head("SermantRemoval", "leno.dev/v1alpha1", ""),
         ),
         _ => format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\

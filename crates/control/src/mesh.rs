@@ -2,6 +2,7 @@
 
 mod attached;
 mod index;
+mod policies;
 mod touched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,7 @@ pub(crate) struct Mesh {
     targets: BTreeMap<PolicyName, TrafficTarget>,
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
+    policies: policies::Policies,
     /// The sidecars that are there. Only of workloads that exist.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Which workloads a service's selector chooses, and the other way round.
@@ -147,6 +149,7 @@ impl Mesh {
         let targets = self.targets.values().cloned().map(Object::TrafficTarget);
         let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
         let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
+        let policies = self.policies.all().cloned().map(Object::ServicePolicy);
         let config = Object::MeshConfig(self.config.clone());
         std::iter::once(config)
             .chain(workloads)
@@ -156,6 +159,7 @@ impl Mesh {
             .chain(targets)
             .chain(groups)
             .chain(tcp_routes)
+            .chain(policies)
             .collect()
     }
 }
@@ -216,6 +220,9 @@ impl Mesh {
                 self.touch_users_of_tcp_route(&route.name, touched);
                 self.tcp_routes.insert(route.name.clone(), route);
             }
+            Object::ServicePolicy(policy) => {
+                self.set_policy(&policy.name.clone(), Some(policy), touched);
+            }
         }
     }
 
@@ -242,6 +249,7 @@ impl Mesh {
                 self.touch_users_of_tcp_route(name, touched);
                 self.tcp_routes.remove(name);
             }
+            ObjectKey::ServicePolicy(name) => self.set_policy(name, None, touched),
         }
     }
 

@@ -41,6 +41,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         rules: Vec::new(),
         endpoints: endpoints.collect(),
         tls_rules: Vec::new(),
+        treatment: leno_model::Treatment::default(),
     };
     ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
 }

@@ -384,6 +384,98 @@ pub struct ServicePort {
     pub rules: ::prost::alloc::vec::Vec<Rule>,
     #[prost(message, repeated, tag = "40")]
     pub tls_rules: ::prost::alloc::vec::Vec<TlsRule>,
+    #[prost(message, optional, tag = "30")]
+    pub treatment: ::core::option::Option<Treatment>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Treatment {
+    #[prost(message, optional, tag = "1")]
+    pub removal: ::core::option::Option<Removal>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ServicePolicy {
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Removal {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(oneof = "removal::Algorithm", tags = "2, 3")]
+    pub algorithm: ::core::option::Option<removal::Algorithm>,
+}
+/// Nested message and enum types in `Removal`.
+pub mod removal {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Algorithm {
+        #[prost(message, tag = "2")]
+        Native(super::OutlierRemoval),
+        #[prost(message, tag = "3")]
+        Sermant(super::SermantRemoval),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FailureClasses {
+    #[prost(bool, tag = "1")]
+    pub connect: bool,
+    #[prost(bool, tag = "2")]
+    pub timeout: bool,
+    #[prost(bool, tag = "3")]
+    pub reset: bool,
+    #[prost(bool, tag = "4")]
+    pub server_errors: bool,
+    #[prost(bool, tag = "5")]
+    pub gateway_errors: bool,
+    #[prost(uint32, repeated, tag = "6")]
+    pub grpc: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OutlierRemoval {
+    #[prost(message, optional, tag = "1")]
+    pub failures: ::core::option::Option<FailureClasses>,
+    #[prost(uint64, tag = "2")]
+    pub window_nanoseconds: u64,
+    #[prost(uint32, tag = "3")]
+    pub steps: u32,
+    #[prost(uint32, tag = "4")]
+    pub percent: u32,
+    #[prost(uint32, tag = "5")]
+    pub requests_min: u32,
+    #[prost(uint32, tag = "6")]
+    pub consecutive: u32,
+    #[prost(uint32, tag = "7")]
+    pub removed_percent_max: u32,
+    #[prost(uint32, tag = "8")]
+    pub keep: u32,
+    #[prost(uint64, tag = "9")]
+    pub base_nanoseconds: u64,
+    #[prost(uint64, tag = "10")]
+    pub most_nanoseconds: u64,
+    #[prost(uint32, tag = "11")]
+    pub jitter_percent: u32,
+    #[prost(uint32, tag = "12")]
+    pub probes: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SermantRemoval {
+    #[prost(message, optional, tag = "1")]
+    pub failures: ::core::option::Option<FailureClasses>,
+    #[prost(uint64, tag = "2")]
+    pub expire_nanoseconds: u64,
+    #[prost(uint64, tag = "3")]
+    pub recovery_nanoseconds: u64,
+    #[prost(uint64, tag = "4")]
+    pub window_nanoseconds: u64,
+    #[prost(uint32, tag = "5")]
+    pub windows: u32,
+    #[prost(uint32, tag = "6")]
+    pub scale_up_limit_ppm: u32,
+    #[prost(uint32, tag = "7")]
+    pub min_instances: u32,
+    #[prost(uint32, tag = "8")]
+    pub error_rate_ppm: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Rule {

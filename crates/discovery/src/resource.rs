@@ -9,6 +9,7 @@ mod field;
 mod plan;
 mod request;
 mod service;
+mod treatment;
 
 use bytes::Bytes;
 use leno_model::{Endpoint, ServiceView, WorkloadPlan};

@@ -7,6 +7,7 @@ use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteNa
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
 use crate::service::Service;
+use crate::service_policy::{ServicePolicy, ServicePolicyName};
 use crate::tls_route::TlsRoute;
 use crate::workload::Workload;
 
@@ -40,6 +41,8 @@ pub enum Object {
     TcpRoute(TcpRoute),
     /// A Gateway API route for gRPC.
     GrpcRoute(HttpRoute),
+    /// How requests to some services are treated.
+    ServicePolicy(ServicePolicy),
 }
 
 impl Object {
@@ -56,6 +59,7 @@ impl Object {
             Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
             Self::GrpcRoute(o) => ObjectKey::GrpcRoute(o.name.clone()),
+            Self::ServicePolicy(o) => ObjectKey::ServicePolicy(o.name.clone()),
         }
     }
 }
@@ -81,6 +85,8 @@ pub enum ObjectKey {
     TcpRoute(TcpRouteName),
     /// A Gateway API route for gRPC.
     GrpcRoute(RouteName),
+    /// How requests to some services are treated.
+    ServicePolicy(ServicePolicyName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -96,6 +102,7 @@ impl fmt::Display for ObjectKey {
             Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
             Self::GrpcRoute(name) => write!(f, "GRPCRoute {name}"),
+            Self::ServicePolicy(name) => write!(f, "{name}"),
         }
     }
 }

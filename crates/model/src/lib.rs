@@ -13,6 +13,7 @@ pub mod policy;
 pub mod reason;
 pub mod route;
 pub mod service;
+pub mod service_policy;
 pub mod snapshot;
 pub mod tls_route;
 pub mod workload;
@@ -37,6 +38,11 @@ pub use route::{
     WeightedBackend,
 };
 pub use service::{Protocol, Service, ServicePort, TargetPort};
+pub use service_policy::{
+    Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
+    RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
+    ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
+};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use workload::{Door, Workload, WorkloadPort};

@@ -10,6 +10,7 @@ use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
 use crate::route::RouteRule;
 use crate::service::Protocol;
+use crate::service_policy::Treatment;
 use crate::tls_route::TlsRule;
 use crate::workload::{Door, WorkloadPort};
 
@@ -79,4 +80,6 @@ pub struct PortView {
     /// The rules for sessions that applications encrypt, in order of route name; no session but
     /// those of a rule passes when there are any.
     pub tls_rules: Vec<TlsRule>,
+    /// How requests to it are treated.
+    pub treatment: Treatment,
 }

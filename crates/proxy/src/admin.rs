@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::connections::Connections;
 use crate::opened::Doors;
+use crate::removed::RemovedEndpoints;
 use crate::world::World;
 
 mod page;
@@ -24,6 +25,7 @@ pub(crate) struct Admin {
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
+    pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) doors: Doors,
 }
 
@@ -72,6 +74,7 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         "/world" => json(&page::world(admin)),
         "/connections" => json(&page::connections(admin)),
         "/requests" => json(&page::requests(admin)),
+        "/removed" => json(&page::removed(admin)),
         "/" => text(StatusCode::OK, INDEX.into()),
         _ => text(StatusCode::NOT_FOUND, INDEX.into()),
     }
@@ -93,7 +96,7 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
     response
 }
 
-const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests\n";
+const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed\n";
 /// Admin connections at once; more wait.
 const CONNECTIONS_MAX: usize = 16;
 /// From the first byte of an admin request's head to its last.

@@ -29,6 +29,7 @@ mod opened;
 mod patience;
 mod record;
 mod redirect;
+mod removed;
 mod renew;
 mod session;
 mod state;
@@ -64,6 +65,7 @@ use crate::keeper::Keeper;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
+use crate::removed::RemovedEndpoints;
 use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
 use crate::world::World;
@@ -138,6 +140,7 @@ impl Proxy {
         let telemetry = Telemetry::new();
         let (world, wanted) = World::new(self.state.names(), Instant::now());
         let connections = Arc::new(Connections::default());
+        let removed = Arc::new(RemovedEndpoints::default());
         let (phase, phases) = watch::channel(Phase::Serving);
         let (log, lines) = mpsc::channel(access_log::QUEUE_MAX);
         let mut threads = Vec::new();
@@ -148,6 +151,7 @@ impl Proxy {
                 config: self.config.clone(),
                 world: world.clone(),
                 connections: connections.clone(),
+                removed: removed.clone(),
                 phase: phases.clone(),
                 log: (self.config.access_log == AccessLog::Json).then(|| log.clone()),
                 shard: telemetry.shard(),
@@ -161,6 +165,7 @@ impl Proxy {
             telemetry: telemetry.clone(),
             world: world.clone(),
             connections,
+            removed,
             doors: self.doors.clone(),
         };
         let follower = Follower {

@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use leno_model::{Endpoint, Reach, Reason, ServiceName};
+use leno_model::{Reach, Reason, ServiceName};
+use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_traffic::{PortPlan, TlsChoice};
 use leno_wire::http1::BodyLength;
@@ -118,16 +118,22 @@ async fn open(
         return Err(Reason::DeniedOutbound);
     }
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
-    let endpoints = match port.tls_routes.is_trivial() {
-        true => &port.endpoints,
+    let port = match port.tls_routes.is_trivial() {
+        true => port,
         false => by_server_name(worker, (&scene, port), client, record).await?,
     };
+    let ward = worker.ward(port, scene.version);
     let mut tried = None;
     loop {
-        let upstream = pick(worker, endpoints, tried.as_ref())?;
+        let upstream = pick(worker, (&port.endpoints, ward.as_deref()), tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
+        let trial = ward.as_ref().and_then(|ward| ward.begin(&upstream));
         let opened = open_at(&upstream, worker).await;
+        if let Some(trial) = trial {
+            let broken = opened.as_ref().err().map(|reason| Ending::Broken(*reason));
+            trial.end(worker, broken.unwrap_or(Ending::Opened));
+        }
         Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
         let opened = opened.map(|stream| (stream, in_flight));
         let attempt = Attempt {
@@ -151,24 +157,24 @@ async fn by_server_name<'a>(
     (scene, port): (&'a Scene, &'a PortPlan),
     (io, early): (&Io, &mut BytesMut),
     record: &mut Record<'_>,
-) -> Result<&'a Arc<[Arc<Endpoint>]>, Reason> {
+) -> Result<&'a PortPlan, Reason> {
     let limits = &worker.config.limits;
     // Silence means a protocol in which the server speaks first.
     match timeout(limits.detect_timeout, detect(io, early)).await {
         Ok(Sniffed::Tls) => {}
-        Ok(_) | Err(_) => return Ok(&port.endpoints),
+        Ok(_) | Err(_) => return Ok(port),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
     match port.tls_routes.choose(name.as_deref(), worker.draw()) {
-        TlsChoice::Direct => Ok(&port.endpoints),
+        TlsChoice::Direct => Ok(port),
         TlsChoice::To { rule, backend } => {
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            Ok(&behind.endpoints)
+            Ok(behind)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {

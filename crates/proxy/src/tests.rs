@@ -19,6 +19,7 @@ mod instructions;
 mod limits;
 mod memory;
 mod policy;
+mod removal;
 mod renewal;
 mod retry;
 mod routes;

@@ -16,6 +16,7 @@ use crate::worker::Worker;
 pub(crate) mod connect;
 pub(crate) mod pick;
 pub(crate) mod pool;
+pub(crate) mod ward;
 
 pub(crate) use pool::{Http1Upstream, Pool};
 
@@ -25,6 +26,8 @@ pub(crate) struct Upstream {
     in_flight: Cell<u32>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
+    /// Its place in the ward that watches over it.
+    pub(crate) slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
     /// The connection attempt that requests share.
     attempt: RefCell<Option<Rc<connect::Attempt>>>,
@@ -75,6 +78,7 @@ impl Upstream {
             in_flight: Cell::new(0),
             failures: Cell::new(0),
             avoided_until: Cell::new(None),
+            slot: Cell::new(ward::NOWHERE),
             links: RefCell::default(),
             attempt: RefCell::default(),
             foreign: Pool::default(),
@@ -226,6 +230,14 @@ impl Destined {
         match self {
             Self::Application(_) => None,
             Self::Upstream(upstream) => Some(upstream.enter()),
+        }
+    }
+
+    /// Tells its ward that a request goes there.
+    pub(crate) fn begin(&self, ward: &Rc<ward::Ward>) -> Option<ward::Trial> {
+        match self {
+            Self::Application(_) => None,
+            Self::Upstream(upstream) => ward.begin(upstream),
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, Shard};
+use leno_traffic::PortPlan;
 use leno_traffic::RetryBudget;
 use leno_wire::http1::{RequestHead, ResponseHead};
 use rustc_hash::FxHashMap;
@@ -19,7 +20,9 @@ use crate::connections::Connections;
 use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
+use crate::removed::RemovedEndpoints;
 use crate::tls::TlsConfigs;
+use crate::upstream::ward::Ward;
 use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
 
@@ -43,7 +46,11 @@ pub(crate) struct Worker {
     pub(crate) response_heads: Spare<ResponseHead>,
     /// Tasks that wait for a stream to serve.
     pub(crate) crew: Crew,
+    /// What policies have removed, over all threads.
+    pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
+    /// What is watched over, by the address of what is said about it.
+    wards: RefCell<FxHashMap<usize, Rc<Ward>>>,
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// What may be spent on retries; of services whose rules retry.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
@@ -59,6 +66,7 @@ pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
+    pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) log: Option<mpsc::Sender<LogLine>>,
     pub(crate) shard: Shard,
@@ -68,7 +76,7 @@ pub(crate) struct Parts {
 
 impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts { config, world, connections, phase, log, shard, seed } = parts;
+        let Parts { config, world, connections, removed, phase, log, shard, seed } = parts;
         Rc::new(Self {
             handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
@@ -82,7 +90,9 @@ impl Worker {
             request_heads: Spare::default(),
             response_heads: Spare::default(),
             crew: Crew::default(),
+            removed,
             upstreams: RefCell::default(),
+            wards: RefCell::default(),
             applications: RefCell::default(),
             budgets: RefCell::default(),
             swept: Cell::new(0),
@@ -120,6 +130,23 @@ impl Worker {
         upstream
     }
 
+    /// Who watches over the endpoints of a port; nobody when no policy says anything.
+    pub(crate) fn ward(self: &Rc<Self>, plan: &PortPlan, version: u64) -> Option<Rc<Ward>> {
+        let treatment = plan.treatment.as_ref()?;
+        let key = Ward::key(treatment);
+        let known = self.wards.borrow().get(&key).filter(|ward| ward.is_for(treatment)).cloned();
+        let ward = match known {
+            Some(ward) => ward,
+            None => {
+                let ward = Rc::new(Ward::new(self, treatment)?);
+                self.wards.borrow_mut().insert(key, ward.clone());
+                ward
+            }
+        };
+        ward.attend(self, &plan.endpoints, version);
+        Some(ward)
+    }
+
     /// The application behind this sidecar, at one of its addresses.
     pub(crate) fn application(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
@@ -132,6 +159,7 @@ impl Worker {
         if self.swept.replace(scene.version) == scene.version {
             return;
         }
+        self.sweep_wards(scene);
         let mut upstreams = self.upstreams.borrow_mut();
         let services = &scene.plans.snapshot.services;
         upstreams.retain(|id, upstream| {
@@ -157,6 +185,17 @@ impl Worker {
             return spend(budget);
         }
         spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now)))
+    }
+
+    /// Lets go of what nothing is said about any more.
+    fn sweep_wards(&self, scene: &Scene) {
+        let mut wards = self.wards.borrow_mut();
+        if wards.is_empty() {
+            return;
+        }
+        let ports = scene.plans.services.values().flat_map(|plan| plan.ports.values());
+        let treatments: Vec<_> = ports.filter_map(|port| port.treatment.as_ref()).collect();
+        wards.retain(|_, ward| treatments.iter().any(|treatment| ward.is_for(treatment)));
     }
 
     /// Every link is told that no more streams will come; idle ones close.

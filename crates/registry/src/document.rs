@@ -31,6 +31,27 @@ pub(crate) struct Node {
     pub(crate) value: Value,
 }
 
+impl Node {
+    /// Moves it and all in it down by so many lines.
+    pub(crate) fn shift(&mut self, lines: u32) {
+        self.mark.line = self.mark.line.saturating_add(lines);
+        match &mut self.value {
+            Value::List(list) => list.iter_mut().for_each(|node| node.shift(lines)),
+            Value::Map(map) => {
+                for (key, value) in map {
+                    key.shift(lines);
+                    value.shift(lines);
+                }
+            }
+            Value::Null
+            | Value::Boolean(_)
+            | Value::Number(_)
+            | Value::Text(_)
+            | Value::Tagged(_) => {}
+        }
+    }
+}
+
 /// What a node holds.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {

@@ -114,6 +114,20 @@ impl<'a> Field<'a> {
         None
     }
 
+    /// A boolean.
+    pub(crate) fn flag(&self) -> Option<bool> {
+        if let Value::Boolean(value) = &self.node.value {
+            return Some(*value);
+        }
+        self.refuse(format!("{} is not a boolean", self.shown()), "use true or false");
+        None
+    }
+
+    /// The line where the value begins.
+    pub(crate) fn line(&self) -> u32 {
+        self.node.mark.line
+    }
+
     /// A text that is written like one: numbers and booleans count as their spelling.
     /// For what ends in an argument or an environment, where all is text.
     pub(crate) fn spelling(&self) -> Option<String> {
@@ -309,6 +323,11 @@ impl<'a> Field<'a> {
     /// The fields of a map, whatever they are.
     pub(crate) fn any_fields(&self) -> Option<Fields<'a>> {
         Some(Fields { entries: self.entries()?, here: self.clone() })
+    }
+
+    /// A document that is written inside this field, as a text.
+    pub(crate) fn inside<'b>(&'b self, node: &'b Node) -> Field<'b> {
+        Field { node, path: self.path.clone(), notes: self.notes }
     }
 
     fn below(&self, key: &str) -> String {

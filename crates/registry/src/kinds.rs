@@ -4,14 +4,17 @@ mod filter;
 mod grpc_route;
 mod http_route;
 mod mesh_config;
+mod outlier_removal;
+mod sermant_removal;
 mod service;
+mod service_policy;
 mod smi;
 mod tls_route;
 mod workload;
 
 use std::collections::BTreeMap;
 
-use leno_model::{Name, Object, ObjectKey};
+use leno_model::{Name, Object, ObjectKey, ServicePolicyKind};
 
 use crate::document::{Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
@@ -142,6 +145,7 @@ enum Kind {
     HttpRouteGroup,
     TcpRoute,
     GrpcRoute,
+    ServicePolicy(ServicePolicyKind),
 }
 
 impl Kind {
@@ -155,6 +159,8 @@ impl Kind {
         Self::HttpRouteGroup,
         Self::TcpRoute,
         Self::GrpcRoute,
+        Self::ServicePolicy(ServicePolicyKind::OutlierRemoval),
+        Self::ServicePolicy(ServicePolicyKind::SermantRemoval),
     ];
 
     const fn word(self) -> &'static str {
@@ -168,13 +174,14 @@ impl Kind {
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
             Self::GrpcRoute => "GRPCRoute",
+            Self::ServicePolicy(kind) => kind.as_str(),
         }
     }
 
     /// The versions that are read, the best first.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
-            Self::Workload | Self::MeshConfig => &["leno.dev/v1alpha1"],
+            Self::Workload | Self::MeshConfig | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
             Self::HttpRoute => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
@@ -241,6 +248,9 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
         Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
+        Kind::ServicePolicy(kind) => {
+            service_policy::read(kind, head, spec).map(Object::ServicePolicy)
+        }
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 
 use leno_model::{
     HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, RouteParent, Service,
-    ServiceAccount, ServiceName, TargetPort, TargetRule, TcpRouteName, TlsRoute, TrafficMode,
-    TrafficTarget, WeightedBackend, Workload,
+    ServiceAccount, ServiceName, ServicePolicy, TargetPort, TargetRule, TcpRouteName, TlsRoute,
+    TrafficMode, TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};
 use crate::suggest::{closest, one_of};
+
+mod service_policy;
 
 /// What is odd about these objects taken together. Warnings, not refusals: the missing half may
 /// come from elsewhere, or later.
@@ -30,6 +32,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::GrpcRoute(route) => world.lint_route(route, &mut notes),
             Object::TlsRoute(route) => world.lint_tls_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
+            Object::ServicePolicy(policy) => world.lint_service_policy(policy, &mut notes),
             Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
         }
     }
@@ -45,6 +48,7 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
+    policies: Vec<&'a ServicePolicy>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
@@ -99,6 +103,7 @@ impl<'a> World<'a> {
                     world.mentioned.insert(&target.destination);
                     world.mentioned.extend(&target.sources);
                 }
+                Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::HttpRoute(_) | Object::TlsRoute(_) => {}
             }

@@ -164,6 +164,20 @@ closed_list! {
         /// An endpoint is left alone for a while.
         EndpointBackoffs [];
     }
+    "leno_endpoint_removals_total" ["cause"]
+    "Times that a policy removed an endpoint for a while, by what it was removed for." {
+        /// Too large a share of its requests failed.
+        EndpointRemovedForRate ["rate"];
+        /// Too many requests failed in a row.
+        EndpointRemovedForRow ["consecutive"];
+        /// A probe failed.
+        EndpointRemovedForProbe ["probe"];
+    }
+    "leno_endpoint_returns_total" []
+    "Times that an endpoint that a policy had removed came back in full." {
+        /// It takes requests again.
+        EndpointReturns [];
+    }
     "leno_snapshot_applied_total" []
     "Changes from the control plane that were applied." {
         /// A change was applied.
@@ -214,6 +228,11 @@ closed_list! {
         LinksDownstream ["downstream"];
         /// Links that this sidecar opened.
         LinksUpstream ["upstream"];
+    }
+    "leno_endpoints_removed" []
+    "Endpoints that policies have removed now, counted once for each data thread." {
+        /// An endpoint that is removed.
+        EndpointsRemoved [];
     }
     "leno_requests_in_flight" []
     "Requests and byte streams under way now." {

@@ -12,6 +12,13 @@ pub trait Candidates {
     /// connect and backs off may not.
     fn usable(&self, index: usize) -> bool;
 
+    /// Whether the one at this index may be chosen even when none is usable; one that a policy
+    /// removed may not.
+    fn eligible(&self, index: usize) -> bool {
+        let _ = index;
+        true
+    }
+
     /// Whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -20,13 +27,13 @@ pub trait Candidates {
 
 /// Chooses two different usable candidates at random and takes the one with less load.
 ///
-/// When none is usable, all of them are candidates: they were put aside on old evidence, and
-/// trying one is better than a certain failure. `None` only when there are none at all.
+/// When none is usable, all that are eligible are candidates: they were put aside on old evidence,
+/// and trying one is better than a certain failure. `None` only when there is none of these.
 #[must_use]
 pub fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let count = candidates.len();
     if count <= 1 {
-        return count.checked_sub(1);
+        return count.checked_sub(1).filter(|only| candidates.eligible(*only));
     }
     let (first, second) = pair(count, draw);
     match (candidates.usable(first), candidates.usable(second)) {
@@ -43,12 +50,29 @@ fn pick_usable<C: Candidates + ?Sized>(
 ) -> Option<usize> {
     let usable = || (0..candidates.len()).filter(|index| candidates.usable(*index));
     match usable().count() {
-        0 => Some(lighter(candidates, choice.0, choice.1)),
+        0 => pick_eligible(candidates, draw, choice),
         1 => usable().next(),
         count => {
             // A fresh number: the old one is known to point at something unusable.
             let (first, second) = pair(count, remix(draw));
             Some(lighter(candidates, usable().nth(first)?, usable().nth(second)?))
+        }
+    }
+}
+
+/// The last resort, for when nothing is usable.
+fn pick_eligible<C: Candidates + ?Sized>(
+    candidates: &C,
+    draw: u64,
+    choice: (usize, usize),
+) -> Option<usize> {
+    let eligible = || (0..candidates.len()).filter(|index| candidates.eligible(*index));
+    match eligible().count() {
+        all if all == candidates.len() => Some(lighter(candidates, choice.0, choice.1)),
+        0 | 1 => eligible().next(),
+        count => {
+            let (first, second) = pair(count, remix(draw));
+            Some(lighter(candidates, eligible().nth(first)?, eligible().nth(second)?))
         }
     }
 }
@@ -169,6 +193,44 @@ mod tests {
     fn all_are_tried_when_none_is_usable() {
         let counts = counts(&Table(vec![(1, false); 4]));
         assert!(counts.iter().all(|c| near(*c, 0.25)), "{counts:?}");
+    }
+
+    /// None is usable; only these are eligible.
+    struct Removed(Vec<bool>);
+
+    impl Candidates for Removed {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn load(&self, _: usize) -> u32 {
+            0
+        }
+        fn usable(&self, _: usize) -> bool {
+            false
+        }
+        fn eligible(&self, index: usize) -> bool {
+            self.0[index]
+        }
+    }
+
+    #[test]
+    fn what_is_not_eligible_is_not_tried_either() {
+        for (eligible, expected) in [
+            (&[false][..], &[][..]),
+            (&[false, false], &[]),
+            (&[false, true, false], &[1]),
+            (&[true, false, true, false, true], &[0, 2, 4]),
+        ] {
+            let removed = Removed(eligible.to_vec());
+            let mut seen = [false; 5];
+            for draw in draws().take(1_000) {
+                if let Some(index) = pick(&removed, draw) {
+                    seen[index] = true;
+                }
+            }
+            let seen: Vec<usize> = (0..5).filter(|index| seen[*index]).collect();
+            assert_eq!(seen, expected, "{eligible:?}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod budget;
 pub mod host;
 pub mod matcher;
 pub mod plan;
+pub mod removal;
 pub mod request;
 pub mod retry;
 pub mod route;

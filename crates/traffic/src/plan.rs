@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leno_model::{Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot};
+use leno_model::{Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot, Treatment};
 
 use crate::authorize::InboundAccess;
 use crate::pattern::BadPattern;
@@ -81,6 +81,9 @@ pub struct PortPlan {
     pub protocol: Protocol,
     /// Where it can be reached, ordered by id.
     pub endpoints: Arc<[Arc<Endpoint>]>,
+    /// How its requests are treated; absent when no policy says anything. The same while it
+    /// says the same, so that what threads keep for it lives as long.
+    pub treatment: Option<Arc<Treatment>>,
 }
 
 impl PortPlan {
@@ -92,12 +95,14 @@ impl PortPlan {
             Some((before, plan)) if same_rules(before) => Arc::clone(&plan.routes),
             _ => Arc::new(PortRoutes::compile(view)?),
         };
-        Ok(Self {
-            routes,
-            tls_routes: TlsRoutes::compile(view),
-            protocol: view.protocol,
-            endpoints: view.endpoints.as_slice().into(),
-        })
+        let treatment = match old {
+            _ if view.treatment.is_empty() => None,
+            Some((before, plan)) if before.treatment == view.treatment => plan.treatment.clone(),
+            _ => Some(Arc::new(view.treatment.clone())),
+        };
+        let endpoints = view.endpoints.as_slice().into();
+        let tls_routes = TlsRoutes::compile(view);
+        Ok(Self { routes, tls_routes, protocol: view.protocol, endpoints, treatment })
     }
 }
 

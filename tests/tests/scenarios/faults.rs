@@ -6,6 +6,7 @@ mod drain;
 mod endpoints;
 mod full_disk;
 mod identity;
+mod removal;
 mod renewal;
 mod sidecars;
 mod supervision;

@@ -12,7 +12,7 @@ use super::child::{Child, Launch};
 use super::contender::START_PATIENCE;
 use super::driver::Connecting;
 use super::layout::Layout;
-use super::rig::{Rig, TrafficMode};
+use super::rig::{MeshRules, Rig, TrafficMode};
 use super::spring;
 use crate::ports::Ports;
 
@@ -34,6 +34,7 @@ pub(super) struct Case {
     /// On how many cores proxies may run; on those of the rig when absent.
     pub(super) proxy_cores: Option<usize>,
     pub(super) traffic_mode: TrafficMode,
+    pub(super) rules: MeshRules,
     /// How long the source of data keeps each answer back.
     pub(super) delay: Duration,
 }
@@ -53,6 +54,7 @@ impl Case {
             connecting: Connecting::KeepAlive,
             proxy_cores: None,
             traffic_mode: TrafficMode::Strict,
+            rules: MeshRules::Plain,
             delay: Duration::ZERO,
         }
     }

@@ -20,6 +20,8 @@ pub(super) struct Rig {
     pub(super) load_cores: Option<Cores>,
     /// Whether policies decide.
     pub(super) traffic_mode: TrafficMode,
+    /// Which rules are in force, where a contender has such.
+    pub(super) rules: MeshRules,
     /// Where programs are looked up.
     pub(super) search_path: Vec<PathBuf>,
     /// Where contenders are installed for this user.
@@ -29,6 +31,15 @@ pub(super) struct Rig {
     search: PortSearch,
     scratch: TempDir,
     certificates: OnceCell<PathBuf>,
+}
+
+/// Which rules are in force besides those of access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MeshRules {
+    /// None.
+    Plain,
+    /// Endpoints that fail are removed.
+    Removal,
 }
 
 /// Whether policies decide, where a contender has such.
@@ -66,6 +77,7 @@ impl Rig {
             proxy_cores: None,
             load_cores: None,
             traffic_mode: TrafficMode::Strict,
+            rules: MeshRules::Plain,
             search_path,
             installed,
             cache,

@@ -118,6 +118,7 @@ impl Runner {
             ));
         }
         self.rig.traffic_mode = case.traffic_mode;
+        self.rig.rules = case.rules;
     }
 
     /// Gives proxies so many cores, and the others to load and applications.

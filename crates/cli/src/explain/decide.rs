@@ -15,6 +15,7 @@ use leno_traffic::{
 
 use super::rivals::{Rival, place, rivals};
 use super::target::Target;
+use super::treatment::{Treated, treated};
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -61,6 +62,8 @@ pub(super) struct DecidedBackend {
     /// Its share of the requests, 0 to 1.
     pub(super) share: f64,
     pub(super) endpoints: Vec<DecidedEndpoint>,
+    /// The policies that say how its requests are treated.
+    pub(super) treated: Vec<Treated>,
     /// Why the client's own sidecar would answer instead of it.
     pub(super) refused: Option<Reason>,
 }
@@ -245,7 +248,7 @@ impl Decision {
             port: question.target.port,
             weight: 1,
         };
-        with_endpoints(&backend, 1.0, Some(&port.endpoints))
+        with_port(&backend, 1.0, Some(port))
     }
 
     /// Every answer that such requests would get: why they are refused, or `None` when they are
@@ -335,14 +338,11 @@ fn decided_backend(plans: &Plans, backend: &WeightedBackend, total: u64) -> Deci
     let share = f64::from(backend.weight) / total as f64;
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_endpoints(backend, share, port.map(|port| &port.endpoints))
+    with_port(backend, share, port)
 }
 
-fn with_endpoints(
-    backend: &WeightedBackend,
-    share: f64,
-    endpoints: Option<&Arc<[Arc<Endpoint>]>>,
-) -> DecidedBackend {
+fn with_port(backend: &WeightedBackend, share: f64, port: Option<&PortPlan>) -> DecidedBackend {
+    let endpoints = port.map(|port| &port.endpoints);
     let refused = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
@@ -360,6 +360,7 @@ fn with_endpoints(
         endpoints: endpoints
             .map(|endpoints| endpoints.iter().map(decided).collect())
             .unwrap_or_default(),
+        treated: port.and_then(|port| port.treatment.as_deref()).map(treated).unwrap_or_default(),
         refused,
     }
 }

@@ -66,6 +66,9 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     }
     for backend in &decision.backends {
         line("backend", &told_backend(backend));
+        for treated in &backend.treated {
+            line("", &format!("{}: {}", treated.policy, treated.told));
+        }
         for endpoint in &backend.endpoints {
             line("", &told_endpoint(endpoint));
         }
@@ -343,6 +346,10 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "weight": backend.weight,
         "share": backend.share,
         "reason": backend.refused.map(Reason::label),
+        "policies": backend.treated.iter().map(|treated| json!({
+            "policy": treated.policy.to_string(),
+            "does": treated.told,
+        })).collect::<Vec<_>>(),
         "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
     })
 }

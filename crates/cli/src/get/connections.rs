@@ -2,10 +2,8 @@
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-use crate::ask;
+use super::sidecars;
 use crate::duration::short;
 use crate::output::{Column, Listing};
 
@@ -45,45 +43,18 @@ struct Connection {
     age_s: u64,
 }
 
-/// Asks every sidecar, many at a time. One that does not answer costs no more than its own lines.
+/// Asks every sidecar.
 pub(super) async fn of(proxies: &[ProxyStatus]) -> Vec<SidecarConnections> {
-    let mut found: Vec<Option<Found>> = proxies.iter().map(|_| None).collect();
-    let mut waiting = proxies.iter().enumerate();
-    let mut asked = JoinSet::new();
-    loop {
-        while asked.len() < AT_ONCE_MAX
-            && let Some((index, proxy)) = waiting.next()
-        {
-            let admin = proxy.admin.clone();
-            asked.spawn(async move { (index, ask_one(admin).await) });
-        }
-        match asked.join_next().await {
-            Some(Ok((index, answer))) => found[index] = Some(answer),
-            Some(Err(error)) => tracing::error!(%error, "asking a sidecar failed"),
-            None => break,
-        }
-    }
-    let sidecar = |(proxy, found): (&ProxyStatus, Option<Found>)| SidecarConnections {
+    let found = sidecars::ask(proxies, "/connections").await;
+    let sidecar = |(proxy, found): (&ProxyStatus, Result<Open, String>)| SidecarConnections {
         workload: proxy.workload.clone(),
         admin: proxy.admin.clone(),
-        found: found.unwrap_or_else(|| Found::Unknown { error: "was not asked".to_owned() }),
+        found: match found {
+            Ok(open) => Found::Open(open),
+            Err(error) => Found::Unknown { error },
+        },
     };
     proxies.iter().zip(found).map(sidecar).collect()
-}
-
-async fn ask_one(admin: Option<String>) -> Found {
-    let Some(admin) = admin else {
-        return Found::Unknown { error: "it has no admin page".to_owned() };
-    };
-    let answer = async {
-        let answer = ask::admin(admin.parse()?, "/connections").await?;
-        anyhow::Ok(serde_json::from_slice(&answer)?)
-    };
-    match timeout(PATIENCE, answer).await {
-        Ok(Ok(open)) => Found::Open(open),
-        Ok(Err(error)) => Found::Unknown { error: format!("{error:#}") },
-        Err(_) => Found::Unknown { error: format!("{admin} did not answer within {PATIENCE:?}") },
-    }
 }
 
 /// All connections as one table.
@@ -113,11 +84,6 @@ pub(super) fn table(all: &[SidecarConnections]) -> Listing {
     }
     listing
 }
-
-/// How many sidecars are asked at the same time.
-const AT_ONCE_MAX: usize = 64;
-/// How long one may take: it only has to look at what it holds.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 const COLUMNS: &[Column] = &[
     Column::always("workload"),

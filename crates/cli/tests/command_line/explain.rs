@@ -199,3 +199,25 @@ fn every_reason_is_explained() {
     "#]]
     .assert_eq(&place.leno(&["explain", "denied-outbound"]).out);
 }
+
+#[test]
+fn a_policy_of_the_service_is_listed_with_what_it_does() {
+    let policy = "
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: ratings, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: ratings}], consecutive: 3, keepAtLeast: 2}
+";
+    let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let url = "http://ratings.shop:9080/ratings/1";
+    let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
+    let done = place.leno(&arguments);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let line = done.out.lines().find(|line| line.contains("OutlierRemoval")).unwrap();
+    expect![[r#"OutlierRemoval shop/ratings: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 2 stay"#]]
+        .assert_eq(line.trim());
+    let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    let policies = &json["backends"][0]["policies"];
+    assert_eq!(policies[0]["policy"], "OutlierRemoval shop/ratings", "{json}");
+}

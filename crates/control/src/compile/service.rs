@@ -45,6 +45,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             rules,
             endpoints: endpoints(mesh, service, port, &permitted),
             tls_rules: tls_rules(mesh, &service.name, port.port),
+            treatment: mesh.treatment(&service.name, port.port),
         };
         (port.port, view)
     });

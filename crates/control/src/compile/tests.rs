@@ -457,3 +457,40 @@ fn explaining_assumes_that_every_application_is_where_it_says() {
     let error = crate::snapshot_for(&objects, &workload("nobody"), &[]).unwrap_err();
     assert!(error.to_string().contains("bookinfo/details-1"), "{error}");
 }
+
+const REMOVAL: &str = r"
+---
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: NAME, namespace: bookinfo}
+spec: {targetRefs: [{kind: Service, name: reviews-v1TARGET}]}
+";
+
+#[test]
+fn a_policy_reaches_the_ports_it_is_attached_to_and_the_closest_decides() {
+    let removal =
+        |name: &str, target: &str| REMOVAL.replace("NAME", name).replace("TARGET", target);
+    let sermant = r"
+---
+apiVersion: leno.dev/v1alpha1
+kind: SermantRemoval
+metadata: {name: all, namespace: bookinfo}
+spec: {compat: sermant, config: 'enableRemoval: true'}
+";
+    let decides = |yaml: &str, name: &str| {
+        let mesh = mesh(&format!("{BOOKINFO}{yaml}"));
+        let view = view(&mesh, &Viewer::Anybody, mesh.service(&service(name)).unwrap());
+        let removal = view.ports[&9080].treatment.removal.clone();
+        removal.map(|removal| removal.policy.to_string())
+    };
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(decides("", "reviews-v1"), None);
+    assert_eq!(decides(&removal("b", ""), "reviews-v2"), None);
+    let all = format!("{}{}{sermant}", removal("b", ""), removal("c", ""));
+    assert_eq!(decides(&all, "reviews-v1"), some("OutlierRemoval bookinfo/b"));
+    assert_eq!(decides(&all, "reviews-v2"), some("SermantRemoval bookinfo/all"));
+    let closer = format!("{all}{}", removal("z", ", port: 9080"));
+    assert_eq!(decides(&closer, "reviews-v1"), some("OutlierRemoval bookinfo/z"));
+    let elsewhere = format!("{all}{}", removal("a", ", port: 1"));
+    assert_eq!(decides(&elsewhere, "reviews-v1"), some("OutlierRemoval bookinfo/b"));
+}

@@ -10,7 +10,7 @@ use leno_model::{
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::{action, request};
+use super::{action, request, treatment};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -40,6 +40,7 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         routed: view.routed,
         rules: view.rules.iter().map(rule_to_wire).collect(),
         tls_rules: view.tls_rules.iter().map(tls_rule_to_wire).collect(),
+        treatment: treatment::to_wire(&view.treatment),
     }
 }
 
@@ -51,6 +52,8 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
         rules: each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
         tls_rules: each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
+        treatment: treatment::from_wire(wire.treatment)
+            .map_err(|invalid| invalid.under("treatment"))?,
     };
     Ok((port("port", wire.port)?, view))
 }

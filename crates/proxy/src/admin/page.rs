@@ -95,6 +95,29 @@ pub(super) fn requests(admin: &Admin) -> Value {
     json!({ "series": series })
 }
 
+/// The endpoints that policies have removed now.
+pub(super) fn removed(admin: &Admin) -> Value {
+    let removed: Vec<_> = admin
+        .removed
+        .snapshot()
+        .into_iter()
+        .map(|(threads, entry)| {
+            let id = &entry.endpoint.id;
+            json!({
+                "service": id.service.to_string(),
+                "port": id.port,
+                "workload": id.workload.to_string(),
+                "address": entry.endpoint.address,
+                "policy": entry.policy.to_string(),
+                "cause": entry.cause.as_str(),
+                "age_s": entry.since.elapsed().as_secs(),
+                "threads": threads,
+            })
+        })
+        .collect();
+    json!({ "removed": removed })
+}
+
 fn access(access: &Access) -> Value {
     match access {
         Access::Permissive => json!("permissive"),
@@ -135,6 +158,7 @@ fn service(view: &ServiceView) -> Value {
                 "port": number,
                 "protocol": port.protocol.as_str(),
                 "rules": port.rules.len(),
+                "policies": port.treatment.policies().map(ToString::to_string).collect::<Vec<_>>(),
                 "endpoints": endpoints,
             })
         })

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
 use leno_telemetry::Count;
+use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_traffic::{CompiledActions, Redirection};
 
@@ -24,7 +25,7 @@ use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::record::Record;
 use crate::session::Session;
-use crate::upstream::{Destined, pick::pick};
+use crate::upstream::{Destined, pick::pick, ward::Trial};
 
 /// One request on its way through the corridor, and what became of it so far.
 pub(crate) struct Exchange<'a, 'io> {
@@ -40,6 +41,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// Whether a part of the request's body is gone from our hands, of a body that is kept.
     pub(crate) is_lost: Option<Rc<Cell<bool>>>,
+    /// The attempt under way, at an endpoint that a policy watches.
+    trial: Option<Trial>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -64,6 +67,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             agree_within: None,
             actions: None,
             is_lost: None,
+            trial: None,
         }
     }
 
@@ -116,9 +120,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
         self.agree_within = soonest.filter(|_| self.request.upgrade);
         match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(&aim, &bound).await,
-            Some(limit) => tokio::time::timeout(limit, self.attempts(&aim, &bound))
-                .await
-                .unwrap_or_else(|_| Err(Reason::RequestTimeout.into())),
+            Some(limit) => {
+                let outcome = tokio::time::timeout(limit, self.attempts(&aim, &bound)).await;
+                outcome.unwrap_or_else(|_| {
+                    self.end_trial(Err(Reason::RequestTimeout));
+                    Err(Reason::RequestTimeout.into())
+                })
+            }
         }
     }
 
@@ -235,28 +243,47 @@ impl<'a, 'io> Exchange<'a, 'io> {
         bound: &Bound,
         tried: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
-        let destined = self.pick(&bound.destination, tried.as_ref())?;
+        let destined = self.pick(bound, tried.as_ref())?;
         *tried = destined.endpoint();
+        self.trial = bound.ward.as_ref().and_then(|ward| destined.begin(ward));
         let _in_flight = destined.enter();
         if let Some(line) = &mut self.record.line {
             line.upstream = Some(destined.address());
         }
-        let lease = destined.lease(&self.session.worker).await?;
-        let outcome = forward(self, aim, (&destined, lease)).await;
-        destined.learn(&self.session.worker, outcome);
+        let lease = destined.lease(&self.session.worker).await;
+        let outcome = match lease {
+            Ok(lease) => {
+                let outcome = forward(self, aim, (&destined, lease)).await;
+                destined.learn(&self.session.worker, outcome);
+                outcome
+            }
+            // Who connects has learned by itself.
+            Err(reason) => Err(reason),
+        };
+        self.end_trial(outcome);
         outcome
     }
 
-    fn pick(
-        &self,
-        destination: &Destination,
-        avoid: Option<&EndpointId>,
-    ) -> Result<Destined, Reason> {
-        match destination {
+    /// Tells who watches over the endpoint how the attempt ended.
+    fn end_trial(&mut self, outcome: Result<(), Reason>) {
+        let Some(trial) = self.trial.take() else { return };
+        let ending = match outcome {
+            Ok(()) => Ending::Answered {
+                status: self.record.status,
+                grpc: self.record.grpc.get().map(|status| status.code()),
+            },
+            Err(reason) => Ending::Broken(reason),
+        };
+        trial.end(&self.session.worker, ending);
+    }
+
+    fn pick(&self, bound: &Bound, avoid: Option<&EndpointId>) -> Result<Destined, Reason> {
+        match &bound.destination {
             Destination::Application(application) => Ok(Destined::Application(application.clone())),
             Destination::Endpoints(endpoints) => {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
-                pick(&self.session.worker, endpoints, avoid).map(Destined::Upstream)
+                let ward = bound.ward.as_deref();
+                pick(&self.session.worker, (endpoints, ward), avoid).map(Destined::Upstream)
             }
             Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }

@@ -13,6 +13,7 @@ use crate::error::Failure;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
+use crate::upstream::ward::Ward;
 use crate::world::Scene;
 
 /// Where a request goes, in the one version of the world that it holds.
@@ -23,6 +24,8 @@ pub(crate) struct Bound {
     pub(crate) timeout: Option<Duration>,
     /// What the rule that decided does beside; `None` when that is nothing.
     pub(crate) actions: Option<Arc<CompiledActions>>,
+    /// Who watches over the endpoints, if anybody does.
+    pub(crate) ward: Option<Rc<Ward>>,
 }
 
 /// What is behind a route.
@@ -71,7 +74,7 @@ pub(crate) fn application(
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination, speaks));
-    Ok(Bound { scene, destination, timeout: None, actions: None })
+    Ok(Bound { scene, destination, timeout: None, actions: None, ward: None })
 }
 
 /// The service and port that an authority names.
@@ -120,28 +123,30 @@ async fn to_service(
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
     let view = request.view(aim);
-    let (destination, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
-        RouteChoice::Direct => (Destination::Endpoints(port_plan.endpoints.clone()), None, None),
+    let (behind, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
+        RouteChoice::Direct => (port_plan, None, None),
         RouteChoice::To { rule, backend, .. } => {
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            let endpoints = Destination::Endpoints(behind.endpoints.clone());
-            (endpoints, rule.request_timeout, rule.actions.clone())
+            (behind, rule.request_timeout, rule.actions.clone())
         }
         RouteChoice::Redirect { rule } => {
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
-            (Destination::Redirected(redirection), None, actions)
+            let destination = Destination::Redirected(redirection);
+            return Ok(Bound { destination, timeout: None, actions, ward: None, scene });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
     };
-    Ok(Bound { scene, destination, timeout, actions })
+    let destination = Destination::Endpoints(behind.endpoints.clone());
+    let ward = worker.ward(behind, scene.version);
+    Ok(Bound { destination, timeout, actions, ward, scene })
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

@@ -218,6 +218,7 @@ impl Sidecar {
             config: Arc::new(config),
             world,
             connections: Arc::new(Connections::default()),
+            removed: Arc::default(),
             phase: phases,
             log: setup.logged.then_some(lines),
             shard: telemetry.shard(),
@@ -312,6 +313,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         rules: Vec::new(),
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
         tls_rules: Vec::new(),
+        treatment: leno_model::Treatment::default(),
     };
     ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
 }

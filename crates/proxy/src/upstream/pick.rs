@@ -8,15 +8,16 @@ use leno_model::{Endpoint, EndpointId, Reason};
 use leno_traffic::balance::{self, Candidates};
 
 use super::Upstream;
+use super::ward::Ward;
 use crate::worker::Worker;
 
-/// Chooses among `endpoints`, not `avoid` if there is another.
+/// Chooses among `endpoints` that their ward admits, not `avoid` if there is another.
 pub(crate) fn pick(
     worker: &Rc<Worker>,
-    endpoints: &[Arc<Endpoint>],
+    (endpoints, ward): (&[Arc<Endpoint>], Option<&Ward>),
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
-    let field = Field { worker, endpoints, avoid, now: Instant::now() };
+    let field = Field { worker, endpoints, ward, avoid, now: Instant::now() };
     let index = balance::pick(&field, worker.draw()).ok_or(Reason::NoEndpoint)?;
     let endpoint = endpoints.get(index).ok_or(Reason::NoEndpoint)?;
     Ok(worker.upstream(endpoint))
@@ -25,6 +26,7 @@ pub(crate) fn pick(
 struct Field<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],
+    ward: Option<&'a Ward>,
     avoid: Option<&'a EndpointId>,
     now: Instant,
 }
@@ -40,7 +42,16 @@ impl Candidates for Field<'_> {
 
     fn usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
-            self.avoid != Some(&endpoint.id) && self.worker.upstream(endpoint).is_usable(self.now)
+            let upstream = self.worker.upstream(endpoint);
+            self.avoid != Some(&endpoint.id)
+                && upstream.is_usable(self.now)
+                && self.ward.is_none_or(|ward| ward.admits(&upstream))
         })
+    }
+
+    fn eligible(&self, index: usize) -> bool {
+        let Some(ward) = self.ward else { return true };
+        let endpoint = self.endpoints.get(index);
+        endpoint.is_some_and(|endpoint| ward.admits(&self.worker.upstream(endpoint)))
     }
 }

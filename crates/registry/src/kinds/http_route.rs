@@ -93,7 +93,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 }
 
 /// The service that `name` and `namespace` mean; it must be in the route's own namespace.
-fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
+pub(super) fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::label);
     if let Some(field) = fields.find("namespace") {
         let namespace = field.label()?;
@@ -391,7 +391,7 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
 }
 
 /// A duration of the Gateway API (GEP-2257): one to four times up to five digits and a unit.
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = Duration::ZERO;
     for _ in 0..4 {

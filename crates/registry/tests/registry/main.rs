@@ -16,6 +16,8 @@ mod refusals;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod service_policies;
+#[cfg(test)]
 mod tls_route;
 #[cfg(test)]
 mod watch;

@@ -40,6 +40,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         rules: vec![rule],
         endpoints,
         tls_rules: Vec::new(),
+        treatment: Treatment::default(),
     };
     Arc::new(ServiceView {
         name: service(name),

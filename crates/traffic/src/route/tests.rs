@@ -31,6 +31,7 @@ fn port(rules: Vec<RouteRule>) -> PortView {
         rules,
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
+        treatment: leno_model::Treatment::default(),
     }
 }
 

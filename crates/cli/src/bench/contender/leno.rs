@@ -13,7 +13,7 @@ use super::Place;
 use super::running::{Part, Running, START_PATIENCE};
 use crate::bench::awaited::LOOK_EVERY;
 use crate::bench::layout::Layout;
-use crate::bench::rig::TrafficMode;
+use crate::bench::rig::{MeshRules, TrafficMode};
 use crate::get::Mesh;
 
 pub(super) const ABOUT: &str = "a leno sidecar for each workload, configured by a leno control \
@@ -165,6 +165,16 @@ fn manifests(place: &mut Place<'_, '_>, workloads: &[Workload]) -> anyhow::Resul
              metadata: {{name: {service}, namespace: {namespace}}}\n\
              spec: {{selector: {{app: {service}}}, ports: [{{port: 9080, targetPort: main}}]}}\n"
         )?;
+    }
+    if place.rig.rules == MeshRules::Removal {
+        for service in &services {
+            write!(
+                text,
+                "---\napiVersion: leno.dev/v1alpha1\nkind: OutlierRemoval\n\
+                 metadata: {{name: {service}, namespace: {namespace}}}\n\
+                 spec: {{targetRefs: [{{kind: Service, name: {service}}}]}}\n"
+            )?;
+        }
     }
     if mode == TrafficMode::Strict {
         policies(&mut text, (workloads, &services), place.layout)?;

@@ -11,6 +11,7 @@ use crate::bench::layout::Layout;
 use crate::bench::options::{Defaults, Options, STARTING};
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{CaseReport, FigureTable, Form, Plot, Published, Report};
+use crate::bench::rig::MeshRules;
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::rounded;
 use crate::duration::{parse_duration, short};
@@ -50,7 +51,7 @@ impl RouterArgs {
         let mut cases = Vec::new();
         for delay in &self.delay {
             for (connections, rate) in PACES {
-                cases.push(case(connections, rate, *delay));
+                cases.push(Case { rules: rule.rules(), ..case(connections, rate, *delay) });
             }
         }
         let suite = match rule {
@@ -58,7 +59,7 @@ impl RouterArgs {
             Rule::Removal => &REMOVAL,
         };
         let mut report = session::measure(suite, &self.options, DEFAULTS, &cases).await?;
-        report.notes.push(no_rules_yet(rule).to_owned());
+        report.notes.push(rule.note().to_owned());
         report.tables.push(table(&report));
         report.plots = plots(&report);
         Ok(report)
@@ -82,16 +83,24 @@ fn case(connections: u32, rate: u32, delay: Duration) -> Case {
     }
 }
 
-/// Until the rules are there, both do the same.
-const fn no_rules_yet(rule: Rule) -> &'static str {
-    match rule {
-        Rule::Router => {
-            "plain routing: requests go to all three providers alike. Rules that choose by tag \
-             are not read yet; when they are, this suite runs with one"
+impl Rule {
+    const fn rules(self) -> MeshRules {
+        match self {
+            Self::Router => MeshRules::Plain,
+            Self::Removal => MeshRules::Removal,
         }
-        Rule::Removal => {
-            "plain routing: no provider is left alone, and none fails. Rules that remove outliers \
+    }
+
+    const fn note(self) -> &'static str {
+        match self {
+            Self::Router => {
+                "plain routing: requests go to all three providers alike. Rules that choose by tag \
              are not read yet; when they are, this suite runs with one"
+            }
+            Self::Removal => {
+                "every service of the contender `leno` has an OutlierRemoval with its defaults. No \
+                 provider fails: what shows is what it costs to watch them"
+            }
         }
     }
 }

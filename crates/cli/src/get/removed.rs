@@ -1,0 +1,96 @@
+//! The endpoints that policies have removed, asked of each sidecar's own admin page.
+
+use leno_control::status::ProxyStatus;
+use serde::{Deserialize, Serialize};
+
+use super::sidecars;
+use crate::duration::short;
+use crate::output::{Column, Listing};
+
+/// What one sidecar has removed.
+#[derive(Debug, Serialize)]
+pub(super) struct SidecarRemoved {
+    workload: String,
+    #[serde(flatten)]
+    found: Found,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Found {
+    /// What it said.
+    Known(Removed),
+    /// Why it said nothing.
+    Unknown { error: String },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Removed {
+    removed: Vec<Endpoint>,
+}
+
+/// One endpoint, as the admin page tells it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Endpoint {
+    service: String,
+    port: u16,
+    workload: String,
+    address: String,
+    policy: String,
+    cause: String,
+    age_s: u64,
+    threads: usize,
+}
+
+/// Asks every sidecar.
+pub(super) async fn of(proxies: &[ProxyStatus]) -> Vec<SidecarRemoved> {
+    let found = sidecars::ask(proxies, "/removed").await;
+    let sidecar = |(proxy, found): (&ProxyStatus, Result<Removed, String>)| SidecarRemoved {
+        workload: proxy.workload.clone(),
+        found: match found {
+            Ok(removed) => Found::Known(removed),
+            Err(error) => Found::Unknown { error },
+        },
+    };
+    proxies.iter().zip(found).map(sidecar).collect()
+}
+
+/// All of them as one table.
+pub(super) fn table(all: &[SidecarRemoved]) -> Listing {
+    let mut listing = Listing::new(COLUMNS);
+    for sidecar in all {
+        let workload = || sidecar.workload.clone();
+        match &sidecar.found {
+            Found::Unknown { error } => {
+                let nothing = std::iter::repeat_n(String::new(), 6);
+                listing.row([workload()].into_iter().chain(nothing).chain([error.clone()]));
+            }
+            Found::Known(Removed { removed }) => {
+                for endpoint in removed {
+                    listing.row([
+                        workload(),
+                        format!("{}:{}", endpoint.service, endpoint.port),
+                        endpoint.workload.clone(),
+                        endpoint.address.clone(),
+                        endpoint.cause.clone(),
+                        short(std::time::Duration::from_secs(endpoint.age_s)),
+                        endpoint.threads.to_string(),
+                        endpoint.policy.clone(),
+                    ]);
+                }
+            }
+        }
+    }
+    listing
+}
+
+const COLUMNS: &[Column] = &[
+    Column::always("workload"),
+    Column::always("service"),
+    Column::always("removed"),
+    Column::wide("address"),
+    Column::always("cause"),
+    Column::always("age"),
+    Column::wide("threads"),
+    Column::always("policy"),
+];

@@ -1,0 +1,64 @@
+//! The endpoints that policies have removed now, over all threads, for the admin page.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use leno_model::{Endpoint, ServicePolicyName};
+use leno_traffic::removal::Cause;
+
+/// What is removed, by the number of the ward that removed it. Touched when something is removed
+/// or comes back, and by the admin page.
+#[derive(Default)]
+pub(crate) struct RemovedEndpoints {
+    wards: Mutex<BTreeMap<u64, Vec<Entry>>>,
+    numbers: AtomicU64,
+}
+
+/// One endpoint that one thread has removed.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) policy: ServicePolicyName,
+    pub(crate) cause: Cause,
+    pub(crate) since: Instant,
+}
+
+impl RemovedEndpoints {
+    /// A number for one more ward.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A ward has removed these now.
+    pub(crate) fn set(&self, ward: u64, entries: Vec<Entry>) {
+        match entries.is_empty() {
+            true => self.lock().remove(&ward),
+            false => self.lock().insert(ward, entries),
+        };
+    }
+
+    /// How many a ward has removed.
+    pub(crate) fn count(&self, ward: u64) -> usize {
+        self.lock().get(&ward).map_or(0, Vec::len)
+    }
+
+    /// What is removed now: each endpoint with how many threads say so, and what the first of them
+    /// says.
+    pub(crate) fn snapshot(&self) -> Vec<(usize, Entry)> {
+        let mut found: Vec<(usize, Entry)> = Vec::new();
+        for entry in self.lock().values().flatten() {
+            match found.iter_mut().find(|(_, known)| known.endpoint.id == entry.endpoint.id) {
+                Some((threads, _)) => *threads += 1,
+                None => found.push((1, entry.clone())),
+            }
+        }
+        found.sort_by(|(_, a), (_, b)| a.endpoint.id.cmp(&b.endpoint.id));
+        found
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Entry>>> {
+        self.wards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,193 @@
+//! Endpoints that a policy removes: what is noticed, who is left out, and how they come back.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leno_model::{
+    FailureClasses, OutlierRemoval, Protocol, Removal, RemovalAlgorithm, RemovalBackOff,
+    ServicePolicyKind, ServicePolicyName, Treatment,
+};
+use leno_telemetry::{Count, Gauge};
+
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, Setup, closed_port, endpoint, run, until, view,
+};
+
+const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
+
+/// Three failures in a row are too many, half of the endpoints stay, and a removal is short.
+fn rule(failures: FailureClasses) -> OutlierRemoval {
+    OutlierRemoval {
+        failures,
+        window: Duration::from_secs(10),
+        steps: 10,
+        rate: None,
+        consecutive: Some(3),
+        removed_percent_max: 50,
+        keep: 1,
+        back_off: RemovalBackOff {
+            base: Duration::from_millis(50),
+            most: Duration::from_millis(50),
+            jitter_percent: 0,
+        },
+        probes: 1,
+    }
+}
+
+fn server_errors() -> FailureClasses {
+    FailureClasses { server_errors: true, ..FailureClasses::default() }
+}
+
+/// The client knows these endpoints, and a policy for them.
+fn treat(mesh: &Mesh, rule: OutlierRemoval, endpoints: &[leno_model::Endpoint]) {
+    let mut view = view(Protocol::Http, endpoints);
+    let policy =
+        ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
+    let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
+    view.ports.get_mut(&PORT).unwrap().treatment = Treatment { removal: Some(removal) };
+    mesh.client_knows(vec![view]);
+}
+
+fn removals(mesh: &Mesh) -> u64 {
+    mesh.client.telemetry.count(Count::EndpointRemovedForRow)
+}
+
+/// Asks until so many removals happened; how many answers were not 200.
+async fn ask_until_removed(mesh: &Mesh, client: &mut Client<tokio::net::TcpStream>) -> usize {
+    let mut failed = 0;
+    while removals(mesh) == 0 {
+        failed += usize::from(client.ask(GET).await.status != 200);
+        assert!(failed <= 3, "three in a row are enough");
+    }
+    failed
+}
+
+#[test]
+fn an_endpoint_that_answers_with_errors_is_left_out_and_comes_back_when_it_is_well() {
+    run(async {
+        let sick = Rc::new(Cell::new(true));
+        let answers = sick.clone();
+        let app =
+            Application::answering(move |_| if answers.get() { BROKEN } else { OK }.to_owned())
+                .await;
+        let well = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", well.address).await;
+        let mut rule = rule(server_errors());
+        // Long enough to look at.
+        rule.back_off.base = Duration::from_millis(400);
+        rule.back_off.most = Duration::from_millis(400);
+        treat(&mesh, rule, &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(ask_until_removed(&mesh, &mut client).await, 3);
+        assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved), 1);
+        let listed = mesh.client.worker.removed.snapshot();
+        assert_eq!(listed.len(), 1);
+        assert_eq!(listed[0].1.endpoint.id.workload.to_string(), "bookinfo/ratings-1");
+        let before = app.requests().len();
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_millis(100) {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert_eq!(app.requests().len(), before, "nothing is sent there");
+        sick.set(false);
+        let back = || mesh.client.telemetry.count(Count::EndpointReturns) == 1;
+        while !back() {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved), 0);
+        assert!(mesh.client.worker.removed.snapshot().is_empty());
+        let before = app.requests().len();
+        for _ in 0..50 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert!(app.requests().len() > before, "it takes its share again");
+    });
+}
+
+#[test]
+fn the_last_endpoints_stay_however_they_fail() {
+    run(async {
+        let app = Application::canned(BROKEN).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", app.address).await;
+        treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..40 {
+            assert_eq!(client.ask(GET).await.verdict(), (500, None), "one of them answers");
+            assert!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) <= 1);
+        }
+        assert!(removals(&mesh) >= 1);
+    });
+}
+
+#[test]
+fn connecting_in_vain_counts_as_its_class_and_only_then() {
+    run(async {
+        for (connect, expected) in [(true, true), (false, false)] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            // Its sidecar is well, and its application is not there: every request tells.
+            let (_server, dead) = mesh.server("ratings-2", closed_port()).await;
+            let mut rule = rule(FailureClasses { connect, ..server_errors() });
+            rule.consecutive = Some(1);
+            treat(&mesh, rule, &[mesh.endpoint(), dead]);
+            let mut client = Client::connect(mesh.door).await;
+            for _ in 0..20 {
+                assert_eq!(client.ask(GET).await.verdict(), (200, None), "a retry helps");
+            }
+            assert_eq!(removals(&mesh) > 0, expected);
+        }
+    });
+}
+
+#[test]
+fn what_is_removed_follows_the_endpoints_and_ends_with_its_policy() {
+    run(async {
+        let app = Application::canned(BROKEN).await;
+        let well = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", well.address).await;
+        let mut rule = rule(server_errors());
+        rule.back_off.base = Duration::from_secs(60);
+        rule.back_off.most = Duration::from_secs(60);
+        treat(&mesh, rule.clone(), &[mesh.endpoint(), second.clone()]);
+        let mut client = Client::connect(mesh.door).await;
+        ask_until_removed(&mesh, &mut client).await;
+        // Another endpoint comes before it in the list.
+        let first = endpoint("ratings-0", second.address, "ratings");
+        treat(&mesh, rule, &[first, mesh.endpoint(), second.clone()]);
+        let before = app.requests().len();
+        for _ in 0..30 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert_eq!(app.requests().len(), before, "it is still out");
+        mesh.route_to(&[mesh.endpoint(), second]);
+        let gone = || mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 0;
+        while app.requests().len() == before {
+            client.ask(GET).await;
+        }
+        until(gone).await;
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_proves_nothing() {
+    run(async {
+        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let well = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, Setup::default()).await;
+        let (_server, second) = mesh.server("ratings-2", well.address).await;
+        let mut rule = rule(FailureClasses { timeout: true, reset: true, ..server_errors() });
+        rule.consecutive = Some(1);
+        treat(&mesh, rule, &[mesh.endpoint(), second]);
+        for gone in 1..=10 {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            drop(client);
+            until(|| mesh.client.ended() >= gone).await;
+        }
+        assert_eq!(removals(&mesh), 0);
+    });
+}

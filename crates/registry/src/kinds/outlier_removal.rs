@@ -1,0 +1,151 @@
+//! Reads `leno.dev/v1alpha1` `OutlierRemoval`.
+
+use std::time::Duration;
+
+use leno_model::{FailureClasses, FailureRate, Name, OutlierRemoval, PolicyScope, RemovalBackOff};
+
+use super::service_policy::{number_or, percent_or, targets, time_or};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, OutlierRemoval)> {
+    let fields = spec.fields(&[
+        "targetRefs",
+        "failures",
+        "grpcStatuses",
+        "window",
+        "steps",
+        "rate",
+        "consecutive",
+        "maxRemovedPercent",
+        "keepAtLeast",
+        "backOff",
+        "probes",
+    ])?;
+    let scope = targets(&fields, namespace);
+    let failures = failures(&fields);
+    let window = time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10));
+    let steps = number_or(&fields, "steps", (1, 60), 10);
+    let (rate, consecutive) = limits(&fields)?;
+    let percent = percent_or(&fields, "maxRemovedPercent", 1, 50);
+    let keep = number_or(&fields, "keepAtLeast", (1, ENDPOINTS_MAX), 1);
+    let probes = number_or(&fields, "probes", (1, 1000), 1);
+    let rule = OutlierRemoval {
+        failures: failures?,
+        window: window?,
+        steps: u8::try_from(steps?).ok()?,
+        rate,
+        consecutive,
+        removed_percent_max: percent?,
+        keep: keep?,
+        back_off: back_off(&fields)?,
+        probes: probes?,
+    };
+    Some((scope?, rule))
+}
+
+/// Share and row of failures: both defaults when neither is given, otherwise what is given.
+fn limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
+    let rate = match fields.find("rate") {
+        Some(field) => Some(rate(field)?),
+        None => None,
+    };
+    let consecutive = match fields.find("consecutive") {
+        Some(field) => Some(field.number(1, COUNT_MAX)?),
+        None => None,
+    };
+    Some(match (rate, consecutive) {
+        (None, None) => (Some(FailureRate { percent: 50, requests_min: 20 }), Some(5)),
+        given => given,
+    })
+}
+
+fn rate(field: &Field<'_>) -> Option<FailureRate> {
+    let fields = field.fields(&["percent", "minimumRequests"])?;
+    let percent = fields.require("percent").and_then(|percent| percent.number(1, 100));
+    let requests_min = number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20);
+    Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
+}
+
+fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
+    let mut classes = FailureClasses::default();
+    let (words, statuses) = (fields.find("failures"), fields.find("grpcStatuses"));
+    if words.is_none() && statuses.is_none() {
+        return Some(FailureClasses {
+            connect: true,
+            timeout: true,
+            reset: true,
+            server_errors: true,
+            gateway_errors: false,
+            grpc: vec![UNAVAILABLE],
+        });
+    }
+    for word in words.into_iter().flat_map(|field| field.each(CLASSES.len(), |f| f.word(CLASSES))) {
+        *word(&mut classes) = true;
+    }
+    if let Some(field) = statuses {
+        classes.grpc = field.each(GRPC.len(), |status| status.word(GRPC));
+        classes.grpc.sort_unstable();
+        classes.grpc.dedup();
+    }
+    if classes.is_empty() {
+        fields.here().refuse(
+            "counts nothing as a failure",
+            "list classes in `failures` or `grpcStatuses`, or remove both for the default",
+        );
+        return None;
+    }
+    Some(classes)
+}
+
+fn back_off(fields: &Fields<'_>) -> Option<RemovalBackOff> {
+    let (base, most) = (Duration::from_secs(30), Duration::from_secs(300));
+    let Some(field) = fields.find("backOff") else {
+        return Some(RemovalBackOff { base, most, jitter_percent: 50 });
+    };
+    let fields = field.fields(&["base", "max", "jitterPercent"])?;
+    let base = time_or(&fields, "base", (BASE_MIN, TIME_MAX), base)?;
+    let most = time_or(&fields, "max", (BASE_MIN, TIME_MAX), most.max(base))?;
+    if most < base {
+        field.refuse("has a `max` below its `base`", "raise `max`, or lower `base`");
+    }
+    let jitter_percent = percent_or(&fields, "jitterPercent", 0, 50)?;
+    Some(RemovalBackOff { base, most, jitter_percent })
+}
+
+/// A class of failures, by the word for it.
+type Class = fn(&mut FailureClasses) -> &mut bool;
+
+const CLASSES: &[(&str, Class)] = &[
+    ("connect", |classes| &mut classes.connect),
+    ("timeout", |classes| &mut classes.timeout),
+    ("reset", |classes| &mut classes.reset),
+    ("5xx", |classes| &mut classes.server_errors),
+    ("gateway", |classes| &mut classes.gateway_errors),
+];
+
+/// The statuses of gRPC that tell of a failure; 0 is success.
+const GRPC: &[(&str, u8)] = &[
+    ("CANCELLED", 1),
+    ("UNKNOWN", 2),
+    ("INVALID_ARGUMENT", 3),
+    ("DEADLINE_EXCEEDED", 4),
+    ("NOT_FOUND", 5),
+    ("ALREADY_EXISTS", 6),
+    ("PERMISSION_DENIED", 7),
+    ("RESOURCE_EXHAUSTED", 8),
+    ("FAILED_PRECONDITION", 9),
+    ("ABORTED", 10),
+    ("OUT_OF_RANGE", 11),
+    ("UNIMPLEMENTED", 12),
+    ("INTERNAL", 13),
+    ("UNAVAILABLE", UNAVAILABLE),
+    ("DATA_LOSS", 15),
+    ("UNAUTHENTICATED", 16),
+];
+const UNAVAILABLE: u8 = 14;
+/// A window below this has steps that no request falls into.
+const WINDOW_MIN: Duration = Duration::from_millis(100);
+const BASE_MIN: Duration = Duration::from_millis(10);
+const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+const COUNT_MAX: u32 = 1_000_000;
+const ENDPOINTS_MAX: u32 = 1_000_000;

@@ -1,0 +1,158 @@
+//! Reads `leno.dev/v1alpha1` `SermantRemoval`: what stands under Sermant's `sermant.removal.config`.
+//!
+//! Sermant counts exceptions of the client's JVM, by class. A sidecar sees none: the classes that
+//! stand for something it does see are taken for that, and every other one is refused.
+
+use std::time::Duration;
+
+use leno_model::{FailureClasses, Name, SermantCommon, SermantConfig, SermantRule};
+
+use super::service_policy::{number_or, share};
+use crate::document::{Node, documents};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
+    let fields = spec.fields(&["compat", "config"])?;
+    let compat = fields.require("compat").and_then(|field| field.word(&[("sermant", ())]));
+    let config = fields.require("config")?;
+    let mut nodes = match documents(config.text()?) {
+        Ok(nodes) => nodes,
+        Err(error) => {
+            config.refuse(format!("is not YAML ({})", error.problem), error.remedy);
+            return None;
+        }
+    };
+    let [node] = nodes.as_mut_slice() else {
+        config.refuse("is not one document", "write what stands under sermant.removal.config");
+        return None;
+    };
+    // A block of text begins in the line after its field.
+    node.shift(config.line());
+    let node: &Node = node;
+    compat?;
+    read_config(&config.inside(node))
+}
+
+fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
+    let fields = config.fields(&[
+        "enableRemoval",
+        "expireTime",
+        "exceptions",
+        "recoveryTime",
+        "windowsTime",
+        "windowsNum",
+        "rules",
+    ])?;
+    let enabled = match fields.find("enableRemoval") {
+        Some(field) => field.flag()?,
+        None => false,
+    };
+    if !enabled {
+        config.warn("does not enable the removal: nothing is removed", "set `enableRemoval: true`");
+    }
+    let common = SermantCommon {
+        failures: exceptions(&fields)?,
+        expire: milliseconds(&fields, "expireTime", 60_000)?,
+        recovery: milliseconds(&fields, "recoveryTime", 30_000)?,
+        window: milliseconds(&fields, "windowsTime", 1_000)?,
+        windows: number_or(&fields, "windowsNum", (1, 1_000), 10)?,
+    };
+    let (rules, default_rule) = rules(&fields)?;
+    Some(match enabled {
+        true => SermantConfig { common, rules, default_rule },
+        false => SermantConfig { common, rules: Vec::new(), default_rule: None },
+    })
+}
+
+type Rules = (Vec<(Name, SermantRule)>, Option<SermantRule>);
+
+fn rules(fields: &Fields<'_>) -> Option<Rules> {
+    let Some(field) = fields.find("rules") else {
+        return Some((Vec::new(), Some(DEFAULT_RULE)));
+    };
+    let mut own: Vec<(Name, SermantRule)> = Vec::new();
+    let mut default = None;
+    for element in field.list(RULES_MAX)? {
+        let fields = element.fields(&["key", "scaleUpLimit", "minInstanceNum", "errorRate"])?;
+        let key = fields.require("key")?;
+        let rule = SermantRule {
+            scale_up_limit_ppm: share_or(&fields, "scaleUpLimit", DEFAULT_RULE.scale_up_limit_ppm)?,
+            min_instances: number_or(&fields, "minInstanceNum", (0, 1_000_000), 1)?,
+            error_rate_ppm: share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
+        };
+        let twice = match key.text()? {
+            "default-rule" => default.replace(rule).is_some(),
+            text => {
+                // Nacos puts a group before the name of the service.
+                let name = text.rsplit("@@").next().unwrap_or(text);
+                let Ok(name) = Name::new(name) else {
+                    key.refuse(
+                        format!("{} is not the name of a service here", key.shown()),
+                        "use the name of a Service of this namespace, or `default-rule`",
+                    );
+                    continue;
+                };
+                let known = own.iter().any(|(other, _)| *other == name);
+                own.push((name, rule));
+                known
+            }
+        };
+        if twice {
+            element.refuse("has the key of another rule", "remove one of the two");
+        }
+    }
+    own.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Some((own, default))
+}
+
+fn share_or(fields: &Fields<'_>, key: &str, default: u32) -> Option<u32> {
+    match fields.find(key) {
+        Some(field) => share(field),
+        None => Some(default),
+    }
+}
+
+fn milliseconds(fields: &Fields<'_>, key: &str, default: u32) -> Option<Duration> {
+    let number = number_or(fields, key, (1, 24 * 3_600_000), default)?;
+    Some(Duration::from_millis(number.into()))
+}
+
+fn exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
+    let mut classes = FailureClasses::default();
+    let Some(field) = fields.find("exceptions") else {
+        classes.timeout = true;
+        return Some(classes);
+    };
+    for element in field.list(EXCEPTIONS_MAX)? {
+        match element.word(EXCEPTIONS)? {
+            Exception::Timeout => classes.timeout = true,
+            Exception::Connect => classes.connect = true,
+            Exception::Reset => classes.reset = true,
+        }
+    }
+    Some(classes)
+}
+
+/// What a sidecar sees when the client of a JVM would see an exception.
+#[derive(Clone, Copy)]
+enum Exception {
+    Timeout,
+    Connect,
+    Reset,
+}
+
+const EXCEPTIONS: &[(&str, Exception)] = &[
+    ("com.alibaba.dubbo.remoting.TimeoutException", Exception::Timeout),
+    ("org.apache.dubbo.remoting.TimeoutException", Exception::Timeout),
+    ("java.util.concurrent.TimeoutException", Exception::Timeout),
+    ("java.net.SocketTimeoutException", Exception::Timeout),
+    ("java.net.ConnectException", Exception::Connect),
+    ("java.net.NoRouteToHostException", Exception::Connect),
+    ("java.net.SocketException", Exception::Reset),
+];
+
+/// What Sermant has when no rule is written.
+const DEFAULT_RULE: SermantRule =
+    SermantRule { scale_up_limit_ppm: 600_000, min_instances: 1, error_rate_ppm: 600_000 };
+const RULES_MAX: usize = 1024;
+const EXCEPTIONS_MAX: usize = 64;

@@ -1,0 +1,161 @@
+//! Reads what all policies of services have in common: whom they are about, times and shares.
+
+use std::time::Duration;
+
+use leno_model::{
+    Name, PolicyScope, RouteParent, ServicePolicy, ServicePolicyKind, ServicePolicyName,
+    ServiceRule,
+};
+
+use super::http_route::{duration, read_service};
+use super::{Head, outlier_removal, refuse_other_kinds, sermant_removal};
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(kind: ServicePolicyKind, head: Head, spec: &Field<'_>) -> Option<ServicePolicy> {
+    let name = ServicePolicyName { kind, namespace: head.namespace, name: head.name };
+    let (scope, rule) = match kind {
+        ServicePolicyKind::OutlierRemoval => {
+            let (scope, rule) = outlier_removal::read(&name.namespace, spec)?;
+            (scope, ServiceRule::OutlierRemoval(rule))
+        }
+        ServicePolicyKind::SermantRemoval => {
+            let rule = sermant_removal::read(spec)?;
+            (PolicyScope::Namespace, ServiceRule::SermantRemoval(rule))
+        }
+    };
+    Some(ServicePolicy { name, scope, rule })
+}
+
+/// The services that `targetRefs` names.
+pub(super) fn targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicyScope> {
+    let field = fields.require("targetRefs")?;
+    let elements = field.list(TARGETS_MAX)?;
+    if elements.is_empty() {
+        field.refuse("is empty", "name the service that the policy is about");
+        return None;
+    }
+    let mut targets: Vec<RouteParent> = Vec::new();
+    for element in &elements {
+        let Some(target) = target(element, namespace) else { continue };
+        if targets.contains(&target) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        targets.push(target);
+    }
+    Some(PolicyScope::Services(targets))
+}
+
+fn target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
+    let fields = element.fields(&["group", "kind", "name", "namespace", "port"])?;
+    refuse_other_kinds(&fields, false);
+    let service =
+        read_service(&fields, namespace, "put the policy into the namespace of the service");
+    let port = match fields.find("port") {
+        Some(field) => Some(field.port()?),
+        None => None,
+    };
+    Some(RouteParent { service: service?, port })
+}
+
+/// A time of at least `least` and at most `most`.
+pub(super) fn time(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
+    let time = field.parsed(
+        duration,
+        "a duration",
+        "use a number with a unit, such as \"5s\" or \"500ms\"",
+    )?;
+    if !(least..=most).contains(&time) {
+        field.refuse(
+            format!("{} is out of range", field.shown()),
+            format!("use a time from {least:?} to {most:?}"),
+        );
+        return None;
+    }
+    Some(time)
+}
+
+/// A time if there is one; otherwise the default.
+pub(super) fn time_or(
+    fields: &Fields<'_>,
+    key: &str,
+    (least, most): (Duration, Duration),
+    default: Duration,
+) -> Option<Duration> {
+    match fields.find(key) {
+        Some(field) => time(field, least, most),
+        None => Some(default),
+    }
+}
+
+/// A number if there is one; otherwise the default.
+pub(super) fn number_or(
+    fields: &Fields<'_>,
+    key: &str,
+    (least, most): (u32, u32),
+    default: u32,
+) -> Option<u32> {
+    match fields.find(key) {
+        Some(field) => field.number(least, most),
+        None => Some(default),
+    }
+}
+
+/// A percentage from `least` to 100 if there is one; otherwise the default.
+pub(super) fn percent_or(fields: &Fields<'_>, key: &str, least: u8, default: u8) -> Option<u8> {
+    let number = number_or(fields, key, (least.into(), 100), default.into())?;
+    u8::try_from(number).ok()
+}
+
+/// A decimal number from 0 to 1 with at most six decimals, in millionths.
+pub(super) fn share(field: &Field<'_>) -> Option<u32> {
+    let found = match field.value() {
+        Value::Number(text) => millionths(text),
+        _ => None,
+    };
+    if found.is_none() {
+        field.refuse(
+            format!("{} is not a share", field.shown()),
+            "use a number from 0 to 1 with at most six decimals, such as 0.6",
+        );
+    }
+    found
+}
+
+fn millionths(text: &str) -> Option<u32> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if decimals.len() > 6 || !digits(whole) || !digits(decimals) || text == "." {
+        return None;
+    }
+    let whole: u32 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let decimals: u32 = format!("{decimals:0<6}").parse().ok()?;
+    let all = whole.checked_mul(1_000_000)?.checked_add(decimals)?;
+    (all <= 1_000_000).then_some(all)
+}
+
+const TARGETS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_shares_exactly() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("1", Some(1_000_000)),
+            ("1.0", Some(1_000_000)),
+            ("0.6", Some(600_000)),
+            (".5", Some(500_000)),
+            ("0.000001", Some(1)),
+            ("0.0000001", None),
+            ("1.1", None),
+            ("-0.1", None),
+            ("1e-1", None),
+            (".", None),
+        ] {
+            assert_eq!(millionths(text), expected, "{text}");
+        }
+    }
+}

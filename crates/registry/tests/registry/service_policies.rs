@@ -1,0 +1,238 @@
+//! Policies of services: the documented examples, what is refused, and what decides nowhere.
+
+use std::time::Duration;
+
+use expect_test::{Expect, expect};
+use leno_model::{
+    FailureClasses, FailureRate, Object, OutlierRemoval, PolicyScope, RemovalBackOff,
+    ServicePolicy, ServiceRule,
+};
+use leno_registry::{lint, read_str};
+
+/// The one policy of a text that is accepted.
+fn policy(text: &str) -> ServicePolicy {
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    match objects.into_iter().map(|(object, _)| object).collect::<Vec<_>>().as_slice() {
+        [Object::ServicePolicy(policy)] => policy.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn check_refusals(kind: &str, specs: &[&str], expected: &Expect) {
+    let mut lines = String::new();
+    for spec in specs {
+        let head = format!("{{apiVersion: leno.dev/v1alpha1, kind: {kind}, metadata: {{name: x}}");
+        let (objects, rejected) = read_str("f.yaml", &format!("{head}, spec: {spec}}}"));
+        assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {spec}");
+        for refusal in rejected {
+            let shown = refusal.to_string();
+            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
+            lines += &format!("{rest}\n");
+        }
+    }
+    expected.assert_eq(&lines);
+}
+
+#[test]
+fn the_documented_examples_are_read() {
+    for page in ["outlier-removal.md", "sermant-removal.md"] {
+        let path = format!("{}/../../docs/rules/{page}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let (_, rest) = text.split_once("```yaml\n").unwrap();
+        let (example, _) = rest.split_once("```").unwrap();
+        policy(example);
+    }
+}
+
+#[test]
+fn reads_an_outlier_removal_with_all_its_parts() {
+    let policy = policy(
+        r#"
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: ratings, namespace: shop}
+spec:
+  targetRefs: [{group: "", kind: Service, name: ratings, port: 9080}, {kind: Service, name: stock}]
+  failures: [connect, timeout, reset, 5xx, gateway]
+  grpcStatuses: [UNAVAILABLE, INTERNAL]
+  window: 5s
+  steps: 5
+  rate: {percent: 40, minimumRequests: 7}
+  consecutive: 3
+  maxRemovedPercent: 34
+  keepAtLeast: 2
+  backOff: {base: 1s, max: 1m, jitterPercent: 0}
+  probes: 4
+"#,
+    );
+    let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
+    let targets: Vec<_> = targets.iter().map(|t| (t.service.to_string(), t.port)).collect();
+    assert_eq!(targets, [("shop/ratings".to_owned(), Some(9080)), ("shop/stock".to_owned(), None)]);
+    let expected = OutlierRemoval {
+        failures: FailureClasses {
+            connect: true,
+            timeout: true,
+            reset: true,
+            server_errors: true,
+            gateway_errors: true,
+            grpc: vec![13, 14],
+        },
+        window: Duration::from_secs(5),
+        steps: 5,
+        rate: Some(FailureRate { percent: 40, requests_min: 7 }),
+        consecutive: Some(3),
+        removed_percent_max: 34,
+        keep: 2,
+        back_off: RemovalBackOff {
+            base: Duration::from_secs(1),
+            most: Duration::from_secs(60),
+            jitter_percent: 0,
+        },
+        probes: 4,
+    };
+    assert_eq!(policy.rule, ServiceRule::OutlierRemoval(expected));
+}
+
+#[test]
+fn refuses_an_outlier_removal_that_means_nothing() {
+    let to = "targetRefs: [{kind: Service, name: a}]";
+    let with = |more: &str| format!("{{{to}, {more}}}");
+    let specs = [
+        "{}".to_owned(),
+        "{targetRefs: []}".to_owned(),
+        "{targetRefs: [{kind: Gateway, name: a}]}".to_owned(),
+        "{targetRefs: [{kind: Service, name: a, namespace: b}]}".to_owned(),
+        "{targetRefs: [{kind: Service, name: a}, {kind: Service, name: a}]}".to_owned(),
+        with("failures: [4xx]"),
+        with("failures: []"),
+        with("grpcStatuses: [OK]"),
+        with("window: 10"),
+        with("window: 1ms"),
+        with("steps: 0"),
+        with("rate: {percent: 101}"),
+        with("rate: {}"),
+        with("consecutive: 0"),
+        with("maxRemovedPercent: 0"),
+        with("keepAtLeast: 0"),
+        with("backOff: {base: 2s, max: 1s}"),
+        with("probes: 0"),
+        with("enforcing: 1"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals("OutlierRemoval", &specs, &expect![[r#""#]]);
+}
+
+#[test]
+fn reads_what_stands_under_the_key_of_sermant() {
+    let policy = policy(
+        r"
+apiVersion: leno.dev/v1alpha1
+kind: SermantRemoval
+metadata: {name: removal, namespace: shop}
+spec:
+  compat: sermant
+  config: |
+    enableRemoval: true
+    exceptions: [java.net.ConnectException]
+    windowsNum: 5
+    rules:
+    - {key: default-rule, scaleUpLimit: 0.25, minInstanceNum: 2, errorRate: 1.0}
+    - {key: DEFAULT_GROUP@@ratings}
+",
+    );
+    assert_eq!(policy.scope, PolicyScope::Namespace);
+    let ServiceRule::SermantRemoval(config) = &policy.rule else { panic!("{policy:?}") };
+    let of = |name: &str| config.of(&name.parse().unwrap()).unwrap();
+    let common = &of("ratings").common;
+    assert_eq!(common.failures, FailureClasses { connect: true, ..FailureClasses::default() });
+    assert_eq!((common.windows, common.window), (5, Duration::from_secs(1)));
+    assert_eq!(
+        (common.expire, common.recovery),
+        (Duration::from_secs(60), Duration::from_secs(30))
+    );
+    let rule = of("ratings").rule;
+    let shares = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
+    assert_eq!(shares, (600_000, 1, 600_000));
+    let rule = of("other").rule;
+    let shares = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
+    assert_eq!(shares, (250_000, 2, 1_000_000));
+}
+
+#[test]
+fn a_removal_that_sermant_would_not_enable_removes_nothing() {
+    let text = "{apiVersion: leno.dev/v1alpha1, kind: SermantRemoval, metadata: {name: x}, \
+                spec: {compat: sermant, config: \"windowsNum: 3\"}}";
+    let ServiceRule::SermantRemoval(config) = policy(text).rule else { panic!() };
+    assert_eq!(config.of(&"a".parse().unwrap()), None);
+}
+
+#[test]
+fn refuses_what_of_sermants_configuration_a_sidecar_cannot_do() {
+    check_refusals(
+        "SermantRemoval",
+        &[
+            "{config: \"{}\"}",
+            "{compat: istio, config: \"{}\"}",
+            "{compat: sermant}",
+            "{compat: sermant, config: \"a: b: c\"}",
+            "{compat: sermant, config: \"\"}",
+            "{compat: sermant, config: \"[]\"}",
+            "{compat: sermant, config: \"{enableRemoval: yes please}\"}",
+            "{compat: sermant, config: \"{enableRemoval: true, exceptions: [java.lang.Error]}\"}",
+            "{compat: sermant, config: \"{windowsTime: 0}\"}",
+            "{compat: sermant, config: \"{rules: [{errorRate: 0.5}]}\"}",
+            "{compat: sermant, config: \"{rules: [{key: a, errorRate: 1.5}]}\"}",
+            "{compat: sermant, config: \"{rules: [{key: a}, {key: a}]}\"}",
+            "{compat: sermant, config: \"{rules: [{key: A_b}]}\"}",
+            "{compat: sermant, config: \"{rule: []}\"}",
+        ],
+        &expect![[r#""#]],
+    );
+}
+
+#[test]
+fn a_fault_inside_the_text_has_its_line_in_the_file() {
+    let text = "apiVersion: leno.dev/v1alpha1
+kind: SermantRemoval
+metadata: {name: x}
+spec:
+  compat: sermant
+  config: |
+    enableRemoval: true
+    windowsTime: 0
+";
+    let (_, rejected) = read_str("f.yaml", text);
+    let shown: Vec<String> = rejected.iter().map(ToString::to_string).collect();
+    expect![[r#""#]].assert_eq(&shown.join("\n"));
+}
+
+#[test]
+fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
+    let removal = |name: &str, target: &str| {
+        format!(
+            "---\n{{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {{name: {name}}}, \
+             spec: {{targetRefs: [{{kind: Service, name: {target}}}]}}}}\n"
+        )
+    };
+    let sermant = "---\n{apiVersion: leno.dev/v1alpha1, kind: SermantRemoval, metadata: {name: s}, \
+         spec: {compat: sermant, config: \"{enableRemoval: true, rules: [{key: wbe}]}\"}}\n";
+    let text = [
+        "---\n{apiVersion: v1, kind: Service, metadata: {name: web}, \
+         spec: {selector: {app: web}, ports: [{port: 80}]}}\n"
+            .to_owned(),
+        "---\n{apiVersion: leno.dev/v1alpha1, kind: Workload, \
+         metadata: {name: web, labels: {app: web}}, spec: {ports: [{port: 80}]}}\n"
+            .to_owned(),
+        removal("a", "web"),
+        removal("b", "web"),
+        removal("c", "wbe"),
+        removal("d", "web, port: 81"),
+        sermant.to_owned(),
+    ];
+    let (objects, rejected) = read_str("f.yaml", &text.concat());
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    expect![[r#""#]].assert_eq(&lines.concat());
+}

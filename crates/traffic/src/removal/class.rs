@@ -1,0 +1,120 @@
+//! Failure classes: which endings of a request count against its endpoint.
+
+use leno_model::{FailureClasses, Reason};
+
+/// How a request to an endpoint ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// With an answer.
+    Answered {
+        /// Its HTTP status.
+        status: u16,
+        /// Its status of gRPC, when it answered a call.
+        grpc: Option<u8>,
+    },
+    /// An opaque connection was taken.
+    Opened,
+    /// Without an answer, or with half of one.
+    Broken(Reason),
+}
+
+/// What an ending says about the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failed {
+    /// It failed in a way that counts.
+    Yes,
+    /// It did not.
+    No,
+    /// Nothing: it was the client's doing, or ours.
+    Unknown,
+}
+
+/// What an ending says about the endpoint, when these classes count.
+#[must_use]
+pub fn failed(classes: &FailureClasses, ending: Ending) -> Failed {
+    let counts = |counts: bool| if counts { Failed::Yes } else { Failed::No };
+    match ending {
+        Ending::Opened => Failed::No,
+        Ending::Answered { status, grpc } => {
+            let gateway = matches!(status, 502..=504);
+            let server = matches!(status, 500..=599);
+            let call = grpc.is_some_and(|code| classes.grpc.contains(&code));
+            counts(call || (classes.server_errors && server) || (classes.gateway_errors && gateway))
+        }
+        Ending::Broken(reason) => match class_of(reason) {
+            None => Failed::Unknown,
+            Some(Class::Connect) => counts(classes.connect),
+            Some(Class::Timeout) => counts(classes.timeout),
+            Some(Class::Reset) => counts(classes.reset),
+        },
+    }
+}
+
+enum Class {
+    Connect,
+    Timeout,
+    Reset,
+}
+
+/// The class of a reason for which the endpoint is to blame.
+fn class_of(reason: Reason) -> Option<Class> {
+    match reason {
+        Reason::ConnectFailed | Reason::UpstreamHandshakeFailed | Reason::WrongIdentity => {
+            Some(Class::Connect)
+        }
+        Reason::ConnectTimeout | Reason::UpstreamStalled | Reason::RequestTimeout => {
+            Some(Class::Timeout)
+        }
+        Reason::UpstreamReset | Reason::UpstreamMalformed => Some(Class::Reset),
+        // It drains or is full: it says so itself, and a retry goes elsewhere.
+        Reason::UpstreamRefused => None,
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::Side;
+
+    use super::*;
+
+    #[test]
+    fn every_class_counts_what_is_its_own() {
+        use Ending::{Answered, Broken};
+        let none = FailureClasses::default;
+        let answered = |status| Answered { status, grpc: None };
+        let call = |grpc| Answered { status: 200, grpc: Some(grpc) };
+        let classes = [
+            (FailureClasses { connect: true, ..none() }, Broken(Reason::ConnectFailed)),
+            (FailureClasses { timeout: true, ..none() }, Broken(Reason::ConnectTimeout)),
+            (FailureClasses { reset: true, ..none() }, Broken(Reason::UpstreamReset)),
+            (FailureClasses { server_errors: true, ..none() }, answered(500)),
+            (FailureClasses { grpc: vec![14], ..none() }, call(14)),
+        ];
+        for (index, (class, _)) in classes.iter().enumerate() {
+            for (other, (_, ending)) in classes.iter().enumerate() {
+                let expected = if index == other { Failed::Yes } else { Failed::No };
+                assert_eq!(failed(class, *ending), expected, "{class:?} {ending:?}");
+            }
+        }
+        let gateway = FailureClasses { gateway_errors: true, ..none() };
+        for (status, expected) in
+            [(500, false), (502, true), (503, true), (504, true), (429, false)]
+        {
+            let seen = failed(&gateway, answered(status)) == Failed::Yes;
+            assert_eq!(seen, expected, "{status}");
+        }
+        assert_eq!(failed(&gateway, Ending::Opened), Failed::No);
+    }
+
+    #[test]
+    fn only_upstream_reasons_are_held_against_an_endpoint() {
+        let all =
+            FailureClasses { connect: true, timeout: true, reset: true, ..Default::default() };
+        for reason in Reason::ALL {
+            if failed(&all, Ending::Broken(*reason)) == Failed::Yes {
+                assert_eq!(reason.side(), Side::Upstream, "{reason:?}");
+            }
+        }
+    }
+}

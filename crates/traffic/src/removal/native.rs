@@ -1,0 +1,287 @@
+//! Outlier removal by our own rules: sliding windows, worst first, growing back-off, probes.
+
+use std::time::Duration;
+
+use leno_model::{FailureClasses, OutlierRemoval};
+
+use super::{Cause, Event, Seen, Standing};
+
+/// What is known of the endpoints of one port.
+///
+/// The share of failures is judged when a step of the window ends, over all endpoints at once and
+/// the worst first; failures in a row are judged at once. Whoever is out, or is still being probed,
+/// counts against both bounds.
+#[derive(Debug)]
+pub struct Outliers {
+    rule: OutlierRemoval,
+    step: Duration,
+    step_ends: Duration,
+    /// The step of each member's ring that counts now.
+    current: usize,
+    members: Vec<Member>,
+    /// The earliest end of a removal.
+    next_return: Option<Duration>,
+}
+
+/// One endpoint.
+#[derive(Debug, Clone)]
+struct Member {
+    steps: Box<[Step]>,
+    total: Step,
+    in_a_row: u32,
+    state: State,
+    /// How often in succession it was removed: the exponent of the back-off.
+    removals: u32,
+    /// When it came back the last time.
+    back_since: Duration,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Step {
+    requests: u32,
+    failures: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    In,
+    Out {
+        until: Duration,
+    },
+    /// Probed: how many succeeded, and whether one is under way.
+    Probed {
+        succeeded: u32,
+        under_way: bool,
+    },
+}
+
+impl Outliers {
+    /// Nothing is known of any endpoint yet.
+    #[must_use]
+    pub fn new(rule: OutlierRemoval, endpoints: usize) -> Self {
+        let step = rule.window / u32::from(rule.steps.max(1));
+        let member = Member::new(rule.steps);
+        let members = vec![member; endpoints];
+        Self { rule, step, step_ends: step, current: 0, members, next_return: None }
+    }
+
+    /// What counts as a failure.
+    #[must_use]
+    pub fn failures(&self) -> &FailureClasses {
+        &self.rule.failures
+    }
+
+    pub(super) fn rearrange(&mut self, places: &[Option<usize>]) {
+        let fresh = Member::new(self.rule.steps);
+        let old = |place: &Option<usize>| place.and_then(|old| self.members.get(old)).cloned();
+        self.members = places.iter().map(|place| old(place).unwrap_or(fresh.clone())).collect();
+    }
+
+    pub(super) fn standing(&self, slot: usize) -> Standing {
+        match self.members.get(slot).map(|member| member.state) {
+            None | Some(State::In) => Standing::In,
+            Some(State::Probed { under_way: false, .. }) => Standing::Probe,
+            Some(State::Out { .. } | State::Probed { under_way: true, .. }) => Standing::Out,
+        }
+    }
+
+    pub(super) fn advance(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+        if now >= self.step_ends {
+            self.end_steps(now, draw, events);
+        }
+        if self.next_return.is_some_and(|next| next <= now) {
+            self.end_removals(now);
+        }
+    }
+
+    pub(super) fn begin(&mut self, slot: usize) -> bool {
+        match self.members.get_mut(slot).map(|member| &mut member.state) {
+            Some(State::Probed { under_way, .. }) if !*under_way => {
+                *under_way = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn release(&mut self, slot: usize) {
+        if let Some(State::Probed { under_way, .. }) =
+            self.members.get_mut(slot).map(|member| &mut member.state)
+        {
+            *under_way = false;
+        }
+    }
+
+    pub(super) fn learn(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+        let current = self.current;
+        let Some(member) = self.members.get_mut(slot) else { return };
+        match &mut member.state {
+            State::In => {
+                member.count(current, seen.failed);
+                let limit = self.rule.consecutive.unwrap_or(u32::MAX);
+                if member.in_a_row >= limit && self.has_room() {
+                    self.remove(slot, Cause::Consecutive, (seen.now, seen.draw), events);
+                }
+            }
+            // What was under way when it was removed is old evidence.
+            State::Out { .. } => {}
+            State::Probed { .. } if !seen.probe => {}
+            State::Probed { .. } if seen.failed => {
+                self.remove(slot, Cause::Probe, (seen.now, seen.draw), events);
+            }
+            State::Probed { succeeded, under_way } => {
+                *succeeded += 1;
+                *under_way = false;
+                if *succeeded >= self.rule.probes {
+                    member.state = State::In;
+                    member.back_since = seen.now;
+                    events.push(Event::Returned { slot });
+                }
+            }
+        }
+    }
+
+    /// One or more steps have ended: judges by what was counted until the first of them ended.
+    fn end_steps(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+        self.judge(now, draw, events);
+        let ended = 1 + (now - self.step_ends).as_nanos() / self.step.as_nanos().max(1);
+        let steps = usize::from(self.rule.steps.max(1));
+        let turns = usize::try_from(ended).unwrap_or(usize::MAX).min(steps);
+        for _ in 0..turns {
+            self.current = (self.current + 1) % steps;
+            for member in &mut self.members {
+                member.forget(self.current);
+            }
+        }
+        let ended = u32::try_from(ended).unwrap_or(u32::MAX);
+        self.step_ends = self.step_ends.saturating_add(self.step.saturating_mul(ended));
+    }
+
+    /// Removes those of whose requests too many failed, the worst first, while there is room.
+    fn judge(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+        let Some(rate) = self.rule.rate else { return };
+        let too_many = |member: &Member| {
+            let Step { requests, failures } = member.total;
+            member.state == State::In
+                && requests >= rate.requests_min.max(1)
+                && u64::from(failures) * 100 >= u64::from(requests) * u64::from(rate.percent)
+        };
+        let mut draw = draw;
+        while self.has_room() {
+            let guilty = self.members.iter().enumerate().filter(|(_, member)| too_many(member));
+            // Of equals the first.
+            let worst = guilty.rev().max_by(|(_, a), (_, b)| a.total.compare(b.total));
+            let Some(worst) = worst.map(|(slot, _)| slot) else { return };
+            self.remove(worst, Cause::Rate, (now, draw), events);
+            draw = draw.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+    }
+
+    /// Whether one more may be removed.
+    fn has_room(&self) -> bool {
+        let all = self.members.len();
+        let out = self.members.iter().filter(|member| member.state != State::In).count();
+        let most = all * usize::from(self.rule.removed_percent_max.min(100)) / 100;
+        let keep = usize::try_from(self.rule.keep).unwrap_or(usize::MAX);
+        out < most && all.saturating_sub(out) > keep
+    }
+
+    fn remove(
+        &mut self,
+        slot: usize,
+        cause: Cause,
+        (now, draw): (Duration, u64),
+        events: &mut Vec<Event>,
+    ) {
+        let rule = &self.rule;
+        let Some(member) = self.members.get_mut(slot) else { return };
+        if member.state == State::In {
+            // Time in good standing is forgiven, one removal for each base time.
+            let well = now.saturating_sub(member.back_since).as_nanos();
+            let forgiven = well / rule.back_off.base.as_nanos().max(1);
+            let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
+            member.removals = member.removals.saturating_sub(forgiven);
+        }
+        let factor = 1_u32.checked_shl(member.removals).unwrap_or(u32::MAX);
+        let whole = rule.back_off.base.saturating_mul(factor).min(rule.back_off.most);
+        let jitter = whole * u32::from(rule.back_off.jitter_percent.min(100)) / 100;
+        let chance = (u128::from(draw) * jitter.as_nanos()) >> 64;
+        let pause = whole - Duration::from_nanos(u64::try_from(chance).unwrap_or(0));
+        member.removals = member.removals.saturating_add(1).min(REMOVALS_MAX);
+        member.clear();
+        let until = now.saturating_add(pause);
+        member.state = State::Out { until };
+        self.next_return = Some(self.next_return.map_or(until, |next| next.min(until)));
+        events.push(Event::Removed { slot, cause, pause });
+    }
+
+    fn end_removals(&mut self, now: Duration) {
+        let mut next = None;
+        for member in &mut self.members {
+            match member.state {
+                State::Out { until } if until <= now => {
+                    member.state = State::Probed { succeeded: 0, under_way: false };
+                }
+                State::Out { until } => {
+                    next = Some(next.map_or(until, |next: Duration| next.min(until)));
+                }
+                State::In | State::Probed { .. } => {}
+            }
+        }
+        self.next_return = next;
+    }
+}
+
+impl Member {
+    fn new(steps: u8) -> Self {
+        Self {
+            steps: vec![Step::default(); usize::from(steps.max(1))].into(),
+            total: Step::default(),
+            in_a_row: 0,
+            state: State::In,
+            removals: 0,
+            back_since: Duration::ZERO,
+        }
+    }
+
+    fn count(&mut self, current: usize, failed: bool) {
+        self.in_a_row = if failed { self.in_a_row.saturating_add(1) } else { 0 };
+        if let Some(step) = self.steps.get_mut(current) {
+            for counted in [step, &mut self.total] {
+                counted.requests = counted.requests.saturating_add(1);
+                counted.failures = counted.failures.saturating_add(u32::from(failed));
+            }
+        }
+    }
+
+    /// The step that is used next says nothing any more.
+    fn forget(&mut self, index: usize) {
+        if let Some(step) = self.steps.get_mut(index) {
+            let Step { requests, failures } = std::mem::take(step);
+            self.total.requests = self.total.requests.saturating_sub(requests);
+            self.total.failures = self.total.failures.saturating_sub(failures);
+        }
+    }
+
+    /// What was held against it led to a removal, and does not lead to another.
+    fn clear(&mut self) {
+        self.steps.fill(Step::default());
+        self.total = Step::default();
+        self.in_a_row = 0;
+    }
+}
+
+impl Step {
+    /// By share of failures, then by their number.
+    fn compare(self, other: Self) -> std::cmp::Ordering {
+        let mine = u64::from(self.failures) * u64::from(other.requests);
+        let its = u64::from(other.failures) * u64::from(self.requests);
+        mine.cmp(&its).then(self.failures.cmp(&other.failures))
+    }
+}
+
+/// More doublings than any back-off has room for.
+const REMOVALS_MAX: u32 = 31;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! What the vectors do not show: endpoints that change, and chance.
+
+use leno_model::{FailureRate, RemovalBackOff};
+
+use super::super::{Ending, Failed, failed};
+use super::*;
+
+fn rule() -> OutlierRemoval {
+    OutlierRemoval {
+        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+        window: Duration::from_secs(10),
+        steps: 10,
+        rate: Some(FailureRate { percent: 50, requests_min: 1 }),
+        consecutive: None,
+        removed_percent_max: 50,
+        keep: 1,
+        back_off: RemovalBackOff {
+            base: Duration::from_secs(30),
+            most: Duration::from_secs(300),
+            jitter_percent: 50,
+        },
+        probes: 1,
+    }
+}
+
+fn failure(now: u64, probe: bool) -> Seen {
+    Seen { failed: true, probe, now: Duration::from_secs(now), draw: 0 }
+}
+
+/// Two endpoints, of which the first is out, since second 1.
+fn one_out() -> (Outliers, Vec<Event>) {
+    let mut outliers = Outliers::new(rule(), 2);
+    let mut events = Vec::new();
+    outliers.learn(0, failure(0, false), &mut events);
+    outliers.advance(Duration::from_secs(1), 0, &mut events);
+    assert_eq!(outliers.standing(0), Standing::Out);
+    (outliers, events)
+}
+
+#[test]
+fn chance_takes_no_more_than_its_share_off_a_pause() {
+    for (draw, expected_ms) in [(0, 30_000), (u64::MAX / 2, 22_500), (u64::MAX, 15_000)] {
+        let mut outliers = Outliers::new(rule(), 2);
+        let mut events = Vec::new();
+        outliers.learn(0, failure(0, false), &mut events);
+        outliers.advance(Duration::from_secs(1), draw, &mut events);
+        let [Event::Removed { slot: 0, cause: Cause::Rate, pause }] = events[..] else {
+            panic!("{events:?}");
+        };
+        assert_eq!((pause.as_secs_f64() * 1e3).round() as u64, expected_ms, "{draw}");
+    }
+}
+
+#[test]
+fn what_is_known_moves_with_its_endpoint() {
+    let (mut outliers, _) = one_out();
+    outliers.rearrange(&[None, Some(1), Some(0)]);
+    let standings = [0, 1, 2].map(|slot| outliers.standing(slot));
+    assert_eq!(standings, [Standing::In, Standing::In, Standing::Out]);
+    outliers.rearrange(&[Some(1)]);
+    assert_eq!(outliers.standing(0), Standing::In);
+    assert_eq!(outliers.standing(7), Standing::In, "nobody knows it");
+}
+
+#[test]
+fn only_one_probe_is_under_way_and_one_that_proves_nothing_is_repeated() {
+    let (mut outliers, mut events) = one_out();
+    outliers.advance(Duration::from_secs(31), 0, &mut events);
+    assert_eq!(outliers.standing(0), Standing::Probe);
+    assert!(outliers.begin(0));
+    assert_eq!(outliers.standing(0), Standing::Out);
+    assert!(!outliers.begin(0));
+    outliers.release(0);
+    assert_eq!(outliers.standing(0), Standing::Probe);
+    // A request from before it was removed ends now.
+    outliers.learn(0, failure(32, false), &mut events);
+    assert_eq!(outliers.standing(0), Standing::Probe);
+    assert!(outliers.begin(0));
+    outliers.learn(0, failure(32, true), &mut events);
+    assert_eq!(outliers.standing(0), Standing::Out);
+    assert_eq!(events.len(), 2);
+}
+
+#[test]
+fn a_success_of_the_class_that_does_not_count_is_one() {
+    let answered = |status| Ending::Answered { status, grpc: None };
+    assert_eq!(failed(&rule().failures, answered(500)), Failed::Yes);
+    assert_eq!(failed(&rule().failures, answered(404)), Failed::No);
+}

@@ -1,0 +1,139 @@
+//! Removal under random faults, by seed: the bounds hold, the sick go, the well come back.
+
+use std::time::Duration;
+
+use leno_model::{FailureRate, OutlierRemoval, RemovalBackOff};
+
+use super::*;
+
+const SEEDS: u64 = 200;
+const WINDOW: Duration = Duration::from_secs(2);
+const BASE: Duration = Duration::from_secs(5);
+
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+fn rule(chance: &mut Chance) -> OutlierRemoval {
+    let rate = FailureRate { percent: 50, requests_min: 5 };
+    OutlierRemoval {
+        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+        window: WINDOW,
+        steps: 1 + chance.below(10) as u8,
+        rate: Some(rate),
+        consecutive: (chance.below(2) == 0).then_some(5),
+        removed_percent_max: chance.below(101) as u8,
+        keep: 1 + chance.below(3) as u32,
+        back_off: RemovalBackOff { base: BASE, most: BASE * 4, jitter_percent: 50 },
+        probes: 1 + chance.below(3) as u32,
+    }
+}
+
+/// One service of which some endpoints fail for a while, and a client that calls all it may.
+struct World {
+    rule: OutlierRemoval,
+    removed: Removed,
+    sick: Vec<bool>,
+    /// Probes under way.
+    probes: Vec<usize>,
+    now: Duration,
+    seed: u64,
+    chance: Chance,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance(seed);
+        let rule = rule(&mut chance);
+        let endpoints = 1 + chance.below(8) as usize;
+        let removed = Removed::new(&RemovalAlgorithm::Native(rule.clone()), endpoints);
+        let sick = vec![false; endpoints];
+        Self { rule, removed, sick, probes: Vec::new(), now: Duration::ZERO, seed, chance }
+    }
+
+    fn out(&self) -> usize {
+        (0..self.sick.len()).filter(|slot| self.removed.standing(*slot) != Standing::In).count()
+    }
+
+    /// The most that may be out.
+    fn room(&self) -> usize {
+        let all = self.sick.len();
+        let share = all * usize::from(self.rule.removed_percent_max) / 100;
+        share.min(all.saturating_sub(self.rule.keep as usize))
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += Duration::from_millis(1 + self.chance.below(20));
+            self.request();
+            assert!(self.out() <= self.room(), "seed {} at {:?}", self.seed, self.now);
+        }
+    }
+
+    fn request(&mut self) {
+        let mut events = Vec::new();
+        let draw = self.chance.next();
+        self.removed.advance(self.now, draw, &mut events);
+        let slot = self.chance.below(self.sick.len() as u64) as usize;
+        if self.removed.standing(slot) == Standing::Out {
+            return;
+        }
+        let probe = self.removed.begin(slot);
+        assert!(!probe || !self.probes.contains(&slot), "seed {}: two probes", self.seed);
+        if probe && self.chance.below(4) == 0 {
+            // Its client goes away: that proves nothing.
+            self.removed.release(slot, true);
+            return;
+        }
+        let seen = Seen { failed: self.sick[slot], probe, now: self.now, draw };
+        self.removed.learn(slot, seen, &mut events);
+    }
+}
+
+#[test]
+fn bounds_hold_the_sick_go_and_the_well_come_back() {
+    let mut removals = 0;
+    for seed in 0..SEEDS {
+        let mut world = World::new(seed);
+        world.pass(Duration::from_secs(3));
+        assert_eq!(world.out(), 0, "seed {seed}: nobody failed");
+        for slot in 0..world.sick.len() {
+            world.sick[slot] = world.chance.below(3) == 0;
+        }
+        world.pass(2 * WINDOW);
+        let sick = world.sick.iter().filter(|sick| **sick).count();
+        let gone = (0..world.sick.len())
+            .filter(|slot| world.sick[*slot] && world.removed.standing(*slot) != Standing::In)
+            .count();
+        assert_eq!(gone, sick.min(world.room()), "seed {seed}: within two windows");
+        assert_eq!(world.out(), gone, "seed {seed}: only the sick");
+        removals += gone;
+        world.sick.fill(false);
+        world.pass(BASE * 4 + Duration::from_secs(5));
+        assert_eq!(world.out(), 0, "seed {seed}: all are well");
+    }
+    assert!(removals > 100, "{removals}");
+}
+
+#[test]
+fn the_same_seed_tells_the_same_story() {
+    let story = |seed| {
+        let mut world = World::new(seed);
+        world.sick[0] = true;
+        world.pass(Duration::from_secs(30));
+        format!("{:?}", world.removed)
+    };
+    assert_eq!(story(7), story(7));
+}

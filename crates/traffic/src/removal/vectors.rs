@@ -1,0 +1,203 @@
+//! The vectors in `tests/vectors/removal`, which other implementations run too.
+
+use std::time::Duration;
+
+use leno_model::{
+    FailureRate, Name, OutlierRemoval, RemovalBackOff, SermantCommon, SermantConfig, SermantRule,
+};
+use serde_json::Value;
+
+use super::*;
+
+#[test]
+fn native_removal_passes_its_vectors() {
+    let vectors = read("native.json");
+    let defaults = &vectors["defaults"];
+    for case in vectors["cases"].as_array().unwrap() {
+        let rule = |key: &str| match &case["rule"][key] {
+            Value::Null => defaults[key].clone(),
+            own => own.clone(),
+        };
+        let algorithm = RemovalAlgorithm::Native(native(&rule));
+        let mut removed = Removed::new(&algorithm, instances(case).len());
+        run(case, |step, now| native_step(&mut removed, case, (step, now)));
+    }
+}
+
+#[test]
+fn removal_in_the_manner_of_sermant_passes_its_vectors() {
+    let vectors = read("sermant.json");
+    let defaults = &vectors["defaults"];
+    for case in vectors["cases"].as_array().unwrap() {
+        let field = |key: &str| match &case[key] {
+            Value::Null => defaults[key].clone(),
+            own => own.clone(),
+        };
+        let service = Name::new(field("service").as_str().unwrap()).unwrap();
+        let rule = sermant(&field).of(&service);
+        let mut outliers = rule.map(|rule| SermantOutliers::new(rule, instances(case).len()));
+        run(case, |step, now| sermant_step(outliers.as_mut(), case, (step, now)));
+    }
+}
+
+/// What a pick sees is what the filter leaves, however often it is asked in between.
+#[test]
+fn standing_is_what_the_filter_left() {
+    let vectors = read("sermant.json");
+    let defaults = &vectors["defaults"];
+    let mut looked = 0;
+    for case in vectors["cases"].as_array().unwrap() {
+        let twice = case["steps"].as_array().unwrap().iter().any(|step| !step["passes"].is_null());
+        let field = |key: &str| match &case[key] {
+            Value::Null => defaults[key].clone(),
+            own => own.clone(),
+        };
+        let service = Name::new("provider").unwrap();
+        let Some(rule) = sermant(&field).of(&service).filter(|_| !twice) else { continue };
+        let mut removed = Removed::new(&RemovalAlgorithm::Sermant(rule), instances(case).len());
+        run(case, |step, now| {
+            let mut events = Vec::new();
+            for call in calls(step, case) {
+                let seen = Seen { failed: call.1, probe: false, now, draw: 0 };
+                removed.learn(call.0, seen, &mut events);
+            }
+            removed.advance(now, 0, &mut events);
+            removed.advance(now, 0, &mut events);
+            if let Some(kept) = step["kept"].as_array() {
+                looked += 1;
+                let names = instances(case);
+                let standing = |slot: &usize| removed.standing(*slot) == Standing::In;
+                let left = (0..names.len()).filter(standing).map(|slot| names[slot].clone());
+                assert_eq!(left.collect::<Vec<_>>(), texts(kept), "{}: {step}", case["name"]);
+            }
+        });
+    }
+    assert!(looked > 20);
+}
+
+fn native_step(removed: &mut Removed, case: &Value, (step, now): (&Value, Duration)) {
+    let mut events = Vec::new();
+    removed.advance(now, 0, &mut events);
+    for (slot, failed) in calls(step, case) {
+        let probe = removed.begin(slot);
+        removed.learn(slot, Seen { failed, probe, now, draw: 0 }, &mut events);
+    }
+    for (name, expected) in step["standing"].as_object().into_iter().flatten() {
+        let standing = match removed.standing(place(name, case)) {
+            Standing::In => "in",
+            Standing::Out => "out",
+            Standing::Probe => "probe",
+        };
+        assert_eq!(Some(standing), expected.as_str(), "{}: {name} in {step}", case["name"]);
+    }
+}
+
+fn sermant_step(
+    outliers: Option<&mut SermantOutliers>,
+    case: &Value,
+    (step, now): (&Value, Duration),
+) {
+    let mut events = Vec::new();
+    let names = instances(case);
+    let mut left: Vec<usize> = (0..names.len()).collect();
+    if let Some(outliers) = outliers {
+        for (slot, failed) in calls(step, case) {
+            outliers.learn(slot, Seen { failed, probe: false, now, draw: 0 }, &mut events);
+        }
+        if !step["kept"].is_null() {
+            for _ in 0..step["passes"].as_u64().unwrap_or(1) {
+                left = outliers.filter(&left, now, &mut events);
+            }
+        }
+    }
+    if let Some(kept) = step["kept"].as_array() {
+        let left: Vec<String> = left.iter().map(|slot| names[*slot].clone()).collect();
+        assert_eq!(left, texts(kept), "{}: {step}", case["name"]);
+    }
+}
+
+fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
+    let steps = case["steps"].as_array().unwrap();
+    assert!(steps.len() > 1, "{}", case["name"]);
+    for one in steps {
+        step(one, Duration::from_millis(one["at"].as_u64().unwrap()));
+    }
+}
+
+/// The calls of a step, one by one: to whom, and whether it failed.
+fn calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
+    let each = |call: &Value| {
+        let slot = place(call["to"].as_str().unwrap(), case);
+        let failed = call["failed"].as_u64().unwrap();
+        let calls = (0..call["count"].as_u64().unwrap()).map(move |n| (slot, n < failed));
+        calls.collect::<Vec<_>>()
+    };
+    step["calls"].as_array().into_iter().flatten().flat_map(each).collect()
+}
+
+fn place(name: &str, case: &Value) -> usize {
+    instances(case).iter().position(|known| known == name).unwrap()
+}
+
+fn instances(case: &Value) -> Vec<String> {
+    texts(case["instances"].as_array().unwrap())
+}
+
+fn texts(list: &[Value]) -> Vec<String> {
+    list.iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+fn native(rule: &dyn Fn(&str) -> Value) -> OutlierRemoval {
+    let number = |key: &str| u32::try_from(rule(key).as_u64().unwrap()).unwrap();
+    let percent = |key: &str| u8::try_from(number(key)).unwrap();
+    let time = |key: &str| Duration::from_millis(number(key).into());
+    OutlierRemoval {
+        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+        window: time("windowMs"),
+        steps: percent("steps"),
+        rate: Some(FailureRate {
+            percent: percent("percent"),
+            requests_min: number("requestsMin"),
+        }),
+        consecutive: rule("consecutive").as_u64().map(|many| u32::try_from(many).unwrap()),
+        removed_percent_max: percent("removedPercentMax"),
+        keep: number("keep"),
+        back_off: RemovalBackOff {
+            base: time("baseMs"),
+            most: time("mostMs"),
+            jitter_percent: percent("jitterPercent"),
+        },
+        probes: number("probes"),
+    }
+}
+
+fn sermant(field: &dyn Fn(&str) -> Value) -> SermantConfig {
+    let time = |key: &str| Duration::from_millis(field(key).as_u64().unwrap());
+    let ppm = |share: &Value| (share.as_f64().unwrap() * 1e6).round() as u32;
+    let rules = field("rules");
+    let rules = rules.as_array().unwrap().iter().map(|rule| {
+        let own = SermantRule {
+            scale_up_limit_ppm: ppm(&rule["scaleUpLimit"]),
+            min_instances: u32::try_from(rule["minInstanceNum"].as_u64().unwrap()).unwrap(),
+            error_rate_ppm: ppm(&rule["errorRate"]),
+        };
+        (rule["key"].as_str().unwrap().to_owned(), own)
+    });
+    let (default, own): (Vec<_>, Vec<_>) = rules.partition(|(key, _)| key == "default-rule");
+    SermantConfig {
+        common: SermantCommon {
+            failures: FailureClasses { timeout: true, ..FailureClasses::default() },
+            expire: time("expireTime"),
+            recovery: time("recoveryTime"),
+            window: time("windowsTime"),
+            windows: u32::try_from(field("windowsNum").as_u64().unwrap()).unwrap(),
+        },
+        rules: own.into_iter().map(|(key, rule)| (Name::new(&key).unwrap(), rule)).collect(),
+        default_rule: default.first().map(|(_, rule)| *rule),
+    }
+}
+
+fn read(file: &str) -> Value {
+    let path = format!("{}/../../tests/vectors/removal/{file}", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}

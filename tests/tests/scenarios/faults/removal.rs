@@ -1,0 +1,180 @@
+//! One of three instances fails: clients see it removed within two windows, and it comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config};
+use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
+
+use super::{PATIENCE, loopback, sidecar};
+
+/// Half of the requests in a second, of at least five.
+const WINDOW: Duration = Duration::from_secs(1);
+const POLICY: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: ratings, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: ratings}]
+  failures: [connect, reset, 5xx]
+  window: 1s
+  rate: {percent: 50, minimumRequests: 5}
+  maxRemovedPercent: 50
+  keepAtLeast: 2
+  backOff: {base: 1s, max: 4s}
+";
+
+/// An answer after which its connection is of no more use: the next request needs a new one.
+const WELL: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nwell";
+
+/// An instance that answers 500 while it is told to, and counts what it takes.
+struct Instance {
+    application: Application,
+    sick: Arc<AtomicBool>,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Instance {
+    fn start() -> Self {
+        let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (told, counted) = (Arc::clone(&sick), Arc::clone(&taken));
+        let application = Application::start(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            match told.load(Ordering::SeqCst) {
+                true => Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
+                false => Answer::Bytes(WELL.to_vec()),
+            }
+        });
+        Self { application, sick, taken }
+    }
+
+    fn taken(&self) -> usize {
+        self.taken.load(Ordering::SeqCst)
+    }
+}
+
+fn workload(number: usize, port: u16) -> String {
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: ratings-{number}, namespace: shop, labels: {{app: ratings}}}}
+spec:
+  serviceAccount: ratings
+  ports: [{{name: http, port: {port}, protocol: HTTP}}]
+"
+    )
+}
+
+const SERVICE: &str = "---
+apiVersion: v1
+kind: Service
+metadata: {name: ratings, namespace: shop}
+spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: http}]}
+";
+
+fn removed(mesh: &Mesh) -> Vec<String> {
+    let all = mesh.ask("removed");
+    let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
+    let list = of_web.and_then(|one| one["removed"].as_array()).expect("web tells").clone();
+    list.iter().map(|one| one["workload"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn an_instance_that_answers_500_is_removed_within_two_windows_and_returns() {
+    let instances = [(); 3].map(|()| Instance::start());
+    let door = free_port();
+    let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), POLICY.to_owned()];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload(index + 1, instance.application.port()));
+    }
+    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let door = loopback(door);
+    let ask = || get(door, "/").expect("the door answers").status;
+    eventually("all three answer", PATIENCE, || {
+        assert_eq!(ask(), 200);
+        instances.iter().all(|instance| instance.taken() > 0).then_some(())
+    });
+
+    instances[0].sick.store(true, Ordering::SeqCst);
+    let began = Instant::now();
+    let mut first_failure = None;
+    let mut failed_after = 0;
+    let mut asked_after = 0;
+    // Asked until removed, and beyond two windows after the first failure nothing fails.
+    eventually("it is removed", PATIENCE, || {
+        for _ in 0..50 {
+            let failed = ask() != 200;
+            first_failure = first_failure.or(failed.then(Instant::now));
+        }
+        (removed(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
+    let noticed = first_failure.expect("it failed while it was not noticed");
+    let took = noticed.elapsed();
+    assert!(took < 2 * WINDOW + SLACK, "removed after {took:?}, sick for {:?}", began.elapsed());
+    let out_since = Instant::now();
+    while out_since.elapsed() < 2 * WINDOW {
+        asked_after += 1;
+        failed_after += usize::from(ask() != 200);
+    }
+    // What fails now is a probe: one for each time that the removal ends.
+    assert!(failed_after <= 3, "{failed_after} of {asked_after}");
+    assert!(failed_after * 10 <= asked_after, "{failed_after} of {asked_after}");
+
+    // Now two are sick: no more than one may go, because two must stay.
+    instances[1].sick.store(true, Ordering::SeqCst);
+    let both_since = Instant::now();
+    while both_since.elapsed() < 2 * WINDOW {
+        ask();
+        assert!(removed(&mesh).len() <= 1);
+    }
+
+    instances[0].sick.store(false, Ordering::SeqCst);
+    instances[1].sick.store(false, Ordering::SeqCst);
+    eventually("all are back", PATIENCE, || {
+        ask();
+        removed(&mesh).is_empty().then_some(())
+    });
+    let before = instances.each_ref().map(Instance::taken);
+    eventually("each takes its share", PATIENCE, || {
+        assert_eq!(ask(), 200);
+        let all =
+            instances.iter().zip(&before).all(|(instance, before)| instance.taken() > *before);
+        all.then_some(())
+    });
+    let page = sidecar(&mesh, "shop/web-1");
+    assert!(page.metric("leno_endpoint_removals_total{cause=\"rate\"}") >= 1.0);
+    assert!(page.metric("leno_endpoint_returns_total") >= 1.0);
+}
+
+#[test]
+fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
+    let mut instances = vec![Instance::start(), Instance::start(), Instance::start()];
+    let door = free_port();
+    // While connecting fails the endpoint is left alone for moments, too: there are few attempts.
+    let policy = POLICY.replace("rate: {percent: 50, minimumRequests: 5}", "consecutive: 3");
+    let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policy];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload(index + 1, instance.application.port()));
+    }
+    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let door = loopback(door);
+    eventually("all three answer", PATIENCE, || {
+        assert_eq!(get(door, "/").expect("the door answers").status, 200);
+        instances.iter().all(|instance| instance.taken() > 0).then_some(())
+    });
+    drop(instances.remove(0));
+    // A refused connection is tried elsewhere, so that no client hears of it.
+    eventually("it is removed", PATIENCE, || {
+        for _ in 0..50 {
+            assert_eq!(get(door, "/").expect("the door answers").status, 200);
+        }
+        (removed(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
+}
+
+/// For a busy machine to look at what has happened.
+const SLACK: Duration = Duration::from_secs(3);
