@@ -225,8 +225,9 @@ impl Report<'_> {
         let others = self.mesh.routes().all().filter(|other| other.kind > route.kind);
         let meets = |other: &&HttpRoute| {
             other.parents.iter().any(|one| {
-                let same_port =
-                    |port| one.port.is_none_or(|own| port == Some(own)) || port.is_none();
+                let same_port = |port: Option<u16>| {
+                    one.port.is_none_or(|own| port == Some(own)) || port.is_none()
+                };
                 let mut parents = route.parents.iter();
                 parents.any(|two| one.service == two.service && same_port(two.port))
             })

@@ -119,6 +119,7 @@ mod tests {
             rules: Vec::new(),
             endpoints: Vec::new(),
             tls_rules,
+            treatment: leno_model::Treatment::default(),
         })
     }
 

@@ -333,22 +333,23 @@ fn actions() -> impl Strategy<Value = RuleActions> {
 }
 
 fn service() -> impl Strategy<Value = ServiceView> {
-    let backend = (service_name(), 1u16.., any::<u32>());
-    let backend =
-        backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
+    let backend = || {
+        let backend = (service_name(), 1u16.., any::<u32>());
+        backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight })
+    };
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
     let host = (name(), any::<bool>()).prop_map(|(name, exact)| match exact {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
-    let tls_rule = (name(), vec(host, 1..3), vec(backend.clone(), 0..3));
+    let tls_rule = (name(), vec(host, 1..3), vec(backend(), 0..3));
     let tls_rule = tls_rule.prop_map(|(name, hostnames, backends)| TlsRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         hostnames,
         backends,
     });
     let kind = prop_oneof![Just(RouteKind::Http), Just(RouteKind::Grpc)];
-    let rule = (name(), vec(request(), 1..3), vec(backend, 0..3), timeout, actions(), kind);
+    let rule = (name(), vec(request(), 1..3), vec(backend(), 0..3), timeout, actions(), kind);
     let rule =
         rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
             route: leno_model::RouteName { namespace: name.clone(), name },
