@@ -15,13 +15,21 @@ use crate::subscriber::Subscriber;
 
 #[test]
 fn every_seed_converges_to_the_same_world() {
-    for seed in 0..256 {
-        let mut simulation = Simulation::new(seed);
-        for _ in 0..400 {
-            simulation.step();
-        }
-        simulation.heal();
+    (0..256).for_each(run);
+}
+
+#[test]
+#[ignore = "takes minutes; docs/scale.md has the result"]
+fn ten_thousand_seeds_converge_to_the_same_world() {
+    (0..10_000).for_each(run);
+}
+
+fn run(seed: u64) {
+    let mut simulation = Simulation::new(seed);
+    for _ in 0..400 {
+        simulation.step();
     }
+    simulation.heal();
 }
 
 /// What the proxy says to the control plane.

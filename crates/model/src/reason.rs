@@ -178,6 +178,9 @@ reasons! {
     /// The time that the route gives one attempt passed.
     AttemptTimeout "attempt-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.backendRequest`.";
+    /// The peer's account is revoked, whatever its certificate says.
+    RevokedPeer "revoked-peer" 403 Downstream Never
+        "Take the account out of `spec.revoked` of the MeshConfig, if it is to be a member again.";
 }
 
 #[cfg(test)]
