@@ -3,6 +3,7 @@
 mod decide;
 mod reason;
 mod request;
+mod tags;
 mod target;
 mod text;
 

@@ -1,6 +1,7 @@
 //! The one joined picture of all facts: owned by one task, changed synchronously, no lock.
 
 mod index;
+mod tags;
 mod touched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use leno_model::{
 };
 
 pub(crate) use index::Index;
+pub(crate) use tags::{Affected, Scope, Tags};
 pub(crate) use touched::Touched;
 
 /// Where the sidecar of a workload accepts mutual TLS, by port of its application.
@@ -39,6 +41,7 @@ pub(crate) struct Mesh {
     by_source: Index<ServiceAccount, PolicyName>,
     by_parent: Index<ServiceName, RouteName>,
     by_backend: Index<ServiceName, RouteName>,
+    tags: Tags,
 }
 
 /// Questions.
@@ -122,6 +125,11 @@ impl Mesh {
         targets.map(|target| &target.destination).collect()
     }
 
+    /// Tag rules and lanes.
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
     /// Where a workload's sidecar accepts mutual TLS; `None` when there is no sidecar.
     pub(crate) fn listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
         self.listening.get(workload)
@@ -152,6 +160,7 @@ impl Mesh {
             .chain(targets)
             .chain(groups)
             .chain(tcp_routes)
+            .chain(self.tags.objects())
             .collect()
     }
 }
@@ -207,6 +216,18 @@ impl Mesh {
                 self.touch_users_of_tcp_route(&route.name, touched);
                 self.tcp_routes.insert(route.name.clone(), route);
             }
+            Object::TagRoute(route) => {
+                let affected = self.tags.set_route(&route.name.clone(), Some(route));
+                self.touch_tags(affected, touched);
+            }
+            Object::SermantRouteRule(rule) => {
+                let affected = self.tags.set_sermant(&rule.name.clone(), Some(rule));
+                self.touch_tags(affected, touched);
+            }
+            Object::Lane(lane) => {
+                let affected = self.tags.set_lane(&lane.name.clone(), Some(lane));
+                self.touch_tags(affected, touched);
+            }
         }
     }
 
@@ -224,6 +245,18 @@ impl Mesh {
             ObjectKey::TcpRoute(name) => {
                 self.touch_users_of_tcp_route(name, touched);
                 self.tcp_routes.remove(name);
+            }
+            ObjectKey::TagRoute(name) => {
+                let affected = self.tags.set_route(name, None);
+                self.touch_tags(affected, touched);
+            }
+            ObjectKey::SermantRouteRule(name) => {
+                let affected = self.tags.set_sermant(name, None);
+                self.touch_tags(affected, touched);
+            }
+            ObjectKey::Lane(name) => {
+                let affected = self.tags.set_lane(name, None);
+                self.touch_tags(affected, touched);
             }
         }
     }
@@ -364,6 +397,26 @@ impl Mesh {
             let parents = routes.flat_map(|route| &route.parents);
             let parents = parents.map(|parent| parent.service.clone());
             touched.services.extend(parents);
+        }
+    }
+
+    /// Tag rules or lanes changed.
+    fn touch_tags(&self, affected: Affected, touched: &mut Touched) {
+        touched.everybody |= affected.callers;
+        for scope in affected.scopes {
+            match scope {
+                Scope::Service(service) => {
+                    touched.services.insert(service);
+                }
+                Scope::Namespace(namespace) => {
+                    let inside = self.services.keys().filter(|name| name.namespace == namespace);
+                    touched.services.extend(inside.cloned());
+                }
+                Scope::Mesh => touched.services.extend(self.services.keys().cloned()),
+            }
+        }
+        for service in &affected.entrances {
+            touched.workloads.extend(self.selected.of(service).cloned());
         }
     }
 

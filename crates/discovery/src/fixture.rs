@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Name, PathMatch, PortSet, PortView,
-    Protocol, Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView, Snapshot,
-    TrustDomain, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, Caller, Door, Endpoint, EndpointId, FieldMatch, Name, PathMatch, PortSet,
+    PortView, Protocol, Reach, RequestMatch, RouteRule, ServiceAccount, ServiceName, ServiceView,
+    Snapshot, TrustDomain, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 
 use crate::key::ChangeId;
@@ -39,6 +39,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         routed: false,
         rules: Vec::new(),
         endpoints: endpoints.collect(),
+        tags: None,
     };
     ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
 }
@@ -69,6 +70,7 @@ pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
         id: EndpointId { service: service.clone(), port: 9080, workload },
         address: SocketAddr::from(([127, 0, 0, 1], 20_000 + index)),
         account: ServiceAccount::new("bookinfo", service.name.as_str()).unwrap(),
+        tags: BTreeMap::new(),
     }
 }
 
@@ -91,6 +93,8 @@ pub(crate) fn plan() -> WorkloadPlan {
             http: vec![RequestMatch::default()],
             tcp: PortSet::Only(vec![9080]),
         }]),
+        caller: Caller::default(),
+        lanes: BTreeMap::new(),
     }
 }
 

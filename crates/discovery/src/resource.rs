@@ -8,6 +8,7 @@ mod field;
 mod plan;
 mod request;
 mod service;
+mod tag;
 
 use bytes::Bytes;
 use leno_model::{Endpoint, ServiceView, WorkloadPlan};

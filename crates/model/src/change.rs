@@ -3,10 +3,13 @@
 use std::fmt;
 
 use crate::mesh::MeshConfig;
-use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName, WorkloadName};
+use crate::name::{
+    PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName, TcpRouteName, WorkloadName,
+};
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
 use crate::service::Service;
+use crate::tag::{Lane, SermantRouteRule, TagRoute};
 use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
@@ -35,6 +38,12 @@ pub enum Object {
     HttpRouteGroup(HttpRouteGroup),
     /// SMI ports.
     TcpRoute(TcpRoute),
+    /// Tag rules.
+    TagRoute(TagRoute),
+    /// Tag rules as Sermant publishes them.
+    SermantRouteRule(SermantRouteRule),
+    /// Marks at the entrance of a service.
+    Lane(Lane),
 }
 
 impl Object {
@@ -49,6 +58,9 @@ impl Object {
             Self::TrafficTarget(o) => ObjectKey::TrafficTarget(o.name.clone()),
             Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
+            Self::TagRoute(o) => ObjectKey::TagRoute(o.name.clone()),
+            Self::SermantRouteRule(o) => ObjectKey::SermantRouteRule(o.name.clone()),
+            Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
         }
     }
 }
@@ -70,6 +82,12 @@ pub enum ObjectKey {
     HttpRouteGroup(RouteGroupName),
     /// SMI ports.
     TcpRoute(TcpRouteName),
+    /// Tag rules.
+    TagRoute(TagRouteName),
+    /// Tag rules as Sermant publishes them.
+    SermantRouteRule(TagRouteName),
+    /// Marks at the entrance of a service.
+    Lane(TagRouteName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -83,6 +101,9 @@ impl fmt::Display for ObjectKey {
             Self::TrafficTarget(name) => write!(f, "TrafficTarget {name}"),
             Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
+            Self::TagRoute(name) => write!(f, "TagRoute {name}"),
+            Self::SermantRouteRule(name) => write!(f, "SermantRouteRule {name}"),
+            Self::Lane(name) => write!(f, "Lane {name}"),
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod reason;
 pub mod route;
 pub mod service;
 pub mod snapshot;
+pub mod tag;
 pub mod workload;
 
 pub use change::{Change, Object, ObjectKey};
@@ -20,8 +21,8 @@ pub use endpoint::{Endpoint, EndpointId};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use mesh::{MeshConfig, TrafficMode};
 pub use name::{
-    InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName,
-    WorkloadName,
+    InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
+    TcpRouteName, WorkloadName,
 };
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
@@ -33,4 +34,10 @@ pub use route::{
 };
 pub use service::{Protocol, Service, ServicePort, TargetPort};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
+pub use tag::{
+    Caller, CallerRule, Callers, FieldTest, Lane, LaneMark, LaneRule, NumberRelation, Otherwise,
+    Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules, Sticky, TagDialect,
+    TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue,
+    TextRelation, ValueTest, Weights,
+};
 pub use workload::{Door, Workload, WorkloadPort};

@@ -175,6 +175,10 @@ reasons! {
     /// The request timeout of the route passed.
     RequestTimeout "request-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.request`.";
+    /// No instance carries the tags that a tag rule demands for the request.
+    NoTaggedEndpoint "no-tagged-endpoint" 503 Ours Never
+        "Start a workload with these labels, or say in the TagRoute what takes such requests \
+         `otherwise`; `leno explain request` shows rule and instances.";
 }
 
 #[cfg(test)]

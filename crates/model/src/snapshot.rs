@@ -10,6 +10,7 @@ use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
 use crate::route::RouteRule;
 use crate::service::Protocol;
+use crate::tag::{Caller, LaneRule, TagRules};
 use crate::workload::{Door, WorkloadPort};
 
 /// All that one workload's sidecar knows. Built whole, never changed; requests hold one.
@@ -40,6 +41,10 @@ pub struct WorkloadPlan {
     pub doors: Vec<Door>,
     /// Who may come in.
     pub access: Access,
+    /// What tag rules may ask about the workload.
+    pub caller: Caller,
+    /// What requests are marked with at the ports of the application, in order of precedence.
+    pub lanes: BTreeMap<u16, Vec<LaneRule>>,
 }
 
 /// A service as one client sees it.
@@ -75,4 +80,6 @@ pub struct PortView {
     pub rules: Vec<RouteRule>,
     /// Where it can be reached, ordered by id.
     pub endpoints: Vec<Arc<Endpoint>>,
+    /// Which of its endpoints take which requests; any take all when absent.
+    pub tags: Option<Arc<TagRules>>,
 }

@@ -113,9 +113,10 @@ async fn open(
         return Err(Reason::DeniedOutbound);
     }
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let endpoints = route::tagged(worker, port, None)?;
     let mut tried = None;
     loop {
-        let upstream = pick(worker, &port.endpoints, tried.as_ref())?;
+        let upstream = pick(worker, &endpoints, tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
         let opened = open_at(&upstream, worker).await;

@@ -1,9 +1,13 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
 mod http_route;
+mod lane;
 mod mesh_config;
+mod request_test;
+mod sermant;
 mod service;
 mod smi;
+mod tag_route;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -137,10 +141,13 @@ enum Kind {
     TrafficTarget,
     HttpRouteGroup,
     TcpRoute,
+    TagRoute,
+    SermantRouteRule,
+    Lane,
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 10] = [
         Self::Workload,
         Self::MeshConfig,
         Self::Service,
@@ -148,6 +155,9 @@ impl Kind {
         Self::TrafficTarget,
         Self::HttpRouteGroup,
         Self::TcpRoute,
+        Self::TagRoute,
+        Self::SermantRouteRule,
+        Self::Lane,
     ];
 
     const fn word(self) -> &'static str {
@@ -159,13 +169,20 @@ impl Kind {
             Self::TrafficTarget => "TrafficTarget",
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
+            Self::TagRoute => "TagRoute",
+            Self::SermantRouteRule => "SermantRouteRule",
+            Self::Lane => "Lane",
         }
     }
 
     /// The versions that are read, the best first.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
-            Self::Workload | Self::MeshConfig => &["leno.dev/v1alpha1"],
+            Self::Workload
+            | Self::MeshConfig
+            | Self::TagRoute
+            | Self::SermantRouteRule
+            | Self::Lane => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
             Self::HttpRoute => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
@@ -175,7 +192,7 @@ impl Kind {
         }
     }
 
-    fn words() -> [&'static str; 7] {
+    fn words() -> [&'static str; 10] {
         Self::ALL.map(Self::word)
     }
 
@@ -224,6 +241,9 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
+        Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
+        Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
+        Kind::Lane => lane::read(head, spec).map(Object::Lane),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

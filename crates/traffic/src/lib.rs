@@ -12,6 +12,7 @@ pub mod plan;
 pub mod request;
 pub mod retry;
 pub mod route;
+pub mod tag;
 
 mod pattern;
 
@@ -25,3 +26,4 @@ pub use plan::{Plans, PortPlan, ServicePlan};
 pub use request::{Fields, RequestView};
 pub use retry::{Attempt, Sent, is_idempotent, retry};
 pub use route::{CompiledRule, PortRoutes, RouteChoice};
+pub use tag::{Chance, Draw, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};

@@ -12,6 +12,7 @@ use leno_traffic::{
     InboundAccess, Plans, PortPlan, RequestMatcher, RequestView, RouteChoice, service_of,
 };
 
+use super::tags::DecidedTags;
 use super::target::Target;
 
 /// A request as it is asked about.
@@ -55,6 +56,8 @@ pub(super) struct DecidedBackend {
     pub(super) endpoints: Vec<DecidedEndpoint>,
     /// Why the client's own sidecar would answer instead of it.
     pub(super) refused: Option<Reason>,
+    /// What tag rules make of such requests, where there are some.
+    pub(super) tags: Option<DecidedTags>,
 }
 
 /// What one endpoint's sidecar would say.
@@ -130,7 +133,7 @@ impl Decision {
         self.protocol = Some(port.protocol);
         let mut backends = if is_opaque(port.protocol) {
             // Nobody sees a request there: routes do not apply.
-            vec![self.itself(question, port)]
+            vec![self.itself(question, port, None)]
         } else {
             match self.routed(plans, port, question) {
                 Ok(backends) => backends,
@@ -176,7 +179,7 @@ impl Decision {
         let fields = question.fields();
         let view = question.view(&fields);
         let rule = match port.routes.choose(&view, 0) {
-            RouteChoice::Direct => return Ok(vec![self.itself(question, port)]),
+            RouteChoice::Direct => return Ok(vec![self.itself(question, port, Some(&view))]),
             RouteChoice::NoRoute => return Err(Reason::NoRoute),
             RouteChoice::To { rule, .. } | RouteChoice::InvalidBackend { rule } => rule,
         };
@@ -200,18 +203,23 @@ impl Decision {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        Ok(backends.map(|backend| decided_backend(plans, backend, total)).collect())
+        Ok(backends.map(|backend| decided_backend(plans, backend, total, &view)).collect())
     }
 
     /// The service itself, when no rule decides.
-    fn itself(&self, question: &Question, port: &PortPlan) -> DecidedBackend {
+    fn itself(
+        &self,
+        question: &Question,
+        port: &PortPlan,
+        request: Option<&RequestView<'_>>,
+    ) -> DecidedBackend {
         let name = self.service.clone();
         let backend = WeightedBackend {
             service: name.expect("a port was found, hence its service"),
             port: question.target.port,
             weight: 1,
         };
-        with_endpoints(&backend, 1.0, Some(&port.endpoints))
+        with_endpoints(&backend, 1.0, Some(port), request)
     }
 
     /// Every answer that such requests would get: why they are refused, or `None` when they are
@@ -229,6 +237,8 @@ impl Decision {
         for backend in &self.backends {
             if backend.refused.is_some() {
                 add(backend.refused);
+            } else if backend.tags.as_ref().is_some_and(DecidedTags::may_leave_nobody) {
+                add(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {
                 add(endpoint.access.refused());
@@ -275,23 +285,38 @@ fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Optio
     workloads().find(|workload| workload.name == *name).or_else(|| workloads().find(has_account))
 }
 
-fn decided_backend(plans: &Plans, backend: &WeightedBackend, total: u64) -> DecidedBackend {
+fn decided_backend(
+    plans: &Plans,
+    backend: &WeightedBackend,
+    total: u64,
+    request: &RequestView<'_>,
+) -> DecidedBackend {
     let share = f64::from(backend.weight) / total as f64;
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_endpoints(backend, share, port.map(|port| &port.endpoints))
+    with_endpoints(backend, share, port, Some(request))
 }
 
 fn with_endpoints(
     backend: &WeightedBackend,
     share: f64,
-    endpoints: Option<&Arc<[Arc<Endpoint>]>>,
+    port: Option<&PortPlan>,
+    request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
-    let refused = match endpoints {
+    let tags = port.and_then(|port| port.tags.as_deref());
+    let endpoints = port.map(|port| &port.endpoints);
+    let all = endpoints.map_or(&[][..], |endpoints| endpoints);
+    let tags = tags.map(|tags| DecidedTags::of(tags, request, all));
+    let mut refused = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
+    // Nobody is left, and an endpoint that gets no such request decides nothing.
+    let left = |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.leaves(endpoint));
+    if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
+        refused = Some(Reason::NoTaggedEndpoint);
+    }
     let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
@@ -302,9 +327,10 @@ fn with_endpoints(
         weight: backend.weight,
         share,
         endpoints: endpoints
-            .map(|endpoints| endpoints.iter().map(decided).collect())
+            .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
             .unwrap_or_default(),
         refused,
+        tags,
     }
 }
 

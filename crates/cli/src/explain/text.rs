@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
 };
+use super::tags::DecidedTags;
 
 /// The decision for people; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
@@ -42,6 +43,9 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     }
     for backend in &decision.backends {
         line("backend", &told_backend(backend));
+        for (label, told) in backend.tags.iter().flat_map(DecidedTags::told) {
+            line(label, &told);
+        }
         for endpoint in &backend.endpoints {
             line("", &told_endpoint(endpoint));
         }
@@ -225,6 +229,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "weight": backend.weight,
         "share": backend.share,
         "reason": backend.refused.map(Reason::label),
+        "tags": backend.tags.as_ref().map(DecidedTags::json),
         "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
     })
 }

@@ -10,7 +10,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::request;
+use super::{request, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -27,6 +27,8 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         served: plan.served.iter().map(served).collect(),
         doors: plan.doors.iter().map(door_to_wire).collect(),
         access: Some(access_to_wire(&plan.access)),
+        caller: tag::caller_to_wire(&plan.caller),
+        lanes: plan.lanes.iter().map(tag::lanes_to_wire).collect(),
     }
 }
 
@@ -37,6 +39,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
     let ports = each("ports", wire.ports, port_from_wire)?;
     check_ports(&ports)?;
     let mode = wire.access.and_then(|access| access.mode);
+    let caller = wire.caller.map(tag::caller_from_wire).transpose();
     Ok(WorkloadPlan {
         workload: parsed("workload", &wire.workload)?,
         account: account("account", &wire.account)?,
@@ -46,6 +49,8 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         served: by_port("served", served)?,
         doors: each("doors", wire.doors, door_from_wire)?,
         access: access_from_wire(mode).map_err(|invalid| invalid.under("access"))?,
+        caller: caller.map_err(|invalid| invalid.under("caller"))?.unwrap_or_default(),
+        lanes: by_port("lanes", each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
     })
 }
 

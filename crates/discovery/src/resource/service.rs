@@ -1,5 +1,6 @@
 //! A service as one client sees it, as it travels: all of it but its endpoints.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{PortView, Reach, RouteRule, ServiceName, ServiceView, WeightedBackend};
@@ -7,7 +8,7 @@ use leno_model::{PortView, Reach, RouteRule, ServiceName, ServiceView, WeightedB
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::request;
+use super::{request, tag};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -36,6 +37,7 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         protocol: protocol_to_wire(view.protocol),
         routed: view.routed,
         rules: view.rules.iter().map(rule_to_wire).collect(),
+        tags: view.tags.as_deref().map(tag::to_wire),
     }
 }
 
@@ -46,6 +48,11 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
         routed: wire.routed,
         rules: each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
+        tags: wire
+            .tags
+            .map(|tags| tag::from_wire(tags).map(Arc::new))
+            .transpose()
+            .map_err(|invalid| invalid.under("tags"))?,
     };
     Ok((port("port", wire.port)?, view))
 }

@@ -16,7 +16,7 @@ use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::record::Record;
-use crate::session::Session;
+use crate::session::{Entrance, Session};
 use crate::upstream::{Destined, pick::pick};
 
 /// One request on its way through the corridor, and what became of it so far.
@@ -29,6 +29,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) progress: Progress,
     /// How long the upstream may take to agree to another protocol.
     pub(crate) agree_within: Option<Duration>,
+    /// Headers that a lane adds at the entrance of a service.
+    pub(crate) marks: Vec<(String, String)>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -43,7 +45,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             line.request(request);
         }
         let progress = Progress::default();
-        Self { session, request, body, responder, record, progress, agree_within: None }
+        let marks = Vec::new();
+        Self { session, request, body, responder, record, progress, agree_within: None, marks }
     }
 
     /// Carries the request to where it belongs and its answer back. False: the connection that
@@ -80,6 +83,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let aim = self.request.aim()?;
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         self.authorize(&aim, &bound)?;
+        self.mark(&aim, &bound);
         // A limit on the request is none on what is said after an upgrade.
         self.agree_within = bound.timeout.filter(|_| self.request.upgrade);
         match bound.timeout.filter(|_| !self.request.upgrade) {
@@ -101,6 +105,23 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
         }
         Ok(())
+    }
+
+    /// What comes in may be marked as of a lane, for the application to carry on.
+    fn mark(&mut self, aim: &Aim<'_>, bound: &Bound) {
+        let Entrance::Inbound { port } = &self.session.entrance else { return };
+        let lanes = &bound.scene.plans.lanes;
+        if lanes.concern(*port) {
+            let view = self.request.view(aim);
+            let marks = lanes.mark(*port, &view, &mut || self.session.worker.draw());
+            let missing = marks.missing(&view);
+            self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        }
+    }
+
+    /// The headers that are added to the request.
+    pub(crate) fn added(&self) -> Vec<(&str, &[u8])> {
+        self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect()
     }
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.

@@ -75,7 +75,8 @@ async fn over_link(
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
-    let edits = edits(exchange, aim, Framing::Outside);
+    let added = exchange.added();
+    let edits = edits(exchange, aim, Framing::Outside, &added);
     let request = exchange.request;
     let stream = link
         .open(StreamKind::Http, bodiless, |out| {
@@ -104,10 +105,11 @@ async fn over_http2(
     let authority = if aim.authority.is_empty() { &address } else { aim.authority };
     let target = request.head.target.of(&request.bytes);
     let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
-    let head = match request.upgrade {
+    let mut head = match request.upgrade {
         true => connect::from_upgrade(request, (authority, target))?,
         false => head::request_to(&request.bytes, request.head, (authority, target))?,
     };
+    head::add(&mut head, &exchange.added());
     let (response, stream) = lease
         .send
         .send_request(head, exchange.body.is_empty())
@@ -128,7 +130,8 @@ async fn over_http1(
         BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
         BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
     };
-    let edits = edits(exchange, aim, framing);
+    let added = exchange.added();
+    let edits = edits(exchange, aim, framing, &added);
     let Http1Upstream { reader, writer, .. } = connection;
     write_request(&request.bytes, request.head, &edits, writer.room());
     exchange.progress.request_sent = true;
@@ -139,7 +142,12 @@ async fn over_http1(
     converse(exchange, sink, Upstreamed::Http1(reader)).await
 }
 
-fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) -> RequestEdits<'a> {
+fn edits<'a>(
+    exchange: &Exchange<'a, '_>,
+    aim: &'a Aim<'_>,
+    framing: Framing,
+    add: &'a [(&'a str, &'a [u8])],
+) -> RequestEdits<'a> {
     RequestEdits {
         target: aim.origin.as_deref().map(str::as_bytes),
         // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
@@ -149,7 +157,7 @@ fn edits<'a>(exchange: &Exchange<'a, '_>, aim: &'a Aim<'_>, framing: Framing) ->
             (None, None) => None,
         },
         framing,
-        add: &[],
+        add,
         remove: &[],
         connection: match exchange.request.upgrade {
             true => Connection::Upgrade,

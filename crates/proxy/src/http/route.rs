@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, Reach, Reason, ServiceName};
-use leno_traffic::{RouteChoice, host};
+use leno_traffic::{PortPlan, RequestView, RouteChoice, host};
 
 use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
+use crate::worker::Worker;
 use crate::world::Scene;
 
 /// Where a request goes, in the one version of the world that it holds.
@@ -115,21 +116,41 @@ async fn to_service(
     }
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
-    let (endpoints, timeout) = match port_plan.routes.choose(&request.view(aim), worker.draw()) {
-        RouteChoice::Direct => (port_plan.endpoints.clone(), None),
+    let view = request.view(aim);
+    let (port_plan, timeout) = match port_plan.routes.choose(&view, worker.draw()) {
+        RouteChoice::Direct => (port_plan, None),
         RouteChoice::To { rule, backend, .. } => {
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            (behind.endpoints.clone(), rule.request_timeout)
+            (behind, rule.request_timeout)
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
     };
+    let endpoints = tagged(worker, port_plan, Some(&view))?;
     let destination = Destination::Endpoints(endpoints);
     Ok(Bound { scene, destination, timeout })
+}
+
+/// The endpoints that take a request by the tag rules of their port, or a connection in which none
+/// is seen.
+pub(crate) fn tagged(
+    worker: &Worker,
+    port: &PortPlan,
+    request: Option<&RequestView<'_>>,
+) -> Result<Arc<[Arc<Endpoint>]>, Reason> {
+    let Some(tags) = &port.tags else {
+        return Ok(port.endpoints.clone());
+    };
+    let mut chance = || worker.draw();
+    let decision = match request {
+        Some(request) => tags.choose(request, &mut chance),
+        None => tags.without_request(&mut chance),
+    };
+    decision.endpoints.cloned().ok_or(Reason::NoTaggedEndpoint)
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

@@ -301,6 +301,7 @@ pub(crate) fn endpoint(workload: &str, address: SocketAddr, account: &str) -> En
         id: EndpointId { service: service(), port: PORT, workload: self::workload(workload) },
         address,
         account: self::account(account),
+        tags: BTreeMap::new(),
     }
 }
 
@@ -311,6 +312,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         routed: false,
         rules: Vec::new(),
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
+        tags: None,
     };
     ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
 }
@@ -325,6 +327,8 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         served: BTreeMap::new(),
         doors: Vec::new(),
         access,
+        caller: leno_model::Caller::default(),
+        lanes: BTreeMap::new(),
     }
 }
 

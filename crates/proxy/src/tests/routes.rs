@@ -40,6 +40,7 @@ fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
         routed: true,
         rules,
         endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],
+        tags: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
     vec![ServiceView { name: service(), reach: Reach::Allowed, ports }, backend]

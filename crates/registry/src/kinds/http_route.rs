@@ -190,7 +190,7 @@ enum PathKind {
 }
 
 /// A trailing slash of a prefix means nothing, and `/` is every path.
-fn prefix(mut path: String) -> PathMatch {
+pub(super) fn prefix(mut path: String) -> PathMatch {
     if path.ends_with('/') {
         path.pop();
     }
@@ -200,7 +200,7 @@ fn prefix(mut path: String) -> PathMatch {
     }
 }
 
-fn literal_path(value: &Field<'_>) -> Option<String> {
+pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
     let path = value.text()?;
     let shown = value.shown();
     let lower = path.to_ascii_lowercase();

@@ -14,4 +14,6 @@ mod refusals;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod tags;
+#[cfg(test)]
 mod watch;

@@ -22,7 +22,14 @@ fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
 }
 
 fn port(rules: Vec<RouteRule>) -> PortView {
-    PortView { name: None, protocol: Protocol::Http, routed: true, rules, endpoints: Vec::new() }
+    PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: true,
+        rules,
+        endpoints: Vec::new(),
+        tags: None,
+    }
 }
 
 fn prefix(path: &str) -> RequestMatch {

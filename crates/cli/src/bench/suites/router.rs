@@ -30,7 +30,7 @@ pub(crate) struct RouterArgs {
 /// Which of the two it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Requests go to one version of the provider.
+    /// Requests go to the providers that carry a tag.
     Router,
     /// Providers that fail are left alone.
     Removal,
@@ -50,7 +50,7 @@ impl RouterArgs {
         let mut cases = Vec::new();
         for delay in &self.delay {
             for (connections, rate) in PACES {
-                cases.push(case(connections, rate, *delay));
+                cases.push(case(connections, rate, *delay, rule));
             }
         }
         let suite = match rule {
@@ -58,14 +58,14 @@ impl RouterArgs {
             Rule::Removal => &REMOVAL,
         };
         let mut report = session::measure(suite, &self.options, DEFAULTS, &cases).await?;
-        report.notes.push(no_rules_yet(rule).to_owned());
+        report.notes.push(note(rule).to_owned());
         report.tables.push(table(&report));
         report.plots = plots(&report);
         Ok(report)
     }
 }
 
-fn case(connections: u32, rate: u32, delay: Duration) -> Case {
+fn case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case {
     let mut case = Case::pair(connections, 1024);
     case.parameters.remove("body_bytes");
     let delayed = match delay.is_zero() {
@@ -74,7 +74,10 @@ fn case(connections: u32, rate: u32, delay: Duration) -> Case {
     };
     Case {
         name: format!("{connections} connections at {rate}/s, {delayed}"),
-        layout: Layout::Chain,
+        layout: match rule {
+            Rule::Router => Layout::TaggedChain,
+            Rule::Removal => Layout::Chain,
+        },
         targets: vec![("consumer", "/1024".to_owned())],
         rate: Some(rate),
         delay,
@@ -82,12 +85,12 @@ fn case(connections: u32, rate: u32, delay: Duration) -> Case {
     }
 }
 
-/// Until the rules are there, both do the same.
-const fn no_rules_yet(rule: Rule) -> &'static str {
+/// What is done by rules, and what is not.
+const fn note(rule: Rule) -> &'static str {
     match rule {
         Rule::Router => {
-            "plain routing: requests go to all three providers alike. Rules that choose by tag \
-             are not read yet; when they are, this suite runs with one"
+            "the mesh has a TagRoute: a rule by header that no request fits, and one that sends \
+             half of the requests to each of two providers. The baseline asks all three in turn"
         }
         Rule::Removal => {
             "plain routing: no provider is left alone, and none fails. Rules that remove outliers \
