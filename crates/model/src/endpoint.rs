@@ -29,3 +29,12 @@ pub struct Endpoint {
     /// The labels of its workload that the service's tag rules name.
     pub tags: BTreeMap<String, String>,
 }
+
+impl Endpoint {
+    /// Whether both are one place: a connection to the one is a connection to the other, whatever
+    /// rules make of its tags.
+    #[must_use]
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        self.id == other.id && self.address == other.address && self.account == other.account
+    }
+}

@@ -83,7 +83,44 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             "{service: a, sameTag: [{tags: [zone], minPercent: 101}]}",
             "{service: a, sameTag: [{tags: []}]}",
         ],
-        &expect![[""]],
+        &expect![[r#"
+            spec: says nothing; give one of `service`, `scope`
+            spec: says nothing; add `rules` or `sameTag`
+            spec: has `service` and `scope` at once; keep one of them
+            spec.port: means nothing without a service; remove it, or name a `service`
+            spec.scope: "cluster" is not known here; use `namespace` or `mesh`
+            spec.otherwise: is missing; add `otherwise`
+            spec.otherwise: has a word that is never reached; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
+            spec.otherwise: "none" is not known here; use `any`, `default` or `fail`
+            spec.rules[0].split: is missing; add `split`
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].split: has no target with a weight above 0; add one
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].split[0]: has `tags` and `instances` at once; keep one of them
+            spec.rules[0].split: has no target with a weight above 0; add one
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
+            spec.rules[0].split: has no target with a weight above 0; add one
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].split[0].tags.v: 2 is a number, not text; write "2" in quotes
+            spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
+            spec.rules[0].split: has no target with a weight above 0; add one
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].from: says nothing; name a `service` or `tags`, or remove it
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].match.path.exact: "a" does not start with `/`; use a path such as "/ratings"
+            spec: says nothing; add `rules` or `sameTag`
+            spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
+            spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
+            spec.rules[0].match.query.a.in: is empty, so that nothing fits; list at least one text
+            spec.rules[0].sticky: says nothing; give one of `header`, `cookie`
+            spec: says nothing; add `rules` or `sameTag`
+            spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
+            spec: says nothing; add `rules` or `sameTag`
+            spec.sameTag[0].tags: names no tag; name one, such as `zone`
+            spec: says nothing; add `rules` or `sameTag`
+        "#]],
     );
 }
 
@@ -99,7 +136,17 @@ fn refuses_lanes_that_cannot_be_honoured() {
             "{service: web, rules: [{marks: [{headers: {a: \"b\\nc\"}}]}]}",
             "{service: web, rules: [{marks: [{headers: {}}]}]}",
         ],
-        &expect![[""]],
+        &expect![[r#"
+            spec.service: is missing; add `service`
+            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
+            spec.rules[0].marks: has 101 percent in all; use 1 to 100 in all
+            spec.rules[0].marks[0].headers.Connection: connection belongs to the connection; use a header of your own
+            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
+            spec.rules[0].marks[0].headers.a: is not the value of a header; use printable ASCII without outer blanks
+            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
+            spec.rules[0].marks[0].headers: names no header; name one, such as `x-lane: gray`
+            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
+        "#]],
     );
 }
 
@@ -127,7 +174,20 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         flow("{route: [{weight: many, tags: {v: a}}]}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check("SermantRouteRule", &specs, &expect![[""]]);
+    check("SermantRouteRule", &specs, &expect![[r#"
+        spec.compat: "istio" is not known here; use `sermant`
+        spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
+        spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
+        spec.rules: is a list, not a map; write a map, such as {key: value}
+        spec.rules: is not YAML (while parsing a node, did not find expected node content) in line 2 of it; correct it
+        spec.rules: is empty; write the rules as they are published
+        spec.rules: is a map, not a list; write a list, each element after `- `
+        spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
+        spec.rules[0].rules[0].match.headers.a: has no operator; use one such as `exact`
+        spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
+        spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
+        spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
+    "#]]);
 }
 
 #[test]
@@ -148,7 +208,9 @@ spec:
 ";
     let (_, rejected) = read_str("f.yaml", text);
     let lines: String = rejected.iter().map(|refusal| format!("{refusal}\n")).collect();
-    expect![[""]].assert_eq(&lines);
+    expect![[r#"
+        f.yaml:12:37: SermantRouteRule default/x: spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
+    "#]].assert_eq(&lines);
 }
 
 #[test]
@@ -183,7 +245,17 @@ spec:
         let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
         format!("{rest}\n")
     });
-    expect![[""]].assert_eq(&lines.collect::<String>());
+    expect![[r#"
+        spec.rules[0].rules[0].match.method: is never looked at in rules of the kind flow; remove it, or use a TagRoute, which does
+        spec.rules[0].rules[0].match.path: is compared with what stands before the last dot of the path, or with nothing at all; use a TagRoute to match paths
+        spec.rules[0].rules[0].match.headers: "Id" matches no header: their names arrive in lower case; write the name in lower case
+        spec.rules[0].rules[0].match.headers.Id: has two operators, of which `exact` does not count; keep one; write a list of conditions for several
+        spec.rules[0].rules[0].match.headers.b.regex: "(" is not a regular expression (unclosed group) and never matches; correct it
+        spec.rules[0].rules[0].route[1]: has not a `weight` and `tags` and is dropped; add a `weight` and `tags`
+        spec.rules[1].kind: is the kind of another document too: only the first counts; put the rules of a kind into one document
+        spec.rules[2].kind: "unknown" is not a kind of rule: the document is dropped; use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or `route.sermant.io/lane`
+        spec.rules[3].rules[0].match: has no `protocol`, so that the rule never fits; add `protocol: http`
+    "#]].assert_eq(&lines.collect::<String>());
 }
 
 #[test]
@@ -239,5 +311,14 @@ spec: {compat: sermant, key: servicecomb.routeRule.orders, rules: []}
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: String = lint(&objects).iter().map(|warning| format!("{warning}\n")).collect();
-    expect![[""]].assert_eq(&lines);
+    expect![[r#"
+        TagRoute default/orders: spec.port: the Service default/orders has no port 81; use `80`
+        TagRoute default/orders: spec.rules[1]: never decides: rules[0] takes every request before; give it a greater `precedence`, or the other a `match`
+        TagRoute default/orders: spec.rules[0].split[1].tags: no workload behind the Service default/orders carries them; use labels that its workloads have
+        TagRoute default/lost: spec.service: there is no Service default/order; did you mean `orders`?
+        Lane default/lost: spec.service: there is no Service default/web; add the Service
+        SermantRouteRule default/one: spec.key: the TagRoute default/orders-all is for the same service and comes first; remove one of the two
+        SermantRouteRule default/two: spec.key: the SermantRouteRule default/one has this key too, and only that counts; keep one: a configuration centre has one value for a key
+        SermantRouteRule default/two: spec.key: the TagRoute default/orders-all is for the same service and comes first; remove one of the two
+    "#]].assert_eq(&lines);
 }
