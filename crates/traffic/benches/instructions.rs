@@ -10,22 +10,18 @@
     reason = "what the macros of gungraun write keeps to none of these"
 )]
 
-use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::sync::Arc;
 
 use gungraun::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
 };
 use leno_model::{
-    Access, AccessRule, Caller, Callers, Endpoint, EndpointId, FieldMatch, FieldTest, Otherwise,
-    PathMatch, PolicyName, PortSet, PortView, Protocol, RequestMatch, RouteName, RouteRule,
-    RuleOrigin, ServiceAccount, ServiceName, SpiffeId, Sticky, TagDialect, TagMatch, TagRouteName,
-    TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, TextRelation, TrustDomain,
-    ValueMatch, ValueTest, WeightedBackend, WorkloadName,
+    Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
+    RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, TrustDomain,
+    ValueMatch, WeightedBackend,
 };
 use leno_traffic::route::{PortRoutes, RouteChoice};
-use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, TagPlan, pick};
+use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, pick};
 
 // Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
 #[library_benchmark]
@@ -60,22 +56,7 @@ fn pick_endpoint(endpoints: Endpoints) -> (Endpoints, usize) {
     (endpoints, sum)
 }
 
-// Among tag rules: one by header, one that draws between two sets, none that fits, and the last of
-// ten and of ten thousand that each demand another value of one header.
-#[library_benchmark]
-#[bench::by_header(args = (tagged(by_user(1), "user-0")), config = measured(1))]
-#[bench::by_draw(args = (tagged(drawn(), "user-0")), config = measured(1))]
-#[bench::none_fits(args = (tagged(by_user(10), "nobody")), config = measured(1))]
-#[bench::last_of_ten(args = (tagged(by_user(10), "user-9")), config = measured(1))]
-#[bench::last_of_ten_thousand(args = (tagged(by_user(10_000), "user-9999")), config = measured(1))]
-#[bench::sticky(args = (tagged(sticky(), "user-0")), config = measured(1))]
-fn tag((plan, fields): (TagPlan, Headers)) -> (TagPlan, Headers) {
-    let decision = plan.choose(&view(&fields, "/orders/42"), &mut || black_box(DRAW));
-    assert!(black_box(decision).endpoints.is_some());
-    (plan, fields)
-}
-
-library_benchmark_group!(name = stations, benchmarks = [route, authorize, pick_endpoint, tag]);
+library_benchmark_group!(name = stations, benchmarks = [route, authorize, pick_endpoint]);
 
 gungraun::main!(library_benchmark_groups = stations);
 
@@ -217,73 +198,6 @@ impl Candidates for Endpoints {
 fn endpoints() -> Endpoints {
     let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
     Endpoints(loads.map(|load| (load, load != 9)))
-}
-
-/// Tag rules for ten instances of two versions, and the headers of a user.
-fn tagged(rules: Vec<TagRule>, user: &str) -> (TagPlan, Headers) {
-    let endpoint = |index: u16| {
-        let version = if index % 2 == 0 { "1" } else { "2" };
-        let workload = format!("orders-{index}");
-        Arc::new(Endpoint {
-            id: EndpointId {
-                service: ServiceName::new("bookinfo", "orders").expect("a name"),
-                port: 9080,
-                workload: WorkloadName::new("bookinfo", &workload).expect("a name"),
-            },
-            address: ([127, 0, 0, 1], 20_000 + index).into(),
-            account: account("orders"),
-            tags: BTreeMap::from([("version".to_owned(), version.to_owned())]),
-        })
-    };
-    let endpoints: Arc<[_]> = (0..10).map(endpoint).collect();
-    let otherwise = vec![Otherwise::Any];
-    let rules = TagRules { rules, otherwise, by_caller: Vec::new() };
-    let plan = TagPlan::build(&Arc::new(rules), &Caller::default(), &endpoints, None);
-    let mut fields = headers();
-    fields.push(("x-user".to_owned(), user.to_owned()));
-    (plan.expect("the rules are valid"), fields)
-}
-
-fn tag_rule(index: u32, matches: TagMatch, versions: &[&str]) -> TagRule {
-    let target = |version: &&str| {
-        let value = TagValue::Is((*version).to_owned());
-        let tags = BTreeMap::from([("version".to_owned(), value)]);
-        TagTarget { weight: 1, set: TagSet::All(tags) }
-    };
-    let name = TagRouteName::new("bookinfo", "orders").expect("a name");
-    TagRule {
-        origin: RuleOrigin { dialect: TagDialect::TagRoute, name, index },
-        precedence: 0,
-        from: Callers::default(),
-        matches,
-        split: TagSplit { targets: versions.iter().map(target).collect(), ..TagSplit::default() },
-        fallback: TagSplit::default(),
-        otherwise: Vec::new(),
-        sticky: None,
-    }
-}
-
-/// So many rules, each for another user.
-fn by_user(count: u32) -> Vec<TagRule> {
-    let rule = |index| {
-        let test = ValueTest::Text {
-            relation: TextRelation::Exact,
-            texts: vec![format!("user-{index}")],
-            ignore_case: false,
-        };
-        let headers = vec![FieldTest { name: "x-user".to_owned(), test }];
-        tag_rule(index, TagMatch { headers, ..TagMatch::default() }, &["2"])
-    };
-    (0..count).map(rule).collect()
-}
-
-fn drawn() -> Vec<TagRule> {
-    vec![tag_rule(0, TagMatch::default(), &["1", "2"])]
-}
-
-fn sticky() -> Vec<TagRule> {
-    let sticky = Some(Sticky::Header("x-user".to_owned()));
-    vec![TagRule { sticky, ..tag_rule(0, TagMatch::default(), &["1", "2"]) }]
 }
 
 /// Odd, so that its multiples spread over all numbers.

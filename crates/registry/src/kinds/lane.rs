@@ -40,9 +40,11 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
         None => TagMatch::default(),
     };
     let field = fields.require("marks")?;
-    let marks = field.each(MARKS_MAX, read_mark);
+    let elements = field.list(MARKS_MAX)?;
+    let marks: Vec<LaneMark> = elements.iter().filter_map(read_mark).collect();
     let total: u32 = marks.iter().map(|mark| mark.percent).sum();
-    if total == 0 || total > 100 {
+    // Those that are missing have been refused already.
+    if marks.len() == elements.len() && (total == 0 || total > 100) {
         field.refuse(format!("has {total} percent in all"), "use 1 to 100 in all");
         return None;
     }
@@ -73,7 +75,7 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>
             return None;
         }
         if RESERVED.contains(&name.as_str()) {
-            value.refuse(format!("{name} belongs to the connection"), "use a header of your own");
+            value.refuse(format!("{name} is not for applications"), "use a header of your own");
             return None;
         }
         headers.insert(name, text);

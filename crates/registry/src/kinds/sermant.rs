@@ -100,9 +100,10 @@ fn published(field: &Field<'_>, text: &str) -> Option<Node> {
     }
 }
 
-/// A block of text begins in the line after its mark; where it is on one line, so is all of it.
+/// Moves what was read from a text to where the text begins; a block of text keeps its indent.
 fn move_to(node: &mut Node, begins: Mark) {
-    node.mark.line = node.mark.line.saturating_add(begins.line);
+    node.mark.line = node.mark.line.saturating_add(begins.line).saturating_sub(1);
+    node.mark.column = node.mark.column.saturating_add(begins.column).saturating_sub(1);
     match &mut node.value {
         Value::List(list) => list.iter_mut().for_each(|node| move_to(node, begins)),
         Value::Map(map) => map.iter_mut().for_each(|(key, node)| {

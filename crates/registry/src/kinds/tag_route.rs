@@ -32,10 +32,14 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
     }
     rules.sort_by_key(|rule: &TagRule| Reverse(rule.precedence));
     let by_caller = read_same_tag(&fields, &name);
-    if rules.is_empty() && by_caller.is_empty() {
+    if elements.is_empty() && fields.find("sameTag").is_none_or(is_empty_list) {
         spec.refuse("says nothing", "add `rules` or `sameTag`");
     }
     Some(TagRoute { name, scope: scope?, rules: TagRules { rules, otherwise, by_caller } })
+}
+
+fn is_empty_list(field: &Field<'_>) -> bool {
+    matches!(field.value(), Value::List(list) if list.is_empty())
 }
 
 fn origin(name: &TagRouteName, index: usize) -> RuleOrigin {
@@ -144,8 +148,10 @@ fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
 }
 
 fn read_split(field: &Field<'_>) -> Option<TagSplit> {
-    let targets = field.each(TARGETS_MAX, read_target);
-    if targets.iter().all(|target| target.weight == 0) {
+    let elements = field.list(TARGETS_MAX)?;
+    let targets: Vec<TagTarget> = elements.iter().filter_map(read_target).collect();
+    // Those that are missing have been refused already.
+    if targets.len() == elements.len() && targets.iter().all(|target| target.weight == 0) {
         field.refuse("has no target with a weight above 0", "add one");
         return None;
     }

@@ -93,33 +93,20 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec.otherwise: has a word that is never reached; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
             spec.otherwise: "none" is not known here; use `any`, `default` or `fail`
             spec.rules[0].split: is missing; add `split`
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].split: has no target with a weight above 0; add one
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].split[0]: has `tags` and `instances` at once; keep one of them
-            spec.rules[0].split: has no target with a weight above 0; add one
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
-            spec.rules[0].split: has no target with a weight above 0; add one
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].split[0].tags.v: 2 is a number, not text; write "2" in quotes
             spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
-            spec.rules[0].split: has no target with a weight above 0; add one
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].from: says nothing; name a `service` or `tags`, or remove it
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].match.path.exact: "a" does not start with `/`; use a path such as "/ratings"
-            spec: says nothing; add `rules` or `sameTag`
             spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
             spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
             spec.rules[0].match.query.a.in: is empty, so that nothing fits; list at least one text
             spec.rules[0].sticky: says nothing; give one of `header`, `cookie`
-            spec: says nothing; add `rules` or `sameTag`
             spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
-            spec: says nothing; add `rules` or `sameTag`
             spec.sameTag[0].tags: names no tag; name one, such as `zone`
-            spec: says nothing; add `rules` or `sameTag`
         "#]],
     );
 }
@@ -140,12 +127,9 @@ fn refuses_lanes_that_cannot_be_honoured() {
             spec.service: is missing; add `service`
             spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
             spec.rules[0].marks: has 101 percent in all; use 1 to 100 in all
-            spec.rules[0].marks[0].headers.Connection: connection belongs to the connection; use a header of your own
-            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
+            spec.rules[0].marks[0].headers.Connection: connection is not for applications; use a header of your own
             spec.rules[0].marks[0].headers.a: is not the value of a header; use printable ASCII without outer blanks
-            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
             spec.rules[0].marks[0].headers: names no header; name one, such as `x-lane: gray`
-            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
         "#]],
     );
 }
@@ -174,7 +158,10 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         flow("{route: [{weight: many, tags: {v: a}}]}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check("SermantRouteRule", &specs, &expect![[r#"
+    check(
+        "SermantRouteRule",
+        &specs,
+        &expect![[r#"
         spec.compat: "istio" is not known here; use `sermant`
         spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
         spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
@@ -187,7 +174,8 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
         spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
         spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -209,7 +197,7 @@ spec:
     let (_, rejected) = read_str("f.yaml", text);
     let lines: String = rejected.iter().map(|refusal| format!("{refusal}\n")).collect();
     expect![[r#"
-        f.yaml:12:37: SermantRouteRule default/x: spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
+        f.yaml:11:41: SermantRouteRule default/x: spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
     "#]].assert_eq(&lines);
 }
 
