@@ -7,10 +7,11 @@ mod condition;
 mod rule;
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use leno_model::{
-    LaneRule, Name, Otherwise, SermantRouteRule, SermantRules, ServiceName, TagRouteName, TagRules,
-    TagScope,
+    LaneRule, Name, Otherwise, STEMS_MAX, SermantRouteRule, SermantRules, ServiceName,
+    TagRouteName, TagRules, TagScope,
 };
 
 use self::rule::{Origins, read_caller_rule, read_flow_rule, read_lane_rule};
@@ -198,6 +199,14 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
         }
         let elements = fields.find("rules").and_then(|rules| rules.list(RULES_MAX));
         read_rules(&mut rules, kind, &elements.unwrap_or_default(), &Origins { name })?;
+    }
+    let stems = rules.rules.rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
+    if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
+        content.refuse(
+            format!("has more than {STEMS_MAX} different paths in its flow rules"),
+            "use fewer, or a TagRoute",
+        );
+        return None;
     }
     if !rules.rules.rules.is_empty() {
         rules.rules.otherwise = vec![Otherwise::Default, Otherwise::Any];

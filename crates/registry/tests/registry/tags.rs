@@ -143,6 +143,9 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         )
     };
     let route = "route: [{weight: 100, tags: {v: a}}]";
+    let with_path =
+        |path| format!("{{match: {{path: /{path}, headers: {{a: {{exact: b}}}}}}, {route}}}");
+    let seven: Vec<String> = (1..=7).map(with_path).collect();
     let specs = [
         "{compat: istio, key: servicecomb.routeRule.a, rules: []}".to_owned(),
         "{compat: sermant, key: servicecomb.tagRule.a, rules: []}".to_owned(),
@@ -156,6 +159,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         flow(&format!("{{match: {{headers: {{a: {{regex: (?=b)}}}}}}, {route}}}")),
         flow(&format!("{{match: {{attachments: {{a: {{exact: b}}}}}}, {route}}}")),
         flow("{route: [{weight: many, tags: {v: a}}]}"),
+        flow(&seven.join(", ")),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check(
@@ -174,6 +178,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
         spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
         spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
+        spec.rules: has more than 6 different paths in its flow rules; use fewer, or a TagRoute
     "#]],
     );
 }
