@@ -5,6 +5,7 @@ mod decide;
 mod reason;
 mod request;
 mod rivals;
+mod tags;
 mod target;
 mod text;
 mod treatment;

@@ -175,7 +175,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(11) {
+    let yaml = match dice.below(14) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
@@ -231,6 +231,21 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             "{}spec: {{compat: sermant, config: '{{enableRemoval: true, \
              rules: [{{key: {one}, minInstanceNum: {port}}}, {{key: default-rule}}]}}'}}",
             head("SermantRemoval", "leno.dev/v1alpha1", ""),
+        ),
+        10 => format!(
+            "{}spec: {{service: {one}, otherwise: any, rules: [{{split: [{{tags: {{tier: {two}}}}}]}}], \
+             sameTag: [{{tags: [{three}]}}]}}",
+            head("TagRoute", "leno.dev/v1alpha1", ""),
+        ),
+        11 => format!(
+            "{}spec: {{scope: {}, otherwise: fail, rules: [{{from: {{tags: {{tier: {one}}}}}, \
+             split: [{{tags: {{app: {two}}}}}]}}]}}",
+            head("TagRoute", "leno.dev/v1alpha1", ""),
+            dice.pick(&["mesh", "namespace"]),
+        ),
+        12 => format!(
+            "{}spec: {{service: {one}, rules: [{{marks: [{{headers: {{x-lane: {two}}}}}]}}]}}",
+            head("Lane", "leno.dev/v1alpha1", ""),
         ),
         _ => format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\

@@ -3,6 +3,7 @@
 mod attached;
 mod index;
 mod policies;
+mod tags;
 mod touched;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use leno_model::{
 
 pub(crate) use attached::{Attached, Route};
 pub(crate) use index::Index;
+pub(crate) use tags::{Affected, Scope, Tags};
 pub(crate) use touched::Touched;
 
 /// Where the sidecar of a workload accepts mutual TLS, by port of its application.
@@ -44,6 +46,7 @@ pub(crate) struct Mesh {
     by_account: Index<ServiceAccount, WorkloadName>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
+    tags: Tags,
 }
 
 /// Questions.
@@ -129,6 +132,11 @@ impl Mesh {
         targets.map(|target| &target.destination).collect()
     }
 
+    /// Tag rules and lanes.
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
     /// Where a workload's sidecar accepts mutual TLS; `None` when there is no sidecar.
     pub(crate) fn listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
         self.listening.get(workload)
@@ -166,6 +174,7 @@ impl Mesh {
             .chain(groups)
             .chain(tcp_routes)
             .chain(policies)
+            .chain(self.tags.objects())
             .collect()
     }
 }
@@ -236,6 +245,18 @@ impl Mesh {
             Object::ServicePolicy(policy) => {
                 self.set_policy(&policy.name.clone(), Some(policy), touched);
             }
+            Object::TagRoute(route) => {
+                let affected = self.tags.set_route(&route.name.clone(), Some(route));
+                self.touch_tags(affected, touched);
+            }
+            Object::SermantRouteRule(rule) => {
+                let affected = self.tags.set_sermant(&rule.name.clone(), Some(rule));
+                self.touch_tags(affected, touched);
+            }
+            Object::Lane(lane) => {
+                let affected = self.tags.set_lane(&lane.name.clone(), Some(lane));
+                self.touch_tags(affected, touched);
+            }
         }
     }
 
@@ -263,6 +284,18 @@ impl Mesh {
                 self.tcp_routes.remove(name);
             }
             ObjectKey::ServicePolicy(name) => self.set_policy(name, None, touched),
+            ObjectKey::TagRoute(name) => {
+                let affected = self.tags.set_route(name, None);
+                self.touch_tags(affected, touched);
+            }
+            ObjectKey::SermantRouteRule(name) => {
+                let affected = self.tags.set_sermant(name, None);
+                self.touch_tags(affected, touched);
+            }
+            ObjectKey::Lane(name) => {
+                let affected = self.tags.set_lane(name, None);
+                self.touch_tags(affected, touched);
+            }
         }
     }
 
@@ -371,6 +404,26 @@ impl Mesh {
         if self.is_strict() {
             let parents = self.routes.leading_to(name).chain(self.tls_routes.leading_to(name));
             touched.services.extend(parents.cloned());
+        }
+    }
+
+    /// Tag rules or lanes changed.
+    fn touch_tags(&self, affected: Affected, touched: &mut Touched) {
+        touched.everybody |= affected.callers;
+        for scope in affected.scopes {
+            match scope {
+                Scope::Service(service) => {
+                    touched.services.insert(service);
+                }
+                Scope::Namespace(namespace) => {
+                    let inside = self.services.keys().filter(|name| name.namespace == namespace);
+                    touched.services.extend(inside.cloned());
+                }
+                Scope::Mesh => touched.services.extend(self.services.keys().cloned()),
+            }
+        }
+        for service in &affected.entrances {
+            touched.workloads.extend(self.selected.of(service).cloned());
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
+    Access, AccessRule, Caller, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
     PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteRule,
     RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain, UrlRewrite,
     ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
@@ -42,6 +42,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         endpoints: endpoints.collect(),
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
+        tags: None,
     };
     ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
 }
@@ -81,6 +82,7 @@ pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
         id: EndpointId { service: service.clone(), port: 9080, workload },
         address: SocketAddr::from(([127, 0, 0, 1], 20_000 + index)),
         account: ServiceAccount::new("bookinfo", service.name.as_str()).unwrap(),
+        tags: BTreeMap::new(),
     }
 }
 
@@ -105,6 +107,8 @@ pub(crate) fn plan() -> WorkloadPlan {
         }]),
         revoked: Default::default(),
         edition: 0,
+        caller: Caller::default(),
+        lanes: BTreeMap::new(),
     }
 }
 

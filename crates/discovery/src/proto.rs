@@ -301,6 +301,10 @@ pub struct Plan {
     pub revoked: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(fixed64, tag = "41")]
     pub edition: u64,
+    #[prost(message, optional, tag = "20")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(message, repeated, tag = "21")]
+    pub lanes: ::prost::alloc::vec::Vec<LanePort>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ApplicationPort {
@@ -421,6 +425,8 @@ pub struct ServicePort {
     pub routed: bool,
     #[prost(message, repeated, tag = "5")]
     pub rules: ::prost::alloc::vec::Vec<Rule>,
+    #[prost(message, optional, tag = "20")]
+    pub tags: ::core::option::Option<TagRules>,
     #[prost(message, repeated, tag = "40")]
     pub tls_rules: ::prost::alloc::vec::Vec<TlsRule>,
     #[prost(message, optional, tag = "30")]
@@ -624,12 +630,231 @@ pub struct Backend {
     #[prost(uint32, tag = "3")]
     pub weight: u32,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Endpoint {
     #[prost(message, optional, tag = "1")]
     pub address: ::core::option::Option<SocketAddress>,
     #[prost(string, tag = "2")]
     pub account: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "10")]
+    pub tags: ::prost::alloc::vec::Vec<Label>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Label {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Caller {
+    #[prost(string, repeated, tag = "1")]
+    pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "2")]
+    pub tags: ::prost::alloc::vec::Vec<Label>,
+    #[prost(bool, tag = "3")]
+    pub has_parameters: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TagRules {
+    #[prost(message, repeated, tag = "1")]
+    pub rules: ::prost::alloc::vec::Vec<TagRule>,
+    #[prost(enumeration = "Otherwise", repeated, tag = "2")]
+    pub otherwise: ::prost::alloc::vec::Vec<i32>,
+    #[prost(message, repeated, tag = "3")]
+    pub by_caller: ::prost::alloc::vec::Vec<CallerRule>,
+    #[prost(message, repeated, tag = "4")]
+    pub sources: ::prost::alloc::vec::Vec<TagSource>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TagSource {
+    #[prost(enumeration = "TagDialect", tag = "1")]
+    pub dialect: i32,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TagRule {
+    #[prost(uint32, tag = "1")]
+    pub source: u32,
+    #[prost(uint32, tag = "2")]
+    pub index: u32,
+    #[prost(sint32, tag = "3")]
+    pub precedence: i32,
+    #[prost(message, optional, tag = "4")]
+    pub from: ::core::option::Option<Callers>,
+    #[prost(message, optional, tag = "5")]
+    pub matches: ::core::option::Option<TagMatch>,
+    #[prost(message, optional, tag = "6")]
+    pub split: ::core::option::Option<TagSplit>,
+    #[prost(message, optional, tag = "7")]
+    pub fallback: ::core::option::Option<TagSplit>,
+    #[prost(enumeration = "Otherwise", repeated, tag = "8")]
+    pub otherwise: ::prost::alloc::vec::Vec<i32>,
+    #[prost(message, optional, tag = "9")]
+    pub sticky: ::core::option::Option<Sticky>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Sticky {
+    #[prost(oneof = "sticky::By", tags = "1, 2")]
+    pub by: ::core::option::Option<sticky::By>,
+}
+/// Nested message and enum types in `Sticky`.
+pub mod sticky {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum By {
+        #[prost(string, tag = "1")]
+        Header(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Cookie(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TagSplit {
+    #[prost(message, repeated, tag = "1")]
+    pub targets: ::prost::alloc::vec::Vec<TagTarget>,
+    #[prost(bool, tag = "2")]
+    pub percent: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TagTarget {
+    #[prost(uint32, tag = "1")]
+    pub weight: u32,
+    #[prost(oneof = "tag_target::Set", tags = "2, 3, 4, 5")]
+    pub set: ::core::option::Option<tag_target::Set>,
+}
+/// Nested message and enum types in `TagTarget`.
+pub mod tag_target {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Set {
+        #[prost(message, tag = "2")]
+        All(super::TagValues),
+        #[prost(message, tag = "3")]
+        Any(super::TagValues),
+        #[prost(message, tag = "4")]
+        Default(super::Nothing),
+        #[prost(message, tag = "5")]
+        Every(super::Nothing),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TagValues {
+    #[prost(message, repeated, tag = "1")]
+    pub tags: ::prost::alloc::vec::Vec<TagValue>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TagValue {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, optional, tag = "2")]
+    pub value: ::core::option::Option<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Callers {
+    #[prost(string, optional, tag = "1")]
+    pub service: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "2")]
+    pub tags: ::prost::alloc::vec::Vec<FieldTest>,
+    #[prost(bool, tag = "3")]
+    pub one_is_enough: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TagMatch {
+    #[prost(message, optional, tag = "1")]
+    pub request: ::core::option::Option<RequestMatch>,
+    #[prost(message, repeated, tag = "2")]
+    pub headers: ::prost::alloc::vec::Vec<FieldTest>,
+    #[prost(bool, tag = "3")]
+    pub one_is_enough: bool,
+    #[prost(bool, tag = "4")]
+    pub first_value: bool,
+    #[prost(message, repeated, tag = "5")]
+    pub query: ::prost::alloc::vec::Vec<FieldTest>,
+    #[prost(message, repeated, tag = "6")]
+    pub cookies: ::prost::alloc::vec::Vec<FieldTest>,
+    #[prost(string, optional, tag = "7")]
+    pub stem: ::core::option::Option<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FieldTest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(oneof = "field_test::Test", tags = "2, 3, 4, 5")]
+    pub test: ::core::option::Option<field_test::Test>,
+}
+/// Nested message and enum types in `FieldTest`.
+pub mod field_test {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Test {
+        #[prost(bool, tag = "2")]
+        Present(bool),
+        #[prost(message, tag = "3")]
+        Text(super::TextTest),
+        #[prost(message, tag = "4")]
+        Number(super::NumberTest),
+        #[prost(message, tag = "5")]
+        Never(super::Nothing),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TextTest {
+    #[prost(enumeration = "TextRelation", tag = "1")]
+    pub relation: i32,
+    #[prost(string, repeated, tag = "2")]
+    pub texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "3")]
+    pub ignore_case: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NumberTest {
+    #[prost(enumeration = "NumberRelation", tag = "1")]
+    pub relation: i32,
+    #[prost(sint64, tag = "2")]
+    pub bound: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CallerRule {
+    #[prost(uint32, tag = "1")]
+    pub source: u32,
+    #[prost(uint32, tag = "2")]
+    pub index: u32,
+    #[prost(message, optional, tag = "3")]
+    pub from: ::core::option::Option<Callers>,
+    #[prost(message, optional, tag = "4")]
+    pub split: ::core::option::Option<TagSplit>,
+    #[prost(uint32, tag = "5")]
+    pub min_percent: u32,
+    #[prost(uint32, tag = "6")]
+    pub min_total: u32,
+    #[prost(bool, tag = "7")]
+    pub goes_on: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LanePort {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub rules: ::prost::alloc::vec::Vec<LaneRule>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LaneRule {
+    #[prost(message, optional, tag = "1")]
+    pub source: ::core::option::Option<TagSource>,
+    #[prost(uint32, tag = "2")]
+    pub index: u32,
+    #[prost(sint32, tag = "3")]
+    pub precedence: i32,
+    #[prost(message, optional, tag = "4")]
+    pub matches: ::core::option::Option<TagMatch>,
+    #[prost(message, repeated, tag = "5")]
+    pub marks: ::prost::alloc::vec::Vec<LaneMark>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LaneMark {
+    #[prost(uint32, tag = "1")]
+    pub percent: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub headers: ::prost::alloc::vec::Vec<Label>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct World {
@@ -703,6 +928,140 @@ impl Scheme {
             "SCHEME_UNSPECIFIED" => Some(Self::Unspecified),
             "SCHEME_HTTP" => Some(Self::Http),
             "SCHEME_HTTPS" => Some(Self::Https),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TagDialect {
+    Unspecified = 0,
+    TagRoute = 1,
+    Sermant = 2,
+    Lane = 3,
+}
+impl TagDialect {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TAG_DIALECT_UNSPECIFIED",
+            Self::TagRoute => "TAG_DIALECT_TAG_ROUTE",
+            Self::Sermant => "TAG_DIALECT_SERMANT",
+            Self::Lane => "TAG_DIALECT_LANE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TAG_DIALECT_UNSPECIFIED" => Some(Self::Unspecified),
+            "TAG_DIALECT_TAG_ROUTE" => Some(Self::TagRoute),
+            "TAG_DIALECT_SERMANT" => Some(Self::Sermant),
+            "TAG_DIALECT_LANE" => Some(Self::Lane),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Otherwise {
+    Unspecified = 0,
+    Any = 1,
+    Default = 2,
+}
+impl Otherwise {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "OTHERWISE_UNSPECIFIED",
+            Self::Any => "OTHERWISE_ANY",
+            Self::Default => "OTHERWISE_DEFAULT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OTHERWISE_UNSPECIFIED" => Some(Self::Unspecified),
+            "OTHERWISE_ANY" => Some(Self::Any),
+            "OTHERWISE_DEFAULT" => Some(Self::Default),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TextRelation {
+    Unspecified = 0,
+    Exact = 1,
+    Prefix = 2,
+    Regex = 3,
+    In = 4,
+    Not = 5,
+}
+impl TextRelation {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TEXT_RELATION_UNSPECIFIED",
+            Self::Exact => "TEXT_RELATION_EXACT",
+            Self::Prefix => "TEXT_RELATION_PREFIX",
+            Self::Regex => "TEXT_RELATION_REGEX",
+            Self::In => "TEXT_RELATION_IN",
+            Self::Not => "TEXT_RELATION_NOT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TEXT_RELATION_UNSPECIFIED" => Some(Self::Unspecified),
+            "TEXT_RELATION_EXACT" => Some(Self::Exact),
+            "TEXT_RELATION_PREFIX" => Some(Self::Prefix),
+            "TEXT_RELATION_REGEX" => Some(Self::Regex),
+            "TEXT_RELATION_IN" => Some(Self::In),
+            "TEXT_RELATION_NOT" => Some(Self::Not),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum NumberRelation {
+    Unspecified = 0,
+    Above = 1,
+    AtLeast = 2,
+    Below = 3,
+    AtMost = 4,
+}
+impl NumberRelation {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "NUMBER_RELATION_UNSPECIFIED",
+            Self::Above => "NUMBER_RELATION_ABOVE",
+            Self::AtLeast => "NUMBER_RELATION_AT_LEAST",
+            Self::Below => "NUMBER_RELATION_BELOW",
+            Self::AtMost => "NUMBER_RELATION_AT_MOST",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "NUMBER_RELATION_UNSPECIFIED" => Some(Self::Unspecified),
+            "NUMBER_RELATION_ABOVE" => Some(Self::Above),
+            "NUMBER_RELATION_AT_LEAST" => Some(Self::AtLeast),
+            "NUMBER_RELATION_BELOW" => Some(Self::Below),
+            "NUMBER_RELATION_AT_MOST" => Some(Self::AtMost),
             _ => None,
         }
     }

@@ -9,6 +9,7 @@ mod field;
 mod plan;
 mod request;
 mod service;
+mod tag;
 mod treatment;
 
 use bytes::Bytes;

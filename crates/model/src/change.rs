@@ -3,11 +3,14 @@
 use std::fmt;
 
 use crate::mesh::MeshConfig;
-use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName, WorkloadName};
+use crate::name::{
+    PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName, TcpRouteName, WorkloadName,
+};
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
 use crate::service::Service;
 use crate::service_policy::{ServicePolicy, ServicePolicyName};
+use crate::tag::{Lane, SermantRouteRule, TagRoute};
 use crate::tls_route::TlsRoute;
 use crate::workload::Workload;
 
@@ -43,6 +46,12 @@ pub enum Object {
     GrpcRoute(HttpRoute),
     /// How requests to some services are treated.
     ServicePolicy(ServicePolicy),
+    /// Tag rules.
+    TagRoute(TagRoute),
+    /// Tag rules as Sermant publishes them.
+    SermantRouteRule(SermantRouteRule),
+    /// Marks at the entrance of a service.
+    Lane(Lane),
 }
 
 impl Object {
@@ -60,6 +69,9 @@ impl Object {
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
             Self::GrpcRoute(o) => ObjectKey::GrpcRoute(o.name.clone()),
             Self::ServicePolicy(o) => ObjectKey::ServicePolicy(o.name.clone()),
+            Self::TagRoute(o) => ObjectKey::TagRoute(o.name.clone()),
+            Self::SermantRouteRule(o) => ObjectKey::SermantRouteRule(o.name.clone()),
+            Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
         }
     }
 }
@@ -87,6 +99,12 @@ pub enum ObjectKey {
     GrpcRoute(RouteName),
     /// How requests to some services are treated.
     ServicePolicy(ServicePolicyName),
+    /// Tag rules.
+    TagRoute(TagRouteName),
+    /// Tag rules as Sermant publishes them.
+    SermantRouteRule(TagRouteName),
+    /// Marks at the entrance of a service.
+    Lane(TagRouteName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -103,6 +121,9 @@ impl fmt::Display for ObjectKey {
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
             Self::GrpcRoute(name) => write!(f, "GRPCRoute {name}"),
             Self::ServicePolicy(name) => write!(f, "{name}"),
+            Self::TagRoute(name) => write!(f, "TagRoute {name}"),
+            Self::SermantRouteRule(name) => write!(f, "SermantRouteRule {name}"),
+            Self::Lane(name) => write!(f, "Lane {name}"),
         }
     }
 }

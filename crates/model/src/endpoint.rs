@@ -1,5 +1,6 @@
 //! An endpoint: one place where one port of a service can be reached.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::identity::ServiceAccount;
@@ -25,4 +26,15 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// The only account whose certificate is accepted there.
     pub account: ServiceAccount,
+    /// The labels of its workload that the service's tag rules name.
+    pub tags: BTreeMap<String, String>,
+}
+
+impl Endpoint {
+    /// Whether both are one place: a connection to the one is a connection to the other, whatever
+    /// rules make of its tags.
+    #[must_use]
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        self.id == other.id && self.address == other.address && self.account == other.account
+    }
 }

@@ -15,6 +15,7 @@ pub mod route;
 pub mod service;
 pub mod service_policy;
 pub mod snapshot;
+pub mod tag;
 pub mod tls_route;
 pub mod workload;
 
@@ -26,8 +27,8 @@ pub use endpoint::{Endpoint, EndpointId};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use mesh::{MeshConfig, TrafficMode};
 pub use name::{
-    InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName,
-    WorkloadName,
+    InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
+    TcpRouteName, WorkloadName,
 };
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
@@ -44,5 +45,11 @@ pub use service_policy::{
     ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
 };
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
+pub use tag::{
+    Caller, CallerRule, Callers, FieldTest, Lane, LaneMark, LaneRule, NumberRelation, Otherwise,
+    Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules, Sticky, TagDialect,
+    TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue,
+    TextRelation, ValueTest, Weights,
+};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use workload::{Door, Workload, WorkloadPort};

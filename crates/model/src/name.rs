@@ -131,6 +131,10 @@ object_name! {
     /// The name of an SMI `TCPRoute`.
     TcpRouteName
 }
+object_name! {
+    /// The name of an object with tag rules: a `TagRoute`, `SermantRouteRule` or `Lane`.
+    TagRouteName
+}
 
 /// RFC 1123: a label is 1 to 63 bytes, alphanumeric at both ends.
 fn is_label(label: &str) -> bool {

@@ -181,6 +181,10 @@ reasons! {
     /// The peer's account is revoked, whatever its certificate says.
     RevokedPeer "revoked-peer" 403 Downstream Never
         "Take the account out of `spec.revoked` of the MeshConfig, if it is to be a member again.";
+    /// No instance carries the tags that a tag rule demands for the request.
+    NoTaggedEndpoint "no-tagged-endpoint" 503 Ours Never
+        "Start a workload with these labels, or say in the TagRoute what takes such requests \
+         `otherwise`; `leno explain request` shows rule and instances.";
 }
 
 #[cfg(test)]

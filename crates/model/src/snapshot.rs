@@ -11,6 +11,7 @@ use crate::policy::Access;
 use crate::route::RouteRule;
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
+use crate::tag::{Caller, LaneRule, TagRules};
 use crate::tls_route::TlsRule;
 use crate::workload::{Door, WorkloadPort};
 
@@ -46,6 +47,10 @@ pub struct WorkloadPlan {
     pub revoked: BTreeSet<ServiceAccount>,
     /// The edition that certificates are issued in now; 0 when none is to be renewed for that.
     pub edition: u64,
+    /// What tag rules may ask about the workload.
+    pub caller: Caller,
+    /// What requests are marked with at the ports of the application, in order of precedence.
+    pub lanes: BTreeMap<u16, Vec<LaneRule>>,
 }
 
 /// A service as one client sees it.
@@ -86,4 +91,6 @@ pub struct PortView {
     pub tls_rules: Vec<TlsRule>,
     /// How requests to it are treated.
     pub treatment: Treatment,
+    /// Which of its endpoints take which requests; any take all when absent.
+    pub tags: Option<Arc<TagRules>>,
 }

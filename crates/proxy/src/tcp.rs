@@ -123,9 +123,10 @@ async fn open(
         false => by_server_name(worker, (&scene, port), client, record).await?,
     };
     let ward = worker.ward(port, scene.version);
+    let endpoints = route::tagged(worker, port, None)?;
     let mut tried = None;
     loop {
-        let upstream = pick(worker, (&port.endpoints, ward.as_deref()), tried.as_ref())?;
+        let upstream = pick(worker, (&endpoints, ward.as_deref()), tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
         let trial = ward.as_ref().and_then(|ward| ward.begin(&upstream));

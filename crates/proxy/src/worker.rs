@@ -115,7 +115,10 @@ impl Worker {
     /// What this thread knows of an endpoint: its connections and its load.
     pub(crate) fn upstream(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
         let known = self.upstreams.borrow().get(&endpoint.id).cloned();
-        if let Some(upstream) = known.as_ref().filter(|known| known.endpoint == *endpoint) {
+        let same = |known: &&Rc<Upstream>| {
+            Arc::ptr_eq(&known.endpoint, endpoint) || known.endpoint.is_same_place(endpoint)
+        };
+        if let Some(upstream) = known.as_ref().filter(same) {
             return upstream.clone();
         }
         let upstream = Rc::new(Upstream::new(endpoint.clone()));

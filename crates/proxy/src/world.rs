@@ -144,14 +144,14 @@ impl World {
         tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
-    /// Whether the current version has exactly this endpoint.
+    /// Whether the current version has this endpoint at this place.
     pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
         let Some(scene) = self.scene() else {
             return false;
         };
         let service = scene.plans.snapshot.services.get(&endpoint.id.service);
         let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
-        port.is_some_and(|port| port.endpoints.iter().any(|known| **known == *endpoint))
+        port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
     }
 
     /// The services that nobody has used for `idle`.

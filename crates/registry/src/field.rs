@@ -64,6 +64,11 @@ impl<'a> Field<'a> {
         &self.node.value
     }
 
+    /// Where it is.
+    pub(crate) fn mark(&self) -> Mark {
+        self.node.mark
+    }
+
     /// Notes a problem with this field.
     pub(crate) fn refuse(&self, problem: impl Into<String>, remedy: impl Into<String>) {
         let note = self.note(problem.into(), remedy.into());
@@ -176,6 +181,36 @@ impl<'a> Field<'a> {
             _ => self.refuse(format!("{shown} is not a number"), bounds),
         }
         None
+    }
+
+    /// A whole number of 64 bits.
+    pub(crate) fn integer(&self) -> Option<i64> {
+        let number = match &self.node.value {
+            Value::Number(text) => whole(text),
+            _ => None,
+        };
+        if number.is_none() {
+            let shown = self.shown();
+            self.refuse(format!("{shown} is not a whole number"), "use one, without quotes");
+        }
+        number
+    }
+
+    /// True or false.
+    pub(crate) fn boolean(&self) -> Option<bool> {
+        if let Value::Boolean(value) = self.node.value {
+            return Some(value);
+        }
+        self.refuse(format!("{} is neither true nor false", self.shown()), "use true or false");
+        None
+    }
+
+    /// A tree that this field's text stands for, with the same path and notes.
+    pub(crate) fn standing_for<'b>(&self, node: &'b Node) -> Field<'b>
+    where
+        'a: 'b,
+    {
+        Field { node, path: self.path.clone(), notes: self.notes }
     }
 
     /// A port.

@@ -3,12 +3,16 @@
 mod filter;
 mod grpc_route;
 mod http_route;
+mod lane;
 mod mesh_config;
 mod outlier_removal;
+mod request_test;
+mod sermant;
 mod sermant_removal;
 mod service;
 mod service_policy;
 mod smi;
+mod tag_route;
 mod tls_route;
 mod workload;
 
@@ -146,6 +150,9 @@ enum Kind {
     TcpRoute,
     GrpcRoute,
     ServicePolicy(ServicePolicyKind),
+    TagRoute,
+    SermantRouteRule,
+    Lane,
 }
 
 impl Kind {
@@ -161,6 +168,9 @@ impl Kind {
         Self::GrpcRoute,
         Self::ServicePolicy(ServicePolicyKind::OutlierRemoval),
         Self::ServicePolicy(ServicePolicyKind::SermantRemoval),
+        Self::TagRoute,
+        Self::SermantRouteRule,
+        Self::Lane,
     ];
 
     const fn word(self) -> &'static str {
@@ -175,13 +185,21 @@ impl Kind {
             Self::TcpRoute => "TCPRoute",
             Self::GrpcRoute => "GRPCRoute",
             Self::ServicePolicy(kind) => kind.as_str(),
+            Self::TagRoute => "TagRoute",
+            Self::SermantRouteRule => "SermantRouteRule",
+            Self::Lane => "Lane",
         }
     }
 
     /// The versions that are read, the best first.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
-            Self::Workload | Self::MeshConfig | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
+            Self::Workload
+            | Self::MeshConfig
+            | Self::TagRoute
+            | Self::SermantRouteRule
+            | Self::Lane
+            | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
             Self::HttpRoute => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
@@ -251,6 +269,9 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::ServicePolicy(kind) => {
             service_policy::read(kind, head, spec).map(Object::ServicePolicy)
         }
+        Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
+        Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
+        Kind::Lane => lane::read(head, spec).map(Object::Lane),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

@@ -1,12 +1,14 @@
 //! Looks at all objects together: what refers to nothing is probably a slip of the pen.
 
+mod tags;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
     HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, RouteParent, Service,
-    ServiceAccount, ServiceName, ServicePolicy, TargetPort, TargetRule, TcpRouteName, TlsRoute,
-    TrafficMode, TrafficTarget, WeightedBackend, Workload,
+    ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule,
+    TcpRouteName, TlsRoute, TrafficMode, TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -33,6 +35,9 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::TlsRoute(route) => world.lint_tls_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
             Object::ServicePolicy(policy) => world.lint_service_policy(policy, &mut notes),
+            Object::TagRoute(route) => world.lint_tag_route(route, &mut notes),
+            Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
+            Object::Lane(lane) => world.lint_lane(lane, &mut notes),
             Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
         }
     }
@@ -52,6 +57,10 @@ struct World<'a> {
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
+    /// What a `TagRoute` is for, and one such.
+    tag_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
+    /// What a `SermantRouteRule` is for, and the first such by name.
+    published: BTreeMap<&'a TagScope, &'a TagRouteName>,
     strict: bool,
 }
 
@@ -103,9 +112,17 @@ impl<'a> World<'a> {
                     world.mentioned.insert(&target.destination);
                     world.mentioned.extend(&target.sources);
                 }
+                Object::TagRoute(route) => {
+                    world.tag_scopes.insert(&route.scope, &route.name);
+                }
+                Object::SermantRouteRule(rule) => {
+                    for (scope, _) in &rule.entries {
+                        world.published.entry(scope).or_insert(&rule.name);
+                    }
+                }
+                Object::HttpRoute(_) | Object::TlsRoute(_) | Object::Lane(_) => {}
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
-                Object::HttpRoute(_) | Object::TlsRoute(_) => {}
             }
         }
         world

@@ -168,6 +168,7 @@ fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
+        tags: None,
     };
     PortRoutes::compile(&view).expect("the rules are valid")
 }

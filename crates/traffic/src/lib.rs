@@ -15,6 +15,7 @@ pub mod removal;
 pub mod request;
 pub mod retry;
 pub mod route;
+pub mod tag;
 pub mod tls_route;
 
 mod pattern;
@@ -31,4 +32,5 @@ pub use plan::{Plans, PortPlan, ServicePlan};
 pub use request::{Fields, RequestView};
 pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
 pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
+pub use tag::{Chance, Draw, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};
 pub use tls_route::{TlsChoice, TlsRoutes};

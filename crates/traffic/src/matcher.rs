@@ -98,7 +98,7 @@ pub(crate) fn prefix_elements(prefix: &str) -> &str {
 }
 
 #[derive(Debug, Clone)]
-enum PathMatcher {
+pub(crate) enum PathMatcher {
     Any,
     Exact(Box<str>),
     /// Never empty, and without a trailing `/`.
@@ -107,7 +107,7 @@ enum PathMatcher {
 }
 
 impl PathMatcher {
-    fn compile(path: &PathMatch) -> Result<Self, BadPattern> {
+    pub(crate) fn compile(path: &PathMatch) -> Result<Self, BadPattern> {
         Ok(match path {
             PathMatch::Any => Self::Any,
             PathMatch::Exact(path) => Self::Exact(path.as_str().into()),
@@ -121,7 +121,7 @@ impl PathMatcher {
         })
     }
 
-    fn matches(&self, path: &str) -> bool {
+    pub(crate) fn matches(&self, path: &str) -> bool {
         match self {
             Self::Any => true,
             Self::Exact(exact) => **exact == *path,
@@ -204,7 +204,7 @@ fn compile_value(
 }
 
 /// The first value of a query parameter, still encoded; empty for a parameter without `=`.
-fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
+pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     query.split('&').find_map(|pair| {
         let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
         percent_decoded(encoded).eq(name.bytes()).then_some(value)
@@ -212,7 +212,7 @@ fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
 }
 
 /// The text that the escapes stand for; `None` when it is not UTF-8, and then nothing matches.
-fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
+pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
     if !encoded.contains('%') {
         return Some(Cow::Borrowed(encoded));
     }

@@ -101,6 +101,10 @@ pub enum PatternField {
     Header(String),
     /// A query parameter.
     Query(String),
+    /// A cookie.
+    Cookie(String),
+    /// A tag of the caller.
+    CallerTag(String),
 }
 
 impl std::fmt::Display for PatternField {
@@ -110,6 +114,8 @@ impl std::fmt::Display for PatternField {
             Self::Path => f.write_str(" for the path"),
             Self::Header(name) => write!(f, " for the header `{name}`"),
             Self::Query(name) => write!(f, " for the query parameter `{name}`"),
+            Self::Cookie(name) => write!(f, " for the cookie `{name}`"),
+            Self::CallerTag(name) => write!(f, " for the tag `{name}` of the caller"),
         }
     }
 }

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leno_model::{Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot, Treatment};
+use leno_model::{
+    Caller, Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot, Treatment,
+};
 
 use crate::authorize::InboundAccess;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
+use crate::tag::{Lanes, TagPlan};
 use crate::tls_route::TlsRoutes;
 
 /// A snapshot, compiled. What did not change since the previous one is taken over from it.
@@ -19,6 +22,8 @@ pub struct Plans {
     pub access: Arc<InboundAccess>,
     /// Where requests go, by the service that they are for.
     pub services: BTreeMap<ServiceName, Arc<ServicePlan>>,
+    /// What requests that come in are marked with.
+    pub lanes: Arc<Lanes>,
 }
 
 impl Plans {
@@ -28,11 +33,22 @@ impl Plans {
     /// [`BadPattern`] for the first regular expression that cannot be used; nothing is built then.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Self>) -> Result<Self, BadPattern> {
         let mut services = BTreeMap::new();
+        let caller = &snapshot.plan.caller;
         for (name, view) in &snapshot.services {
-            let old = previous.and_then(|plans| plans.services.get(name));
-            services.insert(name.clone(), ServicePlan::build(view, old)?);
+            let old = previous.and_then(|plans| {
+                Some(Old {
+                    plan: plans.services.get(name)?,
+                    same_caller: plans.snapshot.plan.caller == *caller,
+                })
+            });
+            services.insert(name.clone(), ServicePlan::build(view, caller, old)?);
         }
-        Ok(Self { access: build_access(&snapshot, previous)?, snapshot, services })
+        Ok(Self {
+            access: build_access(&snapshot, previous)?,
+            lanes: build_lanes(&snapshot, previous)?,
+            snapshot,
+            services,
+        })
     }
 
     /// The plan of a service, if the snapshot knows it.
@@ -51,19 +67,31 @@ pub struct ServicePlan {
     pub ports: BTreeMap<u16, PortPlan>,
 }
 
+/// A service as it was compiled before.
+struct Old<'a> {
+    plan: &'a Arc<ServicePlan>,
+    /// Whether the caller is as it was then; only tag rules look at it.
+    same_caller: bool,
+}
+
 impl ServicePlan {
     /// Compiles a service; the plan before it is kept as it is when nothing changed.
-    fn build(view: &Arc<ServiceView>, old: Option<&Arc<Self>>) -> Result<Arc<Self>, BadPattern> {
-        if let Some(old) = old
-            && (Arc::ptr_eq(view, &old.view) || *view == old.view)
+    fn build(
+        view: &Arc<ServiceView>,
+        caller: &Caller,
+        old: Option<Old<'_>>,
+    ) -> Result<Arc<Self>, BadPattern> {
+        if let Some(Old { plan, same_caller }) = &old
+            && (*same_caller || view.ports.values().all(|port| port.tags.is_none()))
+            && (Arc::ptr_eq(view, &plan.view) || *view == plan.view)
         {
-            return Ok(Arc::clone(old));
+            return Ok(Arc::clone(plan));
         }
         let mut ports = BTreeMap::new();
         for (number, port) in &view.ports {
-            let old_view = old.and_then(|plan| plan.view.ports.get(number));
-            let old_plan = old.and_then(|plan| plan.ports.get(number));
-            ports.insert(*number, PortPlan::build(port, old_view.zip(old_plan))?);
+            let old_view = old.as_ref().and_then(|old| old.plan.view.ports.get(number));
+            let old_plan = old.as_ref().and_then(|old| old.plan.ports.get(number));
+            ports.insert(*number, PortPlan::build(port, caller, old_view.zip(old_plan))?);
         }
         let view = Arc::clone(view);
         Ok(Arc::new(Self { view, ports }))
@@ -84,25 +112,39 @@ pub struct PortPlan {
     /// How its requests are treated; absent when no policy says anything. The same while it
     /// says the same, so that what threads keep for it lives as long.
     pub treatment: Option<Arc<Treatment>>,
+    /// Which of them take which requests; any take all when absent.
+    pub tags: Option<Box<TagPlan>>,
 }
 
 impl PortPlan {
     /// Endpoints come and go more often than rules: the rules are compiled only when they changed.
-    fn build(view: &PortView, old: Option<(&PortView, &Self)>) -> Result<Self, BadPattern> {
+    fn build(
+        view: &PortView,
+        caller: &Caller,
+        old: Option<(&PortView, &Self)>,
+    ) -> Result<Self, BadPattern> {
         let same_rules =
             |before: &PortView| before.routed == view.routed && before.rules == view.rules;
         let routes = match old {
             Some((before, plan)) if same_rules(before) => Arc::clone(&plan.routes),
             _ => Arc::new(PortRoutes::compile(view)?),
         };
+        let endpoints: Arc<[Arc<Endpoint>]> = view.endpoints.as_slice().into();
         let treatment = match old {
             _ if view.treatment.is_empty() => None,
             Some((before, plan)) if before.treatment == view.treatment => plan.treatment.clone(),
             _ => Some(Arc::new(view.treatment.clone())),
         };
-        let endpoints = view.endpoints.as_slice().into();
         let tls_routes = TlsRoutes::compile(view);
-        Ok(Self { routes, tls_routes, protocol: view.protocol, endpoints, treatment })
+        let tags = match &view.tags {
+            None => None,
+            Some(rules) => {
+                let old = old.and_then(|(_, plan)| plan.tags.as_deref());
+                Some(Box::new(TagPlan::build(rules, caller, &endpoints, old)?))
+            }
+        };
+        let protocol = view.protocol;
+        Ok(Self { routes, tls_routes, protocol, endpoints, treatment, tags })
     }
 }
 
@@ -124,6 +166,15 @@ fn build_access(
             let access = InboundAccess::compile(&plan.access, &plan.trust_domain)?;
             Ok(Arc::new(access.without(plan.revoked.clone())))
         }
+    }
+}
+
+fn build_lanes(snapshot: &Snapshot, previous: Option<&Plans>) -> Result<Arc<Lanes>, BadPattern> {
+    match previous {
+        Some(Plans { snapshot: old, lanes, .. }) if old.plan.lanes == snapshot.plan.lanes => {
+            Ok(Arc::clone(lanes))
+        }
+        _ => Lanes::compile(&snapshot.plan.lanes).map(Arc::new),
     }
 }
 

@@ -21,6 +21,9 @@ pub struct RequestView<'a> {
 pub trait Fields {
     /// All values of this lower-case header name joined by `", "`; `None` when it is absent.
     fn find(&self, name: &str) -> Option<Cow<'_, str>>;
+
+    /// The first value of this lower-case header name; `None` when it is absent.
+    fn first(&self, name: &str) -> Option<Cow<'_, str>>;
 }
 
 /// Headers in a list, for tools and tests.
@@ -39,6 +42,11 @@ impl Fields for Vec<(String, String)> {
         }
         Some(joined)
     }
+
+    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
+        let named = self.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        named.map(|(_, value)| Cow::Borrowed(value.as_str()))
+    }
 }
 
 #[cfg(test)]
@@ -55,5 +63,7 @@ mod tests {
         assert_eq!(fields.find("accept").as_deref(), Some("a, b"));
         assert_eq!(fields.find("x").as_deref(), Some("1"));
         assert_eq!(fields.find("y"), None);
+        assert_eq!(fields.first("accept").as_deref(), Some("a"));
+        assert_eq!(fields.first("y"), None);
     }
 }

@@ -120,6 +120,7 @@ mod tests {
             endpoints: Vec::new(),
             tls_rules,
             treatment: leno_model::Treatment::default(),
+            tags: None,
         })
     }
 

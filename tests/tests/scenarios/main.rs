@@ -10,3 +10,5 @@ mod netns;
 #[cfg(test)]
 mod one_machine;
 mod peers;
+#[cfg(test)]
+mod tags;

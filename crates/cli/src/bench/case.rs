@@ -149,7 +149,7 @@ impl Applications {
                     start(service, launch)?;
                 }
             }
-            Layout::Chain => {
+            Layout::Chain | Layout::TaggedChain => {
                 counting.push(ports.of("data")?);
                 start("data", backend(ports, "data", case.delay)?)?;
                 for role in ["provider-1", "provider-2", "provider-3"] {

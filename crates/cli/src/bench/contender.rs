@@ -173,7 +173,7 @@ fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
             &[("entrance-1", "backend-1"), ("entrance-2", "backend-2"), ("entrance-3", "backend-3")]
         }
         // The consumer chooses among them itself, as a client with a registry does.
-        Layout::Chain => {
+        Layout::Chain | Layout::TaggedChain => {
             &[("door-1", "provider-1"), ("door-2", "provider-2"), ("door-3", "provider-3")]
         }
     };

@@ -24,6 +24,8 @@ pub(super) enum Layout {
     /// `door-1` leads to any of the ports `provider-1` to `provider-3`; the source of data is no
     /// part of the mesh.
     Chain,
+    /// The same with rules that choose among the providers by tag.
+    TaggedChain,
 }
 
 impl Layout {
@@ -35,13 +37,14 @@ impl Layout {
             Self::Bookinfo => "bookinfo",
             Self::Fan => "fan",
             Self::Chain => "chain",
+            Self::TaggedChain => "tagged-chain",
         }
     }
 
     /// The namespace of its services, where a contender has such.
     pub(super) const fn namespace(self) -> &'static str {
         match self {
-            Self::Http | Self::Tcp | Self::Fan | Self::Chain => "bench",
+            Self::Http | Self::Tcp | Self::Fan | Self::Chain | Self::TaggedChain => "bench",
             Self::Bookinfo => "bookinfo",
         }
     }

@@ -14,6 +14,7 @@ use leno_traffic::{
 };
 
 use super::rivals::{Rival, place, rivals};
+use super::tags::DecidedTags;
 use super::target::Target;
 use super::treatment::{Treated, treated};
 
@@ -66,6 +67,8 @@ pub(super) struct DecidedBackend {
     pub(super) treated: Vec<Treated>,
     /// Why the client's own sidecar would answer instead of it.
     pub(super) refused: Option<Reason>,
+    /// What tag rules make of such requests, where there are some.
+    pub(super) tags: Option<DecidedTags>,
 }
 
 /// What one endpoint's sidecar would say.
@@ -144,7 +147,7 @@ impl Decision {
         self.protocol = Some(port.protocol);
         let mut backends = if is_opaque(port.protocol) {
             // Nobody sees a request there: routes do not apply.
-            vec![self.itself(question, port)]
+            vec![self.itself(question, port, None)]
         } else {
             match self.routed(plans, port, question) {
                 Ok(backends) => backends,
@@ -192,7 +195,7 @@ impl Decision {
         let view = question.view(&fields);
         let choice = port.routes.choose(&view, 0);
         if let RouteChoice::Direct = choice {
-            return Ok(vec![self.itself(question, port)]);
+            return Ok(vec![self.itself(question, port, Some(&view))]);
         }
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
@@ -237,18 +240,23 @@ impl Decision {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        Ok(backends.map(|backend| decided_backend(plans, backend, total)).collect())
+        Ok(backends.map(|backend| decided_backend(plans, backend, total, &view)).collect())
     }
 
     /// The service itself, when no rule decides.
-    fn itself(&self, question: &Question, port: &PortPlan) -> DecidedBackend {
+    fn itself(
+        &self,
+        question: &Question,
+        port: &PortPlan,
+        request: Option<&RequestView<'_>>,
+    ) -> DecidedBackend {
         let name = self.service.clone();
         let backend = WeightedBackend {
             service: name.expect("a port was found, hence its service"),
             port: question.target.port,
             weight: 1,
         };
-        with_port(&backend, 1.0, Some(port))
+        with_port(&backend, 1.0, Some(port), request)
     }
 
     /// Every answer that such requests would get: why they are refused, or `None` when they are
@@ -269,6 +277,8 @@ impl Decision {
         for backend in &self.backends {
             if backend.refused.is_some() {
                 add(backend.refused);
+            } else if backend.tags.as_ref().is_some_and(DecidedTags::may_leave_nobody) {
+                add(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {
                 add(endpoint.access.refused());
@@ -334,20 +344,38 @@ fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Optio
     workloads().find(|workload| workload.name == *name).or_else(|| workloads().find(has_account))
 }
 
-fn decided_backend(plans: &Plans, backend: &WeightedBackend, total: u64) -> DecidedBackend {
+fn decided_backend(
+    plans: &Plans,
+    backend: &WeightedBackend,
+    total: u64,
+    request: &RequestView<'_>,
+) -> DecidedBackend {
     let share = f64::from(backend.weight) / total as f64;
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_port(backend, share, port)
+    with_port(backend, share, port, Some(request))
 }
 
-fn with_port(backend: &WeightedBackend, share: f64, port: Option<&PortPlan>) -> DecidedBackend {
+fn with_port(
+    backend: &WeightedBackend,
+    share: f64,
+    port: Option<&PortPlan>,
+    request: Option<&RequestView<'_>>,
+) -> DecidedBackend {
+    let tags = port.and_then(|port| port.tags.as_deref());
     let endpoints = port.map(|port| &port.endpoints);
-    let refused = match endpoints {
+    let all = endpoints.map_or(&[][..], |endpoints| endpoints);
+    let tags = tags.map(|tags| DecidedTags::of(tags, request, all));
+    let mut refused = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
+    // Nobody is left, and an endpoint that gets no such request decides nothing.
+    let left = |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.leaves(endpoint));
+    if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
+        refused = Some(Reason::NoTaggedEndpoint);
+    }
     let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
@@ -358,10 +386,11 @@ fn with_port(backend: &WeightedBackend, share: f64, port: Option<&PortPlan>) -> 
         weight: backend.weight,
         share,
         endpoints: endpoints
-            .map(|endpoints| endpoints.iter().map(decided).collect())
+            .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
             .unwrap_or_default(),
         treated: port.and_then(|port| port.treatment.as_deref()).map(treated).unwrap_or_default(),
         refused,
+        tags,
     }
 }
 

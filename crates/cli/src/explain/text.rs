@@ -12,6 +12,7 @@ use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
 };
 use super::rivals::Rival;
+use super::tags::DecidedTags;
 
 /// The decision for people; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
@@ -68,6 +69,9 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         line("backend", &told_backend(backend));
         for treated in &backend.treated {
             line("", &format!("{}: {}", treated.policy, treated.told));
+        }
+        for (label, told) in backend.tags.iter().flat_map(DecidedTags::told) {
+            line(label, &told);
         }
         for endpoint in &backend.endpoints {
             line("", &told_endpoint(endpoint));
@@ -350,6 +354,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
             "policy": treated.policy.to_string(),
             "does": treated.told,
         })).collect::<Vec<_>>(),
+        "tags": backend.tags.as_ref().map(DecidedTags::json),
         "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
     })
 }

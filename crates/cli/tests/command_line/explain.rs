@@ -221,3 +221,64 @@ spec: {targetRefs: [{kind: Service, name: ratings}], consecutive: 3, keepAtLeast
     let policies = &json["backends"][0]["policies"];
     assert_eq!(policies[0]["policy"], "OutlierRemoval shop/ratings", "{json}");
 }
+
+/// Two versions of `orders`, one of which takes what gold users send.
+const TAGGED: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: orders, namespace: shop}
+spec: {selector: {app: orders}, ports: [{port: 80, appProtocol: http}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: orders-1, namespace: shop, labels: {app: orders, version: "1"}}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: orders-2, namespace: shop, labels: {app: orders, version: "2"}}
+spec: {ports: [{port: 80}], address: 127.0.0.2}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: web-1, namespace: shop, labels: {app: web}}
+spec: {}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: orders, namespace: shop}
+spec:
+  service: orders
+  otherwise: default
+  rules:
+  - {match: {headers: {x-none: "1"}}, split: [{tags: {version: "3"}}], otherwise: fail}
+  - match: {headers: {x-user-tier: gold}}
+    split: [{weight: 10, tags: {version: "2"}}, {weight: 90, instances: default}]
+"#;
+
+fn tagged(headers: &[&str], code: i32, expected: &Expect) {
+    let place = Place::with(&[("mesh.yaml", TAGGED)]);
+    let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/web-1", "--url"];
+    let mut arguments = [&request[..], &["http://orders.shop:80/a"]].concat();
+    for header in headers {
+        arguments.extend(["-H", header]);
+    }
+    let done = place.leno(&arguments);
+    assert_eq!(done.code, Some(code), "{done:?}");
+    expected.assert_eq(&done.out);
+}
+
+#[test]
+fn tag_rules_show_their_sets_and_who_is_left() {
+    tagged(&["x-user-tier: gold"], 0, &expect![[""]]);
+}
+
+#[test]
+fn who_is_left_out_is_named_with_what_it_has() {
+    tagged(&[], 0, &expect![[""]]);
+}
+
+#[test]
+fn nobody_with_the_tags_is_a_refusal() {
+    tagged(&["x-none: 1"], 3, &expect![[""]]);
+}

@@ -1,11 +1,12 @@
 //! The plan of a sidecar: the workload behind it and the rules at its door.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Service, ServiceName, Workload, WorkloadPlan};
+use leno_model::{Caller, LaneRule, Service, ServiceName, Workload, WorkloadPlan};
 
 use super::access::access;
-use super::service::target_port;
+use super::service::{labels, target_port};
 use crate::mesh::Mesh;
 
 /// Compiles what a sidecar is for.
@@ -21,7 +22,42 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         access: access(mesh, &workload.account),
         revoked: mesh.config().revoked.clone(),
         edition: mesh.edition(),
+        caller: caller(mesh, workload),
+        lanes: lanes(mesh, workload),
     }
+}
+
+/// What tag rules may ask about a workload: nothing when none does.
+fn caller(mesh: &Mesh, workload: &Workload) -> Caller {
+    let asked = mesh.tags().asked();
+    if !asked.is_anything() {
+        return Caller::default();
+    }
+    let services = mesh.in_front_of(&workload.name).map(|service| service.name.clone());
+    let is_parameter = |label: &String| !matches!(label.as_str(), "version" | "zone");
+    Caller {
+        services: services.collect(),
+        tags: labels(workload, |label| asked.is_asked(label)),
+        has_parameters: workload.labels.keys().any(is_parameter),
+    }
+}
+
+/// What requests are marked with at each port of the application: by the rules of all services
+/// that lead there.
+fn lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
+    let mut lanes: BTreeMap<u16, Vec<LaneRule>> = BTreeMap::new();
+    for service in mesh.in_front_of(&workload.name) {
+        let rules = mesh.tags().lanes_of(&service.name);
+        let ports = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
+        let ports: BTreeSet<u16> = ports.filter(|_| !rules.is_empty()).collect();
+        for port in ports {
+            lanes.entry(port).or_default().extend(rules.iter().cloned());
+        }
+    }
+    for rules in lanes.values_mut() {
+        rules.sort_by_key(|rule| Reverse(rule.precedence));
+    }
+    lanes
 }
 
 /// The service under which each port of the application is counted: when several lead there, the

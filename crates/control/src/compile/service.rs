@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
-    ServiceName, ServicePort, ServiceView, TargetPort, TlsRule, Workload,
+    ServiceName, ServicePort, ServiceView, TagRules, TargetPort, TlsRule, Workload,
 };
 
 use crate::mesh::{Mesh, Touched};
@@ -38,14 +38,16 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
     let permitted = Permitted::to(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
         let (routed, rules) = rules(mesh, &service.name, port.port);
+        let tags = mesh.tags().rules_for(&service.name, port.port);
         let view = PortView {
             name: port.name.clone(),
             protocol: protocol(mesh, service, port),
             routed,
             rules,
-            endpoints: endpoints(mesh, service, port, &permitted),
+            endpoints: endpoints(mesh, (service, port), tags.as_deref(), &permitted),
             tls_rules: tls_rules(mesh, &service.name, port.port),
             treatment: mesh.treatment(&service.name, port.port),
+            tags,
         };
         (port.port, view)
     });
@@ -213,20 +215,32 @@ fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     }
 }
 
-/// Where a port is reached, ordered by id: ids differ in the workload only.
+/// Where a port is reached, ordered by id: ids differ in the workload only. Each has the labels
+/// that the port's tag rules name.
 fn endpoints(
     mesh: &Mesh,
-    service: &Service,
-    port: &ServicePort,
+    (service, port): (&Service, &ServicePort),
+    tags: Option<&TagRules>,
     permitted: &Permitted<'_>,
 ) -> Vec<Arc<Endpoint>> {
+    let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
     let places = places(mesh, &service.name, port, permitted);
     let endpoints = places.filter_map(|(workload, number)| {
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
         let id = id(&service.name, port, workload);
-        Some(Arc::new(Endpoint { id, address, account: workload.account.clone() }))
+        let tags = labels(workload, |label| named.contains(label));
+        Some(Arc::new(Endpoint { id, address, account: workload.account.clone(), tags }))
     });
     endpoints.collect()
+}
+
+/// The labels of a workload that somebody wants to know.
+pub(crate) fn labels(
+    workload: &Workload,
+    wanted: impl Fn(&str) -> bool,
+) -> BTreeMap<String, String> {
+    let labels = workload.labels.iter().filter(|(name, _)| wanted(name));
+    labels.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// The workloads behind a port that a client may call, each with the port of its application.

@@ -1,5 +1,7 @@
 //! Tests of the compiler: what one workload knows, as text.
 
+mod tags;
+
 use std::collections::BTreeSet;
 use std::fmt::Write;
 

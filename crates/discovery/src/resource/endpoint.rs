@@ -3,12 +3,14 @@
 use leno_model::{Endpoint, EndpointId};
 
 use super::field::{Invalid, account, socket_address, socket_address_to_wire};
+use super::tag::{labels_from_wire, labels_to_wire};
 use crate::proto;
 
 pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
     proto::Endpoint {
         address: Some(socket_address_to_wire(endpoint.address)),
         account: endpoint.account.to_string(),
+        tags: labels_to_wire(&endpoint.tags),
     }
 }
 
@@ -17,5 +19,10 @@ pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpo
     if address.port() == 0 {
         return Err(Invalid::new("address", "0 is not a port: use 1 to 65535"));
     }
-    Ok(Endpoint { id: id.clone(), address, account: account("account", &wire.account)? })
+    Ok(Endpoint {
+        id: id.clone(),
+        address,
+        account: account("account", &wire.account)?,
+        tags: labels_from_wire("tags", &wire.tags)?,
+    })
 }

@@ -10,7 +10,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::request;
+use super::{request, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -29,6 +29,8 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         access: Some(access_to_wire(&plan.access)),
         revoked: plan.revoked.iter().map(ToString::to_string).collect(),
         edition: plan.edition,
+        caller: tag::caller_to_wire(&plan.caller),
+        lanes: plan.lanes.iter().map(tag::lanes_to_wire).collect(),
     }
 }
 
@@ -39,6 +41,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
     let ports = each("ports", wire.ports, port_from_wire)?;
     check_ports(&ports)?;
     let mode = wire.access.and_then(|access| access.mode);
+    let caller = wire.caller.map(tag::caller_from_wire).transpose();
     Ok(WorkloadPlan {
         workload: parsed("workload", &wire.workload)?,
         account: account("account", &wire.account)?,
@@ -52,6 +55,8 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
             .into_iter()
             .collect(),
         edition: wire.edition,
+        caller: caller.map_err(|invalid| invalid.under("caller"))?.unwrap_or_default(),
+        lanes: by_port("lanes", each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
     })
 }
 

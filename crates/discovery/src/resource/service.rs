@@ -1,5 +1,6 @@
 //! A service as one client sees it, as it travels: all of it but its endpoints.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
@@ -10,7 +11,7 @@ use leno_model::{
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::{action, request, treatment};
+use super::{action, request, tag, treatment};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -41,6 +42,7 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         rules: view.rules.iter().map(rule_to_wire).collect(),
         tls_rules: view.tls_rules.iter().map(tls_rule_to_wire).collect(),
         treatment: treatment::to_wire(&view.treatment),
+        tags: view.tags.as_deref().map(tag::to_wire),
     }
 }
 
@@ -54,6 +56,11 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
         tls_rules: each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
         treatment: treatment::from_wire(wire.treatment)
             .map_err(|invalid| invalid.under("treatment"))?,
+        tags: wire
+            .tags
+            .map(|tags| tag::from_wire(tags).map(Arc::new))
+            .transpose()
+            .map_err(|invalid| invalid.under("tags"))?,
     };
     Ok((port("port", wire.port)?, view))
 }

@@ -1,5 +1,7 @@
 //! Every field survives the journey, every wrong one is named, and no bytes are taken on trust.
 
+mod tags;
+
 use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -40,8 +42,13 @@ proptest! {
     }
 
     #[test]
-    fn endpoints_survive_the_journey(address in address(1), account in account()) {
-        let endpoint = Endpoint { address, account, ..fixture::endpoint(&fixture::named("a"), 1) };
+    fn endpoints_survive_the_journey(
+        address in address(1),
+        account in account(),
+        tags in btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..3),
+    ) {
+        let known = fixture::endpoint(&fixture::named("a"), 1);
+        let endpoint = Endpoint { address, account, tags, ..known };
         let key = ResourceKey::Endpoint(endpoint.id.clone());
         let upsert = Upsert { key, content: encode_endpoint(&endpoint) };
         prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Endpoint(endpoint)));
@@ -261,8 +268,9 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<std::net::IpAddr>::into)
     ];
-    (account(), name(), address, ports, served, vec(door, 0..3), access).prop_map(
-        |(account, domain, address, ports, served, doors, access)| WorkloadPlan {
+    let tags = (tags::caller(), tags::lanes());
+    (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
+        |(account, domain, address, ports, served, doors, access, (caller, lanes))| WorkloadPlan {
             workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
             account,
             trust_domain: TrustDomain(domain),
@@ -280,6 +288,8 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
             access,
             revoked: Default::default(),
             edition: 0,
+            caller,
+            lanes: lanes.into_iter().collect(),
         },
     )
 }
@@ -362,16 +372,19 @@ fn service() -> impl Strategy<Value = ServiceView> {
             kind,
         });
     let rules = (vec(rule, 0..3), vec(tls_rule, 0..3));
-    let port = (prop::option::of(name()), protocol(), any::<bool>(), rules, treatment());
-    let port = port.prop_map(|(name, protocol, routed, (rules, tls_rules), treatment)| PortView {
-        name,
-        protocol,
-        routed,
-        rules,
-        endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
-        tls_rules,
-        treatment,
-    });
+    let tags = prop::option::of(tags::rules().prop_map(Arc::new));
+    let port = (prop::option::of(name()), protocol(), any::<bool>(), rules, (treatment(), tags));
+    let port =
+        port.prop_map(|(name, protocol, routed, (rules, tls_rules), (treatment, tags))| PortView {
+            name,
+            protocol,
+            routed,
+            rules,
+            endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
+            tls_rules,
+            treatment,
+            tags,
+        });
     (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, denied, ports)| match denied {
             true => ServiceView { name, reach: Reach::Denied, ports: BTreeMap::new() },

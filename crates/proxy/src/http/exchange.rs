@@ -24,7 +24,7 @@ use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::record::Record;
-use crate::session::Session;
+use crate::session::{Entrance, Session};
 use crate::upstream::{Destined, pick::pick, ward::Trial};
 
 /// One request on its way through the corridor, and what became of it so far.
@@ -43,6 +43,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) is_lost: Option<Rc<Cell<bool>>>,
     /// The attempt under way, at an endpoint that a policy watches.
     trial: Option<Trial>,
+    /// Headers that a lane adds at the entrance of a service.
+    pub(crate) marks: Vec<(String, String)>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -68,6 +70,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             actions: None,
             is_lost: None,
             trial: None,
+            marks: Vec::new(),
         }
     }
 
@@ -114,6 +117,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
             self.actions = Some(actions.clone());
         }
+        self.mark(&aim, &bound);
         // A limit on the request is none on what is said after an upgrade.
         let one = self.actions.as_ref().and_then(|actions| actions.attempt_timeout);
         let soonest = bound.timeout.into_iter().chain(one).min();
@@ -161,6 +165,23 @@ impl<'a, 'io> Exchange<'a, 'io> {
             true => Ok(()),
             false => Err(Reason::DownstreamClosed.into()),
         }
+    }
+
+    /// What comes in may be marked as of a lane, for the application to carry on.
+    fn mark(&mut self, aim: &Aim<'_>, bound: &Bound) {
+        let Entrance::Inbound { port } = &self.session.entrance else { return };
+        let lanes = &bound.scene.plans.lanes;
+        if lanes.concern(*port) {
+            let view = self.request.view(aim);
+            let marks = lanes.mark(*port, &view, &mut || self.session.worker.draw());
+            let missing = marks.missing(&view);
+            self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        }
+    }
+
+    /// The headers that are added to the request.
+    pub(crate) fn added(&self) -> Vec<(&str, &[u8])> {
+        self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect()
     }
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.

@@ -79,7 +79,8 @@ async fn over_link(
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
-    let edits = edits(exchange, aim, Framing::Outside);
+    let added = exchange.added();
+    let edits = edits(exchange, aim, Framing::Outside, &added);
     let request = exchange.request;
     let stream = link
         .open(StreamKind::Http, bodiless, |out| {
@@ -108,10 +109,11 @@ async fn over_http2(
     let authority = if aim.authority.is_empty() { &address } else { aim.authority };
     let target = request.head.target.of(&request.bytes);
     let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
-    let head = match request.upgrade {
+    let mut head = match request.upgrade {
         true => connect::from_upgrade(request, (authority, target))?,
         false => head::request_to(&request.bytes, request.head, (authority, target))?,
     };
+    head::add(&mut head, &exchange.added());
     let (response, stream) = lease
         .send
         .send_request(head, exchange.body.is_empty())
@@ -132,7 +134,8 @@ async fn over_http1(
         BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
         BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
     };
-    let edits = edits(exchange, aim, framing);
+    let added = exchange.added();
+    let edits = edits(exchange, aim, framing, &added);
     let Http1Upstream { reader, writer, .. } = connection;
     write_request(&request.bytes, request.head, &edits, writer.room());
     exchange.progress.request_sent = true;
@@ -149,6 +152,7 @@ fn edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     aim: &'a Aim<'_>,
     framing: Framing,
+    add: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
     let rule = exchange.actions.as_deref();
     let host = rule.and_then(|rule| rule.host()).or(exchange.session.host.as_deref());
@@ -161,7 +165,7 @@ fn edits<'a>(
             (None, None) => None,
         },
         framing,
-        add: &[],
+        add,
         lines: rule.map_or("", |rule| &rule.request.lines),
         remove: rule.map_or(&[], |rule| &rule.request.remove),
         connection: match exchange.request.upgrade {

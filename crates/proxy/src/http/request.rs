@@ -103,6 +103,10 @@ impl Fields for Request<'_> {
         }
         Some(joined)
     }
+
+    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.head.find(&self.bytes, name).next().map(String::from_utf8_lossy)
+    }
 }
 
 /// Which rules say how the response to `method` is delimited (RFC 9112 §6.3).

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, Reach, Reason, ServiceName};
-use leno_traffic::{CompiledActions, Redirection, RouteChoice, host};
+use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host};
 
 use super::request::{Aim, Request};
 use crate::error::Failure;
@@ -14,6 +14,7 @@ use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
 use crate::upstream::ward::Ward;
+use crate::worker::Worker;
 use crate::world::Scene;
 
 /// Where a request goes, in the one version of the world that it holds.
@@ -144,9 +145,27 @@ async fn to_service(
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
     };
-    let destination = Destination::Endpoints(behind.endpoints.clone());
+    let destination = Destination::Endpoints(tagged(worker, behind, Some(&view))?);
     let ward = worker.ward(behind, scene.version);
     Ok(Bound { destination, timeout, actions, ward, scene })
+}
+
+/// The endpoints that take a request by the tag rules of their port, or a connection in which none
+/// is seen.
+pub(crate) fn tagged(
+    worker: &Worker,
+    port: &PortPlan,
+    request: Option<&RequestView<'_>>,
+) -> Result<Arc<[Arc<Endpoint>]>, Reason> {
+    let Some(tags) = &port.tags else {
+        return Ok(port.endpoints.clone());
+    };
+    let mut chance = || worker.draw();
+    let decision = match request {
+        Some(request) => tags.choose(request, &mut chance),
+        None => tags.without_request(&mut chance),
+    };
+    decision.endpoints.cloned().ok_or(Reason::NoTaggedEndpoint)
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

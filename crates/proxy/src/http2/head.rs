@@ -116,6 +116,17 @@ pub(crate) fn request_to(
     Ok(request)
 }
 
+/// Adds fields that were checked where they were read.
+pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])]) {
+    for (name, value) in added {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value))
+        {
+            request.headers_mut().append(name, value);
+        }
+    }
+}
+
 /// What an HTTP/2 client is answered: the response parsed from `bytes`.
 pub(super) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     let mut response = Response::new(());

@@ -302,6 +302,7 @@ pub(crate) fn endpoint(workload: &str, address: SocketAddr, account: &str) -> En
         id: EndpointId { service: service(), port: PORT, workload: self::workload(workload) },
         address,
         account: self::account(account),
+        tags: BTreeMap::new(),
     }
 }
 
@@ -314,6 +315,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
+        tags: None,
     };
     ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
 }
@@ -330,6 +332,8 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         access,
         revoked: Default::default(),
         edition: 0,
+        caller: leno_model::Caller::default(),
+        lanes: BTreeMap::new(),
     }
 }
 

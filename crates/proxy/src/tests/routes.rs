@@ -44,6 +44,7 @@ pub(super) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
         endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
+        tags: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
     vec![ServiceView { name: service(), reach: Reach::Allowed, ports }, backend]

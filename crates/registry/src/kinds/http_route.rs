@@ -217,7 +217,7 @@ enum PathKind {
 }
 
 /// A trailing slash of a prefix means nothing, and `/` is every path.
-fn prefix(mut path: String) -> PathMatch {
+pub(super) fn prefix(mut path: String) -> PathMatch {
     if path.ends_with('/') {
         path.pop();
     }

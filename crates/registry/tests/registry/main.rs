@@ -18,6 +18,8 @@ mod reload;
 #[cfg(test)]
 mod service_policies;
 #[cfg(test)]
+mod tags;
+#[cfg(test)]
 mod tls_route;
 #[cfg(test)]
 mod watch;

@@ -1,8 +1,8 @@
 //! What is compiled again, and what is taken over.
 
 use leno_model::{
-    Access, EndpointId, PathMatch, Reach, RequestMatch, RouteName, RouteRule, ServiceAccount,
-    TrustDomain, WorkloadName, WorkloadPlan,
+    Access, Caller, EndpointId, PathMatch, Reach, RequestMatch, RouteName, RouteRule,
+    ServiceAccount, TrustDomain, WorkloadName, WorkloadPlan,
 };
 
 use super::*;
@@ -20,6 +20,7 @@ fn endpoint(port: u16) -> Arc<Endpoint> {
         },
         address: ([127, 0, 0, 1], port).into(),
         account: ServiceAccount::new("shop", "stock").unwrap(),
+        tags: BTreeMap::new(),
     })
 }
 
@@ -41,6 +42,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         endpoints,
         tls_rules: Vec::new(),
         treatment: Treatment::default(),
+        tags: None,
     };
     Arc::new(ServiceView {
         name: service(name),
@@ -61,6 +63,8 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         access,
         revoked: Default::default(),
         edition: 0,
+        caller: Caller::default(),
+        lanes: BTreeMap::new(),
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
     Arc::new(Snapshot { plan: Arc::new(plan), services })

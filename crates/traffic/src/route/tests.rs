@@ -32,6 +32,7 @@ fn port(rules: Vec<RouteRule>) -> PortView {
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
+        tags: None,
     }
 }
 

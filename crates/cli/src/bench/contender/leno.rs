@@ -74,7 +74,7 @@ fn workloads(layout: Layout) -> &'static [Workload] {
         Layout::Http | Layout::Tcp => PAIR,
         Layout::Bookinfo => BOOKINFO,
         Layout::Fan => FAN,
-        Layout::Chain => CHAIN,
+        Layout::Chain | Layout::TaggedChain => CHAIN,
     }
 }
 
@@ -176,6 +176,9 @@ fn manifests(place: &mut Place<'_, '_>, workloads: &[Workload]) -> anyhow::Resul
             )?;
         }
     }
+    if place.layout == Layout::TaggedChain {
+        text.push_str(TAG_ROUTE);
+    }
     if mode == TrafficMode::Strict {
         policies(&mut text, (workloads, &services), place.layout)?;
     }
@@ -192,7 +195,8 @@ fn describe(
     write!(
         text,
         "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
-         metadata: {{name: {name}-1, namespace: {namespace}, labels: {{app: {service}}}}}\n\
+         metadata: {{name: {name}-1, namespace: {namespace}, \
+         labels: {{app: {service}, instance: {name}}}}}\n\
          spec:\n  serviceAccount: {service}\n"
     )?;
     if let Some(role) = workload.serves {
@@ -284,6 +288,14 @@ const CHAIN: &[Workload] = &[
     server("provider-2", "provider", "provider-2"),
     server("provider-3", "provider", "provider-3"),
 ];
+
+/// A rule by header that the load does not fit, and one that draws between two providers.
+const TAG_ROUTE: &str = "---\napiVersion: leno.dev/v1alpha1\nkind: TagRoute\n\
+     metadata: {name: provider, namespace: bench}\nspec:\n  service: provider\n  \
+     otherwise: default\n  rules:\n  - precedence: 2\n    match: {headers: {x-user-tier: gold}}\n    \
+     split: [{tags: {instance: provider-3}}]\n  - precedence: 1\n    split:\n    \
+     - {weight: 50, tags: {instance: provider-1}}\n    \
+     - {weight: 50, tags: {instance: provider-2}}\n";
 
 const HTTP_RULES: &str = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
      metadata: {name: all, namespace: NAMESPACE}\n\

@@ -31,7 +31,7 @@ pub(crate) struct RouterArgs {
 /// Which of the two it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Requests go to one version of the provider.
+    /// Requests go to the providers that carry a tag.
     Router,
     /// Providers that fail are left alone.
     Removal,
@@ -51,7 +51,8 @@ impl RouterArgs {
         let mut cases = Vec::new();
         for delay in &self.delay {
             for (connections, rate) in PACES {
-                cases.push(Case { rules: rule.rules(), ..case(connections, rate, *delay) });
+                let case = case(connections, rate, *delay, rule);
+                cases.push(Case { rules: rule.rules(), ..case });
             }
         }
         let suite = match rule {
@@ -66,7 +67,7 @@ impl RouterArgs {
     }
 }
 
-fn case(connections: u32, rate: u32, delay: Duration) -> Case {
+fn case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case {
     let mut case = Case::pair(connections, 1024);
     case.parameters.remove("body_bytes");
     let delayed = match delay.is_zero() {
@@ -75,7 +76,10 @@ fn case(connections: u32, rate: u32, delay: Duration) -> Case {
     };
     Case {
         name: format!("{connections} connections at {rate}/s, {delayed}"),
-        layout: Layout::Chain,
+        layout: match rule {
+            Rule::Router => Layout::TaggedChain,
+            Rule::Removal => Layout::Chain,
+        },
         targets: vec![("consumer", "/1024".to_owned())],
         rate: Some(rate),
         delay,
@@ -94,8 +98,8 @@ impl Rule {
     const fn note(self) -> &'static str {
         match self {
             Self::Router => {
-                "plain routing: requests go to all three providers alike. Rules that choose by tag \
-             are not read yet; when they are, this suite runs with one"
+                "the mesh has a TagRoute: a rule by header that no request fits, and one that sends \
+                 half of the requests to each of two providers. The baseline asks all three in turn"
             }
             Self::Removal => {
                 "every service of the contender `leno` has an OutlierRemoval with its defaults. No \

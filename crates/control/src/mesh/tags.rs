@@ -1,0 +1,272 @@
+//! Tag rules, lanes, and which of them are for a service: the nearest that say something.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{
+    Lane, LaneRule, Name, Object, Otherwise, SermantRouteRule, SermantRules, ServiceName, TagRoute,
+    TagRouteName, TagRules, TagScope,
+};
+
+use super::index::Index;
+
+/// All objects with tag rules, and what they are found by.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Tags {
+    routes: BTreeMap<TagRouteName, TagRoute>,
+    sermant: BTreeMap<TagRouteName, SermantRouteRule>,
+    lanes: BTreeMap<TagRouteName, Lane>,
+    routes_by_scope: Index<Scope, TagRouteName>,
+    sermant_by_scope: Index<Scope, TagRouteName>,
+    lanes_by_service: Index<ServiceName, TagRouteName>,
+    asked: Asked,
+}
+
+/// What rules ask about callers, with how many objects do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Asked {
+    objects: usize,
+    tags: BTreeMap<String, usize>,
+}
+
+/// The traffic that rules are for, whatever the port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scope {
+    Service(ServiceName),
+    Namespace(Name),
+    Mesh,
+}
+
+/// What a change of an object may have changed.
+#[derive(Debug, Default)]
+pub(crate) struct Affected {
+    /// Rules for this traffic.
+    pub(crate) scopes: BTreeSet<Scope>,
+    /// Marks at the entrances of these services.
+    pub(crate) entrances: BTreeSet<ServiceName>,
+    /// What sidecars know of the workloads behind them.
+    pub(crate) callers: bool,
+}
+
+impl Asked {
+    /// Whether any rule asks anything.
+    pub(crate) fn is_anything(&self) -> bool {
+        self.objects > 0
+    }
+
+    /// Whether a rule asks for this label.
+    pub(crate) fn is_asked(&self, label: &str) -> bool {
+        self.tags.contains_key(label)
+    }
+
+    fn count(&mut self, rules: &TagRules, step: Step) {
+        let (tags, asks) = rules.caller_tags();
+        if asks {
+            step.apply(&mut self.objects);
+        }
+        for tag in tags {
+            let count = self.tags.entry(tag.to_owned()).or_default();
+            step.apply(count);
+            if *count == 0 {
+                self.tags.remove(tag);
+            }
+        }
+    }
+
+    fn labels(&self) -> (bool, BTreeSet<&String>) {
+        (self.is_anything(), self.tags.keys().collect())
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Up,
+    Down,
+}
+
+impl Step {
+    fn apply(self, count: &mut usize) {
+        *count = match self {
+            Self::Up => count.saturating_add(1),
+            Self::Down => count.saturating_sub(1),
+        };
+    }
+}
+
+/// Questions.
+impl Tags {
+    /// The rules for a port of a service. Those by request and those by caller are found apart:
+    /// each from the nearest scope that has some, and a `TagRoute` before a `SermantRouteRule`.
+    pub(crate) fn rules_for(&self, service: &ServiceName, port: u16) -> Option<Arc<TagRules>> {
+        let scopes = [
+            Scope::Service(service.clone()),
+            Scope::Namespace(service.namespace.clone()),
+            Scope::Mesh,
+        ];
+        let mut found = TagRules::default();
+        for scope in &scopes {
+            let native = self.native(scope, port);
+            let published = self.published(scope).map(|(_, rules)| rules.rules.clone());
+            for rules in [native].into_iter().chain(published) {
+                if found.rules.is_empty() {
+                    found.rules = rules.rules;
+                    found.otherwise = rules.otherwise;
+                }
+                if found.by_caller.is_empty() {
+                    found.by_caller = rules.by_caller;
+                }
+            }
+        }
+        (!found.is_empty()).then(|| Arc::new(found))
+    }
+
+    /// What requests for a service are marked with at its entrance.
+    pub(crate) fn lanes_of(&self, service: &ServiceName) -> Vec<LaneRule> {
+        let names = self.lanes_by_service.of(service);
+        let native = names.filter_map(|name| self.lanes.get(name)).flat_map(|lane| &lane.rules);
+        let published = self.published(&Scope::Service(service.clone()));
+        let published = published.into_iter().flat_map(|(_, rules)| &rules.lanes);
+        let mut rules: Vec<LaneRule> = native.chain(published).cloned().collect();
+        rules.sort_by_key(|rule| Reverse(rule.precedence));
+        rules
+    }
+
+    /// What rules ask about callers.
+    pub(crate) fn asked(&self) -> &Asked {
+        &self.asked
+    }
+
+    /// All objects, in the order of their names within each kind.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = Object> {
+        let routes = self.routes.values().cloned().map(Object::TagRoute);
+        let sermant = self.sermant.values().cloned().map(Object::SermantRouteRule);
+        let lanes = self.lanes.values().cloned().map(Object::Lane);
+        routes.chain(sermant).chain(lanes)
+    }
+
+    /// The rules of all `TagRoute`s for this traffic. What takes requests that no rule fits is
+    /// what the strictest of them says.
+    fn native(&self, scope: &Scope, port: u16) -> TagRules {
+        let names = self.routes_by_scope.of(scope);
+        let routes = names.filter_map(|name| self.routes.get(name));
+        let routes = routes.filter(|route| match &route.scope {
+            TagScope::Service(_, only) => only.is_none_or(|only| only == port),
+            TagScope::Namespace(_) | TagScope::Mesh => true,
+        });
+        let mut merged = TagRules::default();
+        let mut strictest: Option<&Vec<Otherwise>> = None;
+        for route in routes {
+            merged.rules.extend(route.rules.rules.iter().cloned());
+            merged.by_caller.extend(route.rules.by_caller.iter().cloned());
+            let says = Some(&route.rules.otherwise).filter(|_| !route.rules.rules.is_empty());
+            strictest = strictest.into_iter().chain(says).min_by_key(|says| leniency(says));
+        }
+        merged.rules.sort_by_key(|rule| Reverse(rule.precedence));
+        merged.otherwise = strictest.cloned().unwrap_or_default();
+        merged
+    }
+
+    /// A key of a configuration centre has one value: that of the first object by name.
+    fn published(&self, scope: &Scope) -> Option<&(TagScope, SermantRules)> {
+        let mut names = self.sermant_by_scope.of(scope);
+        let object = self.sermant.get(names.next()?)?;
+        object.entries.iter().find(|(known, _)| scope_of(known) == *scope)
+    }
+}
+
+/// Changes.
+impl Tags {
+    pub(crate) fn set_route(&mut self, name: &TagRouteName, new: Option<TagRoute>) -> Affected {
+        let mut affected = Affected::default();
+        let old = self.routes.remove(name);
+        if old == new {
+            self.routes.extend(new.map(|new| (name.clone(), new)));
+            return affected;
+        }
+        let before = self.asked.clone();
+        if let Some(old) = old {
+            let scope = scope_of(&old.scope);
+            self.asked.count(&old.rules, Step::Down);
+            self.routes_by_scope.remove(&scope, name);
+            affected.scopes.insert(scope);
+        }
+        if let Some(new) = new {
+            let scope = scope_of(&new.scope);
+            self.asked.count(&new.rules, Step::Up);
+            self.routes_by_scope.insert(&scope, name);
+            affected.scopes.insert(scope);
+            self.routes.insert(name.clone(), new);
+        }
+        affected.callers = before.labels() != self.asked.labels();
+        affected
+    }
+
+    pub(crate) fn set_sermant(
+        &mut self,
+        name: &TagRouteName,
+        new: Option<SermantRouteRule>,
+    ) -> Affected {
+        let mut affected = Affected::default();
+        let old = self.sermant.remove(name);
+        let before = self.asked.clone();
+        for (scope, rules) in old.iter().flat_map(|old| &old.entries) {
+            self.asked.count(&rules.rules, Step::Down);
+            self.sermant_by_scope.remove(&scope_of(scope), name);
+            affected.scopes.insert(scope_of(scope));
+        }
+        for (scope, rules) in new.iter().flat_map(|new| &new.entries) {
+            self.asked.count(&rules.rules, Step::Up);
+            self.sermant_by_scope.insert(&scope_of(scope), name);
+            affected.scopes.insert(scope_of(scope));
+        }
+        if old == new {
+            affected = Affected::default();
+        }
+        self.sermant.extend(new.map(|new| (name.clone(), new)));
+        let entrances = affected.scopes.iter().filter_map(|scope| match scope {
+            Scope::Service(service) => Some(service.clone()),
+            Scope::Namespace(_) | Scope::Mesh => None,
+        });
+        affected.entrances = entrances.collect();
+        affected.callers = before.labels() != self.asked.labels();
+        affected
+    }
+
+    pub(crate) fn set_lane(&mut self, name: &TagRouteName, new: Option<Lane>) -> Affected {
+        let mut affected = Affected::default();
+        let old = self.lanes.remove(name);
+        let differs = old != new;
+        if let Some(old) = old {
+            self.lanes_by_service.remove(&old.service, name);
+            affected.entrances.insert(old.service);
+        }
+        if let Some(new) = new {
+            self.lanes_by_service.insert(&new.service, name);
+            affected.entrances.insert(new.service.clone());
+            self.lanes.insert(name.clone(), new);
+        }
+        match differs {
+            true => affected,
+            false => Affected::default(),
+        }
+    }
+}
+
+fn scope_of(scope: &TagScope) -> Scope {
+    match scope {
+        TagScope::Service(service, _) => Scope::Service(service.clone()),
+        TagScope::Namespace(namespace) => Scope::Namespace(namespace.clone()),
+        TagScope::Mesh => Scope::Mesh,
+    }
+}
+
+/// Failing is the strictest, then the default set, then any instance as well.
+fn leniency(otherwise: &[Otherwise]) -> u8 {
+    match otherwise {
+        [] => 0,
+        [Otherwise::Default] => 1,
+        [Otherwise::Default, ..] => 2,
+        [Otherwise::Any, ..] => 3,
+    }
+}

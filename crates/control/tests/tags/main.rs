@@ -1,0 +1,4 @@
+//! Tag rules from documents to instances.
+
+#[cfg(test)]
+mod vectors;

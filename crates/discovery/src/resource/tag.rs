@@ -1,0 +1,271 @@
+//! Tag rules as they travel.
+
+mod lane;
+mod test;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{
+    Caller, CallerRule, Otherwise, RuleOrigin, STEMS_MAX, Sticky, TagDialect, TagRule, TagRules,
+    TagSet, TagSplit, TagTarget, TagValue, Weights,
+};
+
+use self::test::{callers_from_wire, callers_to_wire, match_from_wire, match_to_wire};
+use super::field::{Invalid, each, parsed};
+use crate::proto;
+
+pub(super) use lane::{from_wire as lanes_from_wire, to_wire as lanes_to_wire};
+
+pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
+    let mut sources = Sources::default();
+    proto::TagRules {
+        rules: rules.rules.iter().map(|rule| rule_to_wire(rule, &mut sources)).collect(),
+        otherwise: otherwise_to_wire(&rules.otherwise),
+        by_caller: rules
+            .by_caller
+            .iter()
+            .map(|rule| caller_rule_to_wire(rule, &mut sources))
+            .collect(),
+        sources: sources.list,
+    }
+}
+
+pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
+    let sources = &wire.sources;
+    let rules = each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
+    let stems = rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
+    if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
+        return Err(Invalid::new("rules", format!("have more than {STEMS_MAX} stems of paths")));
+    }
+    Ok(TagRules {
+        rules,
+        otherwise: otherwise_from_wire(&wire.otherwise)?,
+        by_caller: each("by_caller", wire.by_caller, |rule| caller_rule_from_wire(rule, sources))?,
+    })
+}
+
+/// The objects that rules come from, each once, in order of appearance.
+#[derive(Default)]
+struct Sources {
+    list: Vec<proto::TagSource>,
+    places: BTreeMap<(TagDialect, String), u32>,
+}
+
+impl Sources {
+    fn place(&mut self, origin: &RuleOrigin) -> u32 {
+        let key = (origin.dialect, origin.name.to_string());
+        if let Some(place) = self.places.get(&key) {
+            return *place;
+        }
+        let place = u32::try_from(self.list.len()).unwrap_or(u32::MAX);
+        self.list.push(source_to_wire(origin));
+        self.places.insert(key, place);
+        place
+    }
+}
+
+fn source_to_wire(origin: &RuleOrigin) -> proto::TagSource {
+    let dialect = match origin.dialect {
+        TagDialect::TagRoute => proto::TagDialect::TagRoute,
+        TagDialect::Sermant => proto::TagDialect::Sermant,
+        TagDialect::Lane => proto::TagDialect::Lane,
+    };
+    proto::TagSource { dialect: dialect.into(), name: origin.name.to_string() }
+}
+
+fn origin_from_wire(source: &proto::TagSource, index: u32) -> Result<RuleOrigin, Invalid> {
+    let dialect = match proto::TagDialect::try_from(source.dialect) {
+        Ok(proto::TagDialect::TagRoute) => TagDialect::TagRoute,
+        Ok(proto::TagDialect::Sermant) => TagDialect::Sermant,
+        Ok(proto::TagDialect::Lane) => TagDialect::Lane,
+        Ok(proto::TagDialect::Unspecified) | Err(_) => {
+            let reason = format!("{} is not a kind of this version", source.dialect);
+            return Err(Invalid::new("dialect", reason));
+        }
+    };
+    Ok(RuleOrigin { dialect, name: parsed("name", &source.name)?, index })
+}
+
+fn origin_at(sources: &[proto::TagSource], source: u32, index: u32) -> Result<RuleOrigin, Invalid> {
+    let found = usize::try_from(source).ok().and_then(|place| sources.get(place));
+    let found = found.ok_or_else(|| Invalid::new("source", format!("{source} is not listed")))?;
+    origin_from_wire(found, index).map_err(|invalid| invalid.under("source"))
+}
+
+fn rule_to_wire(rule: &TagRule, sources: &mut Sources) -> proto::TagRule {
+    let sticky = |sticky: &Sticky| proto::Sticky {
+        by: Some(match sticky {
+            Sticky::Header(name) => proto::sticky::By::Header(name.clone()),
+            Sticky::Cookie(name) => proto::sticky::By::Cookie(name.clone()),
+        }),
+    };
+    proto::TagRule {
+        source: sources.place(&rule.origin),
+        index: rule.origin.index,
+        precedence: rule.precedence,
+        from: callers_to_wire(&rule.from),
+        matches: match_to_wire(&rule.matches),
+        split: Some(split_to_wire(&rule.split)),
+        fallback: (rule.fallback != TagSplit::default()).then(|| split_to_wire(&rule.fallback)),
+        otherwise: otherwise_to_wire(&rule.otherwise),
+        sticky: rule.sticky.as_ref().map(sticky),
+    }
+}
+
+fn rule_from_wire(wire: proto::TagRule, sources: &[proto::TagSource]) -> Result<TagRule, Invalid> {
+    let sticky = |wire: proto::Sticky| match wire.by {
+        Some(proto::sticky::By::Header(name)) => Ok(Sticky::Header(name)),
+        Some(proto::sticky::By::Cookie(name)) => Ok(Sticky::Cookie(name)),
+        None => Err(Invalid::new("sticky", "is missing, or unknown to this version")),
+    };
+    let fallback = wire.fallback.map(split_from_wire).transpose();
+    Ok(TagRule {
+        origin: origin_at(sources, wire.source, wire.index)?,
+        precedence: wire.precedence,
+        from: callers_from_wire(wire.from)?,
+        matches: match_from_wire(wire.matches)?,
+        split: required_split(wire.split)?,
+        fallback: fallback.map_err(|invalid| invalid.under("fallback"))?.unwrap_or_default(),
+        otherwise: otherwise_from_wire(&wire.otherwise)?,
+        sticky: wire.sticky.map(sticky).transpose()?,
+    })
+}
+
+fn caller_rule_to_wire(rule: &CallerRule, sources: &mut Sources) -> proto::CallerRule {
+    proto::CallerRule {
+        source: sources.place(&rule.origin),
+        index: rule.origin.index,
+        from: callers_to_wire(&rule.from),
+        split: Some(split_to_wire(&rule.split)),
+        min_percent: rule.min_percent,
+        min_total: rule.min_total,
+        goes_on: rule.goes_on,
+    }
+}
+
+fn caller_rule_from_wire(
+    wire: proto::CallerRule,
+    sources: &[proto::TagSource],
+) -> Result<CallerRule, Invalid> {
+    Ok(CallerRule {
+        origin: origin_at(sources, wire.source, wire.index)?,
+        from: callers_from_wire(wire.from)?,
+        split: required_split(wire.split)?,
+        min_percent: wire.min_percent,
+        min_total: wire.min_total,
+        goes_on: wire.goes_on,
+    })
+}
+
+fn split_to_wire(split: &TagSplit) -> proto::TagSplit {
+    proto::TagSplit {
+        targets: split.targets.iter().map(target_to_wire).collect(),
+        percent: split.weights == Weights::Percent,
+    }
+}
+
+fn required_split(wire: Option<proto::TagSplit>) -> Result<TagSplit, Invalid> {
+    let wire = wire.ok_or_else(|| Invalid::new("split", "is missing"))?;
+    split_from_wire(wire).map_err(|invalid| invalid.under("split"))
+}
+
+fn split_from_wire(wire: proto::TagSplit) -> Result<TagSplit, Invalid> {
+    let weights = if wire.percent { Weights::Percent } else { Weights::Relative };
+    Ok(TagSplit { targets: each("targets", wire.targets, target_from_wire)?, weights })
+}
+
+fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
+    use proto::tag_target::Set;
+    let tags = |tags: &BTreeMap<String, TagValue>| {
+        let value = |(name, value): (&String, &TagValue)| proto::TagValue {
+            name: name.clone(),
+            value: match value {
+                TagValue::Is(value) => Some(value.clone()),
+                TagValue::Callers => None,
+            },
+        };
+        proto::TagValues { tags: tags.iter().map(value).collect() }
+    };
+    let set = match &target.set {
+        TagSet::All(all) => Set::All(tags(all)),
+        TagSet::Any(any) => Set::Any(tags(any)),
+        TagSet::Default => Set::Default(proto::Nothing {}),
+        TagSet::Every => Set::Every(proto::Nothing {}),
+    };
+    proto::TagTarget { weight: target.weight, set: Some(set) }
+}
+
+fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, Invalid> {
+    use proto::tag_target::Set;
+    let tags = |wire: proto::TagValues| {
+        let value =
+            |tag: proto::TagValue| (tag.name, tag.value.map_or(TagValue::Callers, TagValue::Is));
+        wire.tags.into_iter().map(value).collect()
+    };
+    let set = match wire.set {
+        None => return Err(Invalid::new("set", "is missing, or unknown to this version")),
+        Some(Set::All(all)) => TagSet::All(tags(all)),
+        Some(Set::Any(any)) => TagSet::Any(tags(any)),
+        Some(Set::Default(proto::Nothing {})) => TagSet::Default,
+        Some(Set::Every(proto::Nothing {})) => TagSet::Every,
+    };
+    Ok(TagTarget { weight: wire.weight, set })
+}
+
+fn otherwise_to_wire(otherwise: &[Otherwise]) -> Vec<i32> {
+    let word = |otherwise: &Otherwise| match otherwise {
+        Otherwise::Any => proto::Otherwise::Any.into(),
+        Otherwise::Default => proto::Otherwise::Default.into(),
+    };
+    otherwise.iter().map(word).collect()
+}
+
+fn otherwise_from_wire(wire: &[i32]) -> Result<Vec<Otherwise>, Invalid> {
+    let word = |number: &i32| match proto::Otherwise::try_from(*number) {
+        Ok(proto::Otherwise::Any) => Ok(Otherwise::Any),
+        Ok(proto::Otherwise::Default) => Ok(Otherwise::Default),
+        Ok(proto::Otherwise::Unspecified) | Err(_) => {
+            Err(Invalid::new("otherwise", format!("{number} is not a word of this version")))
+        }
+    };
+    wire.iter().map(word).collect()
+}
+
+/// Nothing at all where no rule asks.
+pub(super) fn caller_to_wire(caller: &Caller) -> Option<proto::Caller> {
+    (*caller != Caller::default()).then(|| proto::Caller {
+        services: caller.services.iter().map(ToString::to_string).collect(),
+        tags: labels_to_wire(&caller.tags),
+        has_parameters: caller.has_parameters,
+    })
+}
+
+pub(super) fn caller_from_wire(wire: proto::Caller) -> Result<Caller, Invalid> {
+    let services = each("services", wire.services, |text| parsed("", &text))?;
+    Ok(Caller {
+        services: services.into_iter().collect(),
+        tags: labels_from_wire("tags", &wire.tags)?,
+        has_parameters: wire.has_parameters,
+    })
+}
+
+pub(super) fn labels_to_wire(labels: &BTreeMap<String, String>) -> Vec<proto::Label> {
+    let label = |(name, value): (&String, &String)| proto::Label {
+        name: name.clone(),
+        value: value.clone(),
+    };
+    labels.iter().map(label).collect()
+}
+
+pub(super) fn labels_from_wire(
+    field: &str,
+    wire: &[proto::Label],
+) -> Result<BTreeMap<String, String>, Invalid> {
+    let mut labels = BTreeMap::new();
+    for label in wire {
+        if labels.insert(label.name.clone(), label.value.clone()).is_some() {
+            return Err(Invalid::new(field, format!("`{}` appears twice", label.name)));
+        }
+    }
+    Ok(labels)
+}

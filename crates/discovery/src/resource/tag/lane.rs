@@ -1,0 +1,42 @@
+//! Lanes as they travel.
+
+use leno_model::{LaneMark, LaneRule};
+
+use super::test::{match_from_wire, match_to_wire};
+use super::{labels_from_wire, labels_to_wire, origin_from_wire, source_to_wire};
+use crate::proto;
+use crate::resource::field::{Invalid, each, port};
+
+pub(in crate::resource) fn to_wire((port, rules): (&u16, &Vec<LaneRule>)) -> proto::LanePort {
+    let mark = |mark: &LaneMark| proto::LaneMark {
+        percent: mark.percent,
+        headers: labels_to_wire(&mark.headers),
+    };
+    let rule = |rule: &LaneRule| proto::LaneRule {
+        source: Some(source_to_wire(&rule.origin)),
+        index: rule.origin.index,
+        precedence: rule.precedence,
+        matches: match_to_wire(&rule.matches),
+        marks: rule.marks.iter().map(mark).collect(),
+    };
+    proto::LanePort { port: u32::from(*port), rules: rules.iter().map(rule).collect() }
+}
+
+pub(in crate::resource) fn from_wire(
+    wire: proto::LanePort,
+) -> Result<(u16, Vec<LaneRule>), Invalid> {
+    let mark = |wire: proto::LaneMark| {
+        let headers = labels_from_wire("headers", &wire.headers)?;
+        Ok(LaneMark { percent: wire.percent, headers })
+    };
+    let rule = |wire: proto::LaneRule| {
+        let source = wire.source.ok_or_else(|| Invalid::new("source", "is missing"))?;
+        Ok(LaneRule {
+            origin: origin_from_wire(&source, wire.index).map_err(|bad| bad.under("source"))?,
+            precedence: wire.precedence,
+            matches: match_from_wire(wire.matches)?,
+            marks: each("marks", wire.marks, mark)?,
+        })
+    };
+    Ok((port("port", wire.port)?, each("rules", wire.rules, rule)?))
+}

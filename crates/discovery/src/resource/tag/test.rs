@@ -1,0 +1,158 @@
+//! What requests and callers must look like for tag rules, as it travels.
+
+use leno_model::{
+    Callers, FieldTest, NumberRelation, Quorum, Repeated, RequestMatch, TagMatch, TextRelation,
+    ValueTest,
+};
+
+use crate::proto;
+use crate::resource::field::{Invalid, each, parsed};
+use crate::resource::request;
+
+/// Nothing at all where everybody is meant.
+pub(super) fn callers_to_wire(from: &Callers) -> Option<proto::Callers> {
+    (*from != Callers::default()).then(|| proto::Callers {
+        service: from.service.as_ref().map(ToString::to_string),
+        tags: from.tags.iter().map(test_to_wire).collect(),
+        one_is_enough: from.quorum == Quorum::One,
+    })
+}
+
+pub(super) fn callers_from_wire(wire: Option<proto::Callers>) -> Result<Callers, Invalid> {
+    let Some(wire) = wire else {
+        return Ok(Callers::default());
+    };
+    let service = wire.service.map(|service| parsed("from.service", &service)).transpose()?;
+    let tags = each("tags", wire.tags, test_from_wire).map_err(|bad| bad.under("from"))?;
+    Ok(Callers { service, tags, quorum: quorum(wire.one_is_enough) })
+}
+
+fn quorum(one_is_enough: bool) -> Quorum {
+    if one_is_enough { Quorum::One } else { Quorum::All }
+}
+
+/// Nothing at all where every request fits.
+pub(super) fn match_to_wire(matches: &TagMatch) -> Option<proto::TagMatch> {
+    let request = RequestMatch {
+        path: matches.path.clone(),
+        methods: matches.methods.clone(),
+        ..RequestMatch::default()
+    };
+    (*matches != TagMatch::default()).then(|| proto::TagMatch {
+        request: (request != RequestMatch::default()).then(|| request::to_wire(&request)),
+        headers: matches.headers.iter().map(test_to_wire).collect(),
+        one_is_enough: matches.quorum == Quorum::One,
+        first_value: matches.repeated == Repeated::First,
+        query: matches.query.iter().map(test_to_wire).collect(),
+        cookies: matches.cookies.iter().map(test_to_wire).collect(),
+        stem: matches.stem.clone(),
+    })
+}
+
+pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch, Invalid> {
+    let Some(wire) = wire else {
+        return Ok(TagMatch::default());
+    };
+    let request = wire.request.map(request::from_wire).transpose();
+    let request = request.map_err(|bad| bad.under("matches.request"))?.unwrap_or_default();
+    if !request.headers.is_empty() || !request.query.is_empty() {
+        return Err(Invalid::new("matches.request", "has headers or parameters of its own"));
+    }
+    let tests =
+        |field: &str, wire| each(field, wire, test_from_wire).map_err(|bad| bad.under("matches"));
+    Ok(TagMatch {
+        path: request.path,
+        methods: request.methods,
+        headers: tests("headers", wire.headers)?,
+        quorum: quorum(wire.one_is_enough),
+        repeated: if wire.first_value { Repeated::First } else { Repeated::Joined },
+        query: tests("query", wire.query)?,
+        cookies: tests("cookies", wire.cookies)?,
+        stem: wire.stem,
+    })
+}
+
+fn test_to_wire(test: &FieldTest) -> proto::FieldTest {
+    use proto::field_test::Test;
+    let wire = match &test.test {
+        ValueTest::Present => Test::Present(true),
+        ValueTest::Absent => Test::Present(false),
+        ValueTest::Never => Test::Never(proto::Nothing {}),
+        ValueTest::Text { relation, texts, ignore_case } => Test::Text(proto::TextTest {
+            relation: text_relation_to_wire(*relation),
+            texts: texts.clone(),
+            ignore_case: *ignore_case,
+        }),
+        ValueTest::Number { relation, bound } => Test::Number(proto::NumberTest {
+            relation: number_relation_to_wire(*relation),
+            bound: *bound,
+        }),
+    };
+    proto::FieldTest { name: test.name.clone(), test: Some(wire) }
+}
+
+fn test_from_wire(wire: proto::FieldTest) -> Result<FieldTest, Invalid> {
+    use proto::field_test::Test;
+    let test = match wire.test {
+        None => return Err(Invalid::new("test", "is missing, or unknown to this version")),
+        Some(Test::Present(true)) => ValueTest::Present,
+        Some(Test::Present(false)) => ValueTest::Absent,
+        Some(Test::Never(proto::Nothing {})) => ValueTest::Never,
+        Some(Test::Text(text)) => ValueTest::Text {
+            relation: text_relation_from_wire(text.relation)?,
+            texts: text.texts,
+            ignore_case: text.ignore_case,
+        },
+        Some(Test::Number(number)) => ValueTest::Number {
+            relation: number_relation_from_wire(number.relation)?,
+            bound: number.bound,
+        },
+    };
+    Ok(FieldTest { name: wire.name, test })
+}
+
+fn text_relation_to_wire(relation: TextRelation) -> i32 {
+    let wire = match relation {
+        TextRelation::Exact => proto::TextRelation::Exact,
+        TextRelation::Prefix => proto::TextRelation::Prefix,
+        TextRelation::Regex => proto::TextRelation::Regex,
+        TextRelation::In => proto::TextRelation::In,
+        TextRelation::Not => proto::TextRelation::Not,
+    };
+    wire.into()
+}
+
+fn text_relation_from_wire(number: i32) -> Result<TextRelation, Invalid> {
+    match proto::TextRelation::try_from(number) {
+        Ok(proto::TextRelation::Exact) => Ok(TextRelation::Exact),
+        Ok(proto::TextRelation::Prefix) => Ok(TextRelation::Prefix),
+        Ok(proto::TextRelation::Regex) => Ok(TextRelation::Regex),
+        Ok(proto::TextRelation::In) => Ok(TextRelation::In),
+        Ok(proto::TextRelation::Not) => Ok(TextRelation::Not),
+        Ok(proto::TextRelation::Unspecified) | Err(_) => Err(unknown_relation(number)),
+    }
+}
+
+fn number_relation_to_wire(relation: NumberRelation) -> i32 {
+    let wire = match relation {
+        NumberRelation::Above => proto::NumberRelation::Above,
+        NumberRelation::AtLeast => proto::NumberRelation::AtLeast,
+        NumberRelation::Below => proto::NumberRelation::Below,
+        NumberRelation::AtMost => proto::NumberRelation::AtMost,
+    };
+    wire.into()
+}
+
+fn number_relation_from_wire(number: i32) -> Result<NumberRelation, Invalid> {
+    match proto::NumberRelation::try_from(number) {
+        Ok(proto::NumberRelation::Above) => Ok(NumberRelation::Above),
+        Ok(proto::NumberRelation::AtLeast) => Ok(NumberRelation::AtLeast),
+        Ok(proto::NumberRelation::Below) => Ok(NumberRelation::Below),
+        Ok(proto::NumberRelation::AtMost) => Ok(NumberRelation::AtMost),
+        Ok(proto::NumberRelation::Unspecified) | Err(_) => Err(unknown_relation(number)),
+    }
+}
+
+fn unknown_relation(number: i32) -> Invalid {
+    Invalid::new("relation", format!("{number} is not a comparison of this version"))
+}

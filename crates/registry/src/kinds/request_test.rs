@@ -1,0 +1,150 @@
+//! Reads what a request, or a caller, must look like for a `TagRoute` or a `Lane`.
+
+use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
+
+use super::http_route::{header_name, literal_path, prefix};
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+/// `match`: all parts must hold.
+pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
+    let fields = field.fields(&["path", "methods", "headers", "query", "cookies"])?;
+    let path = match fields.find("path") {
+        Some(path) => read_path(path),
+        None => Some(PathMatch::Any),
+    };
+    let headers = fields.find("headers").map(read_headers);
+    let tests = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
+    Some(TagMatch {
+        path: path?,
+        methods: fields.each("methods", LIST_MAX, read_method),
+        headers: headers.unwrap_or_default(),
+        query: tests("query"),
+        cookies: tests("cookies"),
+        ..TagMatch::default()
+    })
+}
+
+fn read_path(field: &Field<'_>) -> Option<PathMatch> {
+    let fields = field.fields(PATHS)?;
+    let key = only_one(&fields, PATHS)?;
+    let value = fields.find(key)?;
+    match key {
+        "exact" => literal_path(value).map(PathMatch::Exact),
+        "prefix" => literal_path(value).map(prefix),
+        _ => value.regex().map(PathMatch::Regex),
+    }
+}
+
+fn read_method(field: &Field<'_>) -> Option<String> {
+    let text = field.text()?;
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
+        field.refuse(
+            format!("{} is not a method", field.shown()),
+            "use one such as GET; methods are written in capital letters",
+        );
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+/// Header names in lower case, each with its test.
+fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
+    let mut tests = read_tests(field);
+    let mut known: Vec<String> = Vec::new();
+    for test in &mut tests {
+        let Some(name) = header_name(field, &test.name) else { continue };
+        if known.contains(&name) {
+            field.refuse(format!("{name} is given twice"), "remove one of the two");
+        }
+        known.push(name.clone());
+        test.name = name;
+    }
+    tests
+}
+
+/// A map from names to tests.
+pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
+    let entries = field.entries().unwrap_or_default();
+    if entries.len() > LIST_MAX {
+        field.refuse(format!("has {} entries", entries.len()), format!("use at most {LIST_MAX}"));
+        return Vec::new();
+    }
+    let test = |(name, value): (&str, Field<'_>)| {
+        Some(FieldTest { name: name.to_owned(), test: read_test(&value)? })
+    };
+    entries.into_iter().filter_map(test).collect()
+}
+
+/// One operator with its operand; a text alone stands for `exact`.
+fn read_test(field: &Field<'_>) -> Option<ValueTest> {
+    if let Value::Text(text) = field.value() {
+        let texts = vec![text.clone()];
+        return Some(ValueTest::Text { relation: TextRelation::Exact, texts, ignore_case: false });
+    }
+    let known: Vec<&str> = OPERATORS.iter().copied().chain(["ignoreCase"]).collect();
+    let fields = field.fields(&known)?;
+    let key = only_one(&fields, OPERATORS)?;
+    let value = fields.find(key)?;
+    let ignore_case = match fields.find("ignoreCase") {
+        Some(field) => field.boolean()?,
+        None => false,
+    };
+    let text = |relation| {
+        let texts = match relation {
+            TextRelation::In => value.each(LIST_MAX, |text| Some(text.text()?.to_owned())),
+            TextRelation::Regex if ignore_case => vec![format!("(?i:{})", value.regex()?)],
+            TextRelation::Regex => vec![value.regex()?],
+            _ => vec![value.text()?.to_owned()],
+        };
+        if texts.is_empty() {
+            value.refuse("is empty, so that nothing fits", "list at least one text");
+            return None;
+        }
+        let ignore_case = ignore_case && relation != TextRelation::Regex;
+        Some(ValueTest::Text { relation, texts, ignore_case })
+    };
+    let number = |relation| {
+        if let Some(field) = fields.find("ignoreCase") {
+            field.refuse("means nothing for numbers", "remove it");
+            return None;
+        }
+        Some(ValueTest::Number { relation, bound: value.integer()? })
+    };
+    match key {
+        "exact" => text(TextRelation::Exact),
+        "prefix" => text(TextRelation::Prefix),
+        "regex" => text(TextRelation::Regex),
+        "in" => text(TextRelation::In),
+        "not" => text(TextRelation::Not),
+        "above" => number(NumberRelation::Above),
+        "atLeast" => number(NumberRelation::AtLeast),
+        "below" => number(NumberRelation::Below),
+        "atMost" => number(NumberRelation::AtMost),
+        _ => Some(if value.boolean()? { ValueTest::Present } else { ValueTest::Absent }),
+    }
+}
+
+/// The only key of `keys` that is there; more or none is refused.
+pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k str> {
+    let given: Vec<&str> = keys.iter().copied().filter(|key| fields.find(key).is_some()).collect();
+    match given.as_slice() {
+        [key] => Some(key),
+        [] => {
+            let remedy = format!("give one of `{}`", keys.join("`, `"));
+            fields.here().refuse("says nothing", remedy);
+            None
+        }
+        several => {
+            let problem = format!("has `{}` at once", several.join("` and `"));
+            fields.here().refuse(problem, "keep one of them");
+            None
+        }
+    }
+}
+
+const PATHS: &[&str] = &["exact", "prefix", "regex"];
+const OPERATORS: &[&str] =
+    &["exact", "prefix", "regex", "in", "not", "above", "atLeast", "below", "atMost", "present"];
+/// The most tests, methods or texts of one match.
+const LIST_MAX: usize = 256;

@@ -1,0 +1,264 @@
+//! Reads `leno.dev/v1alpha1` `SermantRouteRule`: an item of a configuration centre as published.
+//!
+//! What the service-router of Sermant 2.2.0 makes of it is kept, also where that surprises; what
+//! probably surprises its author is a warning.
+
+mod condition;
+mod rule;
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use leno_model::{
+    LaneRule, Name, Otherwise, STEMS_MAX, SermantRouteRule, SermantRules, ServiceName,
+    TagRouteName, TagRules, TagScope,
+};
+
+use self::rule::{Origins, read_caller_rule, read_flow_rule, read_lane_rule};
+use super::Head;
+use crate::document::{Mark, Node, Value, documents};
+use crate::field::Field;
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
+    let fields = spec.fields(&["compat", "key", "rules"])?;
+    let compat = fields.require("compat").and_then(|field| field.word(&[("sermant", ())]));
+    let name = TagRouteName { namespace: head.namespace, name: head.name };
+    let key = fields.require("key").and_then(|field| read_key(field, &name.namespace));
+    let content = fields.require("rules")?;
+    let (key, ()) = (key?, compat?);
+    let entries = match content.value() {
+        Value::Text(text) => {
+            let node = published(content, text)?;
+            read_content(&content.standing_for(&node), &key, &name)
+        }
+        _ => read_content(content, &key, &name),
+    };
+    Some(SermantRouteRule { name, entries: entries? })
+}
+
+/// What a key of the configuration centre holds.
+enum Key {
+    /// The documents of one service.
+    Service(ServiceName),
+    /// A map from services to documents.
+    Services,
+    /// The documents of every service that has none of its own.
+    Global,
+}
+
+fn read_key(field: &Field<'_>, namespace: &Name) -> Option<Key> {
+    let text = field.text()?;
+    let service = text.strip_prefix("servicecomb.routeRule.");
+    match (text, service) {
+        ("servicecomb.routeRule", _) => Some(Key::Services),
+        ("servicecomb.globalRouteRule", _) => Some(Key::Global),
+        (_, Some(service)) => service_name(field, service, namespace).map(Key::Service),
+        _ => {
+            field.refuse(
+                format!("{} is not a key of the service-router", field.shown()),
+                "use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or \
+                 `servicecomb.globalRouteRule`",
+            );
+            None
+        }
+    }
+}
+
+fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<ServiceName> {
+    let name = Name::new(service).ok().filter(|name| !name.as_str().contains('.'));
+    if name.is_none() {
+        field.refuse(
+            format!("{service:?} is not the name of a Service"),
+            "use the name of a Service of this namespace: lower-case letters, digits, `-`",
+        );
+    }
+    Some(ServiceName { namespace: namespace.clone(), name: name? })
+}
+
+/// The text as a tree, whose lines count from where the text begins.
+fn published(field: &Field<'_>, text: &str) -> Option<Node> {
+    let mut documents = match documents(text) {
+        Ok(documents) => documents,
+        Err(unreadable) => {
+            let line = unreadable.mark.line;
+            field.refuse(format!("{} in line {line} of it", unreadable.problem), "correct it");
+            return None;
+        }
+    };
+    match (documents.pop(), documents.is_empty()) {
+        (Some(mut node), true) => {
+            move_to(&mut node, field.mark());
+            Some(node)
+        }
+        (None, _) => {
+            field.refuse("is empty", "write the rules as they are published");
+            None
+        }
+        (Some(_), false) => {
+            field.refuse("holds several documents of YAML", "keep the list of rules alone");
+            None
+        }
+    }
+}
+
+/// Moves what was read from a text to where the text begins; a block of text keeps its indent.
+fn move_to(node: &mut Node, begins: Mark) {
+    node.mark.line = node.mark.line.saturating_add(begins.line).saturating_sub(1);
+    node.mark.column = node.mark.column.saturating_add(begins.column).saturating_sub(1);
+    match &mut node.value {
+        Value::List(list) => list.iter_mut().for_each(|node| move_to(node, begins)),
+        Value::Map(map) => map.iter_mut().for_each(|(key, node)| {
+            move_to(key, begins);
+            move_to(node, begins);
+        }),
+        Value::Null | Value::Boolean(_) | Value::Number(_) | Value::Text(_) | Value::Tagged(_) => {}
+    }
+}
+
+fn read_content(
+    content: &Field<'_>,
+    key: &Key,
+    name: &TagRouteName,
+) -> Option<Vec<(TagScope, SermantRules)>> {
+    match key {
+        Key::Service(service) => {
+            let scope = TagScope::Service(service.clone(), None);
+            Some(vec![(scope, read_documents(content, Twice::First, name)?)])
+        }
+        Key::Global => {
+            let rules = read_documents(content, Twice::Last, name)?;
+            if !rules.lanes.is_empty() {
+                content.warn(
+                    "has lanes, which mark nothing under the global key",
+                    "publish them under the key of the service at whose entrance they mark",
+                );
+            }
+            let rules = SermantRules { lanes: Vec::new(), ..rules };
+            Some(vec![(TagScope::Namespace(name.namespace.clone()), rules)])
+        }
+        Key::Services => {
+            let mut entries = Vec::new();
+            for (service, field) in content.entries()? {
+                let service = service_name(&field, service, &name.namespace)?;
+                let rules = read_documents(&field, Twice::First, name)?;
+                entries.push((TagScope::Service(service, None), rules));
+            }
+            Some(entries)
+        }
+    }
+}
+
+/// Which of two documents of the same kind counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Twice {
+    First,
+    Last,
+}
+
+#[derive(Clone, Copy)]
+enum RuleKind {
+    Flow,
+    Tag,
+    Lane,
+}
+
+fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Option<SermantRules> {
+    let mut rules = SermantRules::default();
+    let mut seen = [false; 3];
+    for document in content.list(DOCUMENTS_MAX)? {
+        let fields = document.any_fields()?;
+        warn_unknown(&document, &["kind", "description", "rules"]);
+        let kind_field = fields.require("kind")?;
+        let kind = match kind_field.text()? {
+            "routematcher.sermant.io/flow" => RuleKind::Flow,
+            "routematcher.sermant.io/tag" => RuleKind::Tag,
+            "route.sermant.io/lane" => RuleKind::Lane,
+            _ => {
+                kind_field.warn(
+                    format!(
+                        "{} is not a kind of rule: the document is dropped",
+                        kind_field.shown()
+                    ),
+                    "use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or \
+                     `route.sermant.io/lane`",
+                );
+                continue;
+            }
+        };
+        let repeated =
+            seen.get_mut(kind as usize).is_some_and(|seen| std::mem::replace(seen, true));
+        if repeated {
+            let which = if twice == Twice::First { "first" } else { "last" };
+            kind_field.warn(
+                format!("is the kind of another document too: only the {which} counts"),
+                "put the rules of a kind into one document",
+            );
+            if twice == Twice::First {
+                continue;
+            }
+        }
+        let elements = fields.find("rules").and_then(|rules| rules.list(RULES_MAX));
+        read_rules(&mut rules, kind, &elements.unwrap_or_default(), &Origins { name })?;
+    }
+    let stems = rules.rules.rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
+    if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
+        content.refuse(
+            format!("has more than {STEMS_MAX} different paths in its flow rules"),
+            "use fewer, or a TagRoute",
+        );
+        return None;
+    }
+    if !rules.rules.rules.is_empty() {
+        rules.rules.otherwise = vec![Otherwise::Default, Otherwise::Any];
+    }
+    Some(rules)
+}
+
+/// The rules of one document, the greatest precedence first; they replace those of its kind.
+fn read_rules(
+    rules: &mut SermantRules,
+    kind: RuleKind,
+    elements: &[Field<'_>],
+    origins: &Origins<'_>,
+) -> Option<()> {
+    let TagRules { rules: flow, by_caller, .. } = &mut rules.rules;
+    let mut precedences = Vec::new();
+    for element in elements {
+        let field = element.any_fields()?;
+        precedences.push(match field.find("precedence") {
+            Some(field) => i32::try_from(field.integer()?).ok()?,
+            None => 0,
+        });
+    }
+    let mut order: Vec<(usize, &Field<'_>)> = elements.iter().enumerate().collect();
+    order.sort_by_key(|(index, _)| Reverse(precedences.get(*index).copied().unwrap_or(0)));
+    match kind {
+        RuleKind::Flow => flow.clear(),
+        RuleKind::Tag => by_caller.clear(),
+        RuleKind::Lane => rules.lanes.clear(),
+    }
+    for (index, element) in order {
+        let place = (origins.at(index), precedences.get(index).copied().unwrap_or(0));
+        match kind {
+            RuleKind::Flow => flow.extend(read_flow_rule(element, place)?),
+            RuleKind::Tag => by_caller.extend(read_caller_rule(element, place.0)?),
+            RuleKind::Lane => {
+                let read: Vec<LaneRule> = read_lane_rule(element, place)?;
+                rules.lanes.extend(read);
+            }
+        }
+    }
+    Some(())
+}
+
+/// What Sermant does not look at is no reason to refuse what it accepts.
+fn warn_unknown(field: &Field<'_>, known: &[&str]) {
+    for (key, field) in field.entries().unwrap_or_default() {
+        if !known.contains(&key) {
+            field.warn("is not a field that is known here, and ignored", "remove it");
+        }
+    }
+}
+
+const DOCUMENTS_MAX: usize = 64;
+const RULES_MAX: usize = 16_384;

@@ -1,0 +1,145 @@
+//! Conditions of Sermant's matches: one operator each, and case the other way round.
+
+use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
+
+use crate::field::Field;
+use crate::pattern;
+
+/// A map from names to one condition or a list of them.
+pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
+    let mut tests = Vec::new();
+    for (name, value) in field.entries()? {
+        let conditions = match value.value() {
+            crate::document::Value::List(_) => value.list(CONDITIONS_MAX)?,
+            _ => vec![value],
+        };
+        for condition in conditions {
+            let test = read_condition(&condition)?;
+            tests.push(FieldTest { name: name.to_owned(), test });
+        }
+    }
+    Some(tests)
+}
+
+/// The same for headers, whose names arrive in lower case and are compared as they are.
+pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
+    let mut tests = read_conditions(field)?;
+    for test in &mut tests {
+        if test.name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            field.warn(
+                format!("{:?} matches no header: their names arrive in lower case", test.name),
+                "write the name in lower case",
+            );
+            test.name.make_ascii_lowercase();
+            test.test = ValueTest::Never;
+        }
+    }
+    Some(tests)
+}
+
+fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
+    let mut as_is = false;
+    let mut operator = None;
+    for (key, value) in field.entries()? {
+        match key.to_ascii_lowercase().as_str() {
+            "caseinsensitive" => as_is = value.boolean()?,
+            "type" => {}
+            key => {
+                if let Some((before, _)) = operator.replace((key.to_owned(), value)) {
+                    field.warn(
+                        format!("has two operators, of which `{before}` does not count"),
+                        "keep one; write a list of conditions for several",
+                    );
+                }
+            }
+        }
+    }
+    let Some((operator, value)) = operator else {
+        field.refuse("has no operator", "use one such as `exact`");
+        return None;
+    };
+    let text = |relation| text_test(&value, relation, !as_is);
+    let number = |relation| {
+        // Anything but a whole number of 64 bits is no match.
+        let bound = value.spelling()?.parse().ok();
+        Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
+    };
+    match operator.as_str() {
+        "exact" => text(TextRelation::Exact),
+        "prefix" => text(TextRelation::Prefix),
+        "regex" => regex_test(&value, !as_is),
+        "in" => text(TextRelation::In),
+        "noequ" => text(TextRelation::Not),
+        "noless" => number(NumberRelation::AtLeast),
+        "nogreater" => number(NumberRelation::AtMost),
+        "greater" => number(NumberRelation::Above),
+        "less" => number(NumberRelation::Below),
+        other => {
+            value.refuse(
+                format!("`{other}` is not an operator"),
+                "use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less",
+            );
+            None
+        }
+    }
+}
+
+fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Option<ValueTest> {
+    let texts = match (relation, value.value()) {
+        (TextRelation::In, crate::document::Value::List(_)) => {
+            value.each(CONDITIONS_MAX, Field::spelling)
+        }
+        _ => vec![value.spelling()?],
+    };
+    Some(match texts.is_empty() {
+        true => ValueTest::Never,
+        false => ValueTest::Text { relation, texts, ignore_case },
+    })
+}
+
+/// The expression is turned into lower case like the value. A bad one never matches.
+pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
+    let text = value.spelling()?;
+    let used = if ignore_case { text.to_lowercase() } else { text.clone() };
+    match check(value, &used)? {
+        Usable::Yes => {
+            Some(ValueTest::Text { relation: TextRelation::Regex, texts: vec![text], ignore_case })
+        }
+        Usable::Never => Some(ValueTest::Never),
+    }
+}
+
+/// Whether an expression can match at all.
+pub(super) enum Usable {
+    Yes,
+    Never,
+}
+
+/// What no engine accepts never matches; what only another engine accepts is refused.
+pub(super) fn check(field: &Field<'_>, text: &str) -> Option<Usable> {
+    let Err(why) = pattern::check(text) else {
+        return Some(Usable::Yes);
+    };
+    if MALFORMED.iter().any(|words| why.contains(words)) {
+        field.warn(
+            format!("{text:?} is not a regular expression ({why}) and never matches"),
+            "correct it",
+        );
+        return Some(Usable::Never);
+    }
+    field.refuse(
+        format!("{text:?} cannot be used as Java would ({why})"),
+        "write it in RE2 syntax, without look-around or back references",
+    );
+    None
+}
+
+/// How complaints begin that Java has too.
+const MALFORMED: &[&str] = &[
+    "unclosed",
+    "unopened",
+    "repetition operator missing expression",
+    "invalid character class range",
+    "incomplete escape",
+];
+const CONDITIONS_MAX: usize = 1024;

@@ -1,0 +1,324 @@
+//! Rules of Sermant's three kinds.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    CallerRule, Callers, LaneMark, LaneRule, Name, Otherwise, PathMatch, Quorum, Repeated,
+    RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName, TagRule, TagSet, TagSplit,
+    TagTarget, TagValue, Weights,
+};
+
+use super::condition::{Usable, check, read_conditions, read_headers};
+use super::warn_unknown;
+use crate::field::{Field, Fields};
+use crate::kinds::lane;
+
+/// Where the rules of an object stand.
+pub(super) struct Origins<'a> {
+    pub(super) name: &'a TagRouteName,
+}
+
+impl Origins<'_> {
+    pub(super) fn at(&self, index: usize) -> RuleOrigin {
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        RuleOrigin { dialect: TagDialect::Sermant, name: self.name.clone(), index }
+    }
+}
+
+/// A rule of the kind `flow`; `Some(None)` when it is dropped. The same for the other kinds.
+pub(super) fn read_flow_rule(
+    element: &Field<'_>,
+    (origin, precedence): (RuleOrigin, i32),
+) -> Option<Option<TagRule>> {
+    let fields = element.any_fields()?;
+    warn_unknown(element, &["precedence", "description", "match", "route", "fallback"]);
+    let Some(split) = read_split(&fields, "route", Consumer::Text)? else {
+        return Some(None);
+    };
+    let fallback = match fields.find("fallback") {
+        Some(_) => read_split(&fields, "fallback", Consumer::Text)?,
+        None => None,
+    };
+    let mut from = Callers::default();
+    let mut matches = TagMatch { repeated: Repeated::First, ..TagMatch::default() };
+    if let Some(field) = fields.find("match") {
+        let parts = field.any_fields()?;
+        refuse_dubbo(&parts);
+        ignored(&parts, &["method", "protocol", "parameters", "cookie", "tags", "policy"], "flow");
+        from.service = read_source(&parts, &origin.name.namespace)?;
+        matches.quorum = read_quorum(&parts)?;
+        if let Some(headers) = parts.find("headers") {
+            matches.headers = read_headers(headers)?;
+        }
+        matches.stem = read_stem(&parts, &matches)?;
+    }
+    Some(Some(TagRule {
+        origin,
+        precedence,
+        from,
+        matches,
+        split,
+        fallback: fallback.unwrap_or_default(),
+        otherwise: vec![Otherwise::Any],
+        sticky: None,
+    }))
+}
+
+/// A rule of the kind `tag`.
+pub(super) fn read_caller_rule(
+    element: &Field<'_>,
+    origin: RuleOrigin,
+) -> Option<Option<CallerRule>> {
+    let fields = element.any_fields()?;
+    warn_unknown(element, &["precedence", "description", "match", "route"]);
+    let Some(split) = read_split(&fields, "route", Consumer::Caller)? else {
+        return Some(None);
+    };
+    let mut from = Callers::default();
+    let (mut min_percent, mut min_total) = (0, 0);
+    if let Some(field) = fields.find("match") {
+        let parts = field.any_fields()?;
+        let unseen = [
+            "method",
+            "protocol",
+            "parameters",
+            "cookie",
+            "path",
+            "headers",
+            "attachments",
+            "args",
+        ];
+        ignored(&parts, &unseen, "tag");
+        from.service = read_source(&parts, &origin.name.namespace)?;
+        from.quorum = read_quorum(&parts)?;
+        if let Some(tags) = parts.find("tags") {
+            from.tags = read_conditions(tags)?;
+        }
+        if let Some(policy) = parts.find("policy") {
+            let policy = policy.fields(&["triggerThreshold", "minAllInstances"])?;
+            let number = |key: &str| match policy.find(key) {
+                Some(field) => field.number(0, i32::MAX.unsigned_abs()),
+                None => Some(0),
+            };
+            (min_percent, min_total) = (number("triggerThreshold")?, number("minAllInstances")?);
+        }
+    }
+    Some(Some(CallerRule { origin, from, split, min_percent, min_total, goes_on: false }))
+}
+
+/// A rule of the kind `lane`: several, of which at most one fits, where a path may be meant as
+/// such or as an expression.
+pub(super) fn read_lane_rule(
+    element: &Field<'_>,
+    (origin, precedence): (RuleOrigin, i32),
+) -> Option<Vec<LaneRule>> {
+    let fields = element.any_fields()?;
+    warn_unknown(element, &["precedence", "description", "match", "route"]);
+    let marks = read_marks(&fields)?;
+    if marks.is_empty() {
+        return Some(Vec::new());
+    }
+    let mut matches = TagMatch { repeated: Repeated::First, ..TagMatch::default() };
+    let mut paths = vec![PathMatch::Any];
+    if let Some(field) = fields.find("match") {
+        let parts = field.any_fields()?;
+        refuse_dubbo(&parts);
+        ignored(&parts, &["cookie", "tags", "policy", "source", "fullMatch"], "lane");
+        if !is_http(&parts)? {
+            return Some(Vec::new());
+        }
+        if let Some(method) = parts.find("method") {
+            matches.methods = any_case(method.text()?);
+        }
+        if let Some(headers) = parts.find("headers") {
+            matches.headers = read_headers(headers)?;
+        }
+        if let Some(parameters) = parts.find("parameters") {
+            matches.query = read_conditions(parameters)?;
+        }
+        if let Some(path) = parts.find("path") {
+            paths = read_lane_path(path)?;
+        }
+    }
+    let rule = |path| LaneRule {
+        origin: origin.clone(),
+        precedence,
+        matches: TagMatch { path, ..matches.clone() },
+        marks: marks.clone(),
+    };
+    Some(paths.into_iter().map(rule).collect())
+}
+
+/// `protocol` must be there and be that of the entrance.
+fn is_http(parts: &Fields<'_>) -> Option<bool> {
+    let Some(protocol) = parts.find("protocol") else {
+        parts.here().warn("has no `protocol`, so that the rule never fits", "add `protocol: http`");
+        return Some(false);
+    };
+    let is_http = protocol.text()?.eq_ignore_ascii_case("http");
+    if !is_http {
+        protocol.warn("is for another protocol: no request fits here", "use `http`");
+    }
+    Some(is_http)
+}
+
+/// The path as such, and as an expression where it is one.
+fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
+    let text = field.text()?.to_owned();
+    if text.is_empty() {
+        return Some(vec![PathMatch::Any]);
+    }
+    let mut paths = vec![PathMatch::Exact(text.clone())];
+    if matches!(check(field, &text)?, Usable::Yes) {
+        paths.push(PathMatch::Regex(text));
+    }
+    Some(paths)
+}
+
+fn any_case(method: &str) -> Vec<String> {
+    let mut spellings =
+        vec![method.to_ascii_uppercase(), method.to_ascii_lowercase(), method.to_owned()];
+    spellings.dedup();
+    spellings
+}
+
+fn read_marks(fields: &Fields<'_>) -> Option<Vec<LaneMark>> {
+    let mut marks = Vec::new();
+    for route in routes(fields, "route")? {
+        let parts = route.any_fields()?;
+        warn_unknown(&route, &["weight", "tag-inject", "tags"]);
+        let weight = parts.find("weight");
+        let (Some(weight), Some(inject)) = (weight, parts.find("tag-inject")) else {
+            dropped(&route, "a `weight` and `tag-inject`");
+            continue;
+        };
+        let percent = weight.number(0, i32::MAX.unsigned_abs())?;
+        marks.push(LaneMark { percent, headers: lane::read_headers(inject)? });
+    }
+    if marks.is_empty() {
+        dropped(fields.here(), "a `route`");
+    }
+    Some(marks)
+}
+
+/// Whether `CONSUMER_TAG` stands for what the caller has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Consumer {
+    Caller,
+    Text,
+}
+
+/// Routes with tags and weights; `Some(None)` when none is left.
+fn read_split(fields: &Fields<'_>, key: &str, consumer: Consumer) -> Option<Option<TagSplit>> {
+    let mut targets = Vec::new();
+    for route in routes(fields, key)? {
+        let parts = route.any_fields()?;
+        warn_unknown(&route, &["weight", "tags", "tag-inject"]);
+        let tags = match parts.find("tags") {
+            Some(field) => read_tags(field, consumer)?,
+            None => BTreeMap::new(),
+        };
+        let callers = tags.values().any(|value| *value == TagValue::Callers);
+        let weight = match parts.find("weight") {
+            _ if callers => Some(100),
+            Some(field) => Some(field.number(0, i32::MAX.unsigned_abs())?),
+            None => None,
+        };
+        match weight.filter(|_| !tags.is_empty()) {
+            Some(weight) => targets.push(TagTarget { weight, set: TagSet::Any(tags) }),
+            None => dropped(&route, "a `weight` and `tags`"),
+        }
+    }
+    if targets.is_empty() {
+        dropped(fields.here(), &format!("a `{key}`"));
+        return Some(None);
+    }
+    Some(Some(TagSplit { targets, weights: Weights::Percent }))
+}
+
+fn routes<'a>(fields: &Fields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
+    match fields.find(key) {
+        Some(field) => field.list(ROUTES_MAX),
+        None => Some(Vec::new()),
+    }
+}
+
+fn read_tags(field: &Field<'_>, consumer: Consumer) -> Option<BTreeMap<String, TagValue>> {
+    let mut tags = BTreeMap::new();
+    for (name, value) in field.entries()? {
+        let text = value.spelling()?;
+        let value = match text == "CONSUMER_TAG" && consumer == Consumer::Caller {
+            true => TagValue::Callers,
+            false => TagValue::Is(text),
+        };
+        tags.insert(name.to_owned(), value);
+    }
+    Some(tags)
+}
+
+fn dropped(field: &Field<'_>, lacks: &str) {
+    field.warn(format!("has not {lacks} and is dropped"), format!("add {lacks}"));
+}
+
+/// The expression for the part of the path before its last dot; only asked for beside headers.
+fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
+    let Some(field) = parts.find("path") else {
+        return Some(None);
+    };
+    let text = field.text()?;
+    if matches.headers.is_empty() || text.is_empty() {
+        field.warn("is not looked at without `headers`", "remove it, or use a TagRoute");
+        return Some(None);
+    }
+    field.warn(
+        "is compared with what stands before the last dot of the path, or with nothing at all",
+        "use a TagRoute to match paths",
+    );
+    Some(Some(match check(field, text)? {
+        Usable::Yes => text.to_owned(),
+        Usable::Never => NOTHING.to_owned(),
+    }))
+}
+
+fn read_source(parts: &Fields<'_>, namespace: &Name) -> Option<Option<ServiceName>> {
+    let Some(field) = parts.find("source") else {
+        return Some(None);
+    };
+    if field.text()?.is_empty() {
+        return Some(None);
+    }
+    let name = field.label()?;
+    Some(Some(ServiceName { namespace: namespace.clone(), name }))
+}
+
+fn read_quorum(parts: &Fields<'_>) -> Option<Quorum> {
+    Some(match parts.find("fullMatch") {
+        Some(field) if !field.boolean()? => Quorum::One,
+        _ => Quorum::All,
+    })
+}
+
+fn refuse_dubbo(parts: &Fields<'_>) {
+    for key in ["attachments", "args"] {
+        parts.unsupported(
+            key,
+            "is for calls of Dubbo, which the mesh carries without looking into them",
+            "remove the rule, or match `headers`",
+        );
+    }
+}
+
+fn ignored(parts: &Fields<'_>, keys: &[&str], kind: &str) {
+    for key in keys {
+        if let Some(field) = parts.find(key) {
+            field.warn(
+                format!("is never looked at in rules of the kind {kind}"),
+                "remove it, or use a TagRoute, which does",
+            );
+        }
+    }
+}
+
+/// An expression that matches nothing.
+const NOTHING: &str = r"[^\s\S]";
+const ROUTES_MAX: usize = 1024;

@@ -1,0 +1,233 @@
+//! Reads `leno.dev/v1alpha1` `TagRoute`.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use leno_model::{
+    CallerRule, Callers, FieldTest, Name, Otherwise, RuleOrigin, ServiceName, Sticky, TagDialect,
+    TagMatch, TagRoute, TagRouteName, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget,
+    TagValue, ValueTest, Weights,
+};
+
+use super::Head;
+use super::http_route::header_name;
+use super::request_test::{only_one, read_match, read_tests};
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
+    let fields = spec.fields(&["service", "port", "scope", "otherwise", "rules", "sameTag"])?;
+    let name = TagRouteName { namespace: head.namespace, name: head.name };
+    let scope = read_scope(&fields, &name.namespace);
+    let otherwise = fields.find("otherwise").map(read_otherwise);
+    let elements = fields.find("rules").and_then(|rules| rules.list(RULES_MAX)).unwrap_or_default();
+    if !elements.is_empty() && otherwise.is_none() {
+        fields.require("otherwise")?;
+    }
+    let otherwise = otherwise.flatten().unwrap_or_default();
+    let mut rules = Vec::new();
+    for (index, element) in elements.iter().enumerate() {
+        let origin = origin(&name, index);
+        rules.extend(read_rule(element, origin, &otherwise));
+    }
+    rules.sort_by_key(|rule: &TagRule| Reverse(rule.precedence));
+    let by_caller = read_same_tag(&fields, &name);
+    if elements.is_empty() && fields.find("sameTag").is_none_or(is_empty_list) {
+        spec.refuse("says nothing", "add `rules` or `sameTag`");
+    }
+    Some(TagRoute { name, scope: scope?, rules: TagRules { rules, otherwise, by_caller } })
+}
+
+fn is_empty_list(field: &Field<'_>) -> bool {
+    matches!(field.value(), Value::List(list) if list.is_empty())
+}
+
+fn origin(name: &TagRouteName, index: usize) -> RuleOrigin {
+    let index = u32::try_from(index).unwrap_or(u32::MAX);
+    RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index }
+}
+
+fn read_scope(fields: &Fields<'_>, namespace: &Name) -> Option<TagScope> {
+    let key = only_one(fields, &["service", "scope"])?;
+    let port = fields.find("port");
+    if key == "scope" {
+        if let Some(port) = port {
+            port.refuse("means nothing without a service", "remove it, or name a `service`");
+        }
+        let scopes =
+            [("namespace", TagScope::Namespace(namespace.clone())), ("mesh", TagScope::Mesh)];
+        return fields.find(key)?.word(&scopes);
+    }
+    let name = fields.find(key)?.label()?;
+    let port = match port {
+        Some(port) => Some(port.port()?),
+        None => None,
+    };
+    Some(TagScope::Service(ServiceName { namespace: namespace.clone(), name }, port))
+}
+
+/// One word, or several in order of preference. `fail` is what remains when all are empty.
+fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
+    const WORDS: &[(&str, Option<Otherwise>)] =
+        &[("any", Some(Otherwise::Any)), ("default", Some(Otherwise::Default)), ("fail", None)];
+    let words = match field.value() {
+        Value::List(_) => {
+            let words = field.each(WORDS.len(), |word| word.word(WORDS));
+            if words.is_empty() {
+                field.refuse("is empty", "use `any`, `default` or `fail`");
+            }
+            words
+        }
+        _ => vec![field.word(WORDS)?],
+    };
+    let (last, before) = words.split_last()?;
+    if before.iter().any(|word| *word != Some(Otherwise::Default)) || before.contains(last) {
+        field.refuse(
+            "has a word that is never reached",
+            "use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`",
+        );
+        return None;
+    }
+    Some(words.into_iter().flatten().collect())
+}
+
+fn read_rule(element: &Field<'_>, origin: RuleOrigin, otherwise: &[Otherwise]) -> Option<TagRule> {
+    let fields = element.fields(&[
+        "precedence",
+        "from",
+        "match",
+        "split",
+        "fallback",
+        "otherwise",
+        "sticky",
+    ])?;
+    let precedence = match fields.find("precedence") {
+        Some(field) => i32::try_from(field.number(0, PRECEDENCE_MAX)?).ok()?,
+        None => 0,
+    };
+    let from = match fields.find("from") {
+        Some(field) => read_from(field, &origin.name.namespace)?,
+        None => Callers::default(),
+    };
+    let matches = match fields.find("match") {
+        Some(field) => read_match(field)?,
+        None => TagMatch::default(),
+    };
+    let split = read_split(fields.require("split")?)?;
+    let fallback = match fields.find("fallback") {
+        Some(field) => read_split(field)?,
+        None => TagSplit::default(),
+    };
+    let otherwise = match fields.find("otherwise") {
+        Some(field) => read_otherwise(field)?,
+        None => otherwise.to_vec(),
+    };
+    let sticky = match fields.find("sticky") {
+        Some(field) => Some(read_sticky(field)?),
+        None => None,
+    };
+    Some(TagRule { origin, precedence, from, matches, split, fallback, otherwise, sticky })
+}
+
+fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
+    let fields = field.fields(&["service", "namespace", "tags"])?;
+    let namespace = match fields.find("namespace") {
+        Some(field) => field.label()?,
+        None => namespace.clone(),
+    };
+    let service = match fields.find("service") {
+        Some(field) => Some(ServiceName { namespace, name: field.label()? }),
+        None => None,
+    };
+    let tags = fields.find("tags").map(read_tests).unwrap_or_default();
+    if service.is_none() && tags.is_empty() {
+        field.refuse("says nothing", "name a `service` or `tags`, or remove it");
+        return None;
+    }
+    Some(Callers { service, tags, ..Callers::default() })
+}
+
+fn read_split(field: &Field<'_>) -> Option<TagSplit> {
+    let elements = field.list(TARGETS_MAX)?;
+    let targets: Vec<TagTarget> = elements.iter().filter_map(read_target).collect();
+    // Those that are missing have been refused already.
+    if targets.len() == elements.len() && targets.iter().all(|target| target.weight == 0) {
+        field.refuse("has no target with a weight above 0", "add one");
+        return None;
+    }
+    Some(TagSplit { targets, weights: Weights::Relative })
+}
+
+fn read_target(element: &Field<'_>) -> Option<TagTarget> {
+    let fields = element.fields(&["weight", "tags", "instances"])?;
+    let weight = match fields.find("weight") {
+        Some(field) => field.number(0, WEIGHT_MAX)?,
+        None => 1,
+    };
+    let set = match only_one(&fields, &["tags", "instances"])? {
+        "tags" => TagSet::All(read_tags(fields.find("tags")?)?),
+        _ => fields
+            .find("instances")?
+            .word(&[("default", TagSet::Default), ("any", TagSet::Every)])?,
+    };
+    Some(TagTarget { weight, set })
+}
+
+fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
+    let tags = field.texts();
+    if tags.is_empty() {
+        field.refuse("names no tag", "name one, or use `instances: any`");
+        return None;
+    }
+    Some(tags.into_iter().map(|(name, value)| (name, TagValue::Is(value))).collect())
+}
+
+fn read_sticky(field: &Field<'_>) -> Option<Sticky> {
+    let fields = field.fields(&["header", "cookie"])?;
+    let key = only_one(&fields, &["header", "cookie"])?;
+    let value = fields.find(key)?;
+    match key {
+        "header" => header_name(value, value.text()?).map(Sticky::Header),
+        _ => Some(Sticky::Cookie(value.text()?.to_owned())),
+    }
+}
+
+fn read_same_tag(fields: &Fields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
+    let elements = fields.find("sameTag").and_then(|list| list.list(TARGETS_MAX));
+    let elements = elements.unwrap_or_default();
+    let rules = elements.iter().enumerate();
+    rules.filter_map(|(index, element)| read_preference(element, origin(name, index))).collect()
+}
+
+fn read_preference(element: &Field<'_>, origin: RuleOrigin) -> Option<CallerRule> {
+    let fields = element.fields(&["tags", "minPercent", "minTotal"])?;
+    let field = fields.require("tags")?;
+    let tags = field.each(TARGETS_MAX, |tag| Some(tag.text()?.to_owned()));
+    if tags.is_empty() {
+        field.refuse("names no tag", "name one, such as `zone`");
+        return None;
+    }
+    let number = |key: &str, most| match fields.find(key) {
+        Some(field) => field.number(0, most),
+        None => Some(0),
+    };
+    let present = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };
+    let from = Callers { tags: tags.iter().map(present).collect(), ..Callers::default() };
+    let same = tags.into_iter().map(|tag| (tag, TagValue::Callers)).collect();
+    let target = TagTarget { weight: 1, set: TagSet::All(same) };
+    Some(CallerRule {
+        origin,
+        from,
+        split: TagSplit { targets: vec![target], weights: Weights::Relative },
+        min_percent: number("minPercent", 100)?,
+        min_total: number("minTotal", WEIGHT_MAX)?,
+        goes_on: true,
+    })
+}
+
+/// The most rules of one object; all rules of a service travel together.
+const RULES_MAX: usize = 16_384;
+/// The most targets of a split, or tags of a preference.
+const TARGETS_MAX: usize = 64;
+const WEIGHT_MAX: u32 = 1_000_000;
+const PRECEDENCE_MAX: u32 = 1_000_000;

@@ -1,0 +1,110 @@
+//! Tag rules beside services and workloads: rules that cannot decide, tags that nobody carries.
+
+use std::collections::BTreeSet;
+
+use leno_model::{
+    Callers, Lane, SermantRouteRule, TagMatch, TagRoute, TagRules, TagScope, TagSet, TagValue,
+    Workload,
+};
+
+use super::{Lint, Reference, World, selects};
+
+impl World<'_> {
+    pub(super) fn lint_tag_route(&self, route: &TagRoute, lint: &mut Lint<'_>) {
+        if let TagScope::Service(service, port) = &route.scope {
+            let reference =
+                Reference { service, port: *port, field: "spec".to_owned(), name_field: "service" };
+            self.lint_reference(&reference, lint);
+        }
+        lint_shadowed(&route.rules, lint);
+        self.lint_tags(&route.scope, &route.rules, "split", lint);
+    }
+
+    pub(super) fn lint_sermant(&self, rule: &SermantRouteRule, lint: &mut Lint<'_>) {
+        for (scope, rules) in &rule.entries {
+            let first = self.published.get(scope).filter(|first| ***first != rule.name);
+            if let Some(first) = first {
+                lint.warn(
+                    "spec.key".to_owned(),
+                    format!("the SermantRouteRule {first} has this key too, and only that counts"),
+                    "keep one: a configuration centre has one value for a key",
+                );
+            }
+            if let Some(native) = self.tag_scopes.get(scope) {
+                lint.warn(
+                    "spec.key".to_owned(),
+                    format!("the TagRoute {native} is for the same service and comes first"),
+                    "remove one of the two",
+                );
+            }
+            if let TagScope::Service(service, port) = scope {
+                let reference =
+                    Reference { service, port: *port, field: "spec".to_owned(), name_field: "key" };
+                self.lint_reference(&reference, lint);
+            }
+            self.lint_tags(scope, &rules.rules, "route", lint);
+        }
+    }
+
+    pub(super) fn lint_lane(&self, lane: &Lane, lint: &mut Lint<'_>) {
+        let reference = Reference {
+            service: &lane.service,
+            port: None,
+            field: "spec".to_owned(),
+            name_field: "service",
+        };
+        self.lint_reference(&reference, lint);
+    }
+
+    /// Targets that no workload behind the service can be in.
+    fn lint_tags(&self, scope: &TagScope, rules: &TagRules, key: &str, lint: &mut Lint<'_>) {
+        let TagScope::Service(service, _) = scope else { return };
+        let Some(service) = self.services.get(service) else { return };
+        let behind = self.workloads.iter().copied().filter(|w| selects(service, w));
+        let behind: Vec<&Workload> = behind.collect();
+        if behind.is_empty() {
+            return;
+        }
+        let mut told = BTreeSet::new();
+        for rule in &rules.rules {
+            for (index, target) in rule.split.targets.iter().enumerate() {
+                let empty = !behind.iter().any(|workload| is_in(&target.set, workload));
+                if empty && target.weight > 0 && told.insert(&target.set) {
+                    lint.warn(
+                        format!("spec.rules[{}].{key}[{index}].tags", rule.origin.index),
+                        format!("no workload behind the Service {} carries them", service.name),
+                        "use labels that its workloads have",
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn is_in(set: &TagSet, workload: &Workload) -> bool {
+    let is = |(name, value): (&String, &TagValue)| match value {
+        TagValue::Is(value) => workload.labels.get(name) == Some(value),
+        TagValue::Callers => true,
+    };
+    match set {
+        TagSet::All(tags) => tags.iter().all(is),
+        TagSet::Any(tags) => tags.iter().any(is),
+        TagSet::Default | TagSet::Every => true,
+    }
+}
+
+/// What stands after a rule that takes every request of everybody.
+fn lint_shadowed(rules: &TagRules, lint: &mut Lint<'_>) {
+    let takes_all = |rule: &leno_model::TagRule| {
+        rule.matches == TagMatch::default() && rule.from == Callers::default()
+    };
+    let Some(place) = rules.rules.iter().position(takes_all) else { return };
+    let Some(all) = rules.rules.get(place) else { return };
+    for rule in rules.rules.iter().skip(place + 1) {
+        lint.warn(
+            format!("spec.rules[{}]", rule.origin.index),
+            format!("never decides: rules[{}] takes every request before", all.origin.index),
+            "give it a greater `precedence`, or the other a `match`",
+        );
+    }
+}

@@ -1,0 +1,317 @@
+//! Tag rules: the examples of the documents, what is refused, and what is odd.
+
+use std::path::Path;
+
+use expect_test::{Expect, expect};
+use leno_model::{Object, TagScope};
+use leno_registry::{FileSource, lint, read_str};
+
+/// The blocks of YAML of a page.
+fn examples(page: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules").join(page);
+    let text = std::fs::read_to_string(path).unwrap();
+    let blocks = text.split("```yaml\n").skip(1);
+    blocks.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn the_examples_of_the_pages_are_accepted_without_a_warning() {
+    for (page, count) in [("tag-route.md", 3), ("sermant.md", 1)] {
+        let directory = tempfile::tempdir().unwrap();
+        let text = examples(page).join("---\n");
+        std::fs::write(directory.path().join("mesh.yaml"), text).unwrap();
+        let mut source = FileSource::new(vec![directory.path().to_owned()]);
+        let update = source.reload();
+        assert_eq!((update.rejected, update.warnings), (Vec::new(), Vec::new()), "{page}");
+        assert_eq!(update.objects, count, "{page}");
+    }
+}
+
+#[test]
+fn rules_stand_in_order_of_precedence() {
+    let text = examples("tag-route.md").remove(0);
+    let (objects, _) = read_str("f.yaml", &text);
+    let Some((Object::TagRoute(route), _)) = objects.first() else { panic!("{objects:?}") };
+    let rules = route.rules.rules.iter().map(|rule| (rule.precedence, rule.origin.index));
+    assert_eq!(rules.collect::<Vec<_>>(), [(20, 0), (10, 1)]);
+    assert_eq!(route.rules.by_caller.len(), 1);
+    assert_eq!(route.scope, TagScope::Service("shop/orders".parse().unwrap(), None));
+}
+
+/// The refusals of a kind's specs, a line each.
+fn check(kind: &str, specs: &[&str], expected: &Expect) {
+    let mut lines = String::new();
+    for spec in specs {
+        let text = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"
+        );
+        let (objects, rejected) = read_str("f.yaml", &text);
+        assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {spec}");
+        for refusal in rejected {
+            let shown = refusal.to_string();
+            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
+            lines += &format!("{}\n", rest.trim_start_matches("f.yaml:"));
+        }
+    }
+    expected.assert_eq(&lines);
+}
+
+#[test]
+fn refuses_tag_routes_that_cannot_be_honoured() {
+    check(
+        "TagRoute",
+        &[
+            "{}",
+            "{service: a, scope: mesh, sameTag: [{tags: [zone]}]}",
+            "{scope: mesh, port: 80, sameTag: [{tags: [zone]}]}",
+            "{scope: cluster, sameTag: [{tags: [zone]}]}",
+            "{service: a, rules: [{split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: [any, default], rules: [{split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: none, rules: [{split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{}]}",
+            "{service: a, otherwise: any, rules: [{split: [{weight: 0, tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{split: [{tags: {v: a}, instances: any}]}]}",
+            "{service: a, otherwise: any, rules: [{split: [{tags: {}}]}]}",
+            "{service: a, otherwise: any, rules: [{split: [{tags: {v: 2}}]}]}",
+            "{service: a, otherwise: any, rules: [{from: {}, split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{match: {path: {exact: a}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{match: {methods: [get]}, split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{match: {headers: {a b: c}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{match: {headers: {a: {above: x}}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{match: {query: {a: {in: []}}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, otherwise: any, rules: [{sticky: {}, split: [{tags: {v: a}}]}]}",
+            "{service: a, sameTag: [{tags: [zone], minPercent: 101}]}",
+            "{service: a, sameTag: [{tags: []}]}",
+        ],
+        &expect![[r#"
+            spec: says nothing; give one of `service`, `scope`
+            spec: says nothing; add `rules` or `sameTag`
+            spec: has `service` and `scope` at once; keep one of them
+            spec.port: means nothing without a service; remove it, or name a `service`
+            spec.scope: "cluster" is not known here; use `namespace` or `mesh`
+            spec.otherwise: is missing; add `otherwise`
+            spec.otherwise: has a word that is never reached; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
+            spec.otherwise: "none" is not known here; use `any`, `default` or `fail`
+            spec.rules[0].split: is missing; add `split`
+            spec.rules[0].split: has no target with a weight above 0; add one
+            spec.rules[0].split[0]: has `tags` and `instances` at once; keep one of them
+            spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
+            spec.rules[0].split[0].tags.v: 2 is a number, not text; write "2" in quotes
+            spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
+            spec.rules[0].from: says nothing; name a `service` or `tags`, or remove it
+            spec.rules[0].match.path.exact: "a" does not start with `/`; use a path such as "/ratings"
+            spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
+            spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
+            spec.rules[0].match.query.a.in: is empty, so that nothing fits; list at least one text
+            spec.rules[0].sticky: says nothing; give one of `header`, `cookie`
+            spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
+            spec.sameTag[0].tags: names no tag; name one, such as `zone`
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_lanes_that_cannot_be_honoured() {
+    check(
+        "Lane",
+        &[
+            "{rules: [{marks: [{headers: {x-lane: gray}}]}]}",
+            "{service: web, rules: [{marks: []}]}",
+            "{service: web, rules: [{marks: [{percent: 60, headers: {a: b}}, {percent: 41, headers: {a: c}}]}]}",
+            "{service: web, rules: [{marks: [{headers: {Connection: close}}]}]}",
+            "{service: web, rules: [{marks: [{headers: {a: \"b\\nc\"}}]}]}",
+            "{service: web, rules: [{marks: [{headers: {}}]}]}",
+        ],
+        &expect![[r#"
+            spec.service: is missing; add `service`
+            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
+            spec.rules[0].marks: has 101 percent in all; use 1 to 100 in all
+            spec.rules[0].marks[0].headers.Connection: connection is not for applications; use a header of your own
+            spec.rules[0].marks[0].headers.a: is not the value of a header; use printable ASCII without outer blanks
+            spec.rules[0].marks[0].headers: names no header; name one, such as `x-lane: gray`
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_published_rules_that_cannot_be_honoured() {
+    let flow = |rule: &str| {
+        format!(
+            "{{compat: sermant, key: servicecomb.routeRule.orders, rules: \
+             [{{kind: routematcher.sermant.io/flow, rules: [{rule}]}}]}}"
+        )
+    };
+    let route = "route: [{weight: 100, tags: {v: a}}]";
+    let with_path =
+        |path| format!("{{match: {{path: /{path}, headers: {{a: {{exact: b}}}}}}, {route}}}");
+    let seven: Vec<String> = (1..=7).map(with_path).collect();
+    let specs = [
+        "{compat: istio, key: servicecomb.routeRule.a, rules: []}".to_owned(),
+        "{compat: sermant, key: servicecomb.tagRule.a, rules: []}".to_owned(),
+        "{compat: sermant, key: servicecomb.routeRule.A, rules: []}".to_owned(),
+        "{compat: sermant, key: servicecomb.routeRule, rules: []}".to_owned(),
+        "{compat: sermant, key: servicecomb.routeRule.a, rules: \"[\"}".to_owned(),
+        "{compat: sermant, key: servicecomb.routeRule.a, rules: \"\"}".to_owned(),
+        "{compat: sermant, key: servicecomb.routeRule.a, rules: \"a: b\"}".to_owned(),
+        flow(&format!("{{match: {{headers: {{a: {{suffix: b}}}}}}, {route}}}")),
+        flow(&format!("{{match: {{headers: {{a: {{}}}}}}, {route}}}")),
+        flow(&format!("{{match: {{headers: {{a: {{regex: (?=b)}}}}}}, {route}}}")),
+        flow(&format!("{{match: {{attachments: {{a: {{exact: b}}}}}}, {route}}}")),
+        flow("{route: [{weight: many, tags: {v: a}}]}"),
+        flow(&seven.join(", ")),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check(
+        "SermantRouteRule",
+        &specs,
+        &expect![[r#"
+        spec.compat: "istio" is not known here; use `sermant`
+        spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
+        spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
+        spec.rules: is a list, not a map; write a map, such as {key: value}
+        spec.rules: is not YAML (while parsing a node, did not find expected node content) in line 2 of it; correct it
+        spec.rules: is empty; write the rules as they are published
+        spec.rules: is a map, not a list; write a list, each element after `- `
+        spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
+        spec.rules[0].rules[0].match.headers.a: has no operator; use one such as `exact`
+        spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
+        spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
+        spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
+        spec.rules: has more than 6 different paths in its flow rules; use fewer, or a TagRoute
+    "#]],
+    );
+}
+
+#[test]
+fn a_refusal_inside_a_published_text_names_its_line() {
+    let text = "\
+apiVersion: leno.dev/v1alpha1
+kind: SermantRouteRule
+metadata: {name: x}
+spec:
+  compat: sermant
+  key: servicecomb.routeRule.orders
+  rules: |
+    ---
+    - kind: routematcher.sermant.io/flow
+      rules:
+        - match: {headers: {a: {suffix: b}}}
+          route: [{weight: 100, tags: {v: a}}]
+";
+    let (_, rejected) = read_str("f.yaml", text);
+    let lines: String = rejected.iter().map(|refusal| format!("{refusal}\n")).collect();
+    expect![[r#"
+        f.yaml:11:41: SermantRouteRule default/x: spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
+    "#]].assert_eq(&lines);
+}
+
+#[test]
+fn warns_of_what_published_rules_do_not_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "\
+apiVersion: leno.dev/v1alpha1
+kind: SermantRouteRule
+metadata: {name: x}
+spec:
+  compat: sermant
+  key: servicecomb.routeRule.orders
+  rules:
+  - kind: routematcher.sermant.io/flow
+    rules:
+    - match: {method: POST, path: /x, headers: {Id: {exact: a, prefix: b}, b: {regex: '('}}, extra: 1}
+      route: [{weight: 100, tags: {v: a}}, {tags: {v: b}}]
+  - kind: routematcher.sermant.io/flow
+    rules: []
+  - kind: unknown
+  - kind: route.sermant.io/lane
+    rules:
+    - match: {path: /x}
+      route: [{weight: 100, tag-inject: {x-lane: gray}}]
+";
+    std::fs::write(directory.path().join("mesh.yaml"), text).unwrap();
+    let mut source = FileSource::new(vec![directory.path().to_owned()]);
+    let update = source.reload();
+    assert_eq!(update.rejected, []);
+    let lines = update.warnings.iter().map(|warning| {
+        let shown = warning.to_string();
+        let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
+        format!("{rest}\n")
+    });
+    expect![[r#"
+        spec.rules[0].rules[0].match.method: is never looked at in rules of the kind flow; remove it, or use a TagRoute, which does
+        spec.rules[0].rules[0].match.path: is compared with what stands before the last dot of the path, or with nothing at all; use a TagRoute to match paths
+        spec.rules[0].rules[0].match.headers: "Id" matches no header: their names arrive in lower case; write the name in lower case
+        spec.rules[0].rules[0].match.headers.Id: has two operators, of which `exact` does not count; keep one; write a list of conditions for several
+        spec.rules[0].rules[0].match.headers.b.regex: "(" is not a regular expression (unclosed group) and never matches; correct it
+        spec.rules[0].rules[0].route[1]: has not a `weight` and `tags` and is dropped; add a `weight` and `tags`
+        spec.rules[1].kind: is the kind of another document too: only the first counts; put the rules of a kind into one document
+        spec.rules[2].kind: "unknown" is not a kind of rule: the document is dropped; use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or `route.sermant.io/lane`
+        spec.rules[3].rules[0].match: has no `protocol`, so that the rule never fits; add `protocol: http`
+    "#]].assert_eq(&lines.collect::<String>());
+}
+
+#[test]
+fn lints_rules_that_never_decide_and_tags_that_nobody_has() {
+    let text = "\
+apiVersion: v1
+kind: Service
+metadata: {name: orders}
+spec: {selector: {app: orders}, ports: [{port: 80}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: orders-1, labels: {app: orders, version: v1}}
+spec: {ports: [{port: 80}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: orders}
+spec:
+  service: orders
+  port: 81
+  otherwise: any
+  rules:
+  - {precedence: 1, split: [{tags: {version: v1}}, {tags: {version: v2}}]}
+  - {match: {headers: {a: b}}, split: [{tags: {version: v1}}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: lost}
+spec: {service: order, sameTag: [{tags: [zone]}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Lane
+metadata: {name: lost}
+spec: {service: web, rules: [{marks: [{headers: {x-lane: gray}}]}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: orders-all}
+spec: {service: orders, sameTag: [{tags: [zone]}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: SermantRouteRule
+metadata: {name: one}
+spec: {compat: sermant, key: servicecomb.routeRule.orders, rules: []}
+---
+apiVersion: leno.dev/v1alpha1
+kind: SermantRouteRule
+metadata: {name: two}
+spec: {compat: sermant, key: servicecomb.routeRule.orders, rules: []}
+";
+    let (objects, rejected) = read_str("mesh.yaml", text);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines: String = lint(&objects).iter().map(|warning| format!("{warning}\n")).collect();
+    expect![[r#"
+        TagRoute default/orders: spec.port: the Service default/orders has no port 81; use `80`
+        TagRoute default/orders: spec.rules[1]: never decides: rules[0] takes every request before; give it a greater `precedence`, or the other a `match`
+        TagRoute default/orders: spec.rules[0].split[1].tags: no workload behind the Service default/orders carries them; use labels that its workloads have
+        TagRoute default/lost: spec.service: there is no Service default/order; did you mean `orders`?
+        Lane default/lost: spec.service: there is no Service default/web; add the Service
+        SermantRouteRule default/one: spec.key: the TagRoute default/orders-all is for the same service and comes first; remove one of the two
+        SermantRouteRule default/two: spec.key: the SermantRouteRule default/one has this key too, and only that counts; keep one: a configuration centre has one value for a key
+        SermantRouteRule default/two: spec.key: the TagRoute default/orders-all is for the same service and comes first; remove one of the two
+    "#]].assert_eq(&lines);
+}

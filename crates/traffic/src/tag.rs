@@ -1,0 +1,208 @@
+//! Tags: which instances of a service take a request, by the labels that they carry.
+
+mod lane;
+mod lookup;
+mod matcher;
+mod rules;
+mod sets;
+mod share;
+mod trace;
+mod value;
+
+use std::sync::Arc;
+
+use leno_model::{Caller, Endpoint, TagRules};
+
+use self::rules::{Compiled, EVERY, Preference, Rule, SetId};
+use self::sets::{Endpoints, Set};
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+
+pub use lane::{Lanes, Marks};
+pub use share::{Chance, Draw, Shares};
+pub use trace::TagOutcome;
+
+/// The tag rules of one port of a service, compiled for one caller, and the instances that each of
+/// their sets has now.
+///
+/// Sets are computed when rules or instances change. A request only finds its rule, draws where
+/// there is something to draw, and takes a list that is there.
+#[derive(Debug)]
+pub struct TagPlan {
+    source: Arc<TagRules>,
+    caller: Caller,
+    compiled: Arc<Compiled>,
+    /// By the place of the set.
+    narrowed: Box<[Narrowed]>,
+}
+
+/// Who takes a request.
+#[derive(Debug, Clone, Copy)]
+pub struct TagDecision<'a> {
+    /// The rule that decided, by its place among the rules; none fits when absent.
+    pub rule: Option<usize>,
+    /// The rule by caller that narrowed the instances down further, by its place.
+    pub by_caller: Option<usize>,
+    /// The instances; nobody when absent.
+    pub endpoints: Option<&'a Arc<[Arc<Endpoint>]>>,
+    set: SetId,
+}
+
+/// The instances of a set, after the rules by caller.
+#[derive(Debug)]
+struct Narrowed {
+    /// Whether the set has instances.
+    inhabited: bool,
+    /// What is drawn, when there is more than one list.
+    shares: Option<Shares>,
+    /// The rule by caller that made the lists.
+    by_caller: Option<usize>,
+    lists: Box<[Endpoints]>,
+}
+
+impl TagPlan {
+    /// Compiles the rules for a caller; what `old` has is taken over where nothing changed.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used.
+    pub fn build(
+        rules: &Arc<TagRules>,
+        caller: &Caller,
+        endpoints: &Arc<[Arc<Endpoint>]>,
+        old: Option<&Self>,
+    ) -> Result<Self, BadPattern> {
+        let same = old.filter(|old| old.source == *rules && old.caller == *caller);
+        let compiled = match same {
+            Some(old) => Arc::clone(&old.compiled),
+            None => Arc::new(Compiled::of(rules, caller)?),
+        };
+        let narrowed = compiled.sets.iter().map(|set| {
+            let inside = set.among(endpoints);
+            Narrowed::of(inside, &compiled.by_caller)
+        });
+        let narrowed = narrowed.collect();
+        Ok(Self { source: Arc::clone(rules), caller: caller.clone(), compiled, narrowed })
+    }
+
+    /// Who takes a request; `chance` is asked where there is something to draw.
+    pub fn choose(&self, request: &RequestView<'_>, chance: &mut impl Chance) -> TagDecision<'_> {
+        match self.compiled.rule(request) {
+            Some(rule) => {
+                let set = self.by_rule(rule, request, chance);
+                self.decided(Some(rule.index), set, chance)
+            }
+            None => {
+                let set = self.first_inhabited(self.compiled.unmatched(request));
+                self.decided(None, set, chance)
+            }
+        }
+    }
+
+    /// Who takes a connection in which no request is seen: rules by request do not apply.
+    pub fn without_request(&self, chance: &mut impl Chance) -> TagDecision<'_> {
+        self.decided(None, Some(EVERY), chance)
+    }
+
+    /// The rules.
+    #[must_use]
+    pub fn rules(&self) -> &TagRules {
+        &self.source
+    }
+
+    /// The set that a rule leads to; `None` when nothing is left.
+    fn by_rule(
+        &self,
+        rule: &Rule,
+        request: &RequestView<'_>,
+        chance: &mut impl Chance,
+    ) -> Option<SetId> {
+        let sticky = rule.sticky_point(request);
+        let drawn = rule.split.draw(Draw::Route, sticky, chance);
+        let inhabited = drawn.filter(|(_, set)| self.is_inhabited(*set));
+        let spills = drawn.is_some_and(|(place, _)| rule.split.spilling == Some(place));
+        if let (Some((_, set)), true) = (inhabited, !spills || rule.fallback.is_none()) {
+            return Some(set);
+        }
+        let fallback = rule
+            .fallback
+            .as_ref()
+            .and_then(|fallback| fallback.draw(Draw::Fallback, sticky, chance));
+        let fallback = fallback.map(|(_, set)| set).filter(|set| self.is_inhabited(*set));
+        let left = fallback.or(inhabited.map(|(_, set)| set));
+        left.or_else(|| self.first_inhabited(&rule.otherwise))
+    }
+
+    fn first_inhabited(&self, sets: &[SetId]) -> Option<SetId> {
+        sets.iter().copied().find(|set| self.is_inhabited(*set))
+    }
+
+    fn is_inhabited(&self, set: SetId) -> bool {
+        self.narrowed.get(set).is_some_and(|narrowed| narrowed.inhabited)
+    }
+
+    fn decided(
+        &self,
+        rule: Option<usize>,
+        set: Option<SetId>,
+        chance: &mut impl Chance,
+    ) -> TagDecision<'_> {
+        // Without any instance at all it is not for want of tags.
+        let nobody = !self.is_inhabited(EVERY);
+        let found = set.or(nobody.then_some(EVERY)).and_then(|set| {
+            let narrowed = self.narrowed.get(set)?;
+            Some((set, narrowed, narrowed.draw(chance)?))
+        });
+        match found {
+            Some((set, narrowed, endpoints)) => {
+                TagDecision { rule, by_caller: narrowed.by_caller, endpoints: Some(endpoints), set }
+            }
+            None => TagDecision { rule, by_caller: None, endpoints: None, set: EVERY },
+        }
+    }
+
+    fn set(&self, place: SetId) -> Option<&Set> {
+        self.compiled.sets.get(place)
+    }
+}
+
+impl Narrowed {
+    fn of(inside: Endpoints, preferences: &[Preference]) -> Self {
+        let inhabited = !inside.is_empty();
+        for preference in preferences {
+            let lists = preference.sets.iter().map(|set| preference.accepted(set, &inside));
+            let lists: Box<[Endpoints]> = lists.collect();
+            let changes = lists.iter().any(|list| !Arc::ptr_eq(list, &inside));
+            if changes {
+                let shares = (lists.len() > 1).then(|| preference.shares.clone());
+                let by_caller = Some(preference.index);
+                return Self { inhabited, shares, by_caller, lists };
+            }
+            if !preference.goes_on {
+                break;
+            }
+        }
+        Self { inhabited, shares: None, by_caller: None, lists: Box::new([inside]) }
+    }
+
+    fn draw(&self, chance: &mut impl Chance) -> Option<&Endpoints> {
+        let place = self.shares.as_ref().map_or(0, |shares| shares.draw(Draw::Caller, chance));
+        self.lists.get(place)
+    }
+}
+
+impl Preference {
+    /// Those of the instances that are preferred, or all of them.
+    fn accepted(&self, set: &Set, all: &Endpoints) -> Endpoints {
+        let preferred = set.among(all);
+        let (count, total) = (preferred.len() as u64, all.len() as u64);
+        let enough =
+            total < u64::from(self.min_total) || count * 100 >= total * u64::from(self.min_percent);
+        match enough && count > 0 {
+            true => preferred,
+            false => Arc::clone(all),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

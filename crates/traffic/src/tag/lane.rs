@@ -1,0 +1,97 @@
+//! Lanes: which headers a request gets at the entrance of a service.
+
+use std::collections::BTreeMap;
+
+use leno_model::LaneRule;
+
+use super::matcher::{TagMatcher, header};
+use super::share::{Chance, Draw, Shares};
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+
+/// The lanes of a workload, compiled.
+#[derive(Debug, Default)]
+pub struct Lanes {
+    /// By port of the application, in order of precedence.
+    ports: BTreeMap<u16, Box<[Lane]>>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    matcher: TagMatcher,
+    shares: Shares,
+    marks: Box<[Box<[(Box<str>, Box<str>)]>]>,
+}
+
+/// The headers that a request gets.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Marks<'a> {
+    headers: &'a [(Box<str>, Box<str>)],
+}
+
+impl Lanes {
+    /// Compiles the lanes of a workload.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used.
+    pub fn compile(lanes: &BTreeMap<u16, Vec<LaneRule>>) -> Result<Self, BadPattern> {
+        let mut ports = BTreeMap::new();
+        for (port, rules) in lanes {
+            let rules: Result<Box<[Lane]>, BadPattern> = rules.iter().map(Lane::of).collect();
+            ports.insert(*port, rules?);
+        }
+        Ok(Self { ports })
+    }
+
+    /// Whether requests for this port may be marked.
+    #[must_use]
+    pub fn concern(&self, port: u16) -> bool {
+        !self.ports.is_empty() && self.ports.contains_key(&port)
+    }
+
+    /// What a request for a port of the application is marked with: the first rule that fits
+    /// draws once, and no other is asked.
+    pub fn mark(
+        &self,
+        port: u16,
+        request: &RequestView<'_>,
+        chance: &mut impl Chance,
+    ) -> Marks<'_> {
+        let lanes = self.ports.get(&port).map_or(&[][..], |lanes| lanes);
+        let fitting = lanes.iter().find(|lane| lane.matcher.matches(request));
+        let drawn = fitting.and_then(|lane| lane.marks.get(lane.shares.draw(Draw::Lane, chance)));
+        Marks { headers: drawn.map_or(&[], |headers| headers) }
+    }
+}
+
+impl Lane {
+    fn of(rule: &LaneRule) -> Result<Self, BadPattern> {
+        let headers = |headers: &BTreeMap<String, String>| {
+            let pair =
+                |(name, value): (&String, &String)| (name.as_str().into(), value.as_str().into());
+            headers.iter().map(pair).collect()
+        };
+        Ok(Self {
+            matcher: TagMatcher::compile(&rule.matches)
+                .map_err(|bad| bad.within(rule.origin.object()))?,
+            shares: Shares::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
+            marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
+        })
+    }
+}
+
+impl<'a> Marks<'a> {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.headers.is_empty()
+    }
+
+    /// Those that the request does not have yet: what it has stays.
+    pub fn missing(&self, request: &RequestView<'_>) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let absent = |(name, _): &&(Box<str>, Box<str>)| {
+            header(request, name, leno_model::Repeated::First).is_none()
+        };
+        self.headers.iter().filter(absent).map(|(name, value)| (&**name, &**value))
+    }
+}

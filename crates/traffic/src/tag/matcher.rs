@@ -1,0 +1,115 @@
+//! Matches of tag rules and lanes, compiled.
+
+use std::borrow::Cow;
+
+use leno_model::{Caller, Callers, Quorum, Repeated, TagMatch};
+
+use super::value::NamedTest;
+use crate::matcher::{PathMatcher, decoded_text, parameter};
+use crate::pattern::{BadPattern, PatternField};
+use crate::request::RequestView;
+
+/// A [`TagMatch`], compiled; its stem is looked at by whoever holds it.
+///
+/// As in routes: header names `:authority` and `host` stand for the authority as it was sent, and
+/// of a repeated query parameter the first value counts, percent-decoded. Cookies are those of the
+/// first `Cookie` header.
+#[derive(Debug, Clone)]
+pub(super) struct TagMatcher {
+    path: PathMatcher,
+    methods: Box<[Box<str>]>,
+    pub(super) headers: Box<[NamedTest]>,
+    pub(super) quorum: Quorum,
+    pub(super) repeated: Repeated,
+    query: Box<[NamedTest]>,
+    cookies: Box<[NamedTest]>,
+}
+
+impl TagMatcher {
+    pub(super) fn compile(matches: &TagMatch) -> Result<Self, BadPattern> {
+        Ok(Self {
+            path: PathMatcher::compile(&matches.path)?,
+            methods: matches.methods.iter().map(|method| method.as_str().into()).collect(),
+            headers: NamedTest::compile_all(&matches.headers, PatternField::Header)?,
+            quorum: matches.quorum,
+            repeated: matches.repeated,
+            query: NamedTest::compile_all(&matches.query, PatternField::Query)?,
+            cookies: NamedTest::compile_all(&matches.cookies, PatternField::Cookie)?,
+        })
+    }
+
+    pub(super) fn matches(&self, request: &RequestView<'_>) -> bool {
+        self.path.matches(request.path)
+            && (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
+            && self.headers_hold(request)
+            && self.query.iter().all(|test| {
+                let raw = request.query.and_then(|query| parameter(query, &test.name));
+                let value = raw.and_then(decoded_text);
+                test.test.passes(value.as_deref())
+            })
+            && self.cookies.iter().all(|test| {
+                let value = cookie(request, &test.name);
+                test.test.passes(value.as_deref())
+            })
+    }
+
+    fn headers_hold(&self, request: &RequestView<'_>) -> bool {
+        let holds = |test: &NamedTest| {
+            test.test.passes(header(request, &test.name, self.repeated).as_deref())
+        };
+        quorum(self.quorum, &self.headers, holds)
+    }
+}
+
+/// Whether enough of the tests hold.
+fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> bool) -> bool {
+    match quorum {
+        Quorum::All => tests.iter().all(holds),
+        Quorum::One => tests.is_empty() || tests.iter().any(holds),
+    }
+}
+
+/// A header's value as rules see it.
+pub(super) fn header<'a>(
+    request: &RequestView<'a>,
+    name: &str,
+    repeated: Repeated,
+) -> Option<Cow<'a, str>> {
+    match (name, repeated) {
+        (":authority" | "host", _) => Some(Cow::Borrowed(request.authority)),
+        (name, Repeated::Joined) => request.fields.find(name),
+        (name, Repeated::First) => request.fields.first(name),
+    }
+}
+
+/// A cookie's value, as it was sent.
+pub(super) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
+    let value = |text: &str| -> Option<std::ops::Range<usize>> {
+        let mut at = 0;
+        text.split(';').find_map(|pair| {
+            let begins = at;
+            at += pair.len() + 1;
+            let (known, value) = pair.split_once('=')?;
+            let start = begins + known.len() + 1;
+            (known.trim_ascii() == name).then_some(start..start + value.trim_ascii_end().len())
+        })
+    };
+    match request.fields.first("cookie")? {
+        Cow::Borrowed(text) => text.get(value(text)?).map(Cow::Borrowed),
+        Cow::Owned(text) => text.get(value(&text)?).map(|value| Cow::Owned(value.to_owned())),
+    }
+}
+
+/// Whether a rule is for the requests of this caller.
+///
+/// # Errors
+/// [`BadPattern`] for the first regular expression that cannot be used.
+pub(super) fn is_for(from: &Callers, caller: &Caller) -> Result<bool, BadPattern> {
+    if from.service.as_ref().is_some_and(|service| !caller.services.contains(service)) {
+        return Ok(false);
+    }
+    let tests = NamedTest::compile_all(&from.tags, PatternField::CallerTag)?;
+    let holds =
+        |test: &NamedTest| test.test.passes(caller.tags.get(&*test.name).map(String::as_str));
+    Ok(quorum(from.quorum, &tests, holds))
+}

@@ -1,0 +1,351 @@
+//! Tag rules, compiled for one caller; who is in which set comes later.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    Caller, CallerRule, Otherwise, STEMS_MAX, Sticky, TagRule, TagRules, TagSet, TagSplit,
+    TagTarget, TagValue,
+};
+
+use super::lookup::Lookup;
+use super::matcher::{TagMatcher, cookie, header, is_for};
+use super::sets::Set;
+use super::share::{Chance, Draw, Shares, hash};
+use crate::pattern::{BadPattern, Pattern, PatternField};
+use crate::request::RequestView;
+
+/// The rules that are for one caller.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub(super) rules: Box<[Rule]>,
+    lookup: Lookup,
+    stems: Box<[Pattern]>,
+    /// What takes requests that no rule fits, by which stems fit them.
+    unmatched: Box<[Box<[SetId]>]>,
+    pub(super) by_caller: Box<[Preference]>,
+    /// Every set that a decision may name; the first is [`Set::Every`].
+    pub(super) sets: Box<[Set]>,
+    /// Whether requests are looked at.
+    by_request: bool,
+}
+
+/// A set, by its place.
+pub(super) type SetId = usize;
+
+/// All instances.
+pub(super) const EVERY: SetId = 0;
+
+/// A [`TagRule`], compiled.
+#[derive(Debug)]
+pub(super) struct Rule {
+    /// Its place among all rules, also those for other callers.
+    pub(super) index: usize,
+    matcher: TagMatcher,
+    stem: Option<usize>,
+    pub(super) split: Split,
+    pub(super) fallback: Option<Split>,
+    pub(super) otherwise: Box<[SetId]>,
+    sticky: Option<(Sticky, u64)>,
+}
+
+/// A [`TagSplit`], compiled.
+#[derive(Debug)]
+pub(super) struct Split {
+    shares: Shares,
+    targets: Box<[SetId]>,
+    /// The target that is only taken when the fallback has nobody.
+    pub(super) spilling: Option<usize>,
+}
+
+/// A [`CallerRule`], compiled.
+#[derive(Debug)]
+pub(super) struct Preference {
+    /// Its place among all rules, also those for other callers.
+    pub(super) index: usize,
+    pub(super) shares: Shares,
+    pub(super) sets: Box<[Set]>,
+    pub(super) min_percent: u32,
+    pub(super) min_total: u32,
+    pub(super) goes_on: bool,
+}
+
+impl Compiled {
+    pub(super) fn of(rules: &TagRules, caller: &Caller) -> Result<Self, BadPattern> {
+        let mut for_caller = Vec::new();
+        for (index, rule) in rules.rules.iter().enumerate() {
+            if is_for(&rule.from, caller).map_err(|bad| bad.within(rule.origin.object()))? {
+                for_caller.push((index, rule));
+            }
+        }
+        let mut sets = Sets::default();
+        let stems = Stems::of(&for_caller)?;
+        let unmatched = unmatched(&rules.otherwise, (&for_caller, &stems), caller, &mut sets);
+        let named = for_caller.iter().flat_map(|(_, rule)| named(rule, caller));
+        let outside: Vec<Set> = named.collect();
+        let mut compiled = Vec::new();
+        for (index, rule) in &for_caller {
+            let stem = stems.place(rule);
+            let meaning = Meaning { caller, outside: &outside };
+            let rule = Rule::of((*index, rule), stem, &meaning, &mut sets)
+                .map_err(|bad| bad.within(rule.origin.object()))?;
+            compiled.push(rule);
+        }
+        let matches = for_caller.iter().zip(&compiled);
+        let lookup = Lookup::of(matches.map(|((_, rule), done)| (&rule.matches, &done.matcher)));
+        Ok(Self {
+            lookup,
+            rules: compiled.into(),
+            stems: stems.patterns.into(),
+            unmatched,
+            by_caller: preferences(&rules.by_caller, caller)?,
+            sets: sets.into_boxed(),
+            by_request: !rules.rules.is_empty(),
+        })
+    }
+
+    /// The rule that decides a request.
+    pub(super) fn rule(&self, request: &RequestView<'_>) -> Option<&Rule> {
+        let mask = self.stem_mask(request);
+        let fits = |index: usize| {
+            self.rules.get(index).is_some_and(|rule| {
+                rule.stem.is_none_or(|stem| mask & (1 << stem) != 0)
+                    && rule.matcher.matches(request)
+            })
+        };
+        self.lookup.first(request, fits).and_then(|index| self.rules.get(index))
+    }
+
+    /// What takes a request that no rule fits, in order.
+    pub(super) fn unmatched(&self, request: &RequestView<'_>) -> &[SetId] {
+        if !self.by_request {
+            return &[EVERY];
+        }
+        self.unmatched.get(self.stem_mask(request)).map_or(&[], |sets| sets)
+    }
+
+    fn stem_mask(&self, request: &RequestView<'_>) -> usize {
+        if self.stems.is_empty() {
+            return 0;
+        }
+        let stem = request.path.rsplit_once('.').map_or("", |(stem, _)| stem);
+        let fits = self.stems.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
+        fits.fold(0, |mask, (place, _)| mask | (1 << place))
+    }
+}
+
+impl Rule {
+    fn of(
+        (index, rule): (usize, &TagRule),
+        stem: Option<usize>,
+        meaning: &Meaning<'_>,
+        sets: &mut Sets,
+    ) -> Result<Self, BadPattern> {
+        let split = Split::of(&rule.split, Rest::Spills, meaning, sets);
+        let fallback = (!rule.fallback.targets.is_empty())
+            .then(|| Split::of(&rule.fallback, Rest::Nobody, meaning, sets));
+        Ok(Self {
+            index,
+            matcher: TagMatcher::compile(&rule.matches)?,
+            stem,
+            split,
+            fallback,
+            otherwise: meaning.otherwise(&rule.otherwise, sets),
+            sticky: rule.sticky.clone().map(|sticky| (sticky, salt(rule))),
+        })
+    }
+
+    /// What makes the request's draw one of its client's, if something does.
+    pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
+        let (sticky, salt) = self.sticky.as_ref()?;
+        let value = match sticky {
+            Sticky::Header(name) => header(request, name, leno_model::Repeated::First),
+            Sticky::Cookie(name) => cookie(request, name),
+        };
+        Some(hash(*salt, &value?))
+    }
+}
+
+/// The same for all replicas of a rule, and another for each rule.
+fn salt(rule: &TagRule) -> u64 {
+    hash(u64::from(rule.origin.index), &rule.origin.name.to_string())
+}
+
+/// What is left of 100 percent.
+#[derive(Clone, Copy)]
+enum Rest {
+    /// Goes to the fallback, or else outside of the targets.
+    Spills,
+    /// Goes nowhere.
+    Nobody,
+}
+
+impl Split {
+    fn of(split: &TagSplit, rest: Rest, meaning: &Meaning<'_>, sets: &mut Sets) -> Self {
+        let (shares, leaves) = Shares::of(split);
+        let targets = split.targets.iter();
+        let mut targets: Vec<SetId> =
+            targets.map(|target| sets.place(meaning.set(&target.set))).collect();
+        let mut spilling = None;
+        if leaves && matches!(rest, Rest::Spills) {
+            spilling = Some(targets.len());
+            let outside = Set::outside(Set::named(&split.targets, meaning.caller));
+            targets.push(sets.place(outside));
+        }
+        Self { shares, targets: targets.into(), spilling }
+    }
+
+    /// Draws one of the targets; `None` for what is left to nobody.
+    pub(super) fn draw(
+        &self,
+        draw: Draw,
+        sticky: Option<u64>,
+        chance: &mut impl Chance,
+    ) -> Option<(usize, SetId)> {
+        let place = match sticky.and_then(|point| point.checked_rem(self.shares.total())) {
+            Some(point) => self.shares.at(point),
+            None => self.shares.draw(draw, chance),
+        };
+        self.targets.get(place).map(|set| (place, *set))
+    }
+}
+
+/// What the words of a rule mean for one caller.
+struct Meaning<'a> {
+    caller: &'a Caller,
+    /// What the default set leaves out.
+    outside: &'a [Set],
+}
+
+impl Meaning<'_> {
+    fn set(&self, set: &TagSet) -> Set {
+        match Set::of(set, self.caller, &[]) {
+            Set::Outside(_) => Set::outside(self.outside.to_vec()),
+            set => set,
+        }
+    }
+
+    fn otherwise(&self, otherwise: &[Otherwise], sets: &mut Sets) -> Box<[SetId]> {
+        let set = |otherwise: &Otherwise| match otherwise {
+            Otherwise::Any => EVERY,
+            Otherwise::Default => sets.place(Set::outside(self.outside.to_vec())),
+        };
+        otherwise.iter().map(set).collect()
+    }
+}
+
+/// All sets that were named so far, each once.
+struct Sets {
+    places: BTreeMap<Set, SetId>,
+}
+
+impl Default for Sets {
+    fn default() -> Self {
+        Self { places: BTreeMap::from([(Set::Every, EVERY)]) }
+    }
+}
+
+impl Sets {
+    fn place(&mut self, set: Set) -> SetId {
+        let next = self.places.len();
+        *self.places.entry(set).or_insert(next)
+    }
+
+    fn into_boxed(self) -> Box<[Set]> {
+        let mut sets: Vec<(Set, SetId)> = self.places.into_iter().collect();
+        sets.sort_by_key(|(_, place)| *place);
+        sets.into_iter().map(|(set, _)| set).collect()
+    }
+}
+
+/// The different stems of the rules.
+struct Stems<'a> {
+    texts: Vec<&'a str>,
+    patterns: Vec<Pattern>,
+}
+
+impl<'a> Stems<'a> {
+    fn of(rules: &[(usize, &'a TagRule)]) -> Result<Self, BadPattern> {
+        let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
+        for (_, rule) in rules {
+            let Some(text) = rule.matches.stem.as_deref() else { continue };
+            // Readers refuse more: each doubles the sets.
+            if stems.texts.contains(&text) || stems.texts.len() == STEMS_MAX {
+                continue;
+            }
+            let pattern = Pattern::compile(text).map_err(|cause| {
+                BadPattern::new(text, PatternField::Path, cause).within(rule.origin.object())
+            })?;
+            stems.texts.push(text);
+            stems.patterns.push(pattern);
+        }
+        Ok(stems)
+    }
+
+    fn place(&self, rule: &TagRule) -> Option<usize> {
+        let text = rule.matches.stem.as_deref()?;
+        self.texts.iter().position(|known| *known == text)
+    }
+}
+
+fn named(rule: &TagRule, caller: &Caller) -> Vec<Set> {
+    Set::named(&rule.split.targets, caller)
+}
+
+/// What takes requests that no rule fits: a list for each combination of stems that may fit.
+fn unmatched(
+    otherwise: &[Otherwise],
+    (rules, stems): (&[(usize, &TagRule)], &Stems<'_>),
+    caller: &Caller,
+    sets: &mut Sets,
+) -> Box<[Box<[SetId]>]> {
+    let lists = (0..1_usize << stems.texts.len()).map(|mask| {
+        let open = |rule: &TagRule| stems.place(rule).is_none_or(|place| mask & (1 << place) != 0);
+        let open = rules.iter().filter(|(_, rule)| open(rule));
+        let outside: Vec<Set> = open.flat_map(|(_, rule)| named(rule, caller)).collect();
+        Meaning { caller, outside: &outside }.otherwise(otherwise, sets)
+    });
+    lists.collect()
+}
+
+fn preferences(rules: &[CallerRule], caller: &Caller) -> Result<Box<[Preference]>, BadPattern> {
+    let mut preferences = Vec::new();
+    for (index, rule) in rules.iter().enumerate() {
+        if is_for(&rule.from, caller).map_err(|bad| bad.within(rule.origin.object()))? {
+            preferences.push(Preference::of((index, rule), caller));
+        }
+    }
+    Ok(preferences.into())
+}
+
+impl Preference {
+    fn of((index, rule): (usize, &CallerRule), caller: &Caller) -> Self {
+        let targets = rule.split.targets.iter().filter(|target| has_meaning(target, caller));
+        let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
+        let (shares, leaves) = Shares::of(&split);
+        let targets = split.targets.iter();
+        let mut sets: Vec<Set> = targets.map(|target| Set::of(&target.set, caller, &[])).collect();
+        if leaves {
+            sets.push(Set::outside(Set::named(&split.targets, caller)));
+        }
+        Self {
+            index,
+            shares,
+            sets: sets.into(),
+            min_percent: rule.min_percent,
+            min_total: rule.min_total,
+            goes_on: rule.goes_on,
+        }
+    }
+}
+
+/// A target that asks for a parameter of a caller that has none at all means nothing.
+fn has_meaning(target: &TagTarget, caller: &Caller) -> bool {
+    let (TagSet::All(tags) | TagSet::Any(tags)) = &target.set else {
+        return true;
+    };
+    caller.has_parameters
+        || tags.iter().all(|(name, value)| match value {
+            TagValue::Is(_) => true,
+            TagValue::Callers => matches!(name.as_str(), "version" | "zone"),
+        })
+}

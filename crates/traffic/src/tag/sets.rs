@@ -1,0 +1,106 @@
+//! Sets of instances: what they are, and who is in them as things stand.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use leno_model::{Caller, Endpoint, TagSet, TagTarget, TagValue};
+
+/// Tags and what they must be: this value, or absent.
+pub(super) type Tags = BTreeMap<String, Option<String>>;
+
+/// A set of instances, with nothing left to find out but who is in it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Set {
+    Every,
+    All(Tags),
+    Any(Tags),
+    /// What none of these holds.
+    Outside(Vec<Self>),
+}
+
+impl Set {
+    /// The set of a target as this caller means it. `outside`: what the default set leaves out.
+    pub(super) fn of(set: &TagSet, caller: &Caller, outside: &[Self]) -> Self {
+        let tags = |tags: &BTreeMap<String, TagValue>| {
+            let value = |(name, value): (&String, &TagValue)| {
+                let value = match value {
+                    TagValue::Is(value) => Some(value.clone()),
+                    TagValue::Callers => caller.tags.get(name).cloned(),
+                };
+                (name.clone(), value)
+            };
+            tags.iter().map(value).collect()
+        };
+        match set {
+            TagSet::Every => Self::Every,
+            TagSet::All(all) => Self::All(tags(all)),
+            TagSet::Any(any) => Self::Any(tags(any)),
+            TagSet::Default => Self::Outside(outside.to_vec()),
+        }
+    }
+
+    /// The sets that a rule names by tags.
+    pub(super) fn named(targets: &[TagTarget], caller: &Caller) -> Vec<Self> {
+        let by_tags = targets.iter().map(|target| &target.set);
+        let by_tags = by_tags.filter(|set| matches!(set, TagSet::All(_) | TagSet::Any(_)));
+        by_tags.map(|set| Self::of(set, caller, &[])).collect()
+    }
+
+    pub(super) fn outside(mut sets: Vec<Self>) -> Self {
+        sets.sort();
+        sets.dedup();
+        match sets.is_empty() {
+            true => Self::Every,
+            false => Self::Outside(sets),
+        }
+    }
+
+    pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
+        let is =
+            |(name, value): (&String, &Option<String>)| endpoint.tags.get(name) == value.as_ref();
+        match self {
+            Self::Every => true,
+            Self::All(tags) => tags.iter().all(is),
+            Self::Any(tags) => tags.iter().any(is),
+            Self::Outside(sets) => !sets.iter().any(|set| set.has(endpoint)),
+        }
+    }
+
+    /// Those of `endpoints` that are in it.
+    pub(super) fn among(&self, endpoints: &Endpoints) -> Endpoints {
+        let inside = endpoints.iter().filter(|endpoint| self.has(endpoint));
+        let inside: Vec<_> = inside.cloned().collect();
+        match inside.len() == endpoints.len() {
+            true => Arc::clone(endpoints),
+            false => inside.into(),
+        }
+    }
+}
+
+/// Endpoints as requests hold them.
+pub(super) type Endpoints = Arc<[Arc<Endpoint>]>;
+
+/// `version=2, zone=a`; `one of: …`; `neither (…) nor (…)`; `any instance`.
+impl fmt::Display for Set {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |tags: &Tags| {
+            let shown = tags.iter().map(|(name, value)| match value {
+                Some(value) => format!("{name}={value}"),
+                None => format!("no {name}"),
+            });
+            shown.collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            Self::Every => f.write_str("any instance"),
+            Self::All(tags) => write!(f, "{}", shown(tags)),
+            Self::Any(tags) if tags.is_empty() => f.write_str("nobody"),
+            Self::Any(tags) if tags.len() == 1 => write!(f, "{}", shown(tags)),
+            Self::Any(tags) => write!(f, "one of {}", shown(tags)),
+            Self::Outside(sets) => {
+                let sets: Vec<String> = sets.iter().map(|set| format!("({set})")).collect();
+                write!(f, "none of {}", sets.join(", "))
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Shares: which of several targets a draw falls to, and what draws.
+
+use leno_model::{TagSplit, Weights};
+
+/// Targets by weight: each has the points from the end of the one before it up to its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shares {
+    ends: Box<[u64]>,
+    total: u64,
+}
+
+impl Shares {
+    /// The shares of a split, and whether something is left of 100 percent after its targets.
+    pub(super) fn of(split: &TagSplit) -> (Self, bool) {
+        let mut end = 0_u64;
+        let ends = split.targets.iter().map(|target| {
+            end = end.saturating_add(u64::from(target.weight));
+            match split.weights {
+                Weights::Relative => end,
+                Weights::Percent => end.min(PERCENT),
+            }
+        });
+        let ends: Box<[u64]> = ends.collect();
+        let last = ends.last().copied().unwrap_or(0);
+        match split.weights {
+            Weights::Relative => (Self { ends, total: last }, false),
+            Weights::Percent => (Self { ends, total: PERCENT }, last < PERCENT),
+        }
+    }
+
+    /// The shares of a lane's marks.
+    pub(super) fn of_percentages(percentages: impl Iterator<Item = u32>) -> Self {
+        let mut end = 0_u64;
+        let ends = percentages.map(|percent| {
+            end = end.saturating_add(u64::from(percent)).min(PERCENT);
+            end
+        });
+        Self { ends: ends.collect(), total: PERCENT }
+    }
+
+    /// How many points there are: a draw is a number below.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// How many targets there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// How many points a target has; of the index after the last, what none has.
+    #[must_use]
+    pub fn points(&self, index: usize) -> u64 {
+        let end = |index| self.ends.get(index).copied();
+        let before = index.checked_sub(1).and_then(end).unwrap_or(0);
+        end(index).unwrap_or(self.total).saturating_sub(before)
+    }
+
+    /// The target that a point belongs to; the number of targets when it is nobody's.
+    #[must_use]
+    pub fn at(&self, point: u64) -> usize {
+        self.ends.iter().position(|end| point < *end).unwrap_or(self.ends.len())
+    }
+
+    /// The only target that can be drawn, if there is only one.
+    fn certain(&self) -> Option<usize> {
+        let first = self.at(0);
+        (self.points(first) >= self.total).then_some(first)
+    }
+
+    /// Draws, unless there is nothing to choose.
+    pub(super) fn draw(&self, draw: Draw, chance: &mut impl Chance) -> usize {
+        self.certain().unwrap_or_else(|| chance.pick(draw, self))
+    }
+}
+
+/// What is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Draw {
+    /// A target of the rule that decides.
+    Route,
+    /// A target of its fallback.
+    Fallback,
+    /// A target of the rule by caller.
+    Caller,
+    /// A mark of a lane.
+    Lane,
+}
+
+/// What draws.
+pub trait Chance {
+    /// The target drawn; the number of targets when it is none.
+    fn pick(&mut self, draw: Draw, shares: &Shares) -> usize;
+}
+
+/// Random numbers, spread over all 64 bits.
+impl<F: FnMut() -> u64> Chance for F {
+    fn pick(&mut self, _: Draw, shares: &Shares) -> usize {
+        // Totals are far below 64 bits, and so is the bias of the remainder.
+        let point = self().checked_rem(shares.total).unwrap_or(0);
+        shares.at(point)
+    }
+}
+
+/// A draw that depends on a value alone: FNV-1a over salt and value, 64 bits, then mixed.
+pub(super) fn hash(salt: u64, value: &str) -> u64 {
+    let hash = value
+        .bytes()
+        .fold(FNV_OFFSET ^ salt, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+    let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX);
+    hash ^ (hash >> 29)
+}
+
+const PERCENT: u64 = 100;
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+/// An odd number with well-spread bits (from splitmix64).
+const MIX: u64 = 0xbf58_476d_1ce4_e5b9;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use leno_model::{TagSet, TagTarget};
+
+    use super::*;
+
+    fn split(weights: &[u32], meaning: Weights) -> TagSplit {
+        let target = |weight: &u32| TagTarget { weight: *weight, set: TagSet::Every };
+        TagSplit { targets: weights.iter().map(target).collect(), weights: meaning }
+    }
+
+    #[test]
+    fn points_belong_to_targets_by_weight() {
+        for (weights, meaning, expected, left) in [
+            (&[1, 3][..], Weights::Relative, &[1, 3, 0][..], false),
+            (&[20, 40], Weights::Percent, &[20, 40, 40], true),
+            (&[80, 80], Weights::Percent, &[80, 20, 0], false),
+            (&[0, 100], Weights::Percent, &[0, 100, 0], false),
+            (&[], Weights::Percent, &[100], true),
+        ] {
+            let (shares, rest) = Shares::of(&split(weights, meaning));
+            let mut counts = BTreeMap::new();
+            for point in 0..shares.total() {
+                *counts.entry(shares.at(point)).or_insert(0_u64) += 1;
+            }
+            for (index, points) in expected.iter().enumerate() {
+                assert_eq!(counts.get(&index).copied().unwrap_or(0), *points, "{weights:?}");
+                assert_eq!(shares.points(index), *points, "{weights:?}");
+            }
+            assert_eq!(rest, left, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_drawn_where_there_is_no_choice() {
+        let mut never = || -> u64 { panic!("a draw") };
+        for (weights, expected) in [(&[100][..], 0), (&[0, 100], 1), (&[100, 50], 0), (&[], 0)] {
+            let (shares, _) = Shares::of(&split(weights, Weights::Percent));
+            assert_eq!(shares.draw(Draw::Route, &mut never), expected, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn hashes_spread_and_differ_by_salt() {
+        let share =
+            |salt| (0..10_000).filter(|n| hash(salt, &format!("user-{n}")) % 100 < 10).count();
+        for salt in [0, 1, u64::MAX] {
+            assert!((850..1150).contains(&share(salt)), "{}", share(salt));
+        }
+        let both = (0..10_000).filter(|n| {
+            let user = format!("user-{n}");
+            hash(1, &user) % 100 < 10 && hash(2, &user) % 100 < 10
+        });
+        assert!((50..150).contains(&both.count()), "independent draws");
+    }
+}

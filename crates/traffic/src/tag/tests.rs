@@ -1,0 +1,314 @@
+//! What the vectors do not say: looking up, sticking, taking over, telling.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    CallerRule, Callers, EndpointId, FieldTest, LaneMark, LaneRule, Otherwise, PathMatch, Quorum,
+    Repeated, RuleOrigin, ServiceAccount, ServiceName, Sticky, TagDialect, TagMatch, TagRouteName,
+    TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest, WorkloadName,
+};
+use proptest::prelude::*;
+
+use super::*;
+
+fn origin(index: u32) -> RuleOrigin {
+    let name = TagRouteName::new("shop", "orders").unwrap();
+    RuleOrigin { dialect: TagDialect::TagRoute, name, index }
+}
+
+fn tags(tags: &[(&str, &str)]) -> BTreeMap<String, String> {
+    tags.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn all(names: &[(&str, &str)]) -> TagSet {
+    let tags = tags(names).into_iter();
+    TagSet::All(tags.map(|(name, value)| (name, TagValue::Is(value))).collect())
+}
+
+fn to(set: TagSet) -> TagSplit {
+    TagSplit { targets: vec![TagTarget { weight: 1, set }], ..TagSplit::default() }
+}
+
+fn rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
+    TagRule {
+        origin: origin(index),
+        precedence: 0,
+        from: Callers::default(),
+        matches,
+        split,
+        fallback: TagSplit::default(),
+        otherwise: Vec::new(),
+        sticky: None,
+    }
+}
+
+fn exact(name: &str, value: &str) -> FieldTest {
+    let test = ValueTest::Text {
+        relation: TextRelation::Exact,
+        texts: vec![value.to_owned()],
+        ignore_case: false,
+    };
+    FieldTest { name: name.to_owned(), test }
+}
+
+fn by_header(name: &str, value: &str) -> TagMatch {
+    TagMatch { headers: vec![exact(name, value)], ..TagMatch::default() }
+}
+
+fn endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
+    let endpoint = |(name, labels): &(&str, &[(&str, &str)])| {
+        Arc::new(Endpoint {
+            id: EndpointId {
+                service: ServiceName::new("shop", "orders").unwrap(),
+                port: 80,
+                workload: WorkloadName::new("shop", name).unwrap(),
+            },
+            address: ([127, 0, 0, 1], 1).into(),
+            account: ServiceAccount::new("shop", "orders").unwrap(),
+            tags: tags(labels),
+        })
+    };
+    workloads.iter().map(endpoint).collect()
+}
+
+fn fleet() -> Endpoints {
+    endpoints(&[("old", &[("version", "1")]), ("new", &[("version", "2")]), ("bare", &[])])
+}
+
+fn rules(rules: Vec<TagRule>) -> TagRules {
+    TagRules { rules, otherwise: vec![Otherwise::Default], by_caller: Vec::new() }
+}
+
+fn plan(rules: TagRules) -> TagPlan {
+    TagPlan::build(&Arc::new(rules), &Caller::default(), &fleet(), None).unwrap()
+}
+
+fn view(fields: &Vec<(String, String)>) -> RequestView<'_> {
+    RequestView { method: "GET", path: "/a", query: None, authority: "orders", fields }
+}
+
+fn header(name: &str, value: &str) -> Vec<(String, String)> {
+    vec![(name.to_owned(), value.to_owned())]
+}
+
+fn names(decision: &TagDecision<'_>) -> Vec<String> {
+    let endpoints = decision.endpoints.map_or(&[][..], |endpoints| endpoints);
+    endpoints.iter().map(|endpoint| endpoint.id.workload.name.to_string()).collect()
+}
+
+fn never() -> u64 {
+    panic!("nothing is drawn where there is no choice")
+}
+
+#[test]
+fn a_rule_chooses_by_tags_and_the_rest_goes_to_instances_without() {
+    let plan = plan(rules(vec![rule(0, by_header("x", "1"), to(all(&[("version", "2")])))]));
+    let (one, other) = (header("x", "1"), header("x", "2"));
+    assert_eq!(names(&plan.choose(&view(&one), &mut never)), ["new"]);
+    assert_eq!(names(&plan.choose(&view(&other), &mut never)), ["old", "bare"]);
+    assert_eq!(names(&plan.without_request(&mut never)), ["old", "new", "bare"]);
+}
+
+#[test]
+fn no_instance_at_all_is_not_for_want_of_tags() {
+    let rules = Arc::new(rules(vec![rule(0, TagMatch::default(), to(all(&[("version", "9")])))]));
+    let fields = Vec::new();
+    let build = |endpoints| TagPlan::build(&rules, &Caller::default(), &endpoints, None).unwrap();
+    let plan = build(fleet());
+    assert!(plan.choose(&view(&fields), &mut never).endpoints.is_none());
+    let plan = build(endpoints(&[]));
+    assert!(plan.choose(&view(&fields), &mut never).endpoints.is_some_and(|e| e.is_empty()));
+}
+
+#[test]
+fn rules_stay_compiled_while_instances_come_and_go() {
+    let source = rules(vec![rule(0, TagMatch::default(), to(all(&[("version", "2")])))]);
+    let before = plan(source.clone());
+    let build = |rules: TagRules, caller: &Caller| {
+        TagPlan::build(
+            &Arc::new(rules),
+            caller,
+            &endpoints(&[("n", &[("version", "2")])]),
+            Some(&before),
+        )
+    };
+    let after = build(source.clone(), &Caller::default()).unwrap();
+    assert!(Arc::ptr_eq(&before.compiled, &after.compiled));
+    assert_eq!(names(&after.choose(&view(&Vec::new()), &mut never)), ["n"]);
+    let other_caller = Caller { has_parameters: true, ..Caller::default() };
+    let after = build(source.clone(), &other_caller).unwrap();
+    assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
+    let after = build(TagRules { otherwise: Vec::new(), ..source }, &Caller::default()).unwrap();
+    assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
+}
+
+#[test]
+fn a_client_stays_with_its_target_as_shares_grow() {
+    let split = |weight| TagSplit {
+        targets: [(weight, "2"), (100 - weight, "1")]
+            .map(|(weight, version)| TagTarget { weight, set: all(&[("version", version)]) })
+            .to_vec(),
+        ..TagSplit::default()
+    };
+    for sticky in [Sticky::Header("x-user".to_owned()), Sticky::Cookie("user".to_owned())] {
+        let plan = |weight| {
+            let sticky = Some(sticky.clone());
+            plan(rules(vec![TagRule { sticky, ..rule(0, TagMatch::default(), split(weight)) }]))
+        };
+        let (small, large) = (plan(10), plan(30));
+        let mut shares = [0, 0];
+        for user in 0..1000 {
+            let fields = match &sticky {
+                Sticky::Header(name) => header(name, &format!("u{user}")),
+                Sticky::Cookie(name) => header("cookie", &format!("a=b; {name}=u{user}; c=d")),
+            };
+            let at = |plan: &TagPlan| names(&plan.choose(&view(&fields), &mut never)) == ["new"];
+            assert!(!at(&small) || at(&large), "who has the new version keeps it");
+            shares[0] += u32::from(at(&small));
+            shares[1] += u32::from(at(&large));
+        }
+        assert!((70..130).contains(&shares[0]) && (250..350).contains(&shares[1]), "{shares:?}");
+        // Without the value chance decides.
+        let fields = Vec::new();
+        let draws = [5, 95].map(|point| names(&small.choose(&view(&fields), &mut || point)));
+        assert_eq!(draws, [["new"], ["old"]]);
+    }
+}
+
+#[test]
+fn cookies_are_found_among_others() {
+    let has_cookie = |field: &str, name: &str| {
+        let fields = header("Cookie", field);
+        matcher::cookie(&view(&fields), name).map(std::borrow::Cow::into_owned)
+    };
+    for (field, name, expected) in [
+        ("a=1", "a", Some("1")),
+        ("a=1; b=2", "b", Some("2")),
+        ("a=1;b=2 ; c=3", "b", Some("2")),
+        ("ab=1; b=x=y", "b", Some("x=y")),
+        ("a; b=", "b", Some("")),
+        ("a; b=", "a", None),
+        ("", "a", None),
+    ] {
+        assert_eq!(has_cookie(field, name).as_deref(), expected, "{field} {name}");
+    }
+}
+
+#[test]
+fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
+    let prefer = |index, name: &str| CallerRule {
+        origin: origin(index),
+        from: Callers {
+            tags: vec![FieldTest { name: name.to_owned(), test: ValueTest::Present }],
+            ..Callers::default()
+        },
+        split: to(TagSet::All(BTreeMap::from([(name.to_owned(), TagValue::Callers)]))),
+        min_percent: 0,
+        min_total: 0,
+        goes_on: true,
+    };
+    let rules =
+        TagRules { by_caller: vec![prefer(0, "zone"), prefer(1, "region")], ..TagRules::default() };
+    let fleet = endpoints(&[
+        ("near", &[("zone", "a"), ("region", "r")]),
+        ("far", &[("zone", "b"), ("region", "r")]),
+        ("away", &[("zone", "c"), ("region", "s")]),
+    ]);
+    for (caller, expected) in [
+        (&[("zone", "a"), ("region", "r")][..], &["near"][..]),
+        (&[("zone", "x"), ("region", "r")], &["near", "far"]),
+        (&[("region", "s")], &["away"]),
+        (&[("zone", "x"), ("region", "y")], &["near", "far", "away"]),
+        (&[], &["near", "far", "away"]),
+    ] {
+        let caller = Caller { tags: tags(caller), has_parameters: true, ..Caller::default() };
+        let plan = TagPlan::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
+        assert_eq!(names(&plan.without_request(&mut never)), expected, "{caller:?}");
+        assert_eq!(names(&plan.choose(&view(&Vec::new()), &mut never)), expected, "{caller:?}");
+    }
+}
+
+#[test]
+fn outcomes_tell_every_way_with_its_share() {
+    let split = TagSplit {
+        targets: [(1, "2"), (3, "1")]
+            .map(|(weight, version)| TagTarget { weight, set: all(&[("version", version)]) })
+            .to_vec(),
+        ..TagSplit::default()
+    };
+    let plan = plan(rules(vec![rule(0, TagMatch::default(), split)]));
+    let outcomes = plan.outcomes(Some(&view(&Vec::new())));
+    let told: Vec<(f64, Option<&str>)> =
+        outcomes.iter().map(|outcome| (outcome.share, outcome.set.as_deref())).collect();
+    assert_eq!(told, [(0.25, Some("version=2")), (0.75, Some("version=1"))]);
+    let without = plan.outcomes(None);
+    assert_eq!(without.len(), 1);
+    assert_eq!(without[0].set.as_deref(), Some("any instance"));
+}
+
+#[test]
+fn a_lane_marks_its_share_and_keeps_what_is_there() {
+    let lane = LaneRule {
+        origin: origin(0),
+        precedence: 0,
+        matches: by_header("id", "1"),
+        marks: vec![LaneMark { percent: 60, headers: tags(&[("x-lane", "gray"), ("x-way", "n")]) }],
+    };
+    let lanes = Lanes::compile(&BTreeMap::from([(80, vec![lane])])).unwrap();
+    assert!(lanes.concern(80) && !lanes.concern(81));
+    let marks = |port, fields: &Vec<(String, String)>, draw: u64| {
+        let view = view(fields);
+        let marks = lanes.mark(port, &view, &mut || draw);
+        marks.missing(&view).map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+    };
+    let plain = header("id", "1");
+    assert_eq!(marks(80, &plain, 59), ["x-lane=gray", "x-way=n"]);
+    assert!(marks(80, &plain, 60).is_empty());
+    assert!(marks(81, &plain, 0).is_empty());
+    assert!(marks(80, &header("id", "2"), 0).is_empty());
+    let marked = vec![plain[0].clone(), ("X-Lane".to_owned(), "blue".to_owned())];
+    assert_eq!(marks(80, &marked, 0), ["x-way=n"]);
+}
+
+/// Rules over few headers and values, so that several often fit.
+fn any_match() -> impl Strategy<Value = TagMatch> {
+    let relation = prop_oneof![
+        Just(TextRelation::Exact),
+        Just(TextRelation::In),
+        Just(TextRelation::Prefix),
+        Just(TextRelation::Not)
+    ];
+    let test =
+        (prop_oneof!["a", "b"], relation, prop::collection::vec("[1-3]", 1..3), any::<bool>());
+    let test = test.prop_map(|(name, relation, texts, ignore_case)| FieldTest {
+        name,
+        test: ValueTest::Text { relation, texts, ignore_case },
+    });
+    let path = prop_oneof![Just(PathMatch::Any), Just(PathMatch::Exact("/a".to_owned()))];
+    let headers = prop::collection::vec(test, 0..3);
+    (headers, path, any::<bool>(), any::<bool>()).prop_map(|(headers, path, one, first)| TagMatch {
+        headers,
+        path,
+        quorum: if one { Quorum::One } else { Quorum::All },
+        repeated: if first { Repeated::First } else { Repeated::Joined },
+        ..TagMatch::default()
+    })
+}
+
+proptest! {
+    #[test]
+    fn looking_up_finds_what_asking_one_after_another_finds(
+        matches in prop::collection::vec(any_match(), 0..12),
+        fields in prop::collection::vec((prop_oneof!["a", "b"], "[1-4]"), 0..4),
+    ) {
+        let all = matches.iter().enumerate().map(|(index, matches)| {
+            rule(u32::try_from(index).unwrap(), matches.clone(), to(TagSet::Every))
+        });
+        let compiled = Compiled::of(&rules(all.collect()), &Caller::default()).unwrap();
+        let fields: Vec<(String, String)> = fields;
+        let naive = matches.iter().position(|matches| {
+            matcher::TagMatcher::compile(matches).unwrap().matches(&view(&fields))
+        });
+        prop_assert_eq!(compiled.rule(&view(&fields)).map(|rule| rule.index), naive);
+    }
+}

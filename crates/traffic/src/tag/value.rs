@@ -1,0 +1,143 @@
+//! Tests of values, compiled.
+
+use std::borrow::Cow;
+
+use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
+
+use crate::pattern::{BadPattern, Pattern, PatternField};
+
+/// A [`FieldTest`], compiled.
+#[derive(Debug, Clone)]
+pub(super) struct NamedTest {
+    pub(super) name: Box<str>,
+    pub(super) test: Test,
+}
+
+impl NamedTest {
+    pub(super) fn compile_all(
+        tests: &[FieldTest],
+        field: impl Fn(String) -> PatternField,
+    ) -> Result<Box<[Self]>, BadPattern> {
+        let compiled = tests.iter().map(|test| {
+            let name = test.name.as_str().into();
+            Ok(Self { name, test: Test::compile(&test.test, || field(test.name.clone()))? })
+        });
+        compiled.collect()
+    }
+}
+
+/// A [`ValueTest`], compiled.
+#[derive(Debug, Clone)]
+pub(super) enum Test {
+    Present,
+    Absent,
+    Never,
+    /// Values must be in lower case before they are compared when `folded`.
+    Text {
+        relation: Relation,
+        folded: bool,
+    },
+    Number {
+        relation: NumberRelation,
+        bound: i64,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Relation {
+    Equal(Box<str>),
+    Differs(Box<str>),
+    Prefix(Box<str>),
+    Pattern(Pattern),
+    In(Box<[Box<str>]>),
+}
+
+impl Test {
+    pub(super) fn compile(
+        test: &ValueTest,
+        field: impl FnOnce() -> PatternField,
+    ) -> Result<Self, BadPattern> {
+        Ok(match test {
+            ValueTest::Present => Self::Present,
+            ValueTest::Absent => Self::Absent,
+            ValueTest::Never => Self::Never,
+            ValueTest::Number { relation, bound } => {
+                Self::Number { relation: *relation, bound: *bound }
+            }
+            ValueTest::Text { relation, texts, ignore_case } => {
+                let folded = *ignore_case;
+                let fold = |text: &String| -> Box<str> {
+                    if folded { text.to_lowercase().into() } else { text.as_str().into() }
+                };
+                let Some(first) = texts.first().map(fold) else {
+                    return Ok(Self::Never);
+                };
+                let relation = match relation {
+                    TextRelation::Exact => Relation::Equal(first),
+                    TextRelation::Not => Relation::Differs(first),
+                    TextRelation::Prefix => Relation::Prefix(first),
+                    TextRelation::In => Relation::In(texts.iter().map(fold).collect()),
+                    TextRelation::Regex => Relation::Pattern(
+                        Pattern::compile(&first)
+                            .map_err(|cause| BadPattern::new(&first, field(), cause))?,
+                    ),
+                };
+                Self::Text { relation, folded }
+            }
+        })
+    }
+
+    /// Whether a value passes.
+    pub(super) fn passes(&self, value: Option<&str>) -> bool {
+        match (self, value) {
+            (Self::Present, value) => value.is_some(),
+            (Self::Absent, value) => value.is_none(),
+            (Self::Never, _) | (Self::Text { .. } | Self::Number { .. }, None) => false,
+            (Self::Text { relation, folded }, Some(value)) => match folded {
+                true => relation.holds(&folded_text(value)),
+                false => relation.holds(value),
+            },
+            (Self::Number { relation, bound }, Some(value)) => {
+                value.parse().is_ok_and(|number: i64| match relation {
+                    NumberRelation::Above => number > *bound,
+                    NumberRelation::AtLeast => number >= *bound,
+                    NumberRelation::Below => number < *bound,
+                    NumberRelation::AtMost => number <= *bound,
+                })
+            }
+        }
+    }
+
+    /// The values that pass, when those are all; and whether they are in lower case.
+    pub(super) fn exact(&self) -> Option<(Vec<&str>, bool)> {
+        let Self::Text { relation, folded } = self else {
+            return None;
+        };
+        match relation {
+            Relation::Equal(text) => Some((vec![text], *folded)),
+            Relation::In(texts) => Some((texts.iter().map(|text| &**text).collect(), *folded)),
+            Relation::Differs(_) | Relation::Prefix(_) | Relation::Pattern(_) => None,
+        }
+    }
+}
+
+impl Relation {
+    fn holds(&self, value: &str) -> bool {
+        match self {
+            Self::Equal(text) => value == &**text,
+            Self::Differs(text) => value != &**text,
+            Self::Prefix(text) => value.starts_with(&**text),
+            Self::Pattern(pattern) => pattern.matches(value),
+            Self::In(texts) => texts.iter().any(|text| value == &**text),
+        }
+    }
+}
+
+/// The value in lower case; nothing is allocated when it is already.
+pub(super) fn folded_text(value: &str) -> Cow<'_, str> {
+    let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
+    match value.bytes().all(is_lower) {
+        true => Cow::Borrowed(value),
+        false => Cow::Owned(value.to_lowercase()),
+    }
+}

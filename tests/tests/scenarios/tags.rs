@@ -1,0 +1,129 @@
+//! Tag rules through real sidecars: who carries the tags takes the requests, until it is gone.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config};
+use leno_tests::{Answer, Application, Mesh, Response, eventually, exchange, free_port};
+
+const RULES: &str = "---
+apiVersion: v1
+kind: Service
+metadata: {name: orders, namespace: shop}
+spec: {selector: {app: orders}, ports: [{port: 9080, targetPort: main}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: orders, namespace: shop}
+spec:
+  service: orders
+  otherwise: default
+  rules:
+  - match: {headers: {x-user-tier: gold}}
+    split: [{tags: {version: \"2\"}}]
+    fallback: [{tags: {version: \"1\"}}]
+  - match: {cookies: {beta: \"yes\"}}
+    split: [{tags: {version: \"2\"}}]
+    otherwise: fail
+  - match: {headers: {x-never: \"1\"}}
+    split: [{tags: {version: \"1\"}}]
+---
+apiVersion: leno.dev/v1alpha1
+kind: Lane
+metadata: {name: orders, namespace: shop}
+spec:
+  service: orders
+  rules:
+  - match: {headers: {x-user-tier: gold}}
+    marks: [{headers: {x-lane: gray}}]
+";
+
+/// An application that answers with its version and the lane that a request came in.
+fn version(version: &'static str) -> Application {
+    Application::start(move |request| {
+        let lane = request.header("x-lane").unwrap_or("none");
+        Answer::ok(format!("version {version}, lane {lane}"))
+    })
+}
+
+/// The workload of a version that says so with a label; version 3 says nothing.
+fn workload(version: &str, port: u16) -> String {
+    let mut labels = "app: orders".to_owned();
+    if version != "3" {
+        write!(labels, ", version: \"{version}\"").unwrap();
+    }
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: orders-{version}, namespace: shop, labels: {{{labels}}}}}
+spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HTTP}}]}}
+"
+    )
+}
+
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    _applications: [Application; 3],
+}
+
+impl Shop {
+    fn open() -> Self {
+        let applications = ["1", "2", "3"].map(version);
+        let door = free_port();
+        let mut manifests = mesh_config("permissive");
+        manifests += RULES;
+        manifests += &client("web", &[], &[("orders", door)]);
+        for (version, application) in [("1", &applications[0]), ("3", &applications[2])] {
+            manifests += &workload(version, application.port());
+        }
+        let mesh = Mesh::up(&manifests);
+        mesh.write("canary.yaml", &workload("2", applications[1].port()));
+        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+        Self { mesh, door, _applications: applications }
+    }
+
+    fn ask(&self, header: &str) -> Option<Response> {
+        let request =
+            format!("GET / HTTP/1.1\r\nhost: orders\r\n{header}connection: close\r\n\r\n");
+        exchange(self.door, &request).ok()
+    }
+
+    /// Waits until a request gets this body.
+    fn turns(&self, header: &str, body: &str) {
+        let is = |answer: &Response| answer.status == 200 && answer.body == body.as_bytes();
+        let what = format!("{header:?} is answered {body:?}");
+        eventually(&what, Duration::from_secs(20), || self.ask(header).filter(is));
+    }
+
+    /// A hundred requests that all get this body.
+    fn always(&self, header: &str, body: &str) {
+        for _ in 0..100 {
+            let answer = self.ask(header).unwrap();
+            assert_eq!(String::from_utf8_lossy(&answer.body), body, "{header:?}");
+        }
+    }
+}
+
+#[test]
+fn requests_reach_the_tagged_instances_and_the_fallback_when_they_are_gone() {
+    let shop = Shop::open();
+    let (gold, beta) = ("x-user-tier: gold\r\n", "cookie: a=b; beta=yes\r\n");
+    shop.turns(gold, "version 2, lane gray");
+    shop.turns("", "version 3, lane none");
+    shop.always(gold, "version 2, lane gray");
+    shop.always(beta, "version 2, lane none");
+    // Nobody else than the untagged instance takes what no rule fits.
+    shop.always("", "version 3, lane none");
+    // What the application was told by somebody else stays.
+    shop.always("x-user-tier: gold\r\nx-lane: blue\r\n", "version 2, lane blue");
+    shop.mesh.remove("canary.yaml");
+    shop.turns(gold, "version 1, lane gray");
+    shop.always(gold, "version 1, lane gray");
+    let refused = |answer: &Response| answer.reason() == Some("no-tagged-endpoint");
+    let look = || shop.ask(beta).filter(refused);
+    let (answer, _) = eventually("nobody is left for beta", Duration::from_secs(20), look);
+    assert_eq!(answer.status, 503);
+}
