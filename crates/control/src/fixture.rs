@@ -164,6 +164,22 @@ impl Dice {
 /// Names in a small world, so that objects often refer to each other.
 pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
 
+/// What an `OutlierRemoval` of two services says.
+fn removal([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
+    format!(
+        "spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
+         {{kind: Service, name: {two}}}], consecutive: {row}}}"
+    )
+}
+
+/// What a `SermantRemoval` with a rule for one service says.
+fn sermant(service: &str, stay: &str) -> String {
+    format!(
+        "spec: {{compat: sermant, config: '{{enableRemoval: true, \
+         rules: [{{key: {service}, minInstanceNum: {stay}}}, {{key: default-rule}}]}}'}}"
+    )
+}
+
 /// A random change in that world.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
@@ -223,15 +239,11 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             head("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
         ),
         8 => format!(
-            "{}spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
-             {{kind: Service, name: {two}}}], consecutive: {other}}}",
+            "{}{}",
             head("OutlierRemoval", "leno.dev/v1alpha1", ""),
+            removal([one, two], [port, other])
         ),
-        9 => format!(
-            "{}spec: {{compat: sermant, config: '{{enableRemoval: true, \
-             rules: [{{key: {one}, minInstanceNum: {port}}}, {{key: default-rule}}]}}'}}",
-            head("SermantRemoval", "leno.dev/v1alpha1", ""),
-        ),
+        9 => format!("{}{}", head("SermantRemoval", "leno.dev/v1alpha1", ""), sermant(one, port)),
         10 => format!(
             "{}spec: {{service: {one}, otherwise: any, rules: [{{split: [{{tags: {{tier: {two}}}}}]}}], \
              sameTag: [{{tags: [{three}]}}]}}",

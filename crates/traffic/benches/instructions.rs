@@ -11,18 +11,15 @@
 )]
 
 use std::hint::black_box;
-use std::time::Duration;
 
 use gungraun::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
 };
 use leno_model::{
-    Access, AccessRule, FailureClasses, FailureRate, FieldMatch, OutlierRemoval, PathMatch,
-    PolicyName, PortSet, PortView, Protocol, RemovalAlgorithm, RemovalBackOff, RequestMatch,
-    RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, TrustDomain, ValueMatch,
-    WeightedBackend,
+    Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
+    RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, Treatment,
+    TrustDomain, ValueMatch, WeightedBackend,
 };
-use leno_traffic::removal::{Removed, Seen, Standing};
 use leno_traffic::route::{PortRoutes, RouteChoice};
 use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, pick};
 
@@ -71,28 +68,9 @@ fn pick_endpoint(endpoints: Endpoints) -> (Endpoints, usize) {
     (endpoints, sum)
 }
 
-// A hundred requests to endpoints that are watched: the time is noted, one is asked whether it may be
-// chosen, and it succeeds.
-#[library_benchmark]
-#[bench::hundred(args = (watched()), config = measured(4_000))]
-fn watch_endpoint(mut removed: Removed) -> Removed {
-    let mut events = Vec::new();
-    for turn in 0..100_u32 {
-        let slot = turn as usize % 10;
-        let now = Duration::from_millis(turn.into());
-        removed.advance(now, DRAW, &mut events);
-        assert_eq!(black_box(removed.standing(slot)), Standing::In);
-        let probe = removed.begin(slot);
-        let seen = Seen { failed: black_box(false), probe, now, draw: DRAW };
-        removed.learn(slot, seen, &mut events);
-    }
-    assert!(events.is_empty());
-    removed
-}
-
 library_benchmark_group!(
     name = stations,
-    benchmarks = [route, route_among, authorize, pick_endpoint, watch_endpoint]
+    benchmarks = [route, route_among, authorize, pick_endpoint]
 );
 
 gungraun::main!(library_benchmark_groups = stations);
@@ -167,7 +145,7 @@ fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
         rules: matches.into_iter().map(rule).collect(),
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
-        treatment: leno_model::Treatment::default(),
+        treatment: Treatment::default(),
         tags: None,
     };
     PortRoutes::compile(&view).expect("the rules are valid")
@@ -251,26 +229,6 @@ impl Candidates for Endpoints {
     fn usable(&self, index: usize) -> bool {
         self.0.get(index).is_some_and(|(_, usable)| *usable)
     }
-}
-
-/// Ten endpoints and a rule for them.
-fn watched() -> Removed {
-    let rule = OutlierRemoval {
-        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
-        window: Duration::from_secs(10),
-        steps: 10,
-        rate: Some(FailureRate { percent: 50, requests_min: 20 }),
-        consecutive: Some(5),
-        removed_percent_max: 50,
-        keep: 1,
-        back_off: RemovalBackOff {
-            base: Duration::from_secs(30),
-            most: Duration::from_secs(300),
-            jitter_percent: 50,
-        },
-        probes: 1,
-    };
-    Removed::new(&RemovalAlgorithm::Native(rule), 10)
 }
 
 fn endpoints() -> Endpoints {

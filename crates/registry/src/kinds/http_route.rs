@@ -93,7 +93,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 }
 
 /// The service that `name` and `namespace` mean; it must be in the route's own namespace.
-pub(super) fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
+fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::label);
     if let Some(field) = fields.find("namespace") {
         let namespace = field.label()?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leno_model::{FailureClasses, FailureRate, Name, OutlierRemoval, PolicyScope, RemovalBackOff};
 
 use super::service_policy::{number_or, percent_or, targets, time_or};
+use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, OutlierRemoval)> {
@@ -87,13 +88,16 @@ fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
         classes.grpc.sort_unstable();
         classes.grpc.dedup();
     }
-    if classes.is_empty() {
+    let says_nothing =
+        |field: &Field<'_>| matches!(field.value(), Value::List(list) if list.is_empty());
+    if classes.is_empty() && words.into_iter().chain(statuses).all(says_nothing) {
         fields.here().refuse(
             "counts nothing as a failure",
             "list classes in `failures` or `grpcStatuses`, or remove both for the default",
         );
         return None;
     }
+    // Words that are not known have been refused.
     Some(classes)
 }
 

@@ -18,7 +18,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
     let mut nodes = match documents(config.text()?) {
         Ok(nodes) => nodes,
         Err(error) => {
-            config.refuse(format!("is not YAML ({})", error.problem), error.remedy);
+            config.refuse(error.problem, "correct the syntax");
             return None;
         }
     };
@@ -26,8 +26,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
         config.refuse("is not one document", "write what stands under sermant.removal.config");
         return None;
     };
-    // A block of text begins in the line after its field.
-    node.shift(config.line());
+    node.shift(config.line().saturating_sub(1));
     let node: &Node = node;
     compat?;
     read_config(&config.inside(node))

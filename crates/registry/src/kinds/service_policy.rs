@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use leno_model::{
-    Name, PolicyScope, RouteParent, ServicePolicy, ServicePolicyKind, ServicePolicyName,
-    ServiceRule,
+    Name, PolicyScope, RouteParent, ServiceName, ServicePolicy, ServicePolicyKind,
+    ServicePolicyName, ServiceRule,
 };
 
-use super::http_route::{duration, read_service};
+use super::http_route::duration;
 use super::{Head, outlier_removal, refuse_other_kinds, sermant_removal};
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -49,13 +49,21 @@ pub(super) fn targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicySco
 fn target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     let fields = element.fields(&["group", "kind", "name", "namespace", "port"])?;
     refuse_other_kinds(&fields, false);
-    let service =
-        read_service(&fields, namespace, "put the policy into the namespace of the service");
+    let name = fields.require("name").and_then(Field::label);
+    if let Some(field) = fields.find("namespace")
+        && field.label()? != *namespace
+    {
+        field.refuse(
+            format!("{} is not the policy's namespace, {namespace}", field.shown()),
+            "put the policy into the namespace of the service",
+        );
+        return None;
+    }
     let port = match fields.find("port") {
         Some(field) => Some(field.port()?),
         None => None,
     };
-    Some(RouteParent { service: service?, port })
+    Some(RouteParent { service: ServiceName { namespace: namespace.clone(), name: name? }, port })
 }
 
 /// A time of at least `least` and at most `most`.

@@ -120,7 +120,31 @@ fn refuses_an_outlier_removal_that_means_nothing() {
         with("enforcing: 1"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals("OutlierRemoval", &specs, &expect![[r#""#]]);
+    check_refusals(
+        "OutlierRemoval",
+        &specs,
+        &expect![[r#"
+        spec.targetRefs: is missing; add `targetRefs`
+        spec.targetRefs: is empty; name the service that the policy is about
+        spec.targetRefs[0].kind: "Gateway" is not known here; use `Service`
+        spec.targetRefs[0].namespace: "b" is not the policy's namespace, default; put the policy into the namespace of the service
+        spec.targetRefs[1]: is listed twice; remove one of the two
+        spec.failures[0]: "4xx" is not known here; did you mean `5xx`?
+        spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
+        spec.grpcStatuses[0]: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
+        spec.window: 10 is a number, not text; write "10" in quotes
+        spec.window: "1ms" is out of range; use a time from 100ms to 86400s
+        spec.steps: 0 is out of range; use a number from 1 to 60
+        spec.rate.percent: 101 is out of range; use a number from 1 to 100
+        spec.rate.percent: is missing; add `percent`
+        spec.consecutive: 0 is out of range; use a number from 1 to 1000000
+        spec.maxRemovedPercent: 0 is out of range; use a number from 1 to 100
+        spec.keepAtLeast: 0 is out of range; use a number from 1 to 1000000
+        spec.backOff: has a `max` below its `base`; raise `max`, or lower `base`
+        spec.probes: 0 is out of range; use a number from 1 to 1000
+        spec.enforcing: is not a field that is known here; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `steps`, `rate`, `consecutive`, `maxRemovedPercent`, `keepAtLeast`, `backOff` or `probes`
+    "#]],
+    );
 }
 
 #[test]
@@ -187,7 +211,22 @@ fn refuses_what_of_sermants_configuration_a_sidecar_cannot_do() {
             "{compat: sermant, config: \"{rules: [{key: A_b}]}\"}",
             "{compat: sermant, config: \"{rule: []}\"}",
         ],
-        &expect![[r#""#]],
+        &expect![[r#"
+            spec.compat: is missing; add `compat`
+            spec.compat: "istio" is not known here; use `sermant`
+            spec.config: is missing; add `config`
+            spec.config: is not YAML (mapping values are not allowed in this context); correct the syntax
+            spec.config: is not one document; write what stands under sermant.removal.config
+            spec.config: is a list, not a map; write a map, such as {key: value}
+            spec.config.enableRemoval: "yes please" is not a boolean; use true or false
+            spec.config.exceptions[0]: "java.lang.Error" is not known here; use `com.alibaba.dubbo.remoting.TimeoutException`, `org.apache.dubbo.remoting.TimeoutException`, `java.util.concurrent.TimeoutException`, `java.net.SocketTimeoutException`, `java.net.ConnectException`, `java.net.NoRouteToHostException` or `java.net.SocketException`
+            spec.config.windowsTime: 0 is out of range; use a number from 1 to 86400000
+            spec.config.rules[0].key: is missing; add `key`
+            spec.config.rules[0].errorRate: 1.5 is not a share; use a number from 0 to 1 with at most six decimals, such as 0.6
+            spec.config.rules[1]: has the key of another rule; remove one of the two
+            spec.config.rules[0].key: "A_b" is not the name of a service here; use the name of a Service of this namespace, or `default-rule`
+            spec.config.rule: is not a field that is known here; did you mean `rules`?
+        "#]],
     );
 }
 
@@ -204,7 +243,7 @@ spec:
 ";
     let (_, rejected) = read_str("f.yaml", text);
     let shown: Vec<String> = rejected.iter().map(ToString::to_string).collect();
-    expect![[r#""#]].assert_eq(&shown.join("\n"));
+    expect!["f.yaml:8:14: SermantRemoval default/x: spec.config.windowsTime: 0 is out of range; use a number from 1 to 86400000"].assert_eq(&shown.join("\n"));
 }
 
 #[test]
@@ -234,5 +273,10 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
-    expect![[r#""#]].assert_eq(&lines.concat());
+    expect![[r#"
+        OutlierRemoval default/b: metadata.name: decides nothing: OutlierRemoval default/a decides wherever this policy is attached; attach it to other services or ports, or remove one of the two
+        OutlierRemoval default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?
+        OutlierRemoval default/d: spec.targetRefs[0].port: the Service default/web has no port 81; use `80`
+        SermantRemoval default/s: spec.config: has a rule for wbe, and there is no Service default/wbe; did you mean `web`?
+    "#]].assert_eq(&lines.concat());
 }
