@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Change, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName, RouteGroupName,
-    RouteKind, RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName,
-    TrafficMode, TrafficTarget, Workload, WorkloadName,
+    Change, GrantName, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName,
+    ReferenceGrant, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName,
+    TargetRule, TcpRoute, TcpRouteName, TrafficMode, TrafficTarget, Workload, WorkloadName,
 };
 
 pub(crate) use index::Index;
@@ -29,6 +29,7 @@ pub(crate) struct Mesh {
     targets: BTreeMap<PolicyName, TrafficTarget>,
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
+    grants: BTreeMap<GrantName, ReferenceGrant>,
     /// The sidecars that are there. Only of workloads that exist.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Which workloads a service's selector chooses, and the other way round.
@@ -106,6 +107,13 @@ impl Mesh {
         names.filter_map(|name| self.routes.get(name))
     }
 
+    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it.
+    pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
+        let (kind, RouteName { namespace, .. }) = route;
+        let permits = |grant: &ReferenceGrant| grant.permits(kind, namespace, service);
+        *namespace == service.namespace || self.grants.values().any(permits)
+    }
+
     /// The policies that say who may call an account, by name.
     pub(crate) fn targets_of(
         &self,
@@ -155,6 +163,7 @@ impl Mesh {
             .chain(targets)
             .chain(groups)
             .chain(tcp_routes)
+            .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
             .collect()
     }
 }
@@ -210,6 +219,9 @@ impl Mesh {
                 self.touch_users_of_tcp_route(&route.name, touched);
                 self.tcp_routes.insert(route.name.clone(), route);
             }
+            Object::ReferenceGrant(grant) => {
+                self.set_grant(&grant.name.clone(), Some(grant), touched);
+            }
         }
     }
 
@@ -233,6 +245,7 @@ impl Mesh {
                 self.touch_users_of_tcp_route(name, touched);
                 self.tcp_routes.remove(name);
             }
+            ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, touched),
         }
     }
 
@@ -333,6 +346,24 @@ impl Mesh {
         }
         if differs {
             touched.services.extend(parents);
+        }
+    }
+
+    fn set_grant(&mut self, name: &GrantName, new: Option<ReferenceGrant>, touched: &mut Touched) {
+        let old = self.grants.remove(name);
+        if old != new {
+            // The parents of all routes that lead into its namespace from another.
+            let crosses = |route: &&HttpRoute| {
+                let mut backends = route.rules.iter().flat_map(|rule| &rule.backends);
+                route.name.namespace != name.namespace
+                    && backends.any(|backend| backend.service.namespace == name.namespace)
+            };
+            let routes = self.routes.values().filter(crosses);
+            let parents = routes.flat_map(|route| &route.parents);
+            touched.services.extend(parents.map(|parent| parent.service.clone()));
+        }
+        if let Some(new) = new {
+            self.grants.insert(name.clone(), new);
         }
     }
 

@@ -196,6 +196,13 @@ impl Report<'_> {
             }
         }
         problems.extend(self.overruled(route));
+        let key = (route.kind, &route.name);
+        let mut ungranted: Vec<String> = backends()
+            .filter(|backend| !self.mesh.may_lead(key, &backend.service))
+            .map(|backend| format!("no ReferenceGrant permits the Service {}", backend.service))
+            .collect();
+        ungranted.dedup();
+        problems.append(&mut ungranted);
         let shares = backends().map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
         RouteStatus {
             name: route.name.to_string(),
@@ -212,10 +219,10 @@ impl Report<'_> {
         let others = self.mesh.routes().filter(|other| other.kind > route.kind);
         let meets = |other: &&HttpRoute| {
             other.parents.iter().any(|one| {
-                let same_port =
-                    |port| one.port.is_none_or(|own| port == Some(own)) || port.is_none();
-                let mut parents = route.parents.iter();
-                parents.any(|two| one.service == two.service && same_port(two.port))
+                route.parents.iter().any(|two| {
+                    let ports = one.port.zip(two.port);
+                    one.service == two.service && ports.is_none_or(|(one, two)| one == two)
+                })
             })
         };
         let told = |other: &HttpRoute| {

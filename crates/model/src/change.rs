@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use crate::grant::ReferenceGrant;
 use crate::mesh::MeshConfig;
-use crate::name::{PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName, WorkloadName};
+use crate::name::{
+    GrantName, PolicyName, RouteGroupName, RouteName, ServiceName, TcpRouteName, WorkloadName,
+};
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
 use crate::service::Service;
@@ -37,6 +40,8 @@ pub enum Object {
     TcpRoute(TcpRoute),
     /// A Gateway API route for gRPC.
     GrpcRoute(HttpRoute),
+    /// A Gateway API grant.
+    ReferenceGrant(ReferenceGrant),
 }
 
 impl Object {
@@ -52,6 +57,7 @@ impl Object {
             Self::HttpRouteGroup(o) => ObjectKey::HttpRouteGroup(o.name.clone()),
             Self::TcpRoute(o) => ObjectKey::TcpRoute(o.name.clone()),
             Self::GrpcRoute(o) => ObjectKey::GrpcRoute(o.name.clone()),
+            Self::ReferenceGrant(o) => ObjectKey::ReferenceGrant(o.name.clone()),
         }
     }
 }
@@ -75,6 +81,8 @@ pub enum ObjectKey {
     TcpRoute(TcpRouteName),
     /// A Gateway API route for gRPC.
     GrpcRoute(RouteName),
+    /// A Gateway API grant.
+    ReferenceGrant(GrantName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -89,6 +97,7 @@ impl fmt::Display for ObjectKey {
             Self::HttpRouteGroup(name) => write!(f, "HTTPRouteGroup {name}"),
             Self::TcpRoute(name) => write!(f, "TCPRoute {name}"),
             Self::GrpcRoute(name) => write!(f, "GRPCRoute {name}"),
+            Self::ReferenceGrant(name) => write!(f, "ReferenceGrant {name}"),
         }
     }
 }

@@ -4,6 +4,7 @@ mod filter;
 mod grpc_route;
 mod http_route;
 mod mesh_config;
+mod reference_grant;
 mod service;
 mod smi;
 mod workload;
@@ -140,10 +141,11 @@ enum Kind {
     HttpRouteGroup,
     TcpRoute,
     GrpcRoute,
+    ReferenceGrant,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Workload,
         Self::MeshConfig,
         Self::Service,
@@ -152,6 +154,7 @@ impl Kind {
         Self::HttpRouteGroup,
         Self::TcpRoute,
         Self::GrpcRoute,
+        Self::ReferenceGrant,
     ];
 
     const fn word(self) -> &'static str {
@@ -164,6 +167,7 @@ impl Kind {
             Self::HttpRouteGroup => "HTTPRouteGroup",
             Self::TcpRoute => "TCPRoute",
             Self::GrpcRoute => "GRPCRoute",
+            Self::ReferenceGrant => "ReferenceGrant",
         }
     }
 
@@ -172,7 +176,7 @@ impl Kind {
         match self {
             Self::Workload | Self::MeshConfig => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
-            Self::HttpRoute => {
+            Self::HttpRoute | Self::ReferenceGrant => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
             }
             Self::GrpcRoute => &["gateway.networking.k8s.io/v1"],
@@ -181,7 +185,7 @@ impl Kind {
         }
     }
 
-    fn words() -> [&'static str; 8] {
+    fn words() -> [&'static str; 9] {
         Self::ALL.map(Self::word)
     }
 
@@ -231,6 +235,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
         Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
+        Kind::ReferenceGrant => reference_grant::read(head, spec).map(Object::ReferenceGrant),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, Service, ServiceAccount,
-    ServiceName, TargetPort, TargetRule, TcpRouteName, TrafficMode, TrafficTarget, Workload,
+    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, ReferenceGrant, RouteGroupName, Service,
+    ServiceAccount, ServiceName, TargetPort, TargetRule, TcpRouteName, TrafficMode, TrafficTarget,
+    Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -28,7 +29,10 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             }
             Object::GrpcRoute(route) => world.lint_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
-            Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
+            Object::MeshConfig(_)
+            | Object::HttpRouteGroup(_)
+            | Object::TcpRoute(_)
+            | Object::ReferenceGrant(_) => {}
         }
     }
     world.lint_listeners(&mut warnings);
@@ -43,6 +47,7 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
+    grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
@@ -98,6 +103,7 @@ impl<'a> World<'a> {
                     world.mentioned.extend(&target.sources);
                 }
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
+                Object::ReferenceGrant(grant) => world.grants.push(grant),
                 Object::HttpRoute(_) => {}
             }
         }
@@ -182,6 +188,18 @@ impl<'a> World<'a> {
                     name_field: "name",
                 };
                 self.lint_reference(&reference, lint);
+                let (own, theirs) = (&route.name.namespace, &backend.service.namespace);
+                let permits = |it: &&ReferenceGrant| it.permits(route.kind, own, &backend.service);
+                if own != theirs && !self.grants.iter().any(permits) {
+                    lint.warn(
+                        format!("{}.namespace", reference.field),
+                        format!("no ReferenceGrant in {theirs} permits it, so that its share is answered 500"),
+                        format!(
+                            "add one there, from {}s in {own} to the Service",
+                            route.kind.as_str()
+                        ),
+                    );
+                }
             }
         }
     }

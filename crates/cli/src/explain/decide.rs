@@ -63,6 +63,8 @@ pub(super) struct DecidedBackend {
     pub(super) endpoints: Vec<DecidedEndpoint>,
     /// Why the client's own sidecar would answer instead of it.
     pub(super) refused: Option<Reason>,
+    /// It is in another namespace, and no grant permits the route to lead there.
+    pub(super) ungranted: bool,
 }
 
 /// What one endpoint's sidecar would say.
@@ -143,7 +145,7 @@ impl Decision {
             // Nobody sees a request there: routes do not apply.
             vec![self.itself(question, port)]
         } else {
-            match self.routed(plans, port, question) {
+            match self.routed(objects, plans, port, question) {
                 Ok(backends) => backends,
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -181,6 +183,7 @@ impl Decision {
     /// The backends of the rule that decides, or the service's own endpoints.
     fn routed(
         &mut self,
+        objects: &[Object],
         plans: &Plans,
         port: &PortPlan,
         question: &Question,
@@ -229,12 +232,25 @@ impl Decision {
         if self.redirection.is_some() {
             return Ok(Vec::new());
         }
-        let total: u64 = rule.backends.iter().map(|b| u64::from(b.weight)).sum();
+        let decisive = rules.get(rule.index);
+        let ungranted = decisive.map_or(0, |rule| rule.actions.ungranted_weight);
+        let total = rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>();
+        let total = total + u64::from(ungranted);
         if total == 0 {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        Ok(backends.map(|backend| decided_backend(plans, backend, total)).collect())
+        let mut decided: Vec<DecidedBackend> =
+            backends.map(|backend| decided_backend(plans, backend, total)).collect();
+        if let Some(route) = self.route.as_ref().filter(|_| ungranted > 0) {
+            let written = written(objects, route);
+            let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
+            decided.extend(lost.filter(|backend| backend.weight > 0).map(|backend| {
+                let share = f64::from(backend.weight) / total as f64;
+                DecidedBackend { ungranted: true, ..with_endpoints(backend, share, None) }
+            }));
+        }
+        Ok(decided)
     }
 
     /// The service itself, when no rule decides.
@@ -361,7 +377,21 @@ fn with_endpoints(
             .map(|endpoints| endpoints.iter().map(decided).collect())
             .unwrap_or_default(),
         refused,
+        ungranted: false,
     }
+}
+
+/// The backends of a rule as its author wrote them.
+fn written<'a>(objects: &'a [Object], route: &DecidedRoute) -> &'a [WeightedBackend] {
+    let found = objects.iter().find_map(|object| match object {
+        Object::HttpRoute(it) | Object::GrpcRoute(it)
+            if (it.kind, &it.name) == (route.rule.kind, &route.rule.route) =>
+        {
+            it.rules.get(route.index)
+        }
+        _ => None,
+    });
+    found.map_or(&[], |rule| &rule.backends)
 }
 
 /// What the sidecar that has this snapshot says to the peer: to the request, or, when a port of

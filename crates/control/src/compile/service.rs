@@ -186,7 +186,22 @@ fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>
     let attached: Vec<&HttpRoute> = attached.collect();
     let kind = attached.iter().map(|route| route.kind).max();
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
-    (kind.is_some(), heard.flat_map(|route| route.rules.iter().cloned()).collect())
+    let rules = heard.flat_map(|route| route.rules.iter());
+    (kind.is_some(), rules.map(|rule| granted(mesh, rule)).collect())
+}
+
+/// The rule without the backends that it may not lead to; their share is refused.
+fn granted(mesh: &Mesh, rule: &RouteRule) -> RouteRule {
+    let mut rule = rule.clone();
+    let RouteRule { route, kind, backends, actions, .. } = &mut rule;
+    backends.retain(|backend| {
+        let may_lead = mesh.may_lead((*kind, route), &backend.service);
+        if !may_lead {
+            actions.ungranted_weight = actions.ungranted_weight.saturating_add(backend.weight);
+        }
+        may_lead
+    });
+    rule
 }
 
 /// What the service says; otherwise what its workloads agree on; otherwise it is detected.
