@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Change, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName, RouteGroupName,
-    RouteKind, RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName,
-    TlsRoute, TrafficMode, TrafficTarget, Workload, WorkloadName,
+    Change, GrantName, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName,
+    ReferenceGrant, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName,
+    TargetRule, TcpRoute, TcpRouteName, TlsRoute, TrafficMode, TrafficTarget, Workload,
+    WorkloadName,
 };
 
 pub(crate) use attached::{Attached, Route};
@@ -38,6 +39,7 @@ pub(crate) struct Mesh {
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
     policies: policies::Policies,
+    grants: BTreeMap<GrantName, ReferenceGrant>,
     /// The sidecars that are there. Only of workloads that exist.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Which workloads a service's selector chooses, and the other way round.
@@ -116,6 +118,13 @@ impl Mesh {
         self.by_account.of(account)
     }
 
+    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it.
+    pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
+        let (kind, RouteName { namespace, .. }) = route;
+        let permits = |grant: &ReferenceGrant| grant.permits(kind, namespace, service);
+        *namespace == service.namespace || self.grants.values().any(permits)
+    }
+
     /// The policies that say who may call an account, by name.
     pub(crate) fn targets_of(
         &self,
@@ -175,6 +184,7 @@ impl Mesh {
             .chain(tcp_routes)
             .chain(policies)
             .chain(self.tags.objects())
+            .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
             .collect()
     }
 }
@@ -257,6 +267,9 @@ impl Mesh {
                 let affected = self.tags.set_lane(&lane.name.clone(), Some(lane));
                 self.touch_tags(affected, touched);
             }
+            Object::ReferenceGrant(grant) => {
+                self.set_grant(&grant.name.clone(), Some(grant), touched);
+            }
         }
     }
 
@@ -296,6 +309,7 @@ impl Mesh {
                 let affected = self.tags.set_lane(name, None);
                 self.touch_tags(affected, touched);
             }
+            ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, touched),
         }
     }
 
@@ -363,6 +377,24 @@ impl Mesh {
             // Their plans say under which service each port is counted.
             touched.workloads.extend(workloads);
             self.touch_service(name, touched);
+        }
+    }
+
+    fn set_grant(&mut self, name: &GrantName, new: Option<ReferenceGrant>, touched: &mut Touched) {
+        let old = self.grants.remove(name);
+        if old != new {
+            // The parents of all routes that lead into its namespace from another.
+            let crosses = |route: &&HttpRoute| {
+                let mut backends = route.rules.iter().flat_map(|rule| &rule.backends);
+                route.name.namespace != name.namespace
+                    && backends.any(|backend| backend.service.namespace == name.namespace)
+            };
+            let routes = self.routes.all().filter(crosses);
+            let parents = routes.flat_map(|route| &route.parents);
+            touched.services.extend(parents.map(|parent| parent.service.clone()));
+        }
+        if let Some(new) = new {
+            self.grants.insert(name.clone(), new);
         }
     }
 

@@ -194,6 +194,7 @@ impl Report<'_> {
             let name = (route.kind.as_str(), &route.name);
             let mut status = self.route(name, route.rules.len(), route);
             status.problems.extend(self.overruled(route));
+            status.problems.extend(self.ungranted(route));
             status
         });
         let tls = self.mesh.tls_routes().all();
@@ -241,16 +242,26 @@ impl Report<'_> {
         }
     }
 
+    /// The services of other namespaces that a route may not lead to.
+    fn ungranted(&self, route: &HttpRoute) -> Vec<String> {
+        let key = (route.kind, &route.name);
+        let mut ungranted: Vec<String> = Route::backends(route)
+            .filter(|backend| !self.mesh.may_lead(key, &backend.service))
+            .map(|backend| format!("no ReferenceGrant permits the Service {}", backend.service))
+            .collect();
+        ungranted.dedup();
+        ungranted
+    }
+
     /// The `GRPCRoute`s beside which an `HTTPRoute` has no say.
     fn overruled(&self, route: &HttpRoute) -> Vec<String> {
         let others = self.mesh.routes().all().filter(|other| other.kind > route.kind);
         let meets = |other: &&HttpRoute| {
             other.parents.iter().any(|one| {
-                let same_port = |port: Option<u16>| {
-                    one.port.is_none_or(|own| port == Some(own)) || port.is_none()
-                };
-                let mut parents = route.parents.iter();
-                parents.any(|two| one.service == two.service && same_port(two.port))
+                route.parents.iter().any(|two| {
+                    let ports = one.port.zip(two.port);
+                    one.service == two.service && ports.is_none_or(|(one, two)| one == two)
+                })
             })
         };
         let told = |other: &HttpRoute| {

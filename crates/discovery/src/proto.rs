@@ -551,6 +551,8 @@ pub struct RuleActions {
     pub attempt_timeout_nanoseconds: ::core::option::Option<u64>,
     #[prost(message, optional, tag = "6")]
     pub retry: ::core::option::Option<RetryRule>,
+    #[prost(uint32, tag = "7")]
+    pub ungranted_weight: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RetryRule {

@@ -19,6 +19,9 @@ pub struct RuleActions {
     pub attempt_timeout: Option<Duration>,
     /// When requests are sent once more; only what never left is, when absent.
     pub retry: Option<RetryRule>,
+    /// The weight of backends in other namespaces that no grant permits: their share of requests is
+    /// answered 500.
+    pub ungranted_weight: u32,
 }
 
 /// When a request is sent once more, within the retry budget of the service.

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use crate::grant::ReferenceGrant;
 use crate::mesh::MeshConfig;
 use crate::name::{
-    PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName, TcpRouteName, WorkloadName,
+    GrantName, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName, TcpRouteName,
+    WorkloadName,
 };
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
@@ -52,6 +54,8 @@ pub enum Object {
     SermantRouteRule(SermantRouteRule),
     /// Marks at the entrance of a service.
     Lane(Lane),
+    /// A Gateway API grant.
+    ReferenceGrant(ReferenceGrant),
 }
 
 impl Object {
@@ -72,6 +76,7 @@ impl Object {
             Self::TagRoute(o) => ObjectKey::TagRoute(o.name.clone()),
             Self::SermantRouteRule(o) => ObjectKey::SermantRouteRule(o.name.clone()),
             Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
+            Self::ReferenceGrant(o) => ObjectKey::ReferenceGrant(o.name.clone()),
         }
     }
 }
@@ -105,6 +110,8 @@ pub enum ObjectKey {
     SermantRouteRule(TagRouteName),
     /// Marks at the entrance of a service.
     Lane(TagRouteName),
+    /// A Gateway API grant.
+    ReferenceGrant(GrantName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -124,6 +131,7 @@ impl fmt::Display for ObjectKey {
             Self::TagRoute(name) => write!(f, "TagRoute {name}"),
             Self::SermantRouteRule(name) => write!(f, "SermantRouteRule {name}"),
             Self::Lane(name) => write!(f, "Lane {name}"),
+            Self::ReferenceGrant(name) => write!(f, "ReferenceGrant {name}"),
         }
     }
 }

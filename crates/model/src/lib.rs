@@ -6,6 +6,7 @@
 pub mod action;
 pub mod change;
 pub mod endpoint;
+pub mod grant;
 pub mod identity;
 pub mod mesh;
 pub mod name;
@@ -24,10 +25,11 @@ pub use action::{
 };
 pub use change::{Change, Object, ObjectKey};
 pub use endpoint::{Endpoint, EndpointId};
+pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use mesh::{MeshConfig, TrafficMode};
 pub use name::{
-    InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
+    GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
     TcpRouteName, WorkloadName,
 };
 pub use policy::{

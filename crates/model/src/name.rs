@@ -136,6 +136,11 @@ object_name! {
     TagRouteName
 }
 
+object_name! {
+    /// The name of a Gateway API `ReferenceGrant`.
+    GrantName
+}
+
 /// RFC 1123: a label is 1 to 63 bytes, alphanumeric at both ends.
 fn is_label(label: &str) -> bool {
     let bytes = label.as_bytes();

@@ -6,6 +6,7 @@ mod http_route;
 mod lane;
 mod mesh_config;
 mod outlier_removal;
+mod reference_grant;
 mod request_test;
 mod sermant;
 mod sermant_removal;
@@ -153,6 +154,7 @@ enum Kind {
     TagRoute,
     SermantRouteRule,
     Lane,
+    ReferenceGrant,
 }
 
 impl Kind {
@@ -171,6 +173,7 @@ impl Kind {
         Self::TagRoute,
         Self::SermantRouteRule,
         Self::Lane,
+        Self::ReferenceGrant,
     ];
 
     const fn word(self) -> &'static str {
@@ -188,6 +191,7 @@ impl Kind {
             Self::TagRoute => "TagRoute",
             Self::SermantRouteRule => "SermantRouteRule",
             Self::Lane => "Lane",
+            Self::ReferenceGrant => "ReferenceGrant",
         }
     }
 
@@ -201,7 +205,7 @@ impl Kind {
             | Self::Lane
             | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
-            Self::HttpRoute => {
+            Self::HttpRoute | Self::ReferenceGrant => {
                 &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"]
             }
             Self::GrpcRoute => &["gateway.networking.k8s.io/v1"],
@@ -272,6 +276,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
         Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
         Kind::Lane => lane::read(head, spec).map(Object::Lane),
+        Kind::ReferenceGrant => reference_grant::read(head, spec).map(Object::ReferenceGrant),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, RouteGroupName, RouteParent, Service,
-    ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule,
-    TcpRouteName, TlsRoute, TrafficMode, TrafficTarget, WeightedBackend, Workload,
+    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, ReferenceGrant, RouteGroupName,
+    RouteParent, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope,
+    TargetPort, TargetRule, TcpRouteName, TlsRoute, TrafficMode, TrafficTarget, WeightedBackend,
+    Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -38,7 +39,10 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::TagRoute(route) => world.lint_tag_route(route, &mut notes),
             Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
             Object::Lane(lane) => world.lint_lane(lane, &mut notes),
-            Object::MeshConfig(_) | Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {}
+            Object::MeshConfig(_)
+            | Object::HttpRouteGroup(_)
+            | Object::TcpRoute(_)
+            | Object::ReferenceGrant(_) => {}
         }
     }
     world.lint_listeners(&mut warnings);
@@ -54,6 +58,7 @@ struct World<'a> {
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
     policies: Vec<&'a ServicePolicy>,
+    grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
@@ -123,6 +128,7 @@ impl<'a> World<'a> {
                 Object::HttpRoute(_) | Object::TlsRoute(_) | Object::Lane(_) => {}
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
+                Object::ReferenceGrant(grant) => world.grants.push(grant),
             }
         }
         world
@@ -191,12 +197,37 @@ impl<'a> World<'a> {
         self.lint_parents(&route.parents, lint);
         for (index, rule) in route.rules.iter().enumerate() {
             self.lint_backends(index, &rule.backends, lint);
+            self.lint_grants(route, (index, &rule.backends), lint);
         }
     }
 
     fn lint_tls_route(&self, route: &TlsRoute, lint: &mut Lint<'_>) {
         self.lint_parents(&route.parents, lint);
         self.lint_backends(0, &route.rule.backends, lint);
+    }
+
+    /// Backends in other namespaces that no grant permits.
+    fn lint_grants(
+        &self,
+        route: &HttpRoute,
+        (rule, backends): (usize, &[WeightedBackend]),
+        lint: &mut Lint<'_>,
+    ) {
+        let own = &route.name.namespace;
+        for (index, backend) in backends.iter().enumerate() {
+            let theirs = &backend.service.namespace;
+            let permits = |it: &&ReferenceGrant| it.permits(route.kind, own, &backend.service);
+            if own != theirs && !self.grants.iter().any(permits) {
+                let kind = route.kind.as_str();
+                lint.warn(
+                    format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
+                    format!(
+                        "no ReferenceGrant in {theirs} permits it, so that its share is answered 500"
+                    ),
+                    format!("add one there, from {kind}s in {own} to the Service"),
+                );
+            }
+        }
     }
 
     fn lint_parents(&self, parents: &[RouteParent], lint: &mut Lint<'_>) {

@@ -108,7 +108,8 @@ pub enum RouteChoice<'a> {
         /// The rule.
         rule: &'a CompiledRule,
     },
-    /// The rule that decided has no backends, or none with a weight.
+    /// The rule that decided has no backends, or none with a weight, or no grant permits the one
+    /// whose turn it is.
     InvalidBackend {
         /// The rule.
         rule: &'a CompiledRule,
@@ -142,7 +143,8 @@ impl CompiledRule {
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
             actions: CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new),
-            weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum(),
+            weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>()
+                + u64::from(rule.actions.ungranted_weight),
         }
     }
 

@@ -69,6 +69,8 @@ pub(super) struct DecidedBackend {
     pub(super) refused: Option<Reason>,
     /// What tag rules make of such requests, where there are some.
     pub(super) tags: Option<DecidedTags>,
+    /// It is in another namespace, and no grant permits the route to lead there.
+    pub(super) ungranted: bool,
 }
 
 /// What one endpoint's sidecar would say.
@@ -149,7 +151,7 @@ impl Decision {
             // Nobody sees a request there: routes do not apply.
             vec![self.itself(question, port, None)]
         } else {
-            match self.routed(plans, port, question) {
+            match self.routed(objects, plans, port, question) {
                 Ok(backends) => backends,
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -187,6 +189,7 @@ impl Decision {
     /// The backends of the rule that decides, or the service's own endpoints.
     fn routed(
         &mut self,
+        objects: &[Object],
         plans: &Plans,
         port: &PortPlan,
         question: &Question,
@@ -235,12 +238,25 @@ impl Decision {
         if self.redirection.is_some() {
             return Ok(Vec::new());
         }
-        let total: u64 = rule.backends.iter().map(|b| u64::from(b.weight)).sum();
+        let decisive = rules.get(rule.index);
+        let ungranted = decisive.map_or(0, |rule| rule.actions.ungranted_weight);
+        let total = rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>();
+        let total = total + u64::from(ungranted);
         if total == 0 {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        Ok(backends.map(|backend| decided_backend(plans, backend, total, &view)).collect())
+        let mut decided: Vec<DecidedBackend> =
+            backends.map(|backend| decided_backend(plans, backend, total, &view)).collect();
+        if let Some(route) = self.route.as_ref().filter(|_| ungranted > 0) {
+            let written = written(objects, route);
+            let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
+            decided.extend(lost.filter(|backend| backend.weight > 0).map(|backend| {
+                let share = f64::from(backend.weight) / total as f64;
+                DecidedBackend { ungranted: true, ..with_port(backend, share, None, None) }
+            }));
+        }
+        Ok(decided)
     }
 
     /// The service itself, when no rule decides.
@@ -391,7 +407,21 @@ fn with_port(
         treated: port.and_then(|port| port.treatment.as_deref()).map(treated).unwrap_or_default(),
         refused,
         tags,
+        ungranted: false,
     }
+}
+
+/// The backends of a rule as its author wrote them.
+fn written<'a>(objects: &'a [Object], route: &DecidedRoute) -> &'a [WeightedBackend] {
+    let found = objects.iter().find_map(|object| match object {
+        Object::HttpRoute(it) | Object::GrpcRoute(it)
+            if (it.kind, &it.name) == (route.rule.kind, &route.rule.route) =>
+        {
+            it.rules.get(route.index)
+        }
+        _ => None,
+    });
+    found.map_or(&[], |rule| &rule.backends)
 }
 
 /// What the sidecar that has this snapshot says to the peer: to the request, or, when a port of

@@ -310,7 +310,14 @@ fn told_backend(backend: &DecidedBackend) -> String {
         None => String::new(),
         Some(reason) => format!(": {} {}", reason.status(), reason.label()),
     };
-    format!("{} port {}, {share} % of such requests{refused}", backend.service, backend.port)
+    let ungranted = match backend.ungranted {
+        true => " (no ReferenceGrant permits it)",
+        false => "",
+    };
+    format!(
+        "{} port {}, {share} % of such requests{refused}{ungranted}",
+        backend.service, backend.port
+    )
 }
 
 fn told_endpoint(decided: &DecidedEndpoint) -> String {
@@ -350,6 +357,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "weight": backend.weight,
         "share": backend.share,
         "reason": backend.refused.map(Reason::label),
+        "granted": !backend.ungranted,
         "policies": backend.treated.iter().map(|treated| json!({
             "policy": treated.policy.to_string(),
             "does": treated.told,

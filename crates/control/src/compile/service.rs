@@ -190,7 +190,22 @@ fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>
     let attached: Vec<&HttpRoute> = mesh.routes().of_port(service, port).collect();
     let kind = attached.iter().map(|route| route.kind).max();
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
-    (kind.is_some(), heard.flat_map(|route| route.rules.iter().cloned()).collect())
+    let rules = heard.flat_map(|route| route.rules.iter());
+    (kind.is_some(), rules.map(|rule| granted(mesh, rule)).collect())
+}
+
+/// The rule without the backends that it may not lead to; their share is refused.
+fn granted(mesh: &Mesh, rule: &RouteRule) -> RouteRule {
+    let mut rule = rule.clone();
+    let RouteRule { route, kind, backends, actions, .. } = &mut rule;
+    backends.retain(|backend| {
+        let may_lead = mesh.may_lead((*kind, route), &backend.service);
+        if !may_lead {
+            actions.ungranted_weight = actions.ungranted_weight.saturating_add(backend.weight);
+        }
+        may_lead
+    });
+    rule
 }
 
 /// The rules for sessions that applications encrypt, in order of route.

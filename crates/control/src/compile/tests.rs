@@ -412,6 +412,45 @@ spec:
 }
 
 #[test]
+fn a_backend_in_another_namespace_needs_a_grant_there() {
+    let away = BOOKINFO.replace(
+        "{name: reviews-v2, port: 9080, weight: 10}",
+        "{name: reviews-v2, namespace: away, port: 9080, weight: 10}",
+    );
+    let grant = |kind: &str, to: &str| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\n\
+             metadata: {{name: g, namespace: away}}\nspec:\n  from: [{{group: \
+             gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
+             to: [{{group: \"\", kind: Service{to}}}]\n"
+        )
+    };
+    let shares = |mesh: &Mesh| {
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        let port = view(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let rule = port.rules.first().unwrap().clone();
+        (rule.backends.len(), rule.actions.ungranted_weight)
+    };
+    assert_eq!(shares(&mesh(&away)), (1, 10));
+    for (kind, to, expected) in [
+        ("HTTPRoute", "", (2, 0)),
+        ("HTTPRoute", ", name: reviews-v2", (2, 0)),
+        ("HTTPRoute", ", name: other", (1, 10)),
+        ("GRPCRoute", "", (1, 10)),
+    ] {
+        let mut mesh = mesh(&away);
+        let given = crate::fixture::objects(&grant(kind, to)).remove(0);
+        let key = given.key();
+        let touched = mesh.apply(leno_model::Change::Upsert(given));
+        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert_eq!(shares(&mesh), expected, "{kind} {to}");
+        let touched = mesh.apply(leno_model::Change::Remove(key));
+        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert_eq!(shares(&mesh), (1, 10));
+    }
+}
+
+#[test]
 fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
     let with = |port: &str, v2: &str| {
         let yaml = BOOKINFO

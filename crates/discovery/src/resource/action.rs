@@ -20,6 +20,7 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         rewrite: actions.rewrite.as_ref().map(rewrite_to_wire),
         attempt_timeout_nanoseconds: actions.attempt_timeout.map(nanoseconds),
         retry: actions.retry.as_ref().map(retry_to_wire),
+        ungranted_weight: actions.ungranted_weight,
     })
 }
 
@@ -41,6 +42,7 @@ pub(super) fn from_wire(
         rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
         attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
         retry: retry.map_err(|invalid| invalid.under("retry"))?,
+        ungranted_weight: wire.ungranted_weight,
     };
     if actions.redirect.is_some() && actions.rewrite.is_some() {
         return Err(Invalid::new("rewrite", "must be absent beside a redirection"));

@@ -81,50 +81,11 @@ proptest! {
 }
 
 #[test]
-fn every_wrong_field_is_named() {
-    type Edit<T> = fn(&mut T);
-    let plans: [(Edit<proto::Plan>, &str); 15] = [
-        (|p| p.workload = "gateway".into(), "workload"),
-        (|p| p.account = "bookinfo".into(), "account"),
-        (|p| p.trust_domain = "Cluster".into(), "trust_domain"),
-        (|p| p.address = vec![1, 2, 3], "address"),
-        (|p| p.ports[0].port = 0, "ports[0].port"),
-        (|p| p.ports[0].port = 65_536, "ports[0].port"),
-        (|p| p.ports[0].protocol = 99, "ports[0].protocol"),
-        (|p| p.ports[0].name = Some("a b".into()), "ports[0].name"),
-        (|p| p.ports.push(p.ports[0].clone()), "ports"),
-        (|p| p.served.push(p.served[0].clone()), "served"),
-        (|p| p.doors[0].listen = None, "doors[0].listen"),
-        (|p| p.doors[0].listen.as_mut().unwrap().scope = 1, "doors[0].listen"),
-        (|p| p.access = None, "access.mode"),
-        (|p| strict(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
-        (|p| strict(p).http[0].path = None, "access.rules[0].http[0].path"),
-    ];
-    for (edit, field) in plans {
-        check(ResourceKey::Plan, encode_plan(&fixture::plan()), edit, field);
+fn every_wrong_action_is_named() {
+    fn actions(service: &mut proto::Service) -> &mut proto::RuleActions {
+        service.ports[0].rules[0].actions.as_mut().unwrap()
     }
-    let services: [(Edit<proto::Service>, &str); 17] = [
-        (|s| s.denied = true, "ports"),
-        (|s| s.ports.push(s.ports[0].clone()), "ports"),
-        (|s| s.ports[0].protocol = 0, "ports[0].protocol"),
-        (|s| s.ports[0].rules[0].route = "/".into(), "ports[0].rules[0].route"),
-        (|s| s.ports[0].rules[0].matches.clear(), "ports[0].rules[0].matches"),
-        (
-            |s| s.ports[0].rules[0].backends[1].service = "A/b".into(),
-            "ports[0].rules[0].backends[1].service",
-        ),
-        (
-            |s| s.ports[0].rules[0].matches[0].headers[0].name = "End-User".into(),
-            "ports[0].rules[0].matches[0].headers",
-        ),
-        (
-            |s| s.ports[0].rules[0].matches[0].headers[0].value = None,
-            "ports[0].rules[0].matches[0].headers[0].value",
-        ),
-        (
-            |s| s.ports[0].rules[0].matches[0].methods.push(String::new()),
-            "ports[0].rules[0].matches[0].methods",
-        ),
+    let cases: [(fn(&mut proto::Service), &str); 8] = [
         (
             |s| actions(s).request_headers.as_mut().unwrap().set[0].name = "Host".into(),
             "ports[0].rules[0].actions.request_headers.set[0].name",
@@ -161,9 +122,59 @@ fn every_wrong_field_is_named() {
             "ports[0].rules[0].actions.retry.attempts",
         ),
     ];
-    fn actions(service: &mut proto::Service) -> &mut proto::RuleActions {
-        service.ports[0].rules[0].actions.as_mut().unwrap()
+    let name = fixture::named("reviews");
+    for (edit, field) in cases {
+        let content = encode_service(&fixture::world().snapshot.services[&name]);
+        check(ResourceKey::Service(name.clone()), content, edit, field);
     }
+}
+
+#[test]
+fn every_wrong_field_is_named() {
+    type Edit<T> = fn(&mut T);
+    let plans: [(Edit<proto::Plan>, &str); 15] = [
+        (|p| p.workload = "gateway".into(), "workload"),
+        (|p| p.account = "bookinfo".into(), "account"),
+        (|p| p.trust_domain = "Cluster".into(), "trust_domain"),
+        (|p| p.address = vec![1, 2, 3], "address"),
+        (|p| p.ports[0].port = 0, "ports[0].port"),
+        (|p| p.ports[0].port = 65_536, "ports[0].port"),
+        (|p| p.ports[0].protocol = 99, "ports[0].protocol"),
+        (|p| p.ports[0].name = Some("a b".into()), "ports[0].name"),
+        (|p| p.ports.push(p.ports[0].clone()), "ports"),
+        (|p| p.served.push(p.served[0].clone()), "served"),
+        (|p| p.doors[0].listen = None, "doors[0].listen"),
+        (|p| p.doors[0].listen.as_mut().unwrap().scope = 1, "doors[0].listen"),
+        (|p| p.access = None, "access.mode"),
+        (|p| strict(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
+        (|p| strict(p).http[0].path = None, "access.rules[0].http[0].path"),
+    ];
+    for (edit, field) in plans {
+        check(ResourceKey::Plan, encode_plan(&fixture::plan()), edit, field);
+    }
+    let services: [(Edit<proto::Service>, &str); 9] = [
+        (|s| s.denied = true, "ports"),
+        (|s| s.ports.push(s.ports[0].clone()), "ports"),
+        (|s| s.ports[0].protocol = 0, "ports[0].protocol"),
+        (|s| s.ports[0].rules[0].route = "/".into(), "ports[0].rules[0].route"),
+        (|s| s.ports[0].rules[0].matches.clear(), "ports[0].rules[0].matches"),
+        (
+            |s| s.ports[0].rules[0].backends[1].service = "A/b".into(),
+            "ports[0].rules[0].backends[1].service",
+        ),
+        (
+            |s| s.ports[0].rules[0].matches[0].headers[0].name = "End-User".into(),
+            "ports[0].rules[0].matches[0].headers",
+        ),
+        (
+            |s| s.ports[0].rules[0].matches[0].headers[0].value = None,
+            "ports[0].rules[0].matches[0].headers[0].value",
+        ),
+        (
+            |s| s.ports[0].rules[0].matches[0].methods.push(String::new()),
+            "ports[0].rules[0].matches[0].methods",
+        ),
+    ];
     let world = fixture::world();
     let name = fixture::named("reviews");
     for (edit, field) in services {
@@ -329,9 +340,10 @@ fn actions() -> impl Strategy<Value = RuleActions> {
     let duration = || any::<u64>().prop_map(Duration::from_nanos);
     let retry = (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, duration());
     let retry = retry.prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff });
-    let times = (prop::option::of(duration()), prop::option::of(retry));
+    let times = (prop::option::of(duration()), prop::option::of(retry), any::<u32>());
     (headers.clone(), headers, either, times).prop_map(
-        |(request_headers, response_headers, (redirect, rewrite), (attempt_timeout, retry))| {
+        |(request_headers, response_headers, (redirect, rewrite), times)| {
+            let (attempt_timeout, retry, ungranted_weight) = times;
             RuleActions {
                 request_headers,
                 response_headers,
@@ -339,6 +351,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
                 rewrite,
                 attempt_timeout,
                 retry,
+                ungranted_weight,
             }
         },
     )

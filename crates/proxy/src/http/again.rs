@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use leno_model::{RetryRule, ServiceName};
 use leno_telemetry::Count;
+use leno_traffic::CompiledActions;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_wire::http1::ResponseHead;
 
@@ -14,17 +15,29 @@ use crate::worker::Worker;
 
 /// What decides whether the client gets an answer, or the request is sent once more.
 pub(crate) struct KeepBack<'a> {
-    pub(crate) rule: &'a RetryRule,
-    pub(crate) worker: &'a Worker,
-    pub(crate) request: &'a Request<'a>,
+    rule: &'a RetryRule,
+    worker: &'a Worker,
+    request: &'a Request<'a>,
     /// The service that bears the retry, and how often it did.
-    pub(crate) bears: (Option<&'a ServiceName>, u32),
-    /// Whether a part of the body is gone from our hands; none when there is no body.
-    pub(crate) is_lost: Option<&'a Cell<bool>>,
-    pub(crate) kept_back: &'a Cell<bool>,
+    bears: (Option<&'a ServiceName>, u32),
+    is_lost: Option<&'a Cell<bool>>,
+    kept_back: &'a Cell<bool>,
 }
 
-impl KeepBack<'_> {
+impl<'a> KeepBack<'a> {
+    /// `None` when no rule keeps anything back. `is_lost`: whether a part of the body is gone from
+    /// our hands; none when there is no body. `kept_back` is told what was decided.
+    pub(crate) fn under(
+        actions: Option<&'a CompiledActions>,
+        (worker, request): (&'a Worker, &'a Request<'a>),
+        bears: (Option<&'a ServiceName>, u32),
+        is_lost: Option<&'a Cell<bool>>,
+        kept_back: &'a Cell<bool>,
+    ) -> Option<Self> {
+        let rule = actions?.retry.as_ref()?;
+        Some(Self { rule, worker, request, bears, is_lost, kept_back })
+    }
+
     /// Whether an answer is kept from the client; then the retry is paid for.
     pub(crate) fn keeps(&self, bytes: &[u8], head: &ResponseHead) -> bool {
         let status = match self.request.is_grpc() {

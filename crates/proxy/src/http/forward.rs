@@ -194,6 +194,14 @@ enum Sending {
 }
 
 impl Sending {
+    fn first(upgrade: bool, has_body: bool) -> Self {
+        match (upgrade, has_body) {
+            (true, _) => Self::Held,
+            (false, true) => Self::UnderWay,
+            (false, false) => Self::Whole,
+        }
+    }
+
     /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
     /// and who has ended its part of another protocol may still listen.
     fn is_watched(self, upgrade: bool) -> bool {
@@ -237,21 +245,16 @@ async fn converse(
         exchange;
     let Progress { body_taken, response_started, kept_back, .. } = progress;
     let has_body = !body.is_empty();
-    let retry = actions.as_deref().and_then(|actions| actions.retry.as_ref());
     let bears = (record.subject.service.as_ref(), record.retries);
-    let (worker, is_lost) = (&*session.worker, is_lost.as_deref());
-    let keep_back = retry.map(|rule| KeepBack { rule, worker, request, bears, is_lost, kept_back });
+    let at = (&*session.worker, &**request);
+    let keep_back = KeepBack::under(actions.as_deref(), at, bears, is_lost.as_deref(), kept_back);
     let started = &*response_started;
     let is_call = is_call(request, responder, &sink);
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let taken = Noted { bytes: &record.bytes_in, call: None };
     let upgrade = request.upgrade;
-    let sending = Cell::new(match (upgrade, has_body) {
-        (true, _) => Sending::Held,
-        (false, true) => Sending::UnderWay,
-        (false, false) => Sending::Whole,
-    });
+    let sending = Cell::new(Sending::first(upgrade, has_body));
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;

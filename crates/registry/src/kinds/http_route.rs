@@ -80,8 +80,15 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
         "is not supported",
         "use `port` to name one port of the service",
     );
-    let service =
-        read_service(&fields, namespace, "put the route into the namespace of the service");
+    let service = read_service(&fields, namespace);
+    if let (Some(service), Some(field)) = (&service, fields.find("namespace"))
+        && service.namespace != *namespace
+    {
+        field.refuse(
+            format!("{} is not the route's namespace, {namespace}", field.shown()),
+            "put the route into the namespace of the service",
+        );
+    }
     let port = fields.find("port").map(Field::port);
     Some(RouteParent {
         service: service?,
@@ -92,17 +99,14 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     })
 }
 
-/// The service that `name` and `namespace` mean; it must be in the route's own namespace.
-fn read_service(fields: &Fields<'_>, own: &Name, remedy: &str) -> Option<ServiceName> {
+/// The service that `name` and `namespace` mean; the namespace is the route's own when absent.
+fn read_service(fields: &Fields<'_>, own: &Name) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::label);
-    if let Some(field) = fields.find("namespace") {
-        let namespace = field.label()?;
-        if namespace != *own {
-            field.refuse(format!("{} is not the route's namespace, {own}", field.shown()), remedy);
-            return None;
-        }
-    }
-    Some(ServiceName { namespace: own.clone(), name: name? })
+    let namespace = match fields.find("namespace") {
+        Some(field) => field.label(),
+        None => Some(own.clone()),
+    };
+    Some(ServiceName { namespace: namespace?, name: name? })
 }
 
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
@@ -324,11 +328,7 @@ pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<Weig
         element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
     refuse_other_kinds(&fields, false);
     fields.unsupported("filters", "is not supported", "remove it");
-    let service = read_service(
-        &fields,
-        namespace,
-        "use a service of the route's namespace; ReferenceGrant is not read yet",
-    );
+    let service = read_service(&fields, namespace);
     let port = fields.require("port").and_then(Field::port);
     let weight = match fields.find("weight") {
         Some(field) => field.number(0, WEIGHT_MAX),

@@ -18,8 +18,15 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     };
     let rule_fields = rule.fields(&["name", "backendRefs"])?;
     let listed = rule_fields.require("backendRefs");
-    let backends =
-        rule_fields.each("backendRefs", BACKENDS_MAX, |one| read_backend(one, &route.namespace));
+    let backends = rule_fields.each("backendRefs", BACKENDS_MAX, |one| {
+        let backend = read_backend(one, &route.namespace)?;
+        if backend.service.namespace != route.namespace {
+            let problem = format!("is not in the route's namespace, {}", route.namespace);
+            one.refuse(problem, "use a service of the route's namespace; no grant is read for it");
+            return None;
+        }
+        Some(backend)
+    });
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so that its sessions are cut off",

@@ -133,6 +133,20 @@ fn an_http_route_beside_a_grpc_route_is_odd() {
     );
 }
 
+#[test]
+fn a_backend_in_another_namespace_without_a_grant_is_odd() {
+    let away = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, \
+                namespace: shop}\nspec:\n  parentRefs: [{group: \"\", kind: Service, name: web}]\n  \
+                rules: [{backendRefs: [{name: web, namespace: default, port: 80}]}]\n";
+    let own = SERVED.replace("metadata: {name: web", "metadata: {namespace: shop, name: web");
+    let grant = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\nmetadata: \
+                 {name: web}\nspec:\n  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, \
+                 namespace: shop}]\n  to: [{group: \"\", kind: Service}]\n";
+    let served = SERVED.replace("port: 80}]}", "port: 8080}]}");
+    check(&format!("{served}---{own}{away}{grant}"), &expect![[""]]);
+    check(&format!("{served}---{own}{away}"), &expect![[""]]);
+}
+
 /// A workload behind a service with two ports.
 const SERVED: &str = r#"
 apiVersion: leno.dev/v1alpha1

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use leno_model::{
     Door, FieldMatch, Header, HeaderEdits, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object,
-    PathEdit, PathMatch, PortSet, Protocol, Redirect, RequestMatch, RetryRule, RouteKind,
-    RouteName, RouteParent, RuleActions, Scheme, Service, ServiceAccount, ServiceName, TargetPort,
-    TargetRule, TcpRoute, TrafficMode, TrafficTarget, UrlRewrite, ValueMatch, WeightedBackend,
-    Workload, WorkloadPort,
+    PathEdit, PathMatch, PortSet, Protocol, Redirect, ReferenceGrant, RequestMatch, RetryRule,
+    RouteKind, RouteName, RouteParent, RuleActions, Scheme, Service, ServiceAccount, ServiceName,
+    TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget, UrlRewrite, ValueMatch,
+    WeightedBackend, Workload, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -409,6 +409,46 @@ spec:
     backendRefs: [{name: books-v1, port: 9000}]
   - backendRefs: [{name: books-v1, port: 9000, weight: 9}, {name: books-v2, port: 9000}]
 "#;
+
+#[test]
+fn reads_grants_and_backends_of_other_namespaces() {
+    let grant: ReferenceGrant = only!(
+        ReferenceGrant,
+        r#"
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: from-shop, namespace: stock}
+spec:
+  from:
+  - {group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}
+  - {group: gateway.networking.k8s.io, kind: GRPCRoute, namespace: shop}
+  to: [{group: "", kind: Service, name: api}, {group: "", kind: Service, name: db}]
+"#
+    );
+    let shop = Name::new("shop").unwrap();
+    let api = ServiceName::new("stock", "api").unwrap();
+    assert!(grant.permits(RouteKind::Http, &shop, &api));
+    assert!(grant.permits(RouteKind::Grpc, &shop, &api));
+    for (namespace, service) in
+        [("other", "stock/api"), ("shop", "stock/web"), ("shop", "other/api")]
+    {
+        let namespace = Name::new(namespace).unwrap();
+        let service = service.parse().unwrap();
+        assert!(!grant.permits(RouteKind::Http, &namespace, &service), "{namespace} {service}");
+    }
+    let route: HttpRoute = only!(
+        HttpRoute,
+        r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: web}]
+  rules: [{backendRefs: [{name: api, namespace: stock, port: 80}]}]
+"#
+    );
+    assert_eq!(route.rules[0].backends[0].service, api);
+}
 
 #[test]
 fn reads_a_published_traffic_target() {

@@ -14,9 +14,11 @@ fn examples(page: &str) -> Vec<String> {
 
 #[test]
 fn examples_of_routes_are_read_as_they_stand() {
-    for (page, kind) in
-        [("http-route.md", "kind: HTTPRoute\n"), ("grpc-route.md", "kind: GRPCRoute\n")]
-    {
+    for (page, kind) in [
+        ("http-route.md", "kind: HTTPRoute\n"),
+        ("grpc-route.md", "kind: GRPCRoute\n"),
+        ("reference-grant.md", "kind: ReferenceGrant\n"),
+    ] {
         let examples = examples(page);
         assert!(examples.iter().any(|example| example.contains(kind)), "{page}");
         for example in examples {

@@ -87,7 +87,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute` or `GRPCRoute`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute` or `ReferenceGrant`
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
@@ -364,7 +364,7 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].matches[0].queryParams[0].value: 1 is a number, not text; write "1" in quotes
             spec.rules[0].matches[0].query: is not a field that is known here; did you mean `queryParams`?
             spec.rules[0].backendRefs[0].port: is missing; add `port`
-            spec.rules[0].backendRefs[0].namespace: "other" is not the route's namespace, default; use a service of the route's namespace; ReferenceGrant is not read yet
+            spec.rules[0].backendRefs[0].namespace: "o.ther" has a dot; use at most 63 lower-case letters, digits or `-`
             spec.rules[0].backendRefs[0].kind: "ServiceImport" is not known here; use `Service`
             spec.rules[0].backendRefs[0].weight: -1 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 1000001 is out of range; use a number from 0 to 1000000
@@ -423,7 +423,7 @@ const HTTP_ROUTE_RULES: &[&str] = &[
     "{matches: [{queryParams: [{name: a, value: 1}]}]}",
     "{matches: [{query: []}]}",
     "{backendRefs: [{name: a}]}",
-    "{backendRefs: [{name: a, port: 80, namespace: other}]}",
+    "{backendRefs: [{name: a, port: 80, namespace: o.ther}]}",
     "{backendRefs: [{name: a, port: 80, kind: ServiceImport}]}",
     "{backendRefs: [{name: a, port: 80, weight: -1}]}",
     "{backendRefs: [{name: a, port: 80, weight: 1000001}]}",
@@ -484,6 +484,33 @@ const GRPC_ROUTE_RULES: &[&str] = &[
     "{sessionPersistence: {sessionName: a}}",
     "{backendRefs: [{name: a, port: 80, filters: [{type: RequestHeaderModifier}]}]}",
 ];
+
+#[test]
+fn refuses_grants_that_cannot_be_honoured() {
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {name: x}",
+        &[
+            "{}",
+            "{from: [], to: []}",
+            "{from: [{group: a, kind: Gateway, namespace: b}], to: [{group: \"\", kind: Secret}]}",
+            "{from: [{group: gateway.networking.k8s.io, kind: HTTPRoute}], to: [{group: \"\"}]}",
+            "{from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: a}], \
+             to: [{group: \"\", kind: Service, name: a.b}]}",
+        ],
+        &expect![[r#"
+            spec.from: is missing; add `from`
+            spec.to: is missing; add `to`
+            spec.from: is empty, so that nothing is granted; list at least one
+            spec.to: is empty, so that nothing is granted; list at least one
+            spec.from[0].group: "a" is not known here; use `gateway.networking.k8s.io`
+            spec.from[0].kind: "Gateway" is not known here; use `HTTPRoute` or `GRPCRoute`
+            spec.to[0].kind: "Secret" is not known here; use `Service`
+            spec.from[0].namespace: is missing; add `namespace`
+            spec.to[0].kind: is missing; add `kind`
+            spec.to[0].name: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
+        "#]],
+    );
+}
 
 #[test]
 fn refuses_traffic_targets_that_cannot_be_honoured() {

@@ -171,6 +171,20 @@ fn backends_take_their_shares() {
 }
 
 #[test]
+fn what_no_grant_permits_keeps_its_share() {
+    let fields = Vec::<(String, String)>::new();
+    let request =
+        RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
+    let mut only = rule("r", vec![RequestMatch::default()]);
+    only.actions.ungranted_weight = 3;
+    let routes = PortRoutes::compile(&port(vec![only])).unwrap();
+    let refused = (0..1_000).filter(|draw| {
+        matches!(routes.choose(&request, *draw), RouteChoice::InvalidBackend { .. })
+    });
+    assert_eq!(refused.count(), 750);
+}
+
+#[test]
 fn a_bad_pattern_names_its_route() {
     let view = port(vec![rule("r", vec![regex("(")])]);
     let error = PortRoutes::compile(&view).unwrap_err().to_string();
