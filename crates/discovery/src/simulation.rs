@@ -15,13 +15,21 @@ use crate::subscriber::Subscriber;
 
 #[test]
 fn every_seed_converges_to_the_same_world() {
-    for seed in 0..256 {
-        let mut simulation = Simulation::new(seed);
-        for _ in 0..400 {
-            simulation.step();
-        }
-        simulation.heal();
+    (0..256).for_each(run);
+}
+
+#[test]
+#[ignore = "takes minutes; docs/scale.md has the result"]
+fn ten_thousand_seeds_converge_to_the_same_world() {
+    (0..10_000).for_each(run);
+}
+
+fn run(seed: u64) {
+    let mut simulation = Simulation::new(seed);
+    for _ in 0..400 {
+        simulation.step();
     }
+    simulation.heal();
 }
 
 /// What the proxy says to the control plane.
@@ -275,8 +283,9 @@ impl Simulation {
             assert_eq!(held.map(|held| &held.snapshot), Some(&offered.snapshot), "{self}");
         }
         let last = self.settle();
-        assert_eq!(self.subscriber.update().map(|held| &held.snapshot), Some(&last.snapshot));
-        assert_eq!(self.subscriber.update().map(|held| &held.absent), Some(&last.absent));
+        let held = self.subscriber.update();
+        assert_eq!(held.map(|held| &held.snapshot), Some(&last.snapshot), "{self}");
+        assert_eq!(held.map(|held| &held.absent), Some(&last.absent), "{self}");
         assert_eq!(self.publisher.refused().count(), 0, "{self}");
         assert_eq!(self.publisher.settled(), Some(last.change), "{self}");
     }
