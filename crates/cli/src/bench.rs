@@ -17,6 +17,7 @@ mod layout;
 mod loopback;
 mod machine;
 mod maven;
+mod mesh_services;
 mod mesh_size;
 mod options;
 mod outcome;

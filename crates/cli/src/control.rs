@@ -10,7 +10,7 @@ use clap::Args;
 use leno_control::{Config, Control, StartError};
 use leno_registry::FileSource;
 
-use crate::data_directory::{DataArgs, DataDirectory};
+use crate::data_directory::{DataArgs, DataDirectory, create_private};
 use crate::duration::parse_positive;
 use crate::{limits, stop};
 
@@ -23,6 +23,18 @@ pub(crate) struct ControlArgs {
     /// Where it listens for sidecars; with port 0 the kernel chooses
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010")]
     listen: SocketAddr,
+    /// Another control plane of the same mesh; may be given again. One list may serve all of them:
+    /// an own address in it is passed over
+    #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',', requires = "shared")]
+    peers: Vec<SocketAddr>,
+    /// A directory that all control planes of the mesh share, with the authority and unused tokens
+    /// [default: the data directory]
+    #[arg(long, value_name = "DIR")]
+    shared: Option<PathBuf>,
+    /// A directory with an intermediate authority that somebody else makes and replaces: `tls.key`,
+    /// `tls.crt` and `ca.crt` as cert-manager writes them [default: a root of its own]
+    #[arg(long, value_name = "DIR")]
+    issuer: Option<PathBuf>,
 }
 
 /// What every control plane is told.
@@ -107,7 +119,13 @@ impl ControlArgs {
         let stop = stop::signals()?;
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
         self.mesh.check()?;
-        let config = self.mesh.config(data.path().to_owned(), self.listen);
+        let mut config = self.mesh.config(data.path().to_owned(), self.listen);
+        config.peers = self.peers;
+        if let Some(shared) = &self.shared {
+            create_private(shared)?;
+        }
+        config.shared = self.shared;
+        config.issuer = self.issuer;
         let control = start(config).await?;
         tracing::info!(
             address = %control.address(),
@@ -130,6 +148,9 @@ Examples:
   leno control -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   leno token shop/cart-2 --data /var/lib/leno --out cart-2.token
   leno get proxies --data /var/lib/leno
+  Three on the same files, of which each sidecar uses one that is there:
+    leno control -f mesh/ --data /var/lib/leno-1 --shared /srv/leno --listen 192.0.2.1:15010 \\
+        --peer 192.0.2.1:15010,192.0.2.2:15010,192.0.2.3:15010
 ";
 
 #[cfg(test)]

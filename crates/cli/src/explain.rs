@@ -1,5 +1,6 @@
 //! `leno explain`: what would decide a request, and what a reason means.
 
+mod change;
 mod decide;
 mod reason;
 mod request;
@@ -13,14 +14,19 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use leno_model::{Reason, WorkloadName};
 
+use crate::data_directory::DataArgs;
+
 /// Arguments of `leno explain`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// `request`, or a reason from a `leno-reason` header, a log or a metric; all reasons when
+    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric; all reasons when
     /// left out
     #[arg(value_parser = topics(), hide_possible_values = true)]
     topic: Option<String>,
+    /// For `explain change`: the number of a change of the running mesh, of `leno get changes`
+    #[arg(value_name = "ID", required_if_eq("topic", CHANGE))]
+    id: Option<u64>,
     /// A file or directory of YAML; may be given again
     #[arg(short, long = "file", value_name = "PATH", required_if_eq("topic", REQUEST))]
     file: Vec<PathBuf>,
@@ -29,6 +35,8 @@ pub(crate) struct ExplainArgs {
     /// How to print the answer
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
+    #[command(flatten)]
+    data: DataArgs,
 }
 
 /// The request that is to be explained.
@@ -64,6 +72,7 @@ impl ExplainArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.topic.as_deref() {
             None => reason::list(self.output),
+            Some(CHANGE) => change::run(&self.data.path()?, self.id, self.output),
             Some(REQUEST) => request::run(&self.file, &self.request, self.output),
             Some(label) => match Reason::from_label(label) {
                 Some(reason) => reason::show(reason, self.output),
@@ -75,10 +84,11 @@ impl ExplainArgs {
 
 fn topics() -> PossibleValuesParser {
     let labels = Reason::ALL.iter().map(|reason| reason.label());
-    PossibleValuesParser::new([REQUEST].into_iter().chain(labels))
+    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(labels))
 }
 
 const REQUEST: &str = "request";
+const CHANGE: &str = "change";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -87,6 +97,7 @@ Examples:
   leno explain -f mesh/ request --from shop/cart-1 -X POST -H 'x-user: jason' \\
       --url http://orders.shop:8080/orders -o json
   leno explain denied-outbound
+  leno explain change 1763769600000042
   leno explain
 
 Exit codes of `explain request`: 0 the request would reach the application; 3 it would be

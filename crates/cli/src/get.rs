@@ -1,5 +1,6 @@
 //! `leno get`: asks the running mesh.
 
+pub(crate) mod changes;
 mod connections;
 mod table;
 
@@ -22,6 +23,9 @@ pub(crate) struct GetArgs {
     /// What to ask about
     #[arg(value_enum)]
     topic: Topic,
+    /// Of proxies, only those that have not applied all they were told, or refuse something
+    #[arg(long)]
+    stale: bool,
     #[command(flatten)]
     data: DataArgs,
     /// How to print the answer
@@ -49,6 +53,9 @@ enum Topic {
     /// Connected sidecars and what they know
     #[value(alias = "proxy", alias = "sidecars")]
     Proxies,
+    /// The newest changes, each with the number that `leno explain change` follows
+    #[value(alias = "change")]
+    Changes,
     /// Routes
     #[value(alias = "route")]
     Routes,
@@ -67,6 +74,7 @@ impl Topic {
             Self::Services => "/services",
             Self::Certificates => "/certificates",
             Self::Connections | Self::Proxies => "/proxies",
+            Self::Changes => "/changes",
             Self::Routes => "/routes",
             Self::Policies => "/policies",
             Self::Rejected => "/rejected",
@@ -84,7 +92,15 @@ impl GetArgs {
 
     async fn ask(self) -> anyhow::Result<()> {
         let mesh = Mesh::at(&self.data.path()?);
-        let answer = mesh.ask(self.topic.path()).await?;
+        let mut answer = mesh.ask(self.topic.path()).await?;
+        if self.stale {
+            if self.topic != Topic::Proxies {
+                bail!("--stale is a question about proxies: leno get proxies --stale");
+            }
+            let mut proxies: Vec<ProxyStatus> = parsed(answer)?;
+            proxies.retain(ProxyStatus::is_stale);
+            answer = serde_json::to_value(proxies)?;
+        }
         if self.topic == Topic::Connections {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
             let found = connections::of(&proxies).await;
@@ -107,6 +123,7 @@ impl GetArgs {
             Topic::Services => table::services(&parsed::<Vec<_>>(answer)?),
             Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
             Topic::Connections | Topic::Proxies => table::proxies(&parsed::<Vec<_>>(answer)?),
+            Topic::Changes => changes::table(&parsed::<Vec<_>>(answer)?),
             Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?),
             Topic::Policies => table::policies(&parsed::<Vec<_>>(answer)?),
         };
@@ -172,4 +189,5 @@ Examples:
   leno get services -o wide
   leno get certificates --data /var/lib/leno -o json
   leno get rejected
+  leno get proxies --stale
 ";

@@ -19,6 +19,7 @@ mod log;
 mod output;
 mod ports;
 mod proxy;
+mod root;
 mod stop;
 mod token;
 mod up;
@@ -65,6 +66,8 @@ enum Command {
     Load(load::LoadArgs),
     /// Make a join token for a workload on another machine
     Token(token::TokenArgs),
+    /// Replace the root of a mesh in stages
+    Root(root::RootArgs),
     /// Run one sidecar
     Proxy(proxy::ProxyArgs),
     /// Run a control plane alone
@@ -105,6 +108,7 @@ impl Command {
             Self::Get(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
+            Self::Root(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Control(args) => args.run(),
             Self::Bench(args) => args.run(),

@@ -29,7 +29,8 @@ pub(crate) struct ProxyArgs {
     /// The workload that it is a sidecar of
     #[arg(long, value_name = "NAMESPACE/NAME")]
     workload: WorkloadName,
-    /// The control planes, tried in turn [default: what the token file or the last run says]
+    /// The control planes, of which it uses one that is there; may be given again
+    /// [default: what the token file or the last run says]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     control: Vec<SocketAddr>,
     /// What `leno token` made; needed when there is no valid certificate, and removed once used
@@ -139,8 +140,7 @@ impl Known {
             }
             (None, Some(path)) => {
                 let bundle = JoinBundle::load(path).context("the token file cannot be used")?;
-                let control = bundle.control.into_iter().collect();
-                Self { trust_domain: Some(bundle.trust_domain), control }
+                Self { trust_domain: Some(bundle.trust_domain), control: bundle.control }
             }
             (None, None) => Self::default(),
         };
@@ -151,7 +151,7 @@ impl Known {
             && let Some(path) = token_file
         {
             let bundle = JoinBundle::load(path).ok();
-            known.control.extend(bundle.and_then(|bundle| bundle.control));
+            known.control.extend(bundle.into_iter().flat_map(|bundle| bundle.control));
         }
         Ok(known)
     }

@@ -27,9 +27,10 @@ pub(crate) struct TokenArgs {
     /// How long it can be used [default: what the mesh was started with, 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     ttl: Option<Duration>,
-    /// Where the sidecar finds the control plane [default: what the mesh advertises]
-    #[arg(long, value_name = "ADDRESS")]
-    control: Option<SocketAddr>,
+    /// Where the sidecar finds the control plane; several when there are several
+    /// [default: what the mesh advertises]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    control: Vec<SocketAddr>,
     /// The file to write, readable by its owner only [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -40,7 +41,9 @@ impl TokenArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut bundle = runtime.block_on(self.ask())?;
-        bundle.control = self.control.or(bundle.control);
+        if !self.control.is_empty() {
+            bundle.control = self.control;
+        }
         match &self.out {
             None => output::print(&bundle.render())?,
             Some(path) => {
@@ -52,7 +55,7 @@ impl TokenArgs {
                 );
             }
         }
-        if bundle.control.is_none() {
+        if bundle.control.is_empty() {
             eprintln!(
                 "warning: the token does not say where the control plane is; pass --control here \
                  or to `leno proxy`"

@@ -13,6 +13,7 @@ use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_discovery::ChangeId;
 use leno_model::WorkloadName;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -137,13 +138,14 @@ async fn serve_one(stream: UnixStream, admin: Arc<Admin>) {
 }
 
 async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Bytes>> {
-    let question = match (request.method(), request.uri().path()) {
-        (&Method::POST, "/token") => return token(admin, request.uri().query()),
+    let (path, query) = (request.uri().path(), request.uri().query());
+    let question = match (request.method(), path) {
+        (&Method::POST, "/token") => return token(admin, query),
         (&Method::POST, "/reload") => {
             admin.reload.notify_one();
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
-        (&Method::GET | &Method::HEAD, path) => match question(path) {
+        (&Method::GET | &Method::HEAD, path) => match question(path, query) {
             Some(question) => question,
             None => return text(StatusCode::NOT_FOUND, INDEX.to_owned()),
         },
@@ -162,8 +164,13 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
     }
 }
 
-fn question(path: &str) -> Option<Question> {
+fn question(path: &str, query: Option<&str>) -> Option<Question> {
     Some(match path {
+        "/change" => {
+            let id = query.and_then(|query| query.strip_prefix("id="))?;
+            Question::Change(ChangeId(id.parse().ok()?))
+        }
+        "/changes" => Question::Changes,
         "/certificates" => Question::Certificates,
         "/metrics" => Question::Metrics,
         "/policies" => Question::Policies,
@@ -226,7 +233,7 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
 }
 
 const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /routes \
-                     /policies /rejected /status /metrics, POST \
+                     /policies /rejected /status /metrics /changes /change?id=NUMBER, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// Admin connections at once; more wait.

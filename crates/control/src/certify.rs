@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use leno_discovery::{CertificateAnswer, ConnectionId, IssuedBytes, Joining};
 use leno_identity::{
-    Authority, AuthorityError, CertificateRequest, Issued, Peer, RequestError, Subject, TokenError,
-    Tokens,
+    AuthorityError, CertificateRequest, Issued, Peer, RequestError, Subject, TokenError, Tokens,
 };
 use leno_model::{ServiceAccount, SpiffeId, TrustDomain, Workload, WorkloadName};
 use tokio::task::{JoinError, JoinSet};
+
+use crate::authority::Current;
 
 /// The authority's directory in the data directory.
 pub(crate) const AUTHORITY_DIRECTORY: &str = "authority";
@@ -59,13 +60,13 @@ enum Outcome {
 
 #[derive(Debug)]
 struct Desk {
-    authority: Arc<Authority>,
+    authority: Current,
     tokens: Arc<Tokens>,
     lifetime: Duration,
 }
 
 impl Certifier {
-    pub(crate) fn new(authority: Arc<Authority>, tokens: Arc<Tokens>, lifetime: Duration) -> Self {
+    pub(crate) fn new(authority: Current, tokens: Arc<Tokens>, lifetime: Duration) -> Self {
         Self {
             desk: Arc::new(Desk { authority, tokens, lifetime }),
             jobs: JoinSet::new(),
@@ -148,6 +149,11 @@ impl Certifier {
         self.known.remove(workload);
     }
 
+    /// How many signatures are under way.
+    pub(crate) fn under_way(&self) -> usize {
+        self.jobs.len()
+    }
+
     pub(crate) fn known(&self) -> impl Iterator<Item = &Signed> {
         self.known.values()
     }
@@ -198,9 +204,10 @@ impl Desk {
         (workload, account): (&WorkloadName, ServiceAccount),
         now: SystemTime,
     ) -> Result<(Issued, Signed), CertifyError> {
-        let id = SpiffeId { trust_domain: self.authority.trust_domain().clone(), account };
+        let authority = Arc::clone(&self.authority.borrow());
+        let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
         let subject = Subject { id: &id, workload: Some(workload) };
-        let issued = self.authority.sign(request, subject, self.lifetime, now)?;
+        let issued = authority.sign(request, subject, self.lifetime, now)?;
         let signed = Signed { workload: workload.clone(), not_after: issued.not_after, id };
         Ok((issued, signed))
     }
@@ -260,6 +267,8 @@ pub(crate) enum CertifyError {
     /// The same, asked by somebody who has no certificate.
     #[error("there is no Workload {0}: create it first")]
     Stranger(WorkloadName),
+    #[error("{0} is revoked: the MeshConfig says so")]
+    Revoked(ServiceAccount),
     #[error("too many certificates are being signed: try again")]
     Busy,
     #[error(transparent)]

@@ -1,11 +1,13 @@
 //! What a control plane is told at its start: addresses, files, limits and times.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leno_discovery::SUBSCRIPTIONS_MAX;
-use leno_identity::{LEAF_LIFETIME, TOKEN_LIFETIME};
+use leno_identity::{AuthoritySource, LEAF_LIFETIME, TOKEN_LIFETIME};
+
+use crate::certify::AUTHORITY_DIRECTORY;
 
 /// What a control plane is told at its start.
 #[derive(Debug, Clone)]
@@ -14,8 +16,16 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The address that join bundles name, when proxies reach it by another one than `listen`.
     pub advertise: Option<SocketAddr>,
-    /// Where the authority's root, unused tokens and the admin socket are kept (mode 0700).
+    /// Other control planes of the same mesh, on the same files and with the same authority. Join
+    /// bundles name them too.
+    pub peers: Vec<SocketAddr>,
+    /// Where the admin socket is, and what else is kept (mode 0700).
     pub data: PathBuf,
+    /// Where the authority's root and unused tokens are kept, when control planes share them;
+    /// `data` when absent.
+    pub shared: Option<PathBuf>,
+    /// Where an intermediate authority is that somebody else makes; its own root when absent.
+    pub issuer: Option<PathBuf>,
     /// Files and directories of YAML with the facts.
     pub sources: Vec<PathBuf>,
     /// How long certificates live, its own included.
@@ -68,12 +78,28 @@ impl Config {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
+            peers: Vec::new(),
             data,
+            shared: None,
+            issuer: None,
             sources,
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
             times: Times::default(),
             limits: Limits::default(),
+        }
+    }
+
+    /// Where the authority and unused tokens are.
+    pub(crate) fn keep(&self) -> &Path {
+        self.shared.as_deref().unwrap_or(&self.data)
+    }
+
+    /// Where the authority comes from.
+    pub(crate) fn authority(&self) -> AuthoritySource {
+        match &self.issuer {
+            Some(dir) => AuthoritySource::Issuer(dir.clone()),
+            None => AuthoritySource::Own(self.keep().join(AUTHORITY_DIRECTORY)),
         }
     }
 

@@ -17,12 +17,14 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::admin::{self, Admin};
-use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_tokens};
+use crate::authority::keep_current;
+use crate::certify::{Certifier, open_tokens};
 use crate::config::Config;
 use crate::invite::{Invitations, InviteError};
 use crate::mesh::Mesh;
-use crate::owner::{Inbox, Owner, Told, own};
+use crate::owner::{Inbox, Owner, Queues, Told, own};
 use crate::part::{EndedUnexpectedly, Part, Parts};
+use crate::peers::{Follower, Peers, follow_all};
 use crate::presence::{Presence, Start};
 use crate::publish::Audience;
 use crate::server::{Gauges, Guests, Server, accept};
@@ -67,9 +69,9 @@ impl Control {
             return Err(StartError::MeshConfig(in_doubt));
         }
         let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
-        let authority = config.data.join(AUTHORITY_DIRECTORY);
-        let authority = Arc::new(Authority::open_or_create(&authority, &trust_domain, wall)?);
-        let tokens = Arc::new(open_tokens(&config.data, wall).map_err(StartError::Tokens)?);
+        let authority = Arc::new(config.authority().open(&trust_domain, wall)?);
+        let authority = watch::Sender::new(authority);
+        let tokens = Arc::new(open_tokens(config.keep(), wall).map_err(StartError::Tokens)?);
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
         let address = listener.local_addr();
@@ -77,7 +79,7 @@ impl Control {
         let socket = config.socket();
         let admin = admin::open(&socket).await;
         let admin = admin.map_err(|cause| StartError::Admin { path: socket, cause })?;
-        let serving = Serving::new(Arc::clone(&authority), config.certificate_lifetime, wall)?;
+        let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
             config,
             authority,
@@ -113,8 +115,8 @@ impl Control {
 
     /// The roots that every member verifies the others by.
     #[must_use]
-    pub fn roots(&self) -> &Roots {
-        &self.invitations.roots
+    pub fn roots(&self) -> Roots {
+        self.invitations.authority.borrow().roots()
     }
 
     /// Makes what a new proxy of this workload needs to join, with a new one-time token.
@@ -210,7 +212,7 @@ pub enum StartError {
 /// All that can fail has not failed.
 struct Ground {
     config: Config,
-    authority: Arc<Authority>,
+    authority: watch::Sender<Arc<Authority>>,
     tokens: Arc<Tokens>,
     listener: TcpListener,
     address: SocketAddr,
@@ -242,28 +244,52 @@ impl Ground {
             events,
             guests,
             gauges,
+            registered: owner.told.here.clone(),
+            trust_domain: self.trust_domain(),
         });
+        let following = Follower {
+            configs: self.serving.dialing(),
+            events: server.events.clone(),
+            stop: self.stop.subscribe(),
+        };
         let admin = Arc::new(Admin {
             questions,
             invitations: Arc::clone(&invitations),
             reload: Arc::clone(&self.reload),
         });
-        let inbox =
-            Inbox { updates, events: from_proxies, questions: asked, stop: self.stop.subscribe() };
+        let inbox = Inbox {
+            updates,
+            events: from_proxies,
+            questions: asked,
+            authority: self.authority.subscribe(),
+            stop: self.stop.subscribe(),
+        };
         let socket = self.config.socket();
         let drain = self.config.times.drain;
         let told = || self.stop.subscribe();
         let parts = || self.parts.clone();
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
+        let others = self.others();
+        tasks.spawn(parts().run(Part::Peers, follow_all(others, following)));
         let accepting = accept(self.listener, server, told(), drain);
         tasks.spawn(parts().run(Part::Listener, accepting));
         let answering = admin::serve(self.admin, socket.clone(), admin, told());
         tasks.spawn(parts().run(Part::Admin, answering));
         tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
+        let trust_domain = self.authority.borrow().trust_domain().clone();
+        let mut stop = told();
+        let (source, authority) = (self.config.authority(), self.authority);
+        let looking = async move {
+            tokio::select! {
+                () = keep_current(source, authority) => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        };
+        tasks.spawn(parts().run(Part::Authority, looking));
         Control {
             address: self.address,
             socket,
-            trust_domain: self.authority.trust_domain().clone(),
+            trust_domain,
             invitations,
             workloads,
             registered,
@@ -283,7 +309,8 @@ impl Ground {
         let number = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
         let times = self.config.times;
         let lifetime = self.config.certificate_lifetime;
-        let (authority, tokens) = (Arc::clone(&self.authority), Arc::clone(&self.tokens));
+        let (authority, tokens) = (self.authority.subscribe(), Arc::clone(&self.tokens));
+        let edition = self.authority.borrow().edition();
         Owner {
             times,
             limits: self.config.limits,
@@ -296,18 +323,31 @@ impl Ground {
             guests,
             gauges,
             told: Told::default(),
+            peers: Peers::default(),
             swept: now,
+            queues: Queues::default(),
         }
-        .with(first, self.authority.trust_domain())
+        .with(first, &self.trust_domain(), edition)
+    }
+
+    fn trust_domain(&self) -> TrustDomain {
+        self.authority.borrow().trust_domain().clone()
+    }
+
+    /// The other control planes: a list for all of them names this one too.
+    fn others(&self) -> Vec<SocketAddr> {
+        let ours = [Some(self.address), Some(self.config.listen), self.config.advertise];
+        let others = self.config.peers.iter().filter(|peer| !ours.contains(&Some(**peer)));
+        others.copied().collect()
     }
 
     fn invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
         let known = Some(self.address).filter(|address| !address.ip().is_unspecified());
         Invitations {
             tokens: Arc::clone(&self.tokens),
-            roots: self.authority.roots(),
-            trust_domain: self.authority.trust_domain().clone(),
-            control: self.config.advertise.or(known),
+            authority: self.authority.subscribe(),
+            trust_domain: self.trust_domain(),
+            control: self.config.advertise.or(known).into_iter().chain(self.others()).collect(),
             lifetime: self.config.token_lifetime,
             workloads,
         }

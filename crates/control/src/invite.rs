@@ -5,18 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_identity::{JoinBundle, Roots, Tokens};
+use leno_identity::{JoinBundle, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use tokio::sync::watch;
+
+use crate::authority::Current;
 
 /// Makes join bundles.
 #[derive(Debug)]
 pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
-    pub(crate) roots: Roots,
+    pub(crate) authority: Current,
     pub(crate) trust_domain: TrustDomain,
-    /// Where proxies find the control plane, if that is known.
-    pub(crate) control: Option<SocketAddr>,
+    /// Where proxies find control planes, as far as that is known.
+    pub(crate) control: Vec<SocketAddr>,
     /// How long a token can be used when nobody says.
     pub(crate) lifetime: Duration,
     pub(crate) workloads: watch::Receiver<Arc<Vec<Workload>>>,
@@ -36,9 +38,9 @@ impl Invitations {
         }
         Ok(JoinBundle {
             token: self.tokens.mint(workload, lifetime.unwrap_or(self.lifetime), now)?,
-            control: self.control,
+            control: self.control.clone(),
             trust_domain: self.trust_domain.clone(),
-            roots: self.roots.clone(),
+            roots: self.authority.borrow().roots(),
         })
     }
 }

@@ -6,6 +6,7 @@
 //! which sidecars are there, and `admin` answers operators. [`Control::start`] assembles.
 
 pub mod admin;
+mod authority;
 mod certify;
 mod compile;
 mod config;
@@ -18,6 +19,7 @@ mod mesh;
 mod metrics;
 mod owner;
 mod part;
+mod peers;
 mod presence;
 mod publish;
 mod report;

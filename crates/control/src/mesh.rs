@@ -23,6 +23,8 @@ pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Mesh {
     config: MeshConfig,
+    /// The edition of the authority.
+    edition: u64,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
     routes: BTreeMap<RouteName, HttpRoute>,
@@ -45,6 +47,10 @@ pub(crate) struct Mesh {
 impl Mesh {
     pub(crate) fn config(&self) -> &MeshConfig {
         &self.config
+    }
+
+    pub(crate) fn edition(&self) -> u64 {
+        self.edition
     }
 
     pub(crate) fn is_strict(&self) -> bool {
@@ -166,6 +172,13 @@ impl Mesh {
             Change::Remove(key) => self.remove(&key, &mut touched),
         }
         touched
+    }
+
+    /// Certificates are issued in this edition from now on.
+    pub(crate) fn issue_in(&mut self, edition: u64) -> Touched {
+        let everybody = self.edition != edition;
+        self.edition = edition;
+        Touched { everybody, ..Touched::default() }
     }
 
     /// The sidecar of a workload is there and listens so, or (`None`) is gone.

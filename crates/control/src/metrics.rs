@@ -1,12 +1,13 @@
 //! What the control plane counts, in the Prometheus text format 0.0.4.
 
 use std::fmt::{Display, Write};
+use std::time::Duration;
 
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
-    CONVERGENCE, OFFERED, PROXIES, PROXIES_BEHIND, RECEIVED, REFUSED, REJECTED, SENT, SERVICES,
-    WORKLOADS,
+    CONVERGENCE, DELTA_BYTES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED,
+    REJECTED, SENT, SERVICES, TOUCHED, WORKLOADS,
 };
 
 use crate::report::Report;
@@ -44,14 +45,48 @@ pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges) -> String {
     let convergence = report.audience.rounds.convergence();
     page.header(CONVERGENCE);
     let name = CONVERGENCE.name;
-    for quantile in [0.5, 0.9, 0.99, 1.0] {
-        let value = convergence.quantile(quantile).as_secs_f64();
-        page.line(&format!("{name}{{quantile=\"{quantile}\"}}"), &value);
+    for (limit, below) in convergence.cumulative(&LIMITS) {
+        page.line(&format!("{name}_bucket{{le=\"{}\"}}", limit.as_secs_f64()), &below);
     }
+    page.line(&format!("{name}_bucket{{le=\"+Inf\"}}"), &convergence.count());
     page.line(&format!("{name}_sum"), &convergence.sum().as_secs_f64());
     page.line(&format!("{name}_count"), &convergence.count());
+    one(&mut page, TOUCHED, &tally.touched);
+    one(&mut page, DELTA_BYTES, &tally.delta_bytes);
+    queues(&mut page, report);
     page.out
 }
+
+fn queues(page: &mut Page, report: &Report<'_>) {
+    page.header(QUEUES);
+    let name = QUEUES.name;
+    for (queue, depth) in [
+        ("updates", report.queues.updates),
+        ("events", report.queues.events),
+        ("questions", report.queues.questions),
+        ("signatures", report.certifier.under_way()),
+        ("due", report.audience.due()),
+        ("rounds", report.audience.rounds.open()),
+    ] {
+        page.line(&format!("{name}{{queue=\"{queue}\"}}"), &depth);
+    }
+}
+
+/// Where convergence is cut into buckets: a quiet time is 20 ms, and half a minute ends a stream.
+const LIMITS: [Duration; 12] = [
+    Duration::from_millis(5),
+    Duration::from_millis(10),
+    Duration::from_millis(25),
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_millis(2500),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+];
 
 #[derive(Default)]
 struct Page {

@@ -1,10 +1,16 @@
 //! The one task that owns the mesh: `next` waits, `apply` decides.
 
+mod answers;
+mod elsewhere;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{CertificateAnswer, Connected, ConnectionId, Event, InboundListener, Joining};
+use leno_discovery::{
+    CertificateAnswer, ChangeId, Connected, ConnectionId, Event, InboundListener, Joining,
+    Registered,
+};
 use leno_identity::Peer;
 use leno_model::{
     Change, MeshConfig, Object, ObjectKey, ServiceName, TrustDomain, Workload, WorkloadName,
@@ -14,12 +20,13 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use crate::authority::Current;
 use crate::certify::{Certifier, CertifyError, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
 use crate::mesh::{Listeners, Mesh, Touched};
+use crate::peers::Peers;
 use crate::presence::{Presence, Start};
-use crate::publish::{Audience, Contact};
-use crate::report::Report;
+use crate::publish::{Audience, Cause, Contact};
 use crate::server::{Gauges, Guests};
 use crate::status::Status;
 use crate::watch::Remarks;
@@ -38,7 +45,17 @@ pub(crate) struct Owner {
     pub(crate) guests: Arc<Guests>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) told: Told,
+    pub(crate) peers: Peers,
     pub(crate) swept: Instant,
+    pub(crate) queues: Queues,
+}
+
+/// What waits for the owner, as of its last look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Queues {
+    pub(crate) updates: usize,
+    pub(crate) events: usize,
+    pub(crate) questions: usize,
 }
 
 /// Where the owner reads from; every queue is bounded.
@@ -47,6 +64,7 @@ pub(crate) struct Inbox {
     pub(crate) updates: mpsc::Receiver<Update>,
     pub(crate) events: mpsc::Receiver<Event>,
     pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
+    pub(crate) authority: Current,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
@@ -56,6 +74,8 @@ pub(crate) struct Told {
     pub(crate) workloads: watch::Sender<Arc<Vec<Workload>>>,
     pub(crate) registered: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
+    /// Who is connected here, for other control planes; up to date while one listens.
+    pub(crate) here: watch::Sender<Arc<Registered>>,
     /// When the next telling is due: after many events at once there is one.
     pub(crate) due: Option<Instant>,
 }
@@ -64,6 +84,10 @@ pub(crate) struct Told {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
     Certificates,
+    /// What became of this change.
+    Change(ChangeId),
+    /// The newest changes.
+    Changes,
     Metrics,
     Policies,
     Proxies,
@@ -87,6 +111,8 @@ enum Input {
     Event(Event),
     Question(Question, oneshot::Sender<Answer>),
     Signed(Signed, Occasion),
+    /// Certificates are issued in this edition from now on.
+    Edition(u64),
     Clock,
     Stop,
 }
@@ -118,8 +144,9 @@ pub(crate) async fn own(mut owner: Owner, mut inbox: Inbox) {
 
 impl Owner {
     /// With the first facts, before anybody watches or connects.
-    pub(crate) fn with(mut self, first: Update, trust_domain: &TrustDomain) -> Self {
+    pub(crate) fn with(mut self, first: Update, trust_domain: &TrustDomain, edition: u64) -> Self {
         let now = Now { clock: Instant::now(), wall: SystemTime::now() };
+        self.mesh.issue_in(edition);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
             trust_domain: trust_domain.clone(),
             ..MeshConfig::default()
@@ -130,11 +157,19 @@ impl Owner {
     }
 
     async fn next(&mut self, inbox: &mut Inbox) -> Input {
+        self.queues = Queues {
+            updates: inbox.updates.len(),
+            events: inbox.events.len(),
+            questions: inbox.questions.len(),
+        };
         let wake = self.wake_at();
         tokio::select! {
             Some(update) = inbox.updates.recv() => Input::Update(update),
             Some(event) = inbox.events.recv() => Input::Event(event),
             Some((question, answer)) = inbox.questions.recv() => Input::Question(question, answer),
+            Ok(()) = inbox.authority.changed() => {
+                Input::Edition(inbox.authority.borrow_and_update().edition())
+            }
             (signed, occasion) = self.certifier.next() => Input::Signed(signed, occasion),
             () = tokio::time::sleep_until(wake) => Input::Clock,
             _ = inbox.stop.wait_for(|stop| *stop) => Input::Stop,
@@ -160,6 +195,13 @@ impl Owner {
                 drop(answer.send(self.answer(question, now)));
             }
             Input::Signed(signed, occasion) => self.signed(&signed, occasion),
+            Input::Edition(edition) => {
+                let touched = self.mesh.issue_in(edition);
+                if !touched.is_empty() {
+                    let cause = (Cause::Authority, now.clock);
+                    self.audience.notice(&touched, &self.mesh, cause, now.clock);
+                }
+            }
             Input::Clock => {}
             Input::Stop => {
                 self.farewell(now);
@@ -182,7 +224,7 @@ impl Owner {
             self.audience.reconsider(&self.mesh, self.start.settling());
         }
         if self.audience.due_at().is_some_and(|due| due <= now.clock) {
-            self.audience.publish(&self.mesh, self.start.settling());
+            self.audience.publish(&self.mesh, self.start.settling(), now.clock);
         }
         if self.swept + SWEEP_EVERY <= now.clock {
             self.swept = now.clock;
@@ -196,29 +238,49 @@ impl Owner {
 
     fn update(&mut self, update: Update, now: Now) {
         let trust_domain = self.mesh.config().trust_domain.clone();
+        let noticed = update.noticed.map_or(now.clock, Instant::from_std);
         let changes = self.remarks.take(update, &trust_domain);
         if changes.is_empty() {
             return;
         }
         let mut touched = Touched::default();
         let mut workloads = BTreeSet::new();
-        tracing::info!(changes = changes.len(), "the facts have changed");
+        let count = changes.len();
+        let mut first = None;
         for change in changes {
             let key = match &change {
                 Change::Upsert(object) => object.key(),
                 Change::Remove(key) => key.clone(),
             };
             tracing::debug!(object = %key, "changed");
+            first.get_or_insert_with(|| key.clone());
             if let ObjectKey::Workload(name) = key {
                 workloads.insert(name);
             }
             touched.merge(self.mesh.apply(change));
         }
-        self.audience.notice(&touched, &self.mesh, now.clock);
+        let cause = match first {
+            Some(key) if count > 1 => Cause::Objects(count, key),
+            Some(key) => Cause::Object(key),
+            None => return,
+        };
+        self.audience.notice(&touched, &self.mesh, (cause, noticed), now.clock);
+        tracing::info!(changes = count, id = self.audience.newest().0, "the facts have changed");
+        let any_workload = !workloads.is_empty();
+        if touched.everybody {
+            // Some of them may be revoked.
+            workloads.extend(self.audience.contacts().map(|(_, contact)| contact.workload.clone()));
+        }
         for name in &workloads {
             self.check_claim(name, now);
         }
-        if !workloads.is_empty() {
+        for name in workloads {
+            // Another control plane may have read the files before us.
+            if self.audience.of_workload(&name).is_none() && !self.presence.is_known(&name) {
+                self.adopt(&name, now);
+            }
+        }
+        if any_workload {
             let all = self.mesh.workloads().cloned().collect();
             self.told.workloads.send_replace(Arc::new(all));
         }
@@ -243,7 +305,10 @@ impl Owner {
     }
 
     fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), String> {
-        let trust_domain = &self.mesh.config().trust_domain;
+        let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
+        if revoked.contains(&peer.id.account) {
+            return Err(format!("{} is revoked: the MeshConfig says so", peer.id.account));
+        }
         let found = self.mesh.workload(workload);
         vouch(peer, workload, found, trust_domain).map_err(|error| error.to_string())
     }
@@ -256,17 +321,12 @@ impl Owner {
             }
             Event::Subscribe { connection, services } => self.subscribe(connection, services),
             Event::Unsubscribe { connection, services } => self.unsubscribe(connection, &services),
-            Event::Applied { connection, change, refused } => {
-                self.audience.tally.applied += 1;
-                if let Some(contact) = self.audience.contact(connection) {
-                    contact.applied(change, refused);
-                    if !contact.is_behind() {
-                        self.audience.rounds.settle(connection, now.clock);
-                    }
-                }
+            Event::Applied { connection, change, refused, bytes } => {
+                self.audience.applied(connection, (change, refused), bytes, now.clock);
             }
             Event::Refused { connection, refusals, .. } => {
                 self.audience.tally.refused += 1;
+                self.audience.rounds.refuse(connection);
                 if let Some(contact) = self.audience.contact(connection) {
                     for refusal in &refusals {
                         tracing::warn!(workload = %contact.workload, %refusal, "refused");
@@ -279,6 +339,16 @@ impl Owner {
             }
             Event::Join(joining) => self.join(joining, now),
             Event::Left { connection } => self.left(connection, now),
+            // Telling follows whatever happened.
+            Event::PeerArrived => {}
+            Event::Elsewhere { connection, here, gone } => {
+                self.elsewhere(connection, here, &gone, now);
+            }
+            Event::PeerLeft { connection } => {
+                for workload in self.peers.part(connection).keys() {
+                    self.succeed(workload, connection, now);
+                }
+            }
         }
     }
 
@@ -358,6 +428,8 @@ impl Owner {
     fn join(&mut self, joining: Joining, now: Now) {
         let workload = self.mesh.workload(&joining.workload);
         let account = workload.map(|workload| workload.account.clone());
+        // Told as little as any stranger.
+        let account = account.filter(|account| !self.mesh.config().revoked.contains(account));
         self.certifier.join(joining, account, now.wall);
     }
 
@@ -373,6 +445,10 @@ impl Owner {
             return;
         };
         match self.mesh.workload(&name) {
+            Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
+                let error = CertifyError::Revoked(workload.account.clone());
+                self.certifier.refuse(answer, error);
+            }
             Some(workload) => {
                 self.certifier.renew((connection, workload), csr, answer, now.wall);
             }
@@ -387,6 +463,7 @@ impl Owner {
             && let Some(contact) = self.audience.contact(connection)
         {
             contact.expires = signed.not_after;
+            contact.edition = self.mesh.edition();
         }
     }
 
@@ -395,23 +472,25 @@ impl Owner {
             return;
         };
         tracing::info!(workload = %contact.workload, %connection, "a proxy has left");
-        let until = now.clock + self.times.grace;
-        self.presence.miss(&contact.workload, connection, until);
+        self.succeed(&contact.workload, connection, now);
     }
 
     fn dismiss(&mut self, connection: ConnectionId, reason: String, now: Now) {
         if let Some(contact) = self.audience.part(connection, now.clock) {
             tracing::warn!(workload = %contact.workload, %reason, "a proxy has to go");
-            let until = now.clock + self.times.grace;
-            self.presence.miss(&contact.workload, connection, until);
+            self.succeed(&contact.workload, connection, now);
             contact.dismiss(reason);
         }
     }
 
     fn listen(&mut self, workload: &WorkloadName, listeners: Option<Listeners>, now: Now) {
+        let cause = match listeners {
+            Some(_) => Cause::Listens(workload.clone()),
+            None => Cause::Gone(workload.clone()),
+        };
         let touched = self.mesh.listen(workload, listeners);
         if !touched.is_empty() {
-            self.audience.notice(&touched, &self.mesh, now.clock);
+            self.audience.notice(&touched, &self.mesh, (cause, now.clock), now.clock);
         }
     }
 
@@ -440,70 +519,11 @@ impl Owner {
             }
         }
     }
-
-    fn tell(&mut self, now: Now) {
-        let status = Arc::new(self.report(now).status());
-        self.told.status.send_if_modified(|last| {
-            let news = !same_but_for_age(last, &status);
-            if news {
-                *last = status;
-            }
-            news
-        });
-        let registered = self.mesh.workloads().filter(|w| self.mesh.is_registered(w));
-        let registered: BTreeSet<WorkloadName> = registered.map(|w| w.name.clone()).collect();
-        self.told.registered.send_if_modified(|last| {
-            let news = **last != registered;
-            if news {
-                *last = Arc::new(registered);
-            }
-            news
-        });
-    }
-
-    fn report(&self, now: Now) -> Report<'_> {
-        Report {
-            mesh: &self.mesh,
-            audience: &self.audience,
-            presence: &self.presence,
-            start: &self.start,
-            certifier: &self.certifier,
-            remarks: &self.remarks,
-            now: now.clock,
-            wall: now.wall,
-        }
-    }
-
-    fn answer(&self, question: Question, now: Now) -> Answer {
-        let report = self.report(now);
-        let json = match question {
-            Question::Metrics => {
-                return Answer::Text(crate::metrics::expose(&report, &self.gauges));
-            }
-            Question::Certificates => serde_json::to_value(report.certificates()),
-            Question::Policies => serde_json::to_value(report.policies()),
-            Question::Proxies => serde_json::to_value(report.proxies()),
-            Question::Rejected => Ok(report.rejected()),
-            Question::Routes => serde_json::to_value(report.routes()),
-            Question::Services => serde_json::to_value(report.services()),
-            Question::Status => serde_json::to_value(report.status()),
-            Question::Workloads => serde_json::to_value(report.workloads()),
-        };
-        Answer::Json(json.unwrap_or_default())
-    }
 }
 
 fn in_order(listeners: &[InboundListener]) -> Listeners {
     let pairs = listeners.iter().map(|listener| (listener.port, listener.address));
     pairs.collect()
-}
-
-fn same_but_for_age(one: &Status, other: &Status) -> bool {
-    let mut aged = one.clone();
-    if let (Some(aged), Some(other)) = (&mut aged.change, &other.change) {
-        aged.age_ms = other.age_ms;
-    }
-    aged == *other
 }
 
 /// How often streams are checked that should have ended by themselves.

@@ -16,9 +16,11 @@ pub struct EndedUnexpectedly {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Admin,
+    Authority,
     Certificate,
     Listener,
     Owner,
+    Peers,
     Watcher,
 }
 
@@ -26,9 +28,11 @@ impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Admin => "the admin socket",
+            Self::Authority => "the watcher of the authority",
             Self::Certificate => "the renewal of the control plane's certificate",
             Self::Listener => "the listener for proxies",
             Self::Owner => "the owner of the mesh",
+            Self::Peers => "the follower of other control planes",
             Self::Watcher => "the watcher of the files",
         })
     }

@@ -1,6 +1,7 @@
 //! Who must hear of a change, and when: only those who use what changed, after a short quiet time.
 
 mod contact;
+mod journal;
 mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +13,11 @@ use tokio::time::Instant;
 use crate::compile::{Views, doubt, wanted, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
+use crate::publish::rounds::Sent;
 
 pub(crate) use contact::{Contact, Offered};
-pub(crate) use rounds::Rounds;
+pub(crate) use journal::{Cause, Journal, Noted};
+pub(crate) use rounds::{Round, Rounds};
 
 /// Every connected proxy, what it depends on, and who has still to hear of what changed.
 #[derive(Debug)]
@@ -29,6 +32,7 @@ pub(crate) struct Audience {
     pending: Option<Pending>,
     newest: ChangeId,
     pub(crate) rounds: Rounds,
+    pub(crate) journal: Journal,
     pub(crate) tally: Tally,
 }
 
@@ -54,6 +58,10 @@ pub(crate) struct Tally {
     pub(crate) applied: u64,
     /// Deltas that were refused.
     pub(crate) refused: u64,
+    /// Proxies that changes told something new, summed over rounds.
+    pub(crate) touched: u64,
+    /// Bytes of deltas that were answered.
+    pub(crate) delta_bytes: u64,
 }
 
 /// Whether sidecars that were not heard of yet may only be on their way back.
@@ -78,6 +86,7 @@ impl Audience {
             pending: None,
             newest: first,
             rounds: Rounds::default(),
+            journal: Journal::default(),
             tally: Tally::default(),
         }
     }
@@ -92,6 +101,11 @@ impl Audience {
 
     pub(crate) fn of_workload(&self, workload: &WorkloadName) -> Option<ConnectionId> {
         self.by_workload.get(workload).copied()
+    }
+
+    /// The number of the newest change or answer.
+    pub(crate) fn newest(&self) -> ChangeId {
+        self.newest
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -121,14 +135,43 @@ impl Audience {
         if let Some(pending) = &mut self.pending {
             pending.due.remove(&connection);
         }
-        self.rounds.settle(connection, now);
+        self.rounds.settle(connection, contact.unsettled_bytes, now);
         Some(contact)
     }
 
-    /// Takes note of a change: who may be concerned hears of it after the quiet time.
-    pub(crate) fn notice(&mut self, touched: &Touched, mesh: &Mesh, now: Instant) {
+    /// A proxy has applied what it was told up to `change`, but for what it refuses.
+    pub(crate) fn applied(
+        &mut self,
+        connection: ConnectionId,
+        (change, refused): (ChangeId, usize),
+        bytes: u64,
+        now: Instant,
+    ) {
+        self.tally.applied += 1;
+        self.tally.delta_bytes += bytes;
+        let Some(contact) = self.contacts.get_mut(&connection) else {
+            return;
+        };
+        contact.applied(change, refused, now);
+        contact.unsettled_bytes += bytes;
+        if !contact.is_behind() {
+            let bytes = std::mem::take(&mut contact.unsettled_bytes);
+            self.rounds.settle(connection, bytes, now);
+        }
+    }
+
+    /// Takes note of a change, where it came from and when that noticed it: who may be concerned
+    /// hears of it after the quiet time.
+    pub(crate) fn notice(
+        &mut self,
+        touched: &Touched,
+        mesh: &Mesh,
+        (cause, noticed): (Cause, Instant),
+        now: Instant,
+    ) {
         self.newest.0 += 1;
         self.tally.changes += 1;
+        self.journal.note(Noted { id: self.newest, cause, noticed, seen: now });
         self.views.doubt(touched);
         let due = self.concerned(touched, mesh);
         let pending = self.pending.get_or_insert_with(|| Pending {
@@ -152,19 +195,21 @@ impl Audience {
     }
 
     /// Sends the noticed changes to all whom they concern.
-    pub(crate) fn publish(&mut self, mesh: &Mesh, settling: Settling) {
+    pub(crate) fn publish(&mut self, mesh: &Mesh, settling: Settling, now: Instant) {
         let Some(pending) = self.pending.take() else {
             return;
         };
-        let mut waiting = BTreeSet::new();
+        let (mut waiting, concerned, mut told) = (BTreeSet::new(), pending.due.len(), 0);
         for connection in pending.due {
-            self.tell(connection, mesh, settling);
+            told += usize::from(self.tell(connection, mesh, settling) == Some(Offered::New));
             if self.contacts.get(&connection).is_some_and(Contact::is_behind) {
                 waiting.insert(connection);
             }
         }
         self.views.sweep();
-        self.rounds.begin(self.newest, pending.seen, waiting);
+        self.tally.touched += told as u64;
+        let sent = Sent { at: now, concerned, told, waiting };
+        self.rounds.begin(self.newest, pending.seen, sent);
     }
 
     /// Everybody may have to hear something else, although nothing changed.
@@ -184,13 +229,14 @@ impl Audience {
     }
 
     /// Tells one proxy what it should know, if that is not what it was told last.
-    fn tell(&mut self, connection: ConnectionId, mesh: &Mesh, settling: Settling) {
-        let Some(contact) = self.contacts.get(&connection) else {
-            return;
-        };
-        let Some(workload) = mesh.workload(&contact.workload) else {
-            return;
-        };
+    fn tell(
+        &mut self,
+        connection: ConnectionId,
+        mesh: &Mesh,
+        settling: Settling,
+    ) -> Option<Offered> {
+        let contact = self.contacts.get(&connection)?;
+        let workload = mesh.workload(&contact.workload)?;
         let wanted = wanted(workload, &contact.subscriptions);
         let world = world(mesh, workload, &wanted, &mut self.views);
         let doubt = match settling {
@@ -202,9 +248,14 @@ impl Audience {
         self.depend(connection, depends.cloned().collect());
         let change = self.newest;
         let contact = self.contacts.get_mut(&connection);
-        if contact.map(|contact| contact.offer((world, doubt), change)) == Some(Offered::New) {
-            self.tally.offered += 1;
-        }
+        let offered = contact.map(|contact| contact.offer((world, doubt), change));
+        self.tally.offered += u64::from(offered == Some(Offered::New));
+        offered
+    }
+
+    /// How many proxies are due to be told of changes that have not been sent yet.
+    pub(crate) fn due(&self) -> usize {
+        self.pending.as_ref().map_or(0, |pending| pending.due.len())
     }
 
     fn concerned(&self, touched: &Touched, mesh: &Mesh) -> BTreeSet<ConnectionId> {

@@ -1,5 +1,7 @@
 //! From the mesh and its proxies to what operators are told.
 
+mod changes;
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{HttpRoute, PortSet, Service, TargetRule, TrafficTarget, Workload};
@@ -10,6 +12,8 @@ use tokio::time::Instant;
 use crate::certify::Certifier;
 use crate::compile::{Viewer, missing, view};
 use crate::mesh::Mesh;
+use crate::owner::Queues;
+use crate::peers::Peers;
 use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Contact, Settling};
 use crate::status::{
@@ -27,6 +31,8 @@ pub(crate) struct Report<'a> {
     pub(crate) start: &'a Start,
     pub(crate) certifier: &'a Certifier,
     pub(crate) remarks: &'a Remarks,
+    pub(crate) peers: &'a Peers,
+    pub(crate) queues: Queues,
     pub(crate) now: Instant,
     pub(crate) wall: SystemTime,
 }
@@ -50,6 +56,9 @@ impl Report<'_> {
             registered: mesh.workloads().filter(|w| mesh.is_registered(w)).count(),
             services: mesh.services().len(),
             proxies: self.audience.len(),
+            authority: format!("{:016x}", mesh.edition()),
+            outdated: contacts().filter(|contact| contact.edition != mesh.edition()).count(),
+            peers: self.peers.count(),
             behind: contacts().filter(|contact| contact.is_behind()).count(),
             refusing: contacts().filter(|contact| contact.refused > 0).count(),
             settling: self.start.settling() == Settling::Yes,
@@ -156,6 +165,14 @@ impl Report<'_> {
                 admin: contact.admin.map(|address| address.to_string()),
                 subscriptions: contact.subscriptions.iter().map(ToString::to_string).collect(),
                 services: told.map_or(0, |update| update.snapshot.services.len()),
+                world_age_seconds: contact.applied_at.map(|at| self.since(at)),
+                behind_seconds: match contact.is_behind() {
+                    false => None,
+                    true => {
+                        let since = self.audience.rounds.awaited_since(connection);
+                        Some(since.map_or(0.0, |since| self.since(since)))
+                    }
+                },
                 told: told.map(|update| update.change.0),
                 applied: contact.applied.map(|change| change.0),
                 refused: contact.refused,
@@ -165,6 +182,10 @@ impl Report<'_> {
         let mut proxies: Vec<ProxyStatus> = self.audience.contacts().map(proxy).collect();
         proxies.sort_by(|one, other| one.workload.cmp(&other.workload));
         proxies
+    }
+
+    fn since(&self, at: Instant) -> f64 {
+        self.now.duration_since(at).as_secs_f64()
     }
 
     pub(crate) fn routes(&self) -> Vec<RouteStatus> {

@@ -8,9 +8,12 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{ALPN, ConnectionId, Event, JOIN_ALPN, ServeError, serve, serve_join};
-use leno_identity::{Peer, VerifyError, peer, reason_of};
-use leno_model::{Reason, Side};
+use leno_discovery::{
+    ALPN, ConnectionId, Event, JOIN_ALPN, PEER_ALPN, Registered, ServeError, serve, serve_join,
+    serve_peer,
+};
+use leno_identity::{Peer, VerifyError, control_id, peer, reason_of};
+use leno_model::{Reason, Side, TrustDomain};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -33,6 +36,9 @@ pub(crate) struct Server {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) guests: Arc<Guests>,
     pub(crate) gauges: Arc<Gauges>,
+    /// Who is connected here, for other control planes.
+    pub(crate) registered: watch::Sender<Arc<Registered>>,
+    pub(crate) trust_domain: TrustDomain,
 }
 
 /// Accepts until told to stop; then waits for the connections, which the owner of the mesh ends.
@@ -92,7 +98,7 @@ async fn serve_one(
     let handshake = shake_hands(tcp, &mut stranger, server);
     let stream = timeout(server.limits.handshake, handshake).await;
     let stream = stream.map_err(|_| ConnectionError::Late)??;
-    let purpose = purpose(&stream, SystemTime::now())?;
+    let purpose = purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = Counted::new(stream, Arc::clone(&server.gauges));
     let events = server.events.clone();
     match purpose {
@@ -100,6 +106,13 @@ async fn serve_one(
             let joined = Box::pin(serve_join(stream, events)).await;
             drop(stranger);
             Ok(joined?)
+        }
+        Purpose::Peer => {
+            drop(stranger);
+            let here = server.registered.subscribe();
+            // Whoever owns the mesh tells of everybody only when somebody listens.
+            events.send(Event::PeerArrived).await.map_err(|_| ServeError::Stopped)?;
+            Ok(Box::pin(serve_peer(stream, here)).await?)
         }
         Purpose::Follow(peer) => {
             drop(stranger);
@@ -126,16 +139,29 @@ async fn shake_hands(
 /// What a connection is for.
 enum Purpose {
     Join,
+    /// Another control plane of the mesh.
+    Peer,
     Follow(Peer),
 }
 
-fn purpose(stream: &TlsStream<TcpStream>, now: SystemTime) -> Result<Purpose, ConnectionError> {
+fn purpose(
+    stream: &TlsStream<TcpStream>,
+    trust_domain: &TrustDomain,
+    now: SystemTime,
+) -> Result<Purpose, ConnectionError> {
     let (_, session) = stream.get_ref();
     match session.alpn_protocol() {
         Some(JOIN_ALPN) => Ok(Purpose::Join),
         Some(ALPN) => {
             let peer = peer(session.peer_certificates(), now)?;
             peer.map(Purpose::Follow).ok_or(ConnectionError::Anonymous)
+        }
+        Some(PEER_ALPN) => {
+            let peer = peer(session.peer_certificates(), now)?.ok_or(ConnectionError::Anonymous)?;
+            match peer.id == control_id(trust_domain) {
+                true => Ok(Purpose::Peer),
+                false => Err(ConnectionError::NoPeer),
+            }
         }
         _ => Err(ConnectionError::Protocol),
     }
@@ -188,6 +214,8 @@ enum ConnectionError {
     Protocol,
     #[error("the peer showed no certificate")]
     Anonymous,
+    #[error("the peer is not a control plane of this mesh")]
+    NoPeer,
     #[error(transparent)]
     Certificate(#[from] VerifyError),
     #[error(transparent)]
@@ -199,7 +227,7 @@ impl ConnectionError {
         match self {
             Self::Handshake(error) => reason_of(error, Side::Downstream),
             Self::Crowd | Self::Late | Self::Protocol => Reason::HandshakeFailed,
-            Self::Anonymous => Reason::UntrustedPeer,
+            Self::Anonymous | Self::NoPeer => Reason::UntrustedPeer,
             Self::Certificate(VerifyError::Expired) => Reason::ExpiredPeer,
             Self::Certificate(_) => Reason::UntrustedPeer,
             Self::Socket(_) | Self::Stream(ServeError::Io(_)) => Reason::DownstreamClosed,

@@ -3,33 +3,48 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{ALPN, JOIN_ALPN};
+use leno_discovery::{ALPN, JOIN_ALPN, PEER_ALPN};
 use leno_identity::{
     Authority, AuthorityError, CertificateRequest, Credential, CredentialError, PrivateKey,
-    RequestError, Subject, TlsError, control_id, join_server_config,
+    RequestError, Subject, TlsError, client_config, control_id, join_server_config,
 };
-use rustls::ServerConfig;
+use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::watch;
+
+use crate::authority::Current;
 
 /// What the listener shows to proxies, and the means to make the next one.
 #[derive(Debug)]
 pub(crate) struct Serving {
-    authority: Arc<Authority>,
+    authority: Current,
     lifetime: Duration,
     credential: Credential,
     configs: watch::Sender<Arc<ServerConfig>>,
+    /// For connections to other control planes.
+    dialing: watch::Sender<Arc<ClientConfig>>,
 }
 
 impl Serving {
     /// A first credential. Its key is never on disk: it is as short-lived as this program.
     pub(crate) fn new(
-        authority: Arc<Authority>,
+        authority: Current,
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<Self, ServingError> {
-        let credential = issue(&authority, lifetime, now)?;
-        let config = join_server_config(&credential, &[ALPN, JOIN_ALPN])?;
-        Ok(Self { authority, lifetime, credential, configs: watch::Sender::new(config) })
+        let credential = issue(&authority.borrow(), lifetime, now)?;
+        let (accepting, dialing) = configs(&credential)?;
+        Ok(Self {
+            authority,
+            lifetime,
+            credential,
+            configs: watch::Sender::new(accepting),
+            dialing: watch::Sender::new(dialing),
+        })
+    }
+
+    /// The configuration for new connections to other control planes.
+    pub(crate) fn dialing(&self) -> watch::Receiver<Arc<ClientConfig>> {
+        self.dialing.subscribe()
     }
 
     /// The configuration for new connections; those that are open keep theirs.
@@ -40,28 +55,32 @@ impl Serving {
     /// Renews the credential at half of its life, for as long as somebody listens.
     pub(crate) async fn keep_fresh(mut self) {
         let mut wait = self.wait(SystemTime::now());
+        let mut authority = self.authority.clone();
         loop {
-            tokio::select! {
+            let changed = tokio::select! {
                 () = self.configs.closed() => return,
-                () = tokio::time::sleep(wait) => {}
-            }
+                // It is swapped for as long as this program lives, or never.
+                Ok(()) = authority.changed() => true,
+                () = tokio::time::sleep(wait) => false,
+            };
             let now = SystemTime::now();
             wait = match self.wait(now) {
-                Duration::ZERO => self.renew(now),
-                later => later,
+                later if !changed && !later.is_zero() => later,
+                _ => self.renew(now),
             };
         }
     }
 
     fn renew(&mut self, now: SystemTime) -> Duration {
-        let renewed = issue(&self.authority, self.lifetime, now).and_then(|credential| {
-            let config = join_server_config(&credential, &[ALPN, JOIN_ALPN])?;
-            Ok((credential, config))
+        let renewed = issue(&self.authority.borrow(), self.lifetime, now).and_then(|credential| {
+            let configs = configs(&credential)?;
+            Ok((credential, configs))
         });
         match renewed {
-            Ok((credential, config)) => {
+            Ok((credential, (accepting, dialing))) => {
                 self.credential = credential;
-                self.configs.send_replace(config);
+                self.configs.send_replace(accepting);
+                self.dialing.send_replace(dialing);
                 self.wait(now).max(RETRY)
             }
             Err(error) => {
@@ -93,6 +112,15 @@ pub enum ServingError {
     /// TLS cannot be configured with it.
     #[error(transparent)]
     Tls(#[from] TlsError),
+}
+
+/// What the listener shows, and what other control planes are shown.
+fn configs(
+    credential: &Credential,
+) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), ServingError> {
+    let accepting = join_server_config(credential, &[ALPN, JOIN_ALPN, PEER_ALPN])?;
+    let dialing = client_config(credential, credential.id(), &[PEER_ALPN])?;
+    Ok((accepting, dialing))
 }
 
 fn issue(
@@ -130,7 +158,10 @@ mod tests {
         let now = SystemTime::now();
         let authority = Authority::open_or_create(data.path(), &domain, now).unwrap();
         let lifetime = Duration::from_secs(3600);
-        let mut serving = Serving::new(Arc::new(authority), lifetime, now).unwrap();
+        let mut serving = {
+            let authority = watch::Sender::new(Arc::new(authority)).subscribe();
+            Serving::new(authority, lifetime, now).unwrap()
+        };
         let configs = serving.configs();
         assert_eq!(serving.wait(now), LOOK_EVERY);
         let half = now + lifetime / 2 + Duration::from_secs(10);

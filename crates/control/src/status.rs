@@ -19,6 +19,17 @@ pub struct Status {
     pub services: usize,
     /// How many proxies are connected.
     pub proxies: usize,
+    /// The edition in which certificates are issued now, in hexadecimal: another signer or other
+    /// roots make another.
+    #[serde(default)]
+    pub authority: String,
+    /// How many of them have a certificate of another signer, or trust other roots, than would be
+    /// issued now: they renew soon.
+    #[serde(default)]
+    pub outdated: usize,
+    /// How many other control planes have told of theirs.
+    #[serde(default)]
+    pub peers: usize,
     /// How many of them have not yet applied all they were told.
     pub behind: usize,
     /// How many of them refuse something.
@@ -173,6 +184,10 @@ pub struct ProxyStatus {
     pub subscriptions: Vec<String>,
     /// How many services it was told of.
     pub services: usize,
+    /// How long ago it last applied something; absent when it has not yet.
+    pub world_age_seconds: Option<f64>,
+    /// For how long it has not applied what it was told; absent when it has.
+    pub behind_seconds: Option<f64>,
     /// The newest change it was told of.
     pub told: Option<u64>,
     /// The newest change it has applied.
@@ -181,6 +196,14 @@ pub struct ProxyStatus {
     pub refused: usize,
     /// Its last refusals.
     pub refusals: Vec<String>,
+}
+
+impl ProxyStatus {
+    /// Whether it has not applied all it was told, or refuses something.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.refused > 0 || self.applied < self.told
+    }
 }
 
 /// A route.
@@ -213,4 +236,37 @@ pub struct PolicyStatus {
     pub in_force: bool,
     /// What it refers to and is not there; that part allows nothing.
     pub problems: Vec<String>,
+}
+
+/// A change, followed from where it came from to the last proxy that applied it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChangeReport {
+    /// Its number.
+    pub id: u64,
+    /// What it was, in words.
+    pub cause: String,
+    /// How long ago its source noticed it.
+    pub age_ms: f64,
+    /// From there until the control plane took it in.
+    pub seen_after_ms: f64,
+    /// From there until it was sent; absent while it waits for the quiet time.
+    pub sent_after_ms: Option<f64>,
+    /// From there until the last proxy that it concerns applied it; absent while one has not.
+    pub applied_after_ms: Option<f64>,
+    /// How many changes were sent with it, itself included.
+    pub together: usize,
+    /// How many proxies it may have concerned.
+    pub concerned: usize,
+    /// How many of them were told something new.
+    pub told: usize,
+    /// How many of those have applied it, or are gone.
+    pub applied: usize,
+    /// How many refusals there were.
+    pub refused: u64,
+    /// How many bytes those were sent that have applied it.
+    pub bytes: u64,
+    /// The workloads whose sidecars have not applied it; the first ones when there are many.
+    pub waiting: Vec<String>,
+    /// Whether what became of it is forgotten by now.
+    pub forgotten: bool,
 }

@@ -49,6 +49,8 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         version: hello.version.clone(),
         services: hello.services.iter().map(ToString::to_string).collect(),
         held: held.collect(),
+        session: hello.session,
+        edition: hello.edition,
     }
 }
 
@@ -67,13 +69,15 @@ pub(crate) fn hello_from_wire(
         pid: wire.pid,
         version: wire.version,
         services: services_from_wire(&wire.services)?,
+        session: wire.session,
+        edition: wire.edition,
     };
     let held = wire.held.into_iter();
     let held = held.map(|held| Ok((key_from_wire(held.key)?, Version(held.version))));
     Ok((hello, held.collect::<Result<_, _>>()?))
 }
 
-fn listener_to_wire(listener: &InboundListener) -> proto::Listener {
+pub(crate) fn listener_to_wire(listener: &InboundListener) -> proto::Listener {
     proto::Listener {
         port: listener.port.into(),
         address: Some(socket_address_to_wire(listener.address)),

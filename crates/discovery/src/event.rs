@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use crate::doubt::Doubt;
 use crate::key::ChangeId;
 use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal, Update};
+use crate::peer::Registered;
 
 /// Something that happened on a connection.
 #[derive(Debug)]
@@ -47,6 +48,8 @@ pub enum Event {
         change: ChangeId,
         /// How many resources are held back because it refused them.
         refused: usize,
+        /// How many bytes of deltas it was sent since it last said so.
+        bytes: u64,
     },
     /// It refused resources; the versions it had before keep serving.
     Refused {
@@ -66,6 +69,22 @@ pub enum Event {
     },
     /// Somebody without a certificate wants its first one. Belongs to no connection.
     Join(Joining),
+    /// Another control plane tells who is connected to it. Belongs to no proxy's connection.
+    Elsewhere {
+        /// The stream to that control plane.
+        connection: ConnectionId,
+        /// These are, from now on or at other addresses.
+        here: Registered,
+        /// These are not any more.
+        gone: Vec<WorkloadName>,
+    },
+    /// Another control plane wants to hear who is connected here.
+    PeerArrived,
+    /// The stream to another control plane ended.
+    PeerLeft {
+        /// Which.
+        connection: ConnectionId,
+    },
     /// The connection ended. Always its last event, unless its task was aborted: then only
     /// [`watch::Sender::is_closed`] tells.
     Left {

@@ -91,6 +91,8 @@ pub(crate) fn plan() -> WorkloadPlan {
             http: vec![RequestMatch::default()],
             tcp: PortSet::Only(vec![9080]),
         }]),
+        revoked: Default::default(),
+        edition: 0,
     }
 }
 
@@ -105,6 +107,8 @@ pub(crate) fn hello() -> Hello {
         pid: 7,
         version: "0.1.0".into(),
         services: vec![named("reviews")],
+        session: 1,
+        edition: 0,
     }
 }
 

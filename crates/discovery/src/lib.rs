@@ -19,6 +19,7 @@ mod holdings;
 pub mod join;
 pub mod key;
 pub mod message;
+pub mod peer;
 #[rustfmt::skip]
 mod proto;
 pub mod publisher;
@@ -38,6 +39,7 @@ pub use key::{ChangeId, ResourceKey, Version};
 pub use message::{
     CertificateAnswer, Delta, Hello, InboundListener, IssuedBytes, Refusal, Update, Upsert,
 };
+pub use peer::{Registered, Registration, follow_peer, serve_peer};
 pub use publisher::{Acked, Publisher};
 pub use resource::InvalidResource;
 pub use server::{ServeError, serve};
@@ -49,6 +51,9 @@ pub const ALPN: &[u8] = b"leno-discovery/1";
 
 /// The protocol of a join: the client has no certificate yet.
 pub const JOIN_ALPN: &[u8] = b"leno-join/1";
+
+/// The protocol between control planes of one mesh.
+pub const PEER_ALPN: &[u8] = b"leno-peer/1";
 
 /// How many services one proxy may be subscribed to: a proxy asks for no more, and the control plane
 /// remembers no more of what it asks for. With names of ordinary length all of them fit into the

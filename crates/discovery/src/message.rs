@@ -25,6 +25,10 @@ pub struct Hello {
     pub version: String,
     /// The services that it is subscribed to as the stream begins.
     pub services: Vec<ServiceName>,
+    /// Rises with each stream of this workload; 0 when it does not say.
+    pub session: u64,
+    /// Which signer and which roots its certificate is of; 0 when it does not say.
+    pub edition: u64,
 }
 
 /// Where one application port is reached through mutual TLS.

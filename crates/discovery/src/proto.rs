@@ -74,6 +74,10 @@ pub struct Hello {
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "8")]
     pub held: ::prost::alloc::vec::Vec<Held>,
+    #[prost(uint64, tag = "20")]
+    pub session: u64,
+    #[prost(fixed64, tag = "21")]
+    pub edition: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Held {
@@ -233,6 +237,37 @@ pub mod join_reply {
         Error(::prost::alloc::string::String),
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ToPeer {
+    #[prost(oneof = "to_peer::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<to_peer::Message>,
+}
+/// Nested message and enum types in `ToPeer`.
+pub mod to_peer {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Registrations(super::Registrations),
+        #[prost(message, tag = "2")]
+        Ping(super::Ping),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Registrations {
+    #[prost(message, repeated, tag = "1")]
+    pub here: ::prost::alloc::vec::Vec<Registration>,
+    #[prost(string, repeated, tag = "2")]
+    pub gone: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Registration {
+    #[prost(string, tag = "1")]
+    pub workload: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub listeners: ::prost::alloc::vec::Vec<Listener>,
+    #[prost(uint64, tag = "3")]
+    pub session: u64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SocketAddress {
     #[prost(bytes = "vec", tag = "1")]
@@ -262,6 +297,10 @@ pub struct Plan {
     pub doors: ::prost::alloc::vec::Vec<Door>,
     #[prost(message, optional, tag = "8")]
     pub access: ::core::option::Option<Access>,
+    #[prost(string, repeated, tag = "40")]
+    pub revoked: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(fixed64, tag = "41")]
+    pub edition: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ApplicationPort {

@@ -1,5 +1,8 @@
 //! The built-in authority: one root key on disk, short certificates for members.
 
+mod issuer;
+mod rotation;
+
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -15,7 +18,7 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 
-use crate::credential::{CLOCK_SKEW, Issued};
+use crate::credential::{CLOCK_SKEW, CredentialError, Issued, edition};
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
@@ -23,6 +26,9 @@ use crate::request::CertificateRequest;
 use crate::roots::{Roots, RootsError};
 use crate::tls::control_id;
 use crate::verify::{instant, sole_uri};
+
+pub use issuer::AuthoritySource;
+pub use rotation::{Rotation, RotationStage};
 
 /// Signs certificates for the members of one trust domain, and for nobody else.
 ///
@@ -32,6 +38,10 @@ use crate::verify::{instant, sole_uri};
 pub struct Authority {
     trust_domain: TrustDomain,
     issuer: Issuer<'static, KeyPair>,
+    /// The certificate of its key.
+    signer: CertificateDer<'static>,
+    /// What leads from the signer to a root, the signer first; empty when it is a root itself.
+    chain: Vec<CertificateDer<'static>>,
     roots: Roots,
     not_after: SystemTime,
 }
@@ -95,7 +105,7 @@ impl Authority {
         parameters.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         Ok(Issued {
-            chain: vec![self.certify(&parameters, request)?],
+            chain: [self.certify(&parameters, request)?].into_iter().chain(self.chain()).collect(),
             roots: self.roots.clone(),
             not_before,
             not_after,
@@ -106,6 +116,13 @@ impl Authority {
     #[must_use]
     pub fn roots(&self) -> Roots {
         self.roots.clone()
+    }
+
+    /// Tells certificates that this authority would sign again just so from those of another
+    /// signer, or with other roots.
+    #[must_use]
+    pub fn edition(&self) -> u64 {
+        edition(self.issuer.key().public_key_raw(), &self.roots)
     }
 
     /// Whose members it vouches for.
@@ -122,6 +139,10 @@ impl Authority {
         let certificate =
             parameters.signed_by(key, &self.issuer).map_err(AuthorityError::Encoding)?;
         Ok(certificate.der().clone())
+    }
+
+    fn chain(&self) -> impl Iterator<Item = CertificateDer<'static>> {
+        self.chain.iter().cloned()
     }
 
     fn from_parts(
@@ -148,6 +169,8 @@ impl Authority {
         Ok(Self {
             trust_domain: trust_domain.clone(),
             issuer: issuer.map_err(AuthorityError::Encoding)?,
+            signer: der,
+            chain: Vec::new(),
             roots,
             not_after,
         })
@@ -176,6 +199,13 @@ impl Authority {
             return Err(AuthorityError::Lifetime(lifetime));
         }
         Ok(())
+    }
+}
+
+/// Whether it signs and is trusted in the same way.
+impl PartialEq for Authority {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.signer, &self.chain, &self.roots) == (&other.signer, &other.chain, &other.roots)
     }
 }
 
@@ -254,6 +284,30 @@ pub enum AuthorityError {
     /// Too short or too long.
     #[error("a certificate cannot live {0:?}: use 1 s to 90 days")]
     Lifetime(Duration),
+    /// An intermediate authority is made by somebody else.
+    #[error(
+        "`{file}` is not there: a directory for --issuer holds `tls.key`, `tls.crt` and `ca.crt`, \
+         as cert-manager writes them"
+    )]
+    IssuerMissing {
+        /// Which file.
+        file: &'static str,
+    },
+    /// Its certificate is another key's, or not one that may sign.
+    #[error(
+        "`tls.crt` does not begin with the certificate of `tls.key`, one that may sign \
+         certificates, followed by at most two that lead to `ca.crt`"
+    )]
+    Issuer,
+    /// What it signs would be refused by everybody.
+    #[error(
+        "what `tls.key` signs does not lead to the roots in `ca.crt`, or may not name members: have \
+         it issued as an authority without constraints on names"
+    )]
+    IssuerUseless(#[source] Box<CredentialError>),
+    /// A root that is to be replaced is not at that stage.
+    #[error("{0}")]
+    Stage(&'static str),
     /// The machine's clock is off by decades.
     #[error("the clock of this machine is not usable: set it")]
     Clock,

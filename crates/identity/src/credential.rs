@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use aws_lc_rs::digest;
 use leno_model::{SpiffeId, WorkloadName};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::pem::{self, PemObject};
@@ -51,6 +52,7 @@ pub struct Credential {
     resolver: Arc<SingleCertAndKey>,
     roots: Roots,
     leaf: Leaf,
+    edition: u64,
 }
 
 impl Credential {
@@ -67,6 +69,7 @@ impl Credential {
             return Err(CredentialError::LongChain);
         }
         verify_chain(&chain, &roots, leaf.not_before).map_err(CredentialError::Chain)?;
+        let edition = edition_of(&chain, &roots, leaf.not_before);
         let certified = CertifiedKey::from_der(chain, key.to_der(), &provider())
             .map_err(CredentialError::Key)?;
         let certified = Arc::new(certified);
@@ -76,6 +79,7 @@ impl Credential {
             certified,
             roots,
             leaf,
+            edition,
         })
     }
 
@@ -103,6 +107,13 @@ impl Credential {
         &self.roots
     }
 
+    /// Tells it from certificates of another signer, or with other roots to trust; the same number
+    /// as [`crate::Authority::edition`] of whoever would issue it just so.
+    #[must_use]
+    pub fn edition(&self) -> u64 {
+        self.edition
+    }
+
     /// When it begins to be valid.
     #[must_use]
     pub fn not_before(&self) -> SystemTime {
@@ -115,15 +126,16 @@ impl Credential {
         self.leaf.peer.not_after
     }
 
-    /// When to ask for the next one: half of its life, up to a tenth of that earlier or later by
-    /// `draw`, so that a mesh which started at once does not renew at once.
+    /// When to ask for the next one: half of its life, up to a fifth of that earlier by `draw`, so
+    /// that a mesh which started at once does not renew at once, and never later: an outage of half
+    /// a life is survived.
     #[must_use]
     pub fn renew_at(&self, draw: u64) -> SystemTime {
         let issued = (self.not_before() + CLOCK_SKEW).min(self.not_after());
         let life = self.not_after().duration_since(issued).unwrap_or_default();
         let half = life / 2;
         let chance = f64::from((draw >> 32) as u32) / f64::from(u32::MAX);
-        issued + half.mul_f64(0.9 + 0.2 * chance)
+        issued + half.mul_f64(0.8 + 0.2 * chance)
     }
 
     /// Whether peers refuse it by now.
@@ -220,6 +232,31 @@ pub enum CredentialError {
 }
 
 /// As a peer will, at the first moment at which it can.
+/// The edition of a chain that leads to one of these roots.
+fn edition_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) -> u64 {
+    let all = roots.certificates();
+    let leads = |root: &&CertificateDer<'static>| {
+        let root = Roots::new(vec![(*root).clone()]);
+        all.len() == 1 || root.is_ok_and(|root| verify_chain(chain, &root, at).is_ok())
+    };
+    let signer = chain.get(1).or_else(|| all.iter().find(leads));
+    let signer = signer.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
+    let key = signer.map(|(_, signer)| signer.public_key().subject_public_key.data.to_vec());
+    edition(&key.unwrap_or_default(), roots)
+}
+
+/// A number for a signer's public key and the roots that are trusted with it; never 0.
+pub(crate) fn edition(signer: &[u8], roots: &Roots) -> u64 {
+    let mut all = digest::Context::new(&digest::SHA256);
+    all.update(signer);
+    for root in roots.certificates() {
+        all.update(root);
+    }
+    let print = all.finish();
+    let first = print.as_ref().first_chunk::<8>().copied().unwrap_or_default();
+    u64::from_be_bytes(first).max(1)
+}
+
 fn verify_chain(
     chain: &[CertificateDer<'static>],
     roots: &Roots,

@@ -15,8 +15,8 @@ use crate::roots::{Roots, RootsError};
 pub struct JoinBundle {
     /// The one-time token.
     pub token: String,
-    /// Where the control plane listens, when its maker knew.
-    pub control: Option<SocketAddr>,
+    /// Where control planes listen, as far as its maker knew: any of them will do.
+    pub control: Vec<SocketAddr>,
     /// The trust domain, hence who the control plane must prove to be.
     pub trust_domain: TrustDomain,
     /// The roots to verify it by, before the token is shown to it.
@@ -29,7 +29,7 @@ impl JoinBundle {
     pub fn render(&self) -> String {
         let mut text = format!("{MAGIC}\n# Secret, and good for one use.\n");
         text.push_str(&format!("{TOKEN}: {}\n", self.token));
-        if let Some(control) = self.control {
+        for control in &self.control {
             text.push_str(&format!("{CONTROL}: {control}\n"));
         }
         text.push_str(&format!("{TRUST_DOMAIN}: {}\n", self.trust_domain));
@@ -110,8 +110,8 @@ pub enum JoinBundleError {
     Magic,
     /// A line that is no field, or is there twice.
     #[error(
-        "line {line} of the token file: expected `{TOKEN}`, `{CONTROL}` or `{TRUST_DOMAIN}`, each \
-         once, then a colon and a value"
+        "line {line} of the token file: expected `{TOKEN}` or `{TRUST_DOMAIN}`, each once, or \
+         `{CONTROL}`, at most {CONTROLS_MAX} times, then a colon and a value"
     )]
     Line {
         /// Counted from 1.
@@ -149,7 +149,7 @@ pub enum JoinBundleError {
 #[derive(Default)]
 struct Fields {
     token: Option<String>,
-    control: Option<SocketAddr>,
+    control: Vec<SocketAddr>,
     trust_domain: Option<TrustDomain>,
 }
 
@@ -167,10 +167,10 @@ impl Fields {
             TOKEN if self.token.is_none() && !value.is_empty() => {
                 self.token = Some(value.to_owned());
             }
-            CONTROL if self.control.is_none() => {
+            CONTROL if self.control.len() < CONTROLS_MAX => {
                 let address = value.parse();
-                self.control =
-                    Some(address.map_err(|cause| JoinBundleError::Control { line, cause })?);
+                let address = address.map_err(|cause| JoinBundleError::Control { line, cause })?;
+                self.control.push(address);
             }
             TRUST_DOMAIN if self.trust_domain.is_none() => {
                 let name = TrustDomain::new(value);
@@ -188,6 +188,9 @@ const TOKEN: &str = "token";
 const CONTROL: &str = "control";
 const TRUST_DOMAIN: &str = "trust-domain";
 
+/// Control planes that a bundle names; a proxy needs one that is there.
+const CONTROLS_MAX: usize = 16;
+
 /// Room for sixteen roots and a few lines.
 const BUNDLE_BYTES_MAX: usize = 64 * 1024;
 
@@ -196,10 +199,10 @@ mod tests {
     use super::*;
     use crate::testing::World;
 
-    fn bundle(control: Option<&str>) -> JoinBundle {
+    fn bundle(control: &[&str]) -> JoinBundle {
         JoinBundle {
             token: "leno-join-00".to_owned(),
-            control: control.map(|text| text.parse().unwrap()),
+            control: control.iter().map(|text| text.parse().unwrap()).collect(),
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
             roots: World::new("cluster.local").authority.roots(),
         }
@@ -207,7 +210,9 @@ mod tests {
 
     #[test]
     fn reads_back_what_it_renders() {
-        for control in [None, Some("127.0.0.1:15012"), Some("[::1]:15012")] {
+        for control in
+            [&[][..], &["127.0.0.1:15012"], &["[::1]:15012", "192.0.2.1:1", "192.0.2.2:1"]]
+        {
             let bundle = bundle(control);
             assert_eq!(JoinBundle::parse(&bundle.render()).unwrap(), bundle);
             let windows = bundle.render().replace('\n', "\r\n");
@@ -219,7 +224,7 @@ mod tests {
     fn is_saved_for_its_owner_and_never_prints_its_token() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let bundle = bundle(None);
+        let bundle = bundle(&[]);
         bundle.save(&path).unwrap();
         assert_eq!(JoinBundle::load(&path).unwrap(), bundle);
         assert!(disk::read(&path, Readers::Owner).is_ok());
@@ -230,7 +235,7 @@ mod tests {
 
     #[test]
     fn names_what_is_wrong() {
-        let good = bundle(Some("127.0.0.1:15012")).render();
+        let good = bundle(&["127.0.0.1:15012"]).render();
         for (from, to, expected) in [
             (MAGIC, "something else", "first line"),
             ("token: leno", "tokn: leno", "line 3"),

@@ -25,7 +25,10 @@ mod token;
 mod verifier;
 mod verify;
 
-pub use authority::{Authority, AuthorityError, LEAF_LIFETIME, LEAF_LIFETIME_MAX, Subject};
+pub use authority::{
+    Authority, AuthorityError, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX, Rotation,
+    RotationStage, Subject,
+};
 pub use credential::{Credential, CredentialError, Issued};
 pub use join::{JoinBundle, JoinBundleError};
 pub use key::PrivateKey;

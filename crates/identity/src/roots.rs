@@ -121,7 +121,7 @@ pub enum RootsError {
 }
 
 /// RFC 5280 §4.2.1.9 and §4.2.1.3: an authority, and for this purpose.
-fn may_sign_certificates(der: &CertificateDer<'_>) -> bool {
+pub(crate) fn may_sign_certificates(der: &CertificateDer<'_>) -> bool {
     let Ok((rest, certificate)) = x509_parser::parse_x509_certificate(der) else {
         return false;
     };

@@ -41,12 +41,7 @@ impl World {
         lifetime: Duration,
         now: SystemTime,
     ) -> Credential {
-        let key = PrivateKey::generate();
-        let request = CertificateRequest::from_der(&key.request()).unwrap();
-        let workload = workload_name(&format!("{}-1", id.account.name));
-        let subject = Subject { id, workload: Some(&workload) };
-        let issued = self.authority.sign(&request, subject, lifetime, now);
-        Credential::new(key, issued.unwrap()).unwrap()
+        member_of(&self.authority, id, lifetime, now)
     }
 
     /// A certificate for ratings that the real authority signs, although it would not make it.
@@ -68,6 +63,21 @@ impl World {
         let certificate = self.authority.certify(&parameters, key.pair()).unwrap();
         (vec![certificate], key)
     }
+}
+
+/// For workload `<account>-1`.
+pub(crate) fn member_of(
+    authority: &Authority,
+    id: &SpiffeId,
+    lifetime: Duration,
+    now: SystemTime,
+) -> Credential {
+    let key = PrivateKey::generate();
+    let request = CertificateRequest::from_der(&key.request()).unwrap();
+    let workload = workload_name(&format!("{}-1", id.account.name));
+    let subject = Subject { id, workload: Some(&workload) };
+    let issued = authority.sign(&request, subject, lifetime, now);
+    Credential::new(key, issued.unwrap()).unwrap()
 }
 
 pub(crate) fn now() -> SystemTime {

@@ -1,6 +1,8 @@
 //! Settings of the whole mesh.
 
-use crate::identity::TrustDomain;
+use std::collections::BTreeSet;
+
+use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
 
 /// Settings of the whole mesh; there is one.
@@ -10,13 +12,19 @@ pub struct MeshConfig {
     pub trust_domain: TrustDomain,
     /// Whether policies decide or every member is let in.
     pub mode: TrafficMode,
+    /// Accounts that are no members any more, whatever certificates they still hold.
+    pub revoked: BTreeSet<ServiceAccount>,
 }
 
 impl Default for MeshConfig {
     /// `cluster.local`, permissive: what a mesh without a `MeshConfig` document has.
     fn default() -> Self {
         let domain = Name::new("cluster.local").expect("a literal DNS name is valid");
-        Self { trust_domain: TrustDomain(domain), mode: TrafficMode::Permissive }
+        Self {
+            trust_domain: TrustDomain(domain),
+            mode: TrafficMode::Permissive,
+            revoked: BTreeSet::new(),
+        }
     }
 }
 

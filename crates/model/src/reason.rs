@@ -175,6 +175,9 @@ reasons! {
     /// The request timeout of the route passed.
     RequestTimeout "request-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.request`.";
+    /// The peer's account is revoked, whatever its certificate says.
+    RevokedPeer "revoked-peer" 403 Downstream Never
+        "Take the account out of `spec.revoked` of the MeshConfig, if it is to be a member again.";
 }
 
 #[cfg(test)]

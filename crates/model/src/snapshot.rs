@@ -1,6 +1,6 @@
 //! The snapshot: all that one workload's sidecar knows, one version of the world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -40,6 +40,10 @@ pub struct WorkloadPlan {
     pub doors: Vec<Door>,
     /// Who may come in.
     pub access: Access,
+    /// Accounts that may not, whatever their certificates and the rules say.
+    pub revoked: BTreeSet<ServiceAccount>,
+    /// The edition that certificates are issued in now; 0 when none is to be renewed for that.
+    pub edition: u64,
 }
 
 /// A service as one client sees it.

@@ -27,6 +27,8 @@ pub struct Config {
     pub cores: usize,
     /// One JSON line per request on standard output.
     pub access_log: AccessLog,
+    /// What it does when its certificate expires, since no control plane renewed it in time.
+    pub on_expiry: OnExpiry,
     /// Limits and times.
     pub limits: Limits,
 }
@@ -79,6 +81,15 @@ pub const INBOUND_PORT: u16 = 15_003;
 pub const MARK: u32 = 0x1e90;
 /// Where resolvers ask (RFC 1035 §4.2).
 const DNS_PORT: u16 = 53;
+
+/// What a sidecar does when its certificate expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnExpiry {
+    /// It goes on with what needs no certificate; peers refuse its new connections.
+    Continue,
+    /// It drains and ends with an error, so that whoever supervises it notices.
+    Fail,
+}
 
 /// Whether requests are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +170,7 @@ impl Config {
             admin: SocketAddr::new(loopback, 0),
             cores: 1,
             access_log: AccessLog::Off,
+            on_expiry: OnExpiry::Continue,
             limits: Limits::default(),
         }
     }

@@ -82,6 +82,32 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     session.expires = Some(expires);
+    let account = session.identity.as_ref().map(|id| id.account.clone());
+    let cut = io.clone();
+    let mut served = std::pin::pin!(serve_inbound(session, (port, expires), io, alpn));
+    let revoked = async {
+        match &account {
+            Some(account) => worker.world.revoked(account).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = &mut served => return,
+        () = revoked => {}
+    }
+    tracing::info!(%peer, "a connection of a revoked account is cut");
+    worker.shard.refuse(Reason::RevokedPeer.label());
+    cut.cut();
+    served.await;
+}
+
+/// What is spoken inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
+async fn serve_inbound(
+    session: Session,
+    (port, expires): (u16, Instant),
+    io: Io,
+    alpn: Option<Vec<u8>>,
+) {
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
     match alpn.as_deref() {
         Some(ALPN_LINK) => {

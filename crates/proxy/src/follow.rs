@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{
     FollowError, Hello, InboundListener, JoinError, Refusal, Request, ResourceKey, Subscriber,
@@ -21,7 +21,7 @@ use leno_traffic::{BadPattern, backoff};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -47,6 +47,8 @@ pub(crate) struct Follower {
     /// The proxy is going: nothing is announced any more.
     pub(crate) withdrawn: Cell<bool>,
     pub(crate) admin: SocketAddr,
+    /// Told when the certificate has expired and the sidecar is to end then.
+    pub(crate) expired: Notify,
     pub(crate) seed: u64,
 }
 
@@ -54,17 +56,23 @@ pub(crate) struct Follower {
 pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<Request>) {
     let mut subscriber = stored_world(&follower);
     let mut failures = 0_u32;
+    // Sidecars spread: each begins with another one, and keeps to it while it is there.
+    let mut control = follower.config.control.clone();
+    let first = usize::try_from(follower.seed % control.len().max(1) as u64).unwrap_or(0);
+    control.rotate_left(first);
     loop {
-        for control in &follower.config.control {
+        for address in &control {
             let began = Instant::now();
-            let ended = follow_one(&follower, *control, &mut subscriber, &mut requests).await;
+            let ended = follow_one(&follower, *address, &mut subscriber, &mut requests).await;
             follower.telemetry.set(Level::ControlConnected, 0);
-            tracing::warn!(%control, reason = %ended, "the control plane is out of reach; serving on");
-            failures = if began.elapsed() > STABLE { 1 } else { failures.saturating_add(1) };
+            tracing::warn!(control = %address, reason = %ended, "the control plane is out of reach; serving on");
+            let lasted = matches!(ended, Ended::Stream(_)) && began.elapsed() > STABLE;
+            failures = if lasted { 0 } else { failures.saturating_add(1) };
+            let lost = if lasted { Lost::Stream } else { Lost::Attempt };
             let draw = follower.seed.rotate_left(failures);
-            tokio::time::sleep(backoff::delay(failures, draw).min(RECONNECT_MAX)).await;
+            tokio::time::sleep(pause(lost, failures, control.len(), draw)).await;
         }
-        if follower.config.control.is_empty() {
+        if control.is_empty() {
             return tracing::warn!("no control plane is configured; serving the stored world");
         }
     }
@@ -112,6 +120,8 @@ async fn follow_one(
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         services: follower.subscribed.borrow().iter().cloned().collect(),
+        session: session(SystemTime::now()),
+        edition: credential.edition(),
     };
     let mut apply = |update: Update| apply(follower, update);
     Ended::Stream(leno_discovery::follow(stream, hello, subscriber, requests, &mut apply).await)
@@ -191,6 +201,38 @@ fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
         .collect()
 }
 
+/// A number that rises with each stream, over restarts too, unless the clock is set back.
+fn session(now: SystemTime) -> u64 {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// How long to wait until a control plane is tried again, or the next: all that are given are
+/// tried soon, and each of them again ever later. Those who lost theirs together spread over
+/// [`STORM_SPREAD`], since what they know serves on.
+fn pause(lost: Lost, failures: u32, controls: usize, draw: u64) -> Duration {
+    match lost {
+        Lost::Stream => {
+            let chance_ns = (u128::from(draw) * STORM_SPREAD.as_nanos()) >> 64;
+            Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX))
+        }
+        Lost::Attempt => {
+            let controls = u32::try_from(controls.max(1)).unwrap_or(u32::MAX);
+            let round = failures.saturating_sub(1) / controls;
+            backoff::delay(round + 1, draw).min(RECONNECT_MAX)
+        }
+    }
+}
+
+/// What came to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// A stream that had lasted.
+    Stream,
+    /// An attempt to have one.
+    Attempt,
+}
+
 /// Why a stream is over, or never began.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
@@ -214,6 +256,30 @@ pub(crate) enum Ended {
 
 /// A stream that lived this long was a good one: the next failure is the first.
 const STABLE: Duration = Duration::from_secs(30);
+/// Over how long those come back who lost a good stream, perhaps all at once. Nothing stops
+/// meanwhile; a control plane takes 1600 handshakes in about this time.
+const STORM_SPREAD: Duration = Duration::from_secs(1);
 /// The longest wait before the control plane is tried again: outages end within seconds of its
 /// return.
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_control_planes_are_tried_soon_and_each_ever_later() {
+        let upper = |failures, controls| pause(Lost::Attempt, failures, controls, u64::MAX);
+        assert!([1, 2, 3].iter().all(|failures| upper(*failures, 3) <= backoff::DELAY_MIN));
+        assert!(upper(4, 3) > backoff::DELAY_MIN && upper(2, 1) > backoff::DELAY_MIN);
+        assert!(upper(30_000, 3) <= RECONNECT_MAX);
+    }
+
+    #[test]
+    fn those_who_lost_a_good_stream_together_come_back_spread() {
+        let pauses = [0, u64::MAX / 2, u64::MAX].map(|draw| pause(Lost::Stream, 0, 3, draw));
+        assert_eq!(pauses[0], Duration::ZERO);
+        assert!(pauses[1] > STORM_SPREAD * 2 / 5 && pauses[1] < STORM_SPREAD * 3 / 5);
+        assert!(pauses[2] > STORM_SPREAD * 9 / 10 && pauses[2] <= STORM_SPREAD);
+    }
+}

@@ -178,6 +178,12 @@ impl Io {
         drop(socket2::SockRef::from(&*self.tcp()).set_linger(Some(Duration::ZERO)));
     }
 
+    /// Ends the connection both ways at once: whoever reads or writes it finds that out.
+    pub(crate) fn cut(&self) {
+        self.reset();
+        drop(socket2::SockRef::from(&*self.tcp()).shutdown(std::net::Shutdown::Both));
+    }
+
     /// Lends the stream to a codec that reads and writes by itself.
     pub(crate) fn with<T>(&self, poll: impl FnOnce(Pin<&mut Stream>) -> T) -> T {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))

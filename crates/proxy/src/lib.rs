@@ -50,10 +50,12 @@ use std::time::{Instant, SystemTime};
 use leno_discovery::Request;
 use leno_telemetry::Telemetry;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 
-pub use config::{AccessLog, Config, INBOUND_PORT, Interception, Limits, MARK, OUTBOUND_PORT};
+pub use config::{
+    AccessLog, Config, INBOUND_PORT, Interception, Limits, MARK, OUTBOUND_PORT, OnExpiry,
+};
 
 use crate::admin::Admin;
 use crate::connections::Connections;
@@ -97,6 +99,9 @@ pub enum StartError {
     /// A data thread.
     #[error("a data thread cannot be started: {0}")]
     Thread(std::io::Error),
+    /// It was told to end when its certificate expires, and that happened.
+    #[error("the certificate has expired, and no control plane renewed it in time: join again")]
+    Expired,
 }
 
 impl Proxy {
@@ -132,7 +137,8 @@ impl Proxy {
     /// the control thread; requests run on threads of their own.
     ///
     /// # Errors
-    /// [`StartError`] when a data thread cannot be started.
+    /// [`StartError`] when a data thread cannot be started, or its certificate has expired and it
+    /// was told to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Telemetry::new();
         let (world, wanted) = World::new(self.state.names(), Instant::now());
@@ -173,6 +179,7 @@ impl Proxy {
             keeper: Keeper::default(),
             listening: RefCell::new(Vec::new()),
             withdrawn: Cell::new(false),
+            expired: Notify::new(),
             seed: seed(0),
         };
         let tasks = LocalSet::new();
@@ -183,7 +190,14 @@ impl Proxy {
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
-        tasks.run_until(stop).await;
+        let expired = tasks
+            .run_until(async {
+                tokio::select! {
+                    () = stop => false,
+                    () = follower.expired.notified() => true,
+                }
+            })
+            .await;
         tracing::info!("draining");
         // A successor reads what is on disk as soon as it may have the directory.
         follower.keeper.end();
@@ -201,7 +215,10 @@ impl Proxy {
         if tasks.run_until(joined).await.is_ok_and(|failed| failed > 0) {
             tracing::error!("a data thread panicked");
         }
-        Ok(())
+        match expired {
+            true => Err(StartError::Expired),
+            false => Ok(()),
+        }
     }
 }
 

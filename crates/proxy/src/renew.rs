@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use leno_discovery::{IssuedBytes, Request};
 use leno_identity::{Credential, CredentialError, Issued, PrivateKey, Roots, RootsError};
 use leno_telemetry::{Count, Level};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::config::OnExpiry;
 use crate::follow::Follower;
 
 /// Makes what the control plane issued the current certificate, and keeps it.
@@ -40,6 +41,7 @@ pub(crate) fn adopt(follower: &Follower, credential: Credential) -> Arc<Credenti
 /// Renews at half-life, and again soon after a failure, for as long as the proxy lives.
 pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Request>) {
     let mut changes = follower.world.changes();
+    let mut answered = 0;
     loop {
         let Some(credential) = follower.world.credential() else {
             if changes.changed().await.is_err() {
@@ -47,16 +49,35 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
             }
             continue;
         };
-        let due = credential.renew_at(follower.seed).duration_since(SystemTime::now());
-        tokio::time::sleep(due.unwrap_or_default()).await;
-        let renewed = renew(&follower, &requests).await;
+        let wanted = wanted(&follower);
+        if wanted == credential.edition() {
+            answered = 0;
+        }
+        let reissue = ![0, credential.edition(), answered].contains(&wanted);
+        if !due(&follower, &credential, reissue, &mut changes).await {
+            continue;
+        }
+        // What comes after the end of a certificate comes too late.
+        let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
+        let patience = left.clamp(RETRY_MIN, ANSWER_MAX);
+        let renewed = renew(&follower, &requests, patience).await;
         let count = if renewed.is_ok() {
             Count::CertificateRenewed
         } else {
             Count::CertificateRenewalFailed
         };
         follower.shard.add(count, 1);
+        if renewed.is_ok() {
+            // Who answers with another edition than it asks for is not asked again and again.
+            answered = wanted;
+        }
         if let Err(reason) = renewed {
+            if credential.is_expired(SystemTime::now()) {
+                expire(&follower);
+                // No control plane takes its word for a renewal any more.
+                tokio::time::sleep(RETRY_MAX).await;
+                continue;
+            }
             tracing::warn!(%reason, "the certificate was not renewed; trying again");
             let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
             tokio::time::sleep((left / 20).clamp(RETRY_MIN, RETRY_MAX)).await;
@@ -64,13 +85,63 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
     }
 }
 
-async fn renew(follower: &Follower, requests: &mpsc::Sender<Request>) -> Result<(), Unusable> {
+/// The certificate has expired: peers refuse it from now on.
+fn expire(follower: &Follower) {
+    match follower.config.on_expiry {
+        OnExpiry::Continue => tracing::error!(
+            "the certificate has expired: peers refuse this sidecar until it joins again with a \
+             new token"
+        ),
+        OnExpiry::Fail => {
+            tracing::error!("the certificate has expired: this sidecar ends, as it was told to");
+            follower.expired.notify_one();
+        }
+    }
+}
+
+/// The edition that certificates are issued in now; 0 when that is not known.
+fn wanted(follower: &Follower) -> u64 {
+    follower.world.scene().map_or(0, |scene| scene.plans.snapshot.plan.edition)
+}
+
+/// Waits until it is time to look again; says whether this certificate is to be renewed now.
+async fn due(
+    follower: &Follower,
+    credential: &Credential,
+    reissue: bool,
+    changes: &mut watch::Receiver<u64>,
+) -> bool {
+    if reissue {
+        // Everybody hears of another authority at once, and nobody is in a hurry.
+        let life = credential.not_after().duration_since(credential.not_before());
+        let spread = (life.unwrap_or_default() / 20).min(REISSUE_SPREAD_MAX);
+        tokio::time::sleep(spread.mul_f64(follower.seed as f64 / u64::MAX as f64)).await;
+        return true;
+    }
+    let left = credential.renew_at(follower.seed).duration_since(SystemTime::now());
+    let left = left.unwrap_or_default();
+    // The clock may jump, or the machine sleep: it is looked at again and again.
+    tokio::select! {
+        () = tokio::time::sleep(left.min(LOOK_EVERY)) => left <= LOOK_EVERY,
+        // Who changes it lives as long as we do.
+        _ = changes.changed() => false,
+    }
+}
+
+async fn renew(
+    follower: &Follower,
+    requests: &mpsc::Sender<Request>,
+    patience: Duration,
+) -> Result<(), Unusable> {
     let key = PrivateKey::generate();
     let (answer, issued) = oneshot::channel();
     let request = Request::Renew { csr: key.request(), answer };
-    requests.send(request).await.map_err(|_| Unusable::Unanswered)?;
-    let answered = tokio::time::timeout(ANSWER_MAX, issued).await;
-    let issued = answered.map_err(|_| Unusable::Unanswered)?.map_err(|_| Unusable::Unanswered)?;
+    let asked = async {
+        requests.send(request).await.ok()?;
+        issued.await.ok()
+    };
+    let answered = tokio::time::timeout(patience, asked).await;
+    let issued = answered.ok().flatten().ok_or(Unusable::Unanswered)?;
     let issued = issued.map_err(Unusable::Refused)?;
     accept(follower, key, issued)?;
     Ok(())
@@ -93,6 +164,10 @@ pub(crate) enum Unusable {
 
 /// How long one answer is waited for; the control plane signs within milliseconds.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// The longest sleep between looks at the clock.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// Over how long certificates are renewed at most when the authority changes.
+const REISSUE_SPREAD_MAX: Duration = Duration::from_secs(10);
 /// Between attempts to renew, however short the life of certificates is.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 /// Between attempts to renew, however long the life of certificates is.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
-use leno_model::{Endpoint, Reason, ServiceName};
+use leno_model::{Endpoint, Reason, ServiceAccount, ServiceName};
 use leno_traffic::{BadPattern, Plans};
 use tokio::sync::{mpsc, watch};
 
@@ -20,6 +20,8 @@ pub(crate) struct World {
     credential: ArcSwapOption<Credential>,
     /// Counts swaps; who waits for a change watches this.
     version: watch::Sender<u64>,
+    /// Accounts that are no members any more; told of only when they change.
+    revoked: watch::Sender<BTreeSet<ServiceAccount>>,
     wants: mpsc::Sender<ServiceName>,
     names: Names,
     started: Instant,
@@ -44,6 +46,7 @@ impl World {
             scene: ArcSwapOption::empty(),
             credential: ArcSwapOption::empty(),
             version: watch::channel(0).0,
+            revoked: watch::channel(BTreeSet::new()).0,
             wants,
             names,
             started: now,
@@ -88,9 +91,24 @@ impl World {
             .collect();
         let version = *self.version.borrow() + 1;
         let absent = update.absent.clone();
+        let revoked = &update.snapshot.plan.revoked;
         self.scene.store(Some(Arc::new(Scene { plans, absent, used, version })));
         self.version.send_replace(version);
+        self.revoked.send_if_modified(|known| {
+            let news = known != revoked;
+            if news {
+                known.clone_from(revoked);
+            }
+            news
+        });
         Ok(())
+    }
+
+    /// Resolves when this account is no member any more.
+    pub(crate) async fn revoked(&self, account: &ServiceAccount) {
+        let mut revoked = self.revoked.subscribe();
+        // The world outlives who waits here.
+        drop(revoked.wait_for(|revoked| revoked.contains(account)).await);
     }
 
     /// Makes a new key and certificate the current ones.

@@ -40,6 +40,8 @@ pub struct Update {
     pub warnings: Vec<Warning>,
     /// How many objects are in force.
     pub objects: usize,
+    /// When the first event of the file system came that led to this, if one did.
+    pub noticed: Option<Instant>,
 }
 
 impl Update {
@@ -224,7 +226,7 @@ impl FileSource {
         let changes = differences(&self.reported, &current);
         self.reported = current;
         rejected.sort();
-        Update { changes, rejected, warnings, objects: self.reported.len() }
+        Update { changes, rejected, warnings, objects: self.reported.len(), noticed: None }
     }
 
     /// One definition of each object; the others are refused.

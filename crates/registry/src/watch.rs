@@ -34,10 +34,12 @@ pub async fn watch(
     let mut turn = Turn { watches: Watches::new(&source, Arc::clone(&wake)), source };
     let mut last: Option<Update> = None;
     let mut asked = false;
+    let mut noticed = None;
     loop {
-        let update;
+        let mut update;
         let now = Instant::now();
         (turn, update) = spawn_blocking(move || turn.take(now)).await.map_err(WatchError)?;
+        update.noticed = noticed;
         if turn.watches.found_new {
             // Something may have changed between the reading and the watching.
             wake.notify_one();
@@ -55,10 +57,11 @@ pub async fn watch(
         let poll = turn.watches.blind.then(|| Instant::now() + POLL_EVERY);
         let again = turn.source.again_at().map(Instant::from_std);
         let patience = poll.into_iter().chain(again).min();
-        asked = tokio::select! {
+        (asked, noticed) = tokio::select! {
             () = updates.closed() => return Ok(()),
-            () = demand.notified() => true,
-            () = quiet(&wake, patience) => false,
+            () = demand.notified() => (true, None),
+            // What is read again because it was in doubt was noticed when it came into doubt.
+            first = quiet(&wake, patience) => (false, first.map(Instant::into_std).or(noticed)),
         };
     }
 }
@@ -68,18 +71,20 @@ pub async fn watch(
 #[error("the reader of the files failed; the last good state stays, restart to watch again")]
 pub struct WatchError(#[source] tokio::task::JoinError);
 
-/// Waits for a change, and then until nothing has changed for a while. Gives up at `patience`.
-async fn quiet(wake: &Notify, patience: Option<Instant>) {
+/// Waits for a change, and then until nothing has changed for a while; says when it began. Gives
+/// up at `patience`.
+async fn quiet(wake: &Notify, patience: Option<Instant>) -> Option<Instant> {
     match patience {
-        Some(until) if timeout_at(until, wake.notified()).await.is_err() => return,
+        Some(until) if timeout_at(until, wake.notified()).await.is_err() => return None,
         Some(_) => {}
         None => wake.notified().await,
     }
-    let latest = Instant::now() + QUIET_TIME_MAX;
+    let first = Instant::now();
+    let latest = first + QUIET_TIME_MAX;
     loop {
         let until = latest.min(Instant::now() + QUIET_TIME);
         if timeout_at(until, wake.notified()).await.is_err() {
-            return;
+            return Some(first);
         }
     }
 }

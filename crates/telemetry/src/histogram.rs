@@ -64,7 +64,7 @@ impl Histogram {
     }
 
     /// How many did not exceed each of these limits, which must ascend.
-    pub(crate) fn cumulative<'a>(
+    pub fn cumulative<'a>(
         &'a self,
         limits: &'a [Duration],
     ) -> impl Iterator<Item = (Duration, u64)> + 'a {

@@ -363,7 +363,7 @@ const LABELS: &str = r#"
 | `result` | how an attempt ended: `ok`, `failed` or `timeout` |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `version` | the version of Leno |
-| `quantile` | the share of changes that took no longer: 0.5, 0.9, 0.99 or 1 |
+| `queue` | what waits: `updates` of files, `events` of proxies, `questions` of operators, `signatures`, proxies `due` to be told, `rounds` that somebody has not applied |
 
 ## gRPC
 

@@ -1,6 +1,6 @@
 //! Authorisation: whether this peer may open this connection and make this request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub struct InboundAccess {
     trust_domain: TrustDomain,
     /// Absent in permissive mode.
     rules: Option<StrictRules>,
+    /// Accounts that are let in by nothing.
+    revoked: BTreeSet<ServiceAccount>,
     /// Tells the permits of this compilation from those of another.
     seal: Arc<Seal>,
 }
@@ -37,7 +39,14 @@ impl InboundAccess {
             Access::Permissive => None,
             Access::Strict(rules) => Some(StrictRules::compile(rules)?),
         };
-        Ok(Self { trust_domain: trust_domain.clone(), rules, seal: Arc::new(Seal) })
+        let revoked = BTreeSet::new();
+        Ok(Self { trust_domain: trust_domain.clone(), rules, revoked, seal: Arc::new(Seal) })
+    }
+
+    /// The same without members of these accounts, whatever the rules say.
+    #[must_use]
+    pub fn without(self, revoked: BTreeSet<ServiceAccount>) -> Self {
+        Self { revoked, ..self }
     }
 
     /// Decides on a connection, or a stream of a link, by the identity that the peer has proved;
@@ -47,7 +56,8 @@ impl InboundAccess {
     /// outlive policies, and an HTTP client is owed a 403.
     ///
     /// # Errors
-    /// `plaintext-refused` without an identity, `foreign-trust-domain` for one of another mesh.
+    /// `plaintext-refused` without an identity, `foreign-trust-domain` for one of another mesh,
+    /// `revoked-peer` for one that is no member any more.
     pub fn connection(&self, peer: Option<&SpiffeId>) -> Result<ConnectionPermit, Denial> {
         let peer = peer.ok_or(Denial::new(Reason::PlaintextRefused, None))?;
         let rules = self.rules_of(peer)?;
@@ -130,6 +140,9 @@ impl InboundAccess {
     fn rules_of(&self, peer: &SpiffeId) -> Result<Option<&Arc<[usize]>>, Denial> {
         if peer.trust_domain != self.trust_domain {
             return Err(Denial::new(Reason::ForeignTrustDomain, None));
+        }
+        if self.revoked.contains(&peer.account) {
+            return Err(Denial::new(Reason::RevokedPeer, None));
         }
         Ok(self.rules.as_ref().and_then(|strict| strict.by_source.get(&peer.account)))
     }

@@ -101,11 +101,16 @@ fn build_access(
     let plan = &snapshot.plan;
     match previous {
         Some(Plans { snapshot: old, access, .. })
-            if old.plan.access == plan.access && old.plan.trust_domain == plan.trust_domain =>
+            if old.plan.access == plan.access
+                && old.plan.trust_domain == plan.trust_domain
+                && old.plan.revoked == plan.revoked =>
         {
             Ok(Arc::clone(access))
         }
-        _ => InboundAccess::compile(&plan.access, &plan.trust_domain).map(Arc::new),
+        _ => {
+            let access = InboundAccess::compile(&plan.access, &plan.trust_domain)?;
+            Ok(Arc::new(access.without(plan.revoked.clone())))
+        }
     }
 }
 

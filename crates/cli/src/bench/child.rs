@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::process::{ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use super::cores::Cores;
@@ -57,6 +57,8 @@ pub(super) struct Child {
     process: tokio::process::Child,
     /// What it prints, if that is read here.
     out: Option<BufReader<ChildStdout>>,
+    /// Where it reads, if anybody has something to say to it.
+    input: Option<ChildStdin>,
     group: Option<Pid>,
     log: PathBuf,
 }
@@ -69,7 +71,7 @@ impl Child {
     pub(super) fn start(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let errors = out.try_clone().context("a second handle of a log")?;
-        Self::spawn(launch, log, out.into(), errors.into())
+        Self::spawn(launch, log, Stdio::null(), [out.into(), errors.into()])
     }
 
     /// Starts a command whose standard output is read here; the rest goes to `log`.
@@ -79,10 +81,35 @@ impl Child {
     pub(super) fn start_piped(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
         let errors =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(launch, log, Stdio::piped(), errors.into())
+        Self::spawn(launch, log, Stdio::null(), [Stdio::piped(), errors.into()])
     }
 
-    fn spawn(launch: &Launch, log: &Path, out: Stdio, errors: Stdio) -> anyhow::Result<Self> {
+    /// Starts a command that is also told things while it runs.
+    ///
+    /// # Errors
+    /// As [`Child::start`].
+    pub(super) fn start_talking(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
+        let errors =
+            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        Self::spawn(launch, log, Stdio::piped(), [Stdio::piped(), errors.into()])
+    }
+
+    /// Tells it a line.
+    ///
+    /// # Errors
+    /// When it does not read any more.
+    pub(super) async fn tell(&mut self, line: &str) -> anyhow::Result<()> {
+        let input = self.input.as_mut().context("it does not listen")?;
+        input.write_all(format!("{line}\n").as_bytes()).await.context("it does not read")?;
+        input.flush().await.context("it does not read")
+    }
+
+    fn spawn(
+        launch: &Launch,
+        log: &Path,
+        input: Stdio,
+        [out, errors]: [Stdio; 2],
+    ) -> anyhow::Result<Self> {
         let binary = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(binary);
         command.args(["bench", "pinned", "--parent", &std::process::id().to_string()]);
@@ -93,7 +120,7 @@ impl Child {
             .arg("--")
             .args(&launch.command)
             .envs(launch.environment.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(out)
             .stderr(errors)
             .process_group(0)
@@ -102,7 +129,8 @@ impl Child {
             .context("a process cannot be started")?;
         let group = process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let out = process.stdout.take().map(BufReader::new);
-        Ok(Self { process, out, group, log: log.to_owned() })
+        let input = process.stdin.take();
+        Ok(Self { process, out, input, group, log: log.to_owned() })
     }
 
     /// Its process id; nothing when it has ended.

@@ -2,7 +2,12 @@
 //!
 //! Each joins with a token of its own, follows the control plane over a stream of its own, says
 //! where it listens and which services it uses, and applies what it is told, with the code that
-//! sidecars have for that. None of them carries traffic.
+//! sidecars have for that. None of them carries traffic. Once everybody knows everything it obeys
+//! orders: sidecars move, and it tells when the others heard of that.
+
+mod audience;
+mod obey;
+mod order;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,20 +19,26 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_discovery::{ALPN, Hello, InboundListener, JOIN_ALPN, Subscriber, Update, follow, join};
+use leno_discovery::{ALPN, Hello, JOIN_ALPN, Request, Subscriber, Update, follow, join};
 use leno_identity::{
     Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
     join_client_config,
 };
 use leno_model::{ServiceName, WorkloadName};
+use leno_traffic::backoff;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinSet, LocalSet};
+use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use self::audience::{Audience, Seat};
 use crate::{limits, output, stop};
+
+pub(super) use self::audience::since_1970;
+pub(super) use self::order::{Order, Seen, Told};
 
 /// Arguments of the hidden `leno bench crowd`.
 #[derive(Debug, Args)]
@@ -55,6 +66,8 @@ pub(super) struct CrowdMember {
     pub(super) port: u16,
     /// The services that it uses, and how many endpoints each has when everybody is there.
     pub(super) services: Vec<(String, usize)>,
+    /// The service that it is behind.
+    pub(super) behind: String,
 }
 
 impl CrowdArgs {
@@ -79,16 +92,22 @@ async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
     let waiting = Rc::new(Cell::new(plan.members.len()));
     let news = Rc::new(Notify::new());
     let mut members = JoinSet::new();
-    for member in plan.members {
+    let (seats, requests): (Vec<_>, Vec<_>) = plan.members.iter().map(seat).unzip();
+    let seats = seats.into_iter().collect::<anyhow::Result<_>>()?;
+    let audience = Rc::new(Audience::new(seats));
+    for ((at, member), requests) in plan.members.into_iter().enumerate().zip(requests) {
         let news = Rc::clone(&news);
         let waiting = Rc::clone(&waiting);
         let complete = move || {
             waiting.set(waiting.get().saturating_sub(1));
             news.notify_one();
         };
-        let joining = Rc::clone(&joining);
-        members.spawn_local(live(member, plan.control, joining, complete));
+        let (joining, audience) = (Rc::clone(&joining), Rc::clone(&audience));
+        let life = Life { member, at, control: plan.control, audience };
+        members.spawn_local(life.live(joining, requests, complete));
     }
+    let obeying = obey::obey(&audience);
+    tokio::pin!(obeying);
     let mut told = false;
     loop {
         if waiting.get() == 0 && !told {
@@ -98,52 +117,98 @@ async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
         tokio::select! {
             () = &mut stop => return Ok(()),
             () = news.notified() => {}
+            obeyed = &mut obeying, if told => return obeyed,
             Some(ended) = members.join_next() => ended.context("a member failed")??,
         }
     }
 }
 
-/// One sidecar, from its token to the end of its stream. `complete` is called once, when it knows
-/// all the endpoints that it uses.
-async fn live(
+/// How the others see a member, and where it hears what it is to say.
+fn seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Request>) {
+    let (requests, receiver) = mpsc::channel(1);
+    let seat = || {
+        let uses = member.services.iter().map(|(service, _)| service.parse());
+        anyhow::Ok(Seat {
+            workload: member.workload.parse().context("a workload")?,
+            port: member.port,
+            uses: uses.collect::<Result<_, _>>().context("a service")?,
+            behind: Some(member.behind.parse().context("a service")?),
+            requests,
+        })
+    };
+    (seat(), receiver)
+}
+
+/// One sidecar.
+struct Life {
     member: CrowdMember,
+    /// Its place in the crowd.
+    at: usize,
     control: SocketAddr,
-    joining: Rc<Semaphore>,
-    complete: impl Fn(),
-) -> anyhow::Result<()> {
-    let workload: WorkloadName = member.workload.parse().context("a workload")?;
-    let mut wanted = BTreeMap::new();
-    for (service, endpoints) in &member.services {
-        wanted.insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
-    }
-    let permit = joining.acquire().await.context("nobody may join any more")?;
-    let (stream, _credential) = enter(control, &member.token, &workload)
-        .await
-        .with_context(|| format!("{workload} cannot join"))?;
-    drop(permit);
-    // Nobody listens there: endpoints are known, not used.
-    let nowhere = SocketAddr::from(([127, 0, 0, 1], member.port));
-    let hello = Hello {
-        workload,
-        listeners: vec![InboundListener { port: member.port, address: nowhere }],
-        admin: None,
-        pid: std::process::id(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        services: wanted.keys().cloned().collect(),
-    };
-    let told = Cell::new(false);
-    let mut apply = |update: Update| {
-        if !told.get() && knows(&update, &wanted) {
-            told.set(true);
-            complete();
+    audience: Rc<Audience>,
+}
+
+impl Life {
+    /// From its token to the end of the crowd; a stream that ends is followed by another.
+    /// `complete` is called once, when it knows all the endpoints that it uses.
+    async fn live(
+        self,
+        joining: Rc<Semaphore>,
+        mut requests: mpsc::Receiver<Request>,
+        complete: impl Fn(),
+    ) -> anyhow::Result<()> {
+        let Self { member, at, control, audience } = self;
+        let workload: WorkloadName = member.workload.parse().context("a workload")?;
+        let mut wanted = BTreeMap::new();
+        for (service, endpoints) in &member.services {
+            wanted.insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
         }
-        Ok(())
-    };
-    let mut subscriber = Subscriber::new();
-    // It wants nothing more, and must keep the end by which it could say so.
-    let (_requests, mut requests) = mpsc::channel(1);
-    let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;
-    Err(ended).with_context(|| format!("{} was left alone", member.workload))
+        let permit = joining.acquire().await.context("nobody may join any more")?;
+        let (first, credential) = enter(control, &member.token, &workload)
+            .await
+            .with_context(|| format!("{workload} cannot join"))?;
+        drop(permit);
+        let mut stream = Some(first);
+        let told = Cell::new(false);
+        let mut apply = |update: Update| {
+            if !told.get() && knows(&update, &wanted) {
+                told.set(true);
+                complete();
+            }
+            audience.told(at, &update);
+            Ok(())
+        };
+        let mut subscriber = Subscriber::new();
+        let mut failures = 0;
+        loop {
+            let connected = match stream.take() {
+                Some(stream) => Ok(stream),
+                None => connect(control, &credential).await,
+            };
+            if let Ok(stream) = connected {
+                failures = 0;
+                audience.stream(true);
+                let hello = Hello {
+                    workload: workload.clone(),
+                    // Nobody listens there: endpoints are known, not used.
+                    listeners: vec![audience.listener(at)],
+                    admin: None,
+                    pid: std::process::id(),
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    services: wanted.keys().cloned().collect(),
+                    session: since_1970(),
+                    edition: credential.edition(),
+                };
+                let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;
+                audience.stream(false);
+                tracing::debug!(workload = %member.workload, reason = %ended, "left alone");
+            }
+            failures += 1;
+            // As sidecars do: those who were left alone together do not come back together.
+            let draw = (at as u64 + 1).wrapping_mul(SPREAD).rotate_left(failures);
+            sleep(backoff::delay(failures, draw).min(RECONNECT_MAX)).await;
+        }
+    }
 }
 
 /// Whether every endpoint of these services is known.
@@ -172,8 +237,17 @@ async fn enter(
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
     let chain = issued.chain.into_iter().map(Into::into).collect();
     let credential = Credential::new(key, Issued::new(chain, roots)?)?;
-    let config = client_config(&credential, &expected, &[ALPN])?;
-    Ok((tls(control, config).await?, Arc::new(credential)))
+    let credential = Arc::new(credential);
+    Ok((connect(control, &credential).await?, credential))
+}
+
+/// Connects with a certificate.
+async fn connect(
+    control: SocketAddr,
+    credential: &Credential,
+) -> anyhow::Result<TlsStream<TcpStream>> {
+    let expected = control_id(&credential.id().trust_domain);
+    tls(control, client_config(credential, &expected, &[ALPN])?).await
 }
 
 async fn tls<C>(control: SocketAddr, config: C) -> anyhow::Result<TlsStream<TcpStream>>
@@ -188,5 +262,9 @@ where
 
 /// What is printed when everybody knows everything.
 pub(super) const CONVERGED: &str = "converged";
+/// The longest wait between attempts to connect again, as in sidecars.
+const RECONNECT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+/// Neighbours in the crowd draw numbers far from each other.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The control plane signs a bounded number of certificates at once.
 const JOINING_MAX: usize = 32;

@@ -1,6 +1,9 @@
 //! Meshes of a size: a control plane, a few real sidecars, a crowd, and what they take.
 
-use std::fmt::Write as _;
+mod changes;
+mod manifests;
+mod traffic;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,10 +12,12 @@ use anyhow::{Context as _, bail};
 use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep, timeout};
 
+use self::manifests::rule;
+use self::traffic::Traffic;
 use super::child::{Child, Launch};
 use super::crowd::{CONVERGED, CrowdMember, CrowdPlan};
-use super::report::MeshSize;
-use super::rig::{Rig, TrafficMode};
+use super::report::{MeshChanges, MeshSize};
+use super::rig::Rig;
 use super::sample;
 use super::statistics::median;
 use super::trial::Timing;
@@ -25,6 +30,15 @@ use crate::ports::Ports;
 pub(super) struct Crowd {
     pub(super) sidecars: usize,
     pub(super) real: usize,
+    /// Whether changes are made in it as well.
+    pub(super) changes: Changing,
+}
+
+/// Whether changes are made in a mesh that is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Changing {
+    Yes,
+    No,
 }
 
 /// Starts a mesh, lets everybody join, and measures.
@@ -54,14 +68,19 @@ struct Stage<'a, 'b> {
 
 impl Stage<'_, '_> {
     async fn run(&mut self, timing: Timing) -> anyhow::Result<MeshSize> {
-        let file = self.dir.join("mesh.yaml");
+        let file = self.dir.join("mesh");
+        std::fs::create_dir_all(&file).context("there is no place for manifests")?;
         let manifests = self.manifests()?;
-        std::fs::write(&file, manifests).context("the manifests cannot be written")?;
+        std::fs::write(file.join("mesh.yaml"), manifests).context("the manifests")?;
+        std::fs::write(file.join("rule.yaml"), rule(0)).context("the manifests")?;
+        let application = self.application()?;
         let data = self.dir.join("data");
         let address = self.ports.address("control")?;
         let control = self.control(&file, &data, address)?;
         let pid = control.pid().context("the control plane ended at once")?;
         let tokens = self.tokens(&data, address).await.with_context(|| control.last_words())?;
+        let private = || mib(sample::memory(&[pid]).private_kib);
+        let empty = private();
         let before = sample::cpu(&[pid]);
         let began = Instant::now();
         let (mut crowd, real) = self.everybody(&tokens, address)?;
@@ -71,6 +90,7 @@ impl Stage<'_, '_> {
             Ok(_) => bail!("the crowd ended: {}", crowd.last_words()),
             Err(_) => bail!("not everybody knew everything within {patience:?}"),
         }
+        self.registered(&data).await?;
         let rollout = began.elapsed().as_secs_f64();
         let spent = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
         let peak = sample::peak_kib(pid);
@@ -80,10 +100,10 @@ impl Stage<'_, '_> {
         sleep(timing.duration).await;
         let steady = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
         let steady_cores = steady / began.elapsed().as_secs_f64();
-        let mib = |kib: u64| kib as f64 / 1024.0;
+        let full = private();
         let sidecars = real.iter().filter_map(Child::pid);
         let sidecars = sidecars.map(|pid| mib(sample::memory(&[pid]).private_kib));
-        let measured = MeshSize {
+        let mut measured = MeshSize {
             sidecars: self.crowd.sidecars,
             mode: self.rig.traffic_mode,
             rollout_s: rollout,
@@ -91,15 +111,60 @@ impl Stage<'_, '_> {
             rollout_cores: spent / rollout,
             rollout_memory_mib: mib(peak),
             steady_cores,
-            steady_memory_mib: mib(sample::memory(&[pid]).private_kib),
+            steady_memory_mib: full,
+            empty_memory_mib: empty,
+            per_sidecar_kib: (full - empty) * 1024.0 / self.crowd.sidecars.max(1) as f64,
             sidecar_memory_mib: median(sidecars).unwrap_or(0.0),
+            changes: None,
         };
+        let mut control = control;
+        if self.crowd.changes == Changing::Yes {
+            let traffic = self.serves().then(|| Traffic::start(self)).transpose()?;
+            let mut place = changes::Place { file: &file, data: &data, address, timing };
+            let (after, found) = self.changes(&mut crowd, control, &mut place).await?;
+            control = after;
+            let (requests, failed) = match traffic {
+                Some(traffic) => traffic.finish().await,
+                None => (0, 0),
+            };
+            measured.changes = Some(MeshChanges { requests, failed, ..found });
+        }
         crowd.stop().await;
         for sidecar in real {
             sidecar.stop().await;
         }
         control.stop().await;
+        if let Some(application) = application {
+            application.stop().await;
+        }
         Ok(measured)
+    }
+
+    /// What is behind the real sidecars.
+    fn application(&mut self) -> anyhow::Result<Option<Child>> {
+        if self.crowd.real == 0 {
+            return Ok(None);
+        }
+        let port = self.ports.of("application")?.to_string();
+        let launch = Launch::leno(["bench", "backend", "--port", &port])?;
+        let cores = self.rig.load_cores.as_ref();
+        Child::start(&launch.on(cores), &self.dir.join("application.log")).map(Some)
+    }
+
+    /// Waits until the real sidecars are ready too.
+    async fn registered(&self, data: &Path) -> anyhow::Result<()> {
+        let until = Instant::now() + ROLLOUT_PATIENCE;
+        loop {
+            let status = Mesh::at(data).ask("/status").await?;
+            let registered = status["registered"].as_u64().unwrap_or_default();
+            if registered >= self.crowd.sidecars as u64 {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                bail!("only {registered} sidecars are ready");
+            }
+            sleep(LOOK_EVERY).await;
+        }
     }
 
     fn control(&self, file: &Path, data: &Path, address: SocketAddr) -> anyhow::Result<Child> {
@@ -124,16 +189,19 @@ impl Stage<'_, '_> {
         control: SocketAddr,
     ) -> anyhow::Result<(Child, Vec<Child>)> {
         let (of_real, of_crowd) = tokens.split_at(self.crowd.real.min(tokens.len()));
+        self.ports.of("application")?;
         let members = of_crowd.iter().enumerate().map(|(index, token)| {
             let index = index + self.crowd.real;
-            CrowdMember {
+            let used = self.used(index).into_iter();
+            anyhow::Ok(CrowdMember {
                 workload: workload(index),
                 token: token.clone(),
-                port: PORT,
-                services: self.used(index).map(|service| self.named(service)).collect(),
-            }
+                port: self.port(index)?,
+                services: used.map(|service| self.named(service)).collect(),
+                behind: self.named(index / PER_SERVICE).0,
+            })
         });
-        let plan = CrowdPlan { control, members: members.collect() };
+        let plan = CrowdPlan { control, members: members.collect::<anyhow::Result<_>>()? };
         let file = self.dir.join("crowd.json");
         std::fs::write(&file, serde_json::to_vec(&plan)?).context("the crowd's plan")?;
         let mut real = Vec::new();
@@ -142,7 +210,7 @@ impl Stage<'_, '_> {
         }
         let launch = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
         let launch = Launch::leno(launch)?.on(self.rig.load_cores.as_ref());
-        Ok((Child::start_piped(&launch, &self.dir.join("crowd.log"))?, real))
+        Ok((Child::start_talking(&launch, &self.dir.join("crowd.log"))?, real))
     }
 
     /// Starts a real sidecar.
@@ -183,105 +251,27 @@ impl Stage<'_, '_> {
         for index in 0..self.crowd.sidecars {
             let path = format!("/token?workload={}", workload(index));
             let mut bundle = JoinBundle::parse(&mesh.send("POST", &path).await?)?;
-            bundle.control = Some(control);
+            bundle.control = vec![control];
             tokens.push(bundle.render());
         }
         Ok(tokens)
     }
 
     /// Sends a request through each door of the real sidecars, so that these know the services as
-    /// they would with traffic. What comes back does not matter: nobody serves.
+    /// they would with traffic. What comes back does not matter here.
     async fn use_doors(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real.min(self.crowd.sidecars) {
-            for number in 0..USED.min(self.services()) {
+            for number in 0..self.used(index).len() {
                 let door = self.ports.address(&format!("door-{index}-{number}"))?;
                 drop(ask::admin(door, "/").await);
             }
         }
         Ok(())
     }
+}
 
-    /// The services that a workload uses, by number.
-    fn used(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
-        let services = self.services();
-        (1..=USED.min(services)).map(move |step| (index / PER_SERVICE + step) % services)
-    }
-
-    /// A service, and how many workloads are behind it.
-    fn named(&self, service: usize) -> (String, usize) {
-        let left = self.crowd.sidecars - service * PER_SERVICE;
-        (format!("bench/service-{service}"), left.min(PER_SERVICE))
-    }
-
-    fn services(&self) -> usize {
-        self.crowd.sidecars.div_ceil(PER_SERVICE).max(1)
-    }
-
-    fn manifests(&mut self) -> anyhow::Result<String> {
-        let mode = self.rig.traffic_mode;
-        let mut text = format!(
-            "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-             spec: {{trafficMode: {}}}\n",
-            mode.as_str()
-        );
-        for index in 0..self.crowd.sidecars {
-            let service = index / PER_SERVICE;
-            let name = workload(index);
-            let name = name.trim_start_matches("bench/");
-            write!(
-                text,
-                "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
-                 metadata: {{name: {name}, namespace: bench, labels: {{app: service-{service}}}}}\n\
-                 spec:\n  serviceAccount: service-{service}\n  \
-                 ports: [{{name: main, port: {PORT}, protocol: HTTP}}]\n"
-            )?;
-            if index < self.crowd.real {
-                text.push_str("  outbound:\n");
-                for (number, used) in self.used(index).enumerate() {
-                    let door = self.ports.address(&format!("door-{index}-{number}"))?;
-                    writeln!(
-                        text,
-                        "  - {{service: service-{used}.bench, port: 80, listen: \"{door}\"}}"
-                    )?;
-                }
-            }
-        }
-        for service in 0..self.services() {
-            write!(
-                text,
-                "---\napiVersion: v1\nkind: Service\n\
-                 metadata: {{name: service-{service}, namespace: bench}}\n\
-                 spec: {{selector: {{app: service-{service}}}, ports: [{{port: 80, \
-                 targetPort: main}}]}}\n"
-            )?;
-        }
-        if mode == TrafficMode::Strict {
-            self.policies(&mut text)?;
-        }
-        Ok(text)
-    }
-
-    fn policies(&self, text: &mut String) -> anyhow::Result<()> {
-        text.push_str(RULES);
-        let services = self.services();
-        for service in 0..services {
-            write!(
-                text,
-                "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
-                 metadata: {{name: service-{service}, namespace: bench}}\nspec:\n  destination: \
-                 {{kind: ServiceAccount, name: service-{service}, namespace: bench}}\n  sources:\n"
-            )?;
-            for step in 1..=USED.min(services) {
-                let source = (service + services - step) % services;
-                writeln!(
-                    text,
-                    "  - {{kind: ServiceAccount, name: service-{source}, namespace: bench}}"
-                )?;
-            }
-            text.push_str("  rules: [{kind: HTTPRouteGroup, name: all, matches: [all]}]\n");
-        }
-        Ok(())
-    }
+fn mib(kib: u64) -> f64 {
+    kib as f64 / 1024.0
 }
 
 fn workload(index: usize) -> String {
@@ -292,11 +282,6 @@ fn workload(index: usize) -> String {
 pub(super) const PER_SERVICE: usize = 10;
 /// Services that a workload uses.
 pub(super) const USED: usize = 4;
-/// Where applications would listen.
-const PORT: u16 = 8080;
-const RULES: &str = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
-     metadata: {name: all, namespace: bench}\n\
-     spec: {matches: [{name: all, pathRegex: \"/.*\", methods: [\"*\"]}]}\n";
 /// For reading some thousand documents.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);

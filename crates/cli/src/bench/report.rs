@@ -10,6 +10,7 @@ use super::cores::Cores;
 use super::driver::Driver;
 use super::html::Scale;
 use super::machine::Machine;
+use super::mesh_services::MeshServices;
 use super::outcome::Outcome;
 use super::rig::TrafficMode;
 
@@ -33,6 +34,9 @@ pub(super) struct Report {
     /// What meshes of different sizes took.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) meshes: Vec<MeshSize>,
+    /// What sidecars took in meshes of few and of many services.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) services: Vec<MeshServices>,
     /// The same figures in the shape of the published table, and what follows from them.
     pub(super) tables: Vec<FigureTable>,
     #[serde(skip)]
@@ -119,8 +123,49 @@ pub(super) struct MeshSize {
     /// When nothing changed any more.
     pub(super) steady_cores: f64,
     pub(super) steady_memory_mib: f64,
+    /// The same before anybody joined, and what each sidecar added.
+    pub(super) empty_memory_mib: f64,
+    pub(super) per_sidecar_kib: f64,
     /// Private memory of one real sidecar, the median of them.
     pub(super) sidecar_memory_mib: f64,
+    /// What changes took, where some were made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) changes: Option<MeshChanges>,
+}
+
+/// What changes in a mesh took, while real sidecars carried traffic.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(super) struct MeshChanges {
+    /// One endpoint moves: who uses it, until they heard of it, and what that cost.
+    pub(super) users: usize,
+    pub(super) endpoint_p50_ms: f64,
+    pub(super) endpoint_p99_ms: f64,
+    pub(super) endpoint_to_others: usize,
+    pub(super) endpoint_touched: f64,
+    pub(super) endpoint_bytes: f64,
+    /// A rule that everybody obeys changes; nothing in permissive mode, where there is none.
+    pub(super) rule_p50_ms: f64,
+    pub(super) rule_p99_ms: f64,
+    pub(super) rule_missed: usize,
+    pub(super) rule_touched: f64,
+    pub(super) rule_bytes: f64,
+    /// Endpoints move all the time.
+    pub(super) storm_s: f64,
+    pub(super) storm_per_s: f64,
+    pub(super) storm_p50_ms: f64,
+    pub(super) storm_p99_ms: f64,
+    pub(super) storm_missed: usize,
+    pub(super) storm_cores: f64,
+    pub(super) storm_touched: f64,
+    pub(super) storm_bytes: f64,
+    /// The control plane is killed and starts again: until all are back, what they were sent, and
+    /// the most memory that took.
+    pub(super) back_s: f64,
+    pub(super) back_bytes: f64,
+    pub(super) back_memory_mib: f64,
+    /// Requests through real sidecars meanwhile.
+    pub(super) requests: u64,
+    pub(super) failed: u64,
 }
 
 /// Figures in rows and columns.

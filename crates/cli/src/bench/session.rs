@@ -73,6 +73,7 @@ pub(super) fn blank(suite: &Suite) -> Report {
         skipped: Vec::new(),
         cases: Vec::new(),
         meshes: Vec::new(),
+        services: Vec::new(),
         tables: Vec::new(),
         plots: Vec::new(),
         published: suite.published.to_vec(),

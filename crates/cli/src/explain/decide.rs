@@ -317,7 +317,8 @@ fn access(
     opaque: Option<u16>,
 ) -> anyhow::Result<EndpointAccess> {
     let plan = &snapshot.plan;
-    let access = InboundAccess::compile(&plan.access, &plan.trust_domain)?;
+    let access =
+        InboundAccess::compile(&plan.access, &plan.trust_domain)?.without(plan.revoked.clone());
     let permit = access.connection(Some(peer));
     let fields = question.fields();
     let decided = permit.and_then(|permit| match opaque {

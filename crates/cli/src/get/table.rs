@@ -24,9 +24,13 @@ pub(super) fn status(status: &Status) -> String {
         (
             "sidecars",
             format!(
-                "{} connected, {} behind, {} refusing",
-                status.proxies, status.behind, status.refusing
+                "{} connected, {} behind, {} refusing; {} other control planes heard",
+                status.proxies, status.behind, status.refusing, status.peers
             ),
+        ),
+        (
+            "certificates",
+            format!("{} sidecars have yet to renew for the authority", status.outdated),
         ),
         ("rejected", format!("{} documents", status.rejected)),
         (
@@ -148,7 +152,8 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
         Column::always("connected"),
         Column::always("services"),
         Column::always("state"),
-        Column::wide("version"),
+        Column::always("world"),
+        Column::always("version"),
         Column::wide("admin"),
         Column::wide("subscriptions"),
         Column::wide("last refusal"),
@@ -158,7 +163,8 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
         let state = if proxy.refused > 0 {
             format!("refuses {}", proxy.refused)
         } else if proxy.applied < proxy.told {
-            "behind".to_owned()
+            let behind = Duration::try_from_secs_f64(proxy.behind_seconds.unwrap_or_default());
+            format!("behind for {}", short(behind.unwrap_or_default()))
         } else {
             "current".to_owned()
         };
@@ -169,6 +175,10 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
             short(connected.unwrap_or_default()),
             proxy.services.to_string(),
             state,
+            match proxy.world_age_seconds.map(Duration::try_from_secs_f64) {
+                Some(Ok(age)) => format!("{} old", short(age)),
+                _ => "none".to_owned(),
+            },
             proxy.version.clone(),
             proxy.admin.clone().unwrap_or_default(),
             joined(proxy.subscriptions.iter().cloned()),

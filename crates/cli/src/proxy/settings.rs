@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leno_proxy::{AccessLog, Config, Interception};
+use leno_proxy::{AccessLog, Config, Interception, OnExpiry};
 
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
@@ -32,6 +32,9 @@ pub(crate) struct SettingArgs {
     /// Whether each request is logged, on standard output
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
     access_log: AccessLogFormat,
+    /// What it does when its certificate expires since no control plane renewed it in time
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = ExpiryPolicy::Continue)]
+    on_expiry: ExpiryPolicy,
     #[command(flatten)]
     limits: SidecarLimitArgs,
     /// How long requests under way may take to finish after SIGTERM [default: 30s]
@@ -54,10 +57,23 @@ impl SettingArgs {
         config.admin = self.admin;
         config.cores = usize::from(self.cores);
         config.access_log = self.access_log.into();
+        config.on_expiry = match self.on_expiry {
+            ExpiryPolicy::Continue => OnExpiry::Continue,
+            ExpiryPolicy::Fail => OnExpiry::Fail,
+        };
         self.limits.apply(&mut config.limits);
         let drain = self.drain_timeout.unwrap_or(config.limits.drain_timeout);
         config.limits.drain_timeout = drain;
     }
+}
+
+/// What a sidecar does when its certificate expires, as an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ExpiryPolicy {
+    /// It goes on; peers refuse its new connections
+    Continue,
+    /// It drains and ends with an error
+    Fail,
 }
 
 /// Whether requests are logged, as an option.

@@ -175,7 +175,7 @@ impl Launcher {
         held.workload() == Some(&workload.name)
             && held.id().account == workload.account
             && held.id().trust_domain == *self.control.trust_domain()
-            && held.roots() == self.control.roots()
+            && *held.roots() == self.control.roots()
     }
 }
 

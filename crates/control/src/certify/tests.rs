@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use leno_discovery::IssuedBytes;
-use leno_identity::{Credential, LEAF_LIFETIME, PrivateKey, Roots, TOKEN_LIFETIME};
+use leno_identity::{Authority, Credential, LEAF_LIFETIME, PrivateKey, Roots, TOKEN_LIFETIME};
 use leno_model::Name;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -28,7 +28,11 @@ impl Office {
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, trust_domain, now).unwrap();
         let tokens = Arc::new(open_tokens(data.path(), now).unwrap());
-        let certifier = Certifier::new(Arc::new(authority), Arc::clone(&tokens), LEAF_LIFETIME);
+        let certifier = Certifier::new(
+            tokio::sync::watch::Sender::new(Arc::new(authority)).subscribe(),
+            Arc::clone(&tokens),
+            LEAF_LIFETIME,
+        );
         Self { certifier, tokens, mesh, _data: data }
     }
 

@@ -19,6 +19,8 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         served: served(mesh, workload),
         doors: workload.doors.clone(),
         access: access(mesh, &workload.account),
+        revoked: mesh.config().revoked.clone(),
+        edition: mesh.edition(),
     }
 }
 

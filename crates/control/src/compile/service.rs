@@ -231,7 +231,8 @@ fn places<'a>(
     port: &ServicePort,
     permitted: &Permitted<'_>,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
-    let workloads = mesh.behind(service);
+    let revoked = &mesh.config().revoked;
+    let workloads = mesh.behind(service).filter(|workload| !revoked.contains(&workload.account));
     let workloads = workloads.filter(|workload| permitted.allows(&workload.account));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }

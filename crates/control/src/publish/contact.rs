@@ -26,12 +26,20 @@ pub(crate) struct Contact {
     pub(crate) admin: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
+    /// The number of its stream among all of its workload.
+    pub(crate) session: u64,
+    /// Which signer and which roots its certificate is of.
+    pub(crate) edition: u64,
     /// What it was last told.
     pub(crate) offered: Option<Update>,
     /// Which endpoints it was told to keep, if it has them.
     doubt: Doubt,
     /// The newest change up to which it has applied everything.
     pub(crate) applied: Option<ChangeId>,
+    /// When it last said so.
+    pub(crate) applied_at: Option<Instant>,
+    /// What it was sent since it last had applied everything.
+    pub(crate) unsettled_bytes: u64,
     /// How many resources are held back because it refused them.
     pub(crate) refused: usize,
     /// Its last refusals, newest last.
@@ -51,9 +59,13 @@ impl Contact {
             admin: hello.admin,
             pid: hello.pid,
             version: hello.version,
+            session: hello.session,
+            edition: hello.edition,
             offered: None,
             doubt: Doubt::default(),
             applied: None,
+            applied_at: None,
+            unsettled_bytes: 0,
             refused: 0,
             refusals: VecDeque::new(),
             standing,
@@ -82,8 +94,9 @@ impl Contact {
     }
 
     /// Notes that it applied everything up to `change`, but for what it refuses.
-    pub(crate) fn applied(&mut self, change: ChangeId, refused: usize) {
+    pub(crate) fn applied(&mut self, change: ChangeId, refused: usize, now: Instant) {
         self.applied = Some(change);
+        self.applied_at = Some(now);
         self.refused = refused;
         if refused == 0 {
             self.refusals.clear();

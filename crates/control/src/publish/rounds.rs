@@ -7,13 +7,35 @@ use leno_discovery::{ChangeId, ConnectionId};
 use leno_telemetry::Histogram;
 use tokio::time::Instant;
 
-/// Changes that were sent out together and who has not applied them yet.
-#[derive(Debug)]
-struct Round {
-    change: ChangeId,
+/// Changes that were sent out together, and what became of them.
+#[derive(Debug, Clone)]
+pub(crate) struct Round {
+    /// The newest of the changes before these.
+    pub(crate) after: ChangeId,
+    /// The newest of these.
+    pub(crate) change: ChangeId,
+    pub(crate) sent: Instant,
+    /// How many proxies may be concerned, and how many of them were told something new.
+    pub(crate) concerned: usize,
+    pub(crate) told: usize,
+    /// What those were sent that have applied it.
+    pub(crate) bytes: u64,
+    pub(crate) refused: u64,
+    /// Who was told and has not applied it yet.
+    pub(crate) waiting: BTreeSet<ConnectionId>,
+    /// When the last one applied it, so far.
+    pub(crate) last_applied: Option<Instant>,
     /// When each of its changes was seen.
     seen: Vec<Instant>,
-    waiting: BTreeSet<ConnectionId>,
+}
+
+/// Whom changes concern, when they are sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) at: Instant,
+    pub(crate) concerned: usize,
+    pub(crate) told: usize,
+    pub(crate) waiting: BTreeSet<ConnectionId>,
 }
 
 /// What became of the newest change.
@@ -28,25 +50,24 @@ pub(crate) struct Progress {
     pub(crate) converged: Option<Duration>,
 }
 
-/// The rounds that are not over, and how long those took that are.
+/// The last rounds, those that are not over among them, and how long changes took.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
-    open: VecDeque<Round>,
+    kept: VecDeque<Round>,
+    /// How many of them somebody is still waited for.
+    open: usize,
+    newest: ChangeId,
     latest: Option<Progress>,
     convergence: Histogram,
 }
 
 impl Rounds {
-    /// A round begins: changes seen at `seen`, the newest `change`, were sent to `waiting`.
-    pub(crate) fn begin(
-        &mut self,
-        change: ChangeId,
-        seen: Vec<Instant>,
-        waiting: BTreeSet<ConnectionId>,
-    ) {
+    /// A round begins: changes seen at `seen`, the newest `change`, were sent.
+    pub(crate) fn begin(&mut self, change: ChangeId, seen: Vec<Instant>, sent: Sent) {
         let Some(last) = seen.last().copied() else {
             return;
         };
+        let Sent { at, concerned, told, waiting } = sent;
         self.latest = Some(Progress {
             change,
             seen: last,
@@ -54,39 +75,82 @@ impl Rounds {
             applied: 0,
             converged: waiting.is_empty().then_some(Duration::ZERO),
         });
-        if waiting.is_empty() {
-            return;
-        }
-        if self.open.len() == OPEN_ROUNDS_MAX {
+        let after = std::mem::replace(&mut self.newest, change);
+        self.open += usize::from(!waiting.is_empty());
+        self.kept.push_back(Round {
+            after,
+            change,
+            sent: at,
+            concerned,
+            told,
+            bytes: 0,
+            refused: 0,
+            waiting,
+            last_applied: None,
+            seen,
+        });
+        while self.open > OPEN_ROUNDS_MAX || self.kept.len() > ROUNDS_MAX {
             // Some proxy answers to nothing; its own status says so.
-            self.open.pop_front();
+            let Some(oldest) = self.kept.pop_front() else { break };
+            self.open -= usize::from(!oldest.waiting.is_empty());
         }
-        self.open.push_back(Round { change, seen, waiting });
     }
 
-    /// A proxy has applied all that it was told, or is gone.
-    pub(crate) fn settle(&mut self, connection: ConnectionId, now: Instant) {
-        for round in &mut self.open {
-            let waited = round.waiting.remove(&connection);
+    /// A proxy has applied all that it was told, in so many bytes, or is gone.
+    pub(crate) fn settle(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
+        if self.open == 0 {
+            return;
+        }
+        let mut bytes = bytes;
+        // The newest round first: what came at once is counted with that.
+        for round in self.kept.iter_mut().rev() {
+            if !round.waiting.remove(&connection) {
+                continue;
+            }
+            round.bytes += std::mem::take(&mut bytes);
+            round.last_applied = Some(now);
+            let over = round.waiting.is_empty();
+            if over {
+                self.open -= 1;
+                for seen in &round.seen {
+                    self.convergence.record(now.duration_since(*seen));
+                }
+                round.seen = Vec::new();
+            }
             if let Some(latest) = &mut self.latest
                 && latest.change == round.change
-                && waited
             {
                 latest.applied += 1;
-                if round.waiting.is_empty() {
+                if over {
                     latest.converged = Some(now.duration_since(latest.seen));
                 }
             }
         }
-        let convergence = &mut self.convergence;
-        self.open.retain(|round| {
-            if round.waiting.is_empty() {
-                for seen in &round.seen {
-                    convergence.record(now.duration_since(*seen));
-                }
-            }
-            !round.waiting.is_empty()
-        });
+    }
+
+    /// A proxy refused something of what it was told last.
+    pub(crate) fn refuse(&mut self, connection: ConnectionId) {
+        let mut rounds = self.kept.iter_mut().rev();
+        if let Some(round) = rounds.find(|round| round.waiting.contains(&connection)) {
+            round.refused += 1;
+        }
+    }
+
+    /// The round that a change went out with, while it is remembered.
+    pub(crate) fn of(&self, id: ChangeId) -> Option<&Round> {
+        let at = self.kept.partition_point(|round| round.change < id);
+        self.kept.get(at).filter(|round| round.after < id)
+    }
+
+    /// Since when a proxy has not applied what a change told it.
+    pub(crate) fn awaited_since(&self, connection: ConnectionId) -> Option<Instant> {
+        let mut rounds = self.kept.iter();
+        rounds.find(|round| round.waiting.contains(&connection)).map(|round| round.sent)
+    }
+
+    /// How many rounds somebody is still waited for.
+    pub(crate) fn open(&self) -> usize {
+        self.open
     }
 
     /// What became of the newest change, if there was any.
@@ -103,12 +167,15 @@ impl Rounds {
 /// Rounds that somebody is still waited for; the oldest is given up.
 const OPEN_ROUNDS_MAX: usize = 64;
 
+/// Rounds that are remembered for whoever asks what became of a change.
+const ROUNDS_MAX: usize = 512;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn connections<const N: usize>(ids: [u64; N]) -> BTreeSet<ConnectionId> {
-        ids.map(ConnectionId).into()
+    fn sent<const N: usize>(at: Instant, ids: [u64; N]) -> Sent {
+        Sent { at, concerned: N + 1, told: N, waiting: ids.map(ConnectionId).into() }
     }
 
     #[test]
@@ -116,33 +183,61 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut rounds = Rounds::default();
-        rounds.begin(ChangeId(1), vec![start], connections([1, 2]));
-        rounds.settle(ConnectionId(1), at(5));
+        rounds.begin(ChangeId(1), vec![start], sent(start, [1, 2]));
+        rounds.settle(ConnectionId(1), 100, at(5));
         let latest = rounds.latest().unwrap();
         assert_eq!((latest.concerned, latest.applied, latest.converged), (2, 1, None));
-        rounds.settle(ConnectionId(1), at(6));
-        rounds.settle(ConnectionId(2), at(9));
+        rounds.settle(ConnectionId(1), 100, at(6));
+        rounds.settle(ConnectionId(2), 20, at(9));
         let latest = rounds.latest().unwrap();
         assert_eq!(latest.converged, Some(Duration::from_millis(9)));
-        assert_eq!(rounds.convergence().count(), 1);
+        assert_eq!((rounds.convergence().count(), rounds.open()), (1, 0));
+        let round = rounds.of(ChangeId(1)).unwrap();
+        assert_eq!((round.bytes, round.told, round.concerned), (120, 2, 3));
+        assert_eq!(round.last_applied, Some(at(9)));
     }
 
     #[test]
     fn a_change_that_concerns_nobody_converges_at_once_and_is_not_averaged() {
         let mut rounds = Rounds::default();
-        rounds.begin(ChangeId(1), vec![Instant::now()], BTreeSet::new());
+        let now = Instant::now();
+        rounds.begin(ChangeId(1), vec![now], sent(now, []));
         assert_eq!(rounds.latest().unwrap().converged, Some(Duration::ZERO));
-        assert_eq!(rounds.convergence().count(), 0);
+        assert_eq!((rounds.convergence().count(), rounds.open()), (0, 0));
+    }
+
+    #[test]
+    fn a_change_is_found_in_the_round_that_it_went_out_with() {
+        let mut rounds = Rounds::default();
+        let now = Instant::now();
+        for change in [3, 7, 9] {
+            rounds.begin(ChangeId(change), vec![now], sent(now, [1]));
+        }
+        let of = |id| rounds.of(ChangeId(id)).map(|round| round.change.0);
+        assert_eq!(
+            [1, 3, 4, 7, 9, 10].map(of),
+            [Some(3), Some(3), Some(7), Some(7), Some(9), None]
+        );
+        // What a proxy applied at once counts with the newest, and what it refuses too.
+        rounds.refuse(ConnectionId(1));
+        rounds.settle(ConnectionId(1), 50, now);
+        let told = |id| rounds.of(ChangeId(id)).map(|round| (round.bytes, round.refused));
+        assert_eq!([3, 9].map(told), [Some((0, 0)), Some((50, 1))]);
     }
 
     #[test]
     fn a_silent_proxy_does_not_let_rounds_pile_up() {
         let mut rounds = Rounds::default();
-        for change in 0..1000 {
-            rounds.begin(ChangeId(change), vec![Instant::now()], connections([1]));
+        let now = Instant::now();
+        for change in 1..1000 {
+            rounds.begin(ChangeId(change), vec![now], sent(now, [1]));
         }
-        assert_eq!(rounds.open.len(), OPEN_ROUNDS_MAX);
-        rounds.settle(ConnectionId(1), Instant::now());
-        assert!(rounds.open.is_empty());
+        assert_eq!((rounds.open(), rounds.kept.len()), (OPEN_ROUNDS_MAX, OPEN_ROUNDS_MAX));
+        rounds.settle(ConnectionId(1), 1, now);
+        assert_eq!(rounds.open(), 0);
+        for change in 1000..3000 {
+            rounds.begin(ChangeId(change), vec![now], sent(now, []));
+        }
+        assert_eq!(rounds.kept.len(), ROUNDS_MAX);
     }
 }

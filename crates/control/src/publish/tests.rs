@@ -45,6 +45,8 @@ impl Theatre {
             pid: 1,
             version: String::new(),
             services: Vec::new(),
+            session: 1,
+            edition: 0,
         };
         let connected = Connected { connection, hello, standing };
         let mut contact = Contact::new(connected, peer, self.now);
@@ -60,16 +62,18 @@ impl Theatre {
 
     fn change(&mut self, change: Change) {
         let touched = self.mesh.apply(change);
-        self.audience.notice(&touched, &self.mesh, self.now);
+        let cause = Cause::Objects(1, ObjectKey::MeshConfig);
+        self.audience.notice(&touched, &self.mesh, (cause, self.now), self.now);
     }
 
     fn listen(&mut self, name: &str, listeners: Option<Listeners>) {
         let touched = self.mesh.listen(&workload(name), listeners);
-        self.audience.notice(&touched, &self.mesh, self.now);
+        let cause = Cause::Objects(1, ObjectKey::MeshConfig);
+        self.audience.notice(&touched, &self.mesh, (cause, self.now), self.now);
     }
 
     fn publish(&mut self) {
-        self.audience.publish(&self.mesh, Settling::No);
+        self.audience.publish(&self.mesh, Settling::No, self.now);
     }
 
     /// What a workload was last told.
@@ -120,7 +124,7 @@ fn bookinfo(yaml: &str) -> Theatre {
     assert_eq!(theatre.news().len(), 5);
     for contact in theatre.audience.contacts.values_mut() {
         assert!(contact.is_behind());
-        contact.applied(contact.offered.as_ref().unwrap().change, 0);
+        contact.applied(contact.offered.as_ref().unwrap().change, 0, theatre.now);
         assert!(!contact.is_behind());
     }
     theatre
@@ -226,16 +230,16 @@ fn while_sidecars_come_back_all_that_is_certain_is_told_and_the_rest_is_kept() {
     assert_eq!(theatre.kept("productpage-1"), all);
 
     theatre.listen("details-1", Some(listening(9081)));
-    theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
     theatre.listen("reviews-v1-1", Some(listening(9082)));
-    theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
     assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
     let reviews = &services(&theatre).services[&service("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 1);
 
     // A sidecar that says that it serves nothing any more is believed at once.
     theatre.listen("reviews-v1-1", Some(Listeners::new()));
-    theatre.audience.publish(&theatre.mesh, Settling::Yes);
+    theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
     assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
 
     theatre.audience.reconsider(&theatre.mesh, Settling::No);

@@ -188,6 +188,8 @@ fn hello(
         pid: 1,
         version: "test".to_owned(),
         services: services.to_vec(),
+        session: 1,
+        edition: 0,
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         served: plan.served.iter().map(served).collect(),
         doors: plan.doors.iter().map(door_to_wire).collect(),
         access: Some(access_to_wire(&plan.access)),
+        revoked: plan.revoked.iter().map(ToString::to_string).collect(),
+        edition: plan.edition,
     }
 }
 
@@ -46,6 +48,10 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         served: by_port("served", served)?,
         doors: each("doors", wire.doors, door_from_wire)?,
         access: access_from_wire(mode).map_err(|invalid| invalid.under("access"))?,
+        revoked: each("revoked", wire.revoked, |name| account("account", &name))?
+            .into_iter()
+            .collect(),
+        edition: wire.edition,
     })
 }
 

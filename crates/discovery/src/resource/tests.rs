@@ -236,6 +236,8 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
             served,
             doors,
             access,
+            revoked: Default::default(),
+            edition: 0,
         },
     )
 }

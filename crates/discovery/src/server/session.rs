@@ -34,6 +34,8 @@ pub(super) struct Session<'a, W> {
     renew_from: Instant,
     /// What was last reported as applied.
     applied: Option<(ChangeId, usize)>,
+    /// Bytes of deltas that were not reported yet.
+    delta_bytes: u64,
 }
 
 /// A certificate request that the owner of the mesh has not answered yet.
@@ -100,6 +102,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             renewal: None,
             renew_from: now,
             applied: None,
+            delta_bytes: 0,
         }
     }
 
@@ -215,7 +218,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     async fn publish(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
             self.answer_by = Some(Instant::now() + ANSWER_WAIT);
+            let before = self.writer.queued();
             self.send(to_proxy::Message::Delta(delta_to_wire(delta)))?;
+            self.delta_bytes += self.writer.queued().saturating_sub(before) as u64;
         }
         let oversized = self.publisher.take_oversized();
         if !oversized.is_empty() {
@@ -230,7 +235,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             return Ok(());
         }
         let (change, refused) = applied;
-        self.tell(Event::Applied { connection: self.connection, change, refused }).await
+        let (connection, bytes) = (self.connection, std::mem::take(&mut self.delta_bytes));
+        self.tell(Event::Applied { connection, change, refused, bytes }).await
     }
 
     async fn tell(&self, event: Event) -> Result<(), ServeError> {

@@ -52,6 +52,9 @@ fn text(event: &Event) -> String {
         Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
         Event::Certify { csr, .. } => format!("certify {csr:?}"),
         Event::Join(joining) => format!("join {}", joining.workload),
+        Event::Elsewhere { .. } | Event::PeerArrived | Event::PeerLeft { .. } => {
+            panic!("of no proxy: {event:?}")
+        }
         Event::Left { connection } => format!("left {connection}"),
     }
 }

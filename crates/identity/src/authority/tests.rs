@@ -79,7 +79,7 @@ fn finishes_a_first_start_that_was_cut_short() {
     };
     let other = PrivateKey::generate();
     let error = crate::Credential::new(other, issued).unwrap_err();
-    assert!(matches!(error, crate::CredentialError::Key(_)), "{error}");
+    assert!(matches!(error, CredentialError::Key(_)), "{error}");
 }
 
 #[test]

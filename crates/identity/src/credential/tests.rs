@@ -116,7 +116,7 @@ fn an_expired_credential_is_read_and_says_so() {
 }
 
 #[test]
-fn renews_around_half_of_its_life() {
+fn renews_before_half_of_its_life_has_passed() {
     let world = World::new("cluster.local");
     for life in [10, 3600, 24 * 3600] {
         let life = Duration::from_secs(life);
@@ -126,9 +126,9 @@ fn renews_around_half_of_its_life() {
         let (early, late) = (after(0), after(u64::MAX));
         let half = life / 2;
         let near = |time: Duration, of: f64| (time.as_secs_f64() - of).abs() < 0.001;
-        assert!(near(early, half.as_secs_f64() * 0.9), "{early:?}");
-        assert!(near(late, half.as_secs_f64() * 1.1), "{late:?}");
-        assert!(near(after(u64::MAX / 2), half.as_secs_f64()));
+        assert!(near(early, half.as_secs_f64() * 0.8), "{early:?}");
+        assert!(near(late, half.as_secs_f64()), "{late:?}");
+        assert!(near(after(u64::MAX / 2), half.as_secs_f64() * 0.9));
         assert!(credential.renew_at(u64::MAX) < credential.not_after());
     }
 }

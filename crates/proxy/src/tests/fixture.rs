@@ -325,6 +325,8 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         served: BTreeMap::new(),
         doors: Vec::new(),
         access,
+        revoked: Default::default(),
+        edition: 0,
     }
 }
 

@@ -2,10 +2,11 @@
 
 use leno_model::{MeshConfig, TrafficMode, TrustDomain};
 
+use super::smi::read_account;
 use crate::field::Field;
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
-    let fields = spec.fields(&["trustDomain", "trafficMode"])?;
+    let fields = spec.fields(&["trustDomain", "trafficMode", "revoked"])?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
         config.trust_domain = TrustDomain(field.name()?);
@@ -16,5 +17,9 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
             (TrafficMode::Strict.as_str(), TrafficMode::Strict),
         ])?;
     }
+    config.revoked.extend(fields.each("revoked", REVOKED_MAX, read_account));
     Some(config)
 }
+
+/// The most accounts that can be revoked: each sidecar is told of all of them.
+const REVOKED_MAX: usize = 1024;

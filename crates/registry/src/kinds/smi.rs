@@ -41,7 +41,7 @@ fn read_destination(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
     Some(account)
 }
 
-fn read_account(field: &Field<'_>) -> Option<ServiceAccount> {
+pub(super) fn read_account(field: &Field<'_>) -> Option<ServiceAccount> {
     let fields = field.fields(&["kind", "name", "namespace"])?;
     let kind = fields.require("kind").and_then(|kind| kind.word(&[("ServiceAccount", ())]));
     let name = fields.require("name").and_then(Field::name);

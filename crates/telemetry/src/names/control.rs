@@ -50,6 +50,12 @@ table! {
         "Joins and renewals that were refused.";
     CONNECTIONS_REFUSED "leno_control_connections_refused_total" Counter ["reason"]
         "Connections that ended badly, by reason.";
-    CONVERGENCE "leno_control_convergence_seconds" Summary ["quantile"]
+    CONVERGENCE "leno_control_convergence_seconds" Histogram []
         "From seeing a change until the last proxy that it concerns has applied it.";
+    TOUCHED "leno_control_touched_total" Counter []
+        "Proxies that were told something new because of a change, summed over changes.";
+    DELTA_BYTES "leno_control_delta_bytes_total" Counter []
+        "Bytes of the deltas that proxies have answered.";
+    QUEUES "leno_control_queue_depth" Gauge ["queue"]
+        "What waits: updates of files, events of proxies, questions of operators, signatures, proxies that are due to be told, rounds that somebody has not applied.";
 }

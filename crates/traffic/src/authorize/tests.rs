@@ -73,6 +73,24 @@ fn connections_need_an_identity_of_this_trust_domain() {
 }
 
 #[test]
+fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
+    let permissive = || InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
+    for before in [stock, permissive] {
+        let access = before();
+        let permit = access.connection(Some(&peer("shop"))).unwrap();
+        let other = access.connection(Some(&peer("ops"))).unwrap();
+        assert!(!get(&access, &permit, "/items").contains("revoked"));
+        let access = before().without([peer("shop").account].into());
+        let refused = access.connection(Some(&peer("shop"))).map_err(|denial| denial.reason);
+        assert_eq!(refused.err(), Some(Reason::RevokedPeer));
+        assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
+        let tcp = access.tcp(&permit, 22).map_err(|denial| denial.reason);
+        assert_eq!(tcp.err(), Some(Reason::RevokedPeer));
+        assert!(!get(&access, &other, "/items").contains("revoked"));
+    }
+}
+
+#[test]
 fn permissive_lets_every_member_in() {
     let access = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
     let permit = access.connection(Some(&peer("anyone"))).unwrap();

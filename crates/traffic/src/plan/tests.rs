@@ -55,6 +55,8 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         served: BTreeMap::new(),
         doors: Vec::new(),
         access,
+        revoked: Default::default(),
+        edition: 0,
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
     Arc::new(Snapshot { plan: Arc::new(plan), services })

@@ -134,7 +134,7 @@ async fn token(
         sleep(LOOK_EVERY).await;
     };
     let mut bundle = JoinBundle::parse(&answer).context("no token")?;
-    bundle.control = Some(place.ports.address("control")?);
+    bundle.control = vec![place.ports.address("control")?];
     let file = place.dir.join(format!("{name}.token"));
     bundle.save(&file).context("a token file cannot be written")?;
     Ok(file)

@@ -1,4 +1,6 @@
-//! The suite `scale`: many sidecars join at once, as OSM's "Scalability".
+//! The suite `scale`: many sidecars join at once, as OSM's "Scalability", and hear of changes.
+
+mod goals;
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +10,8 @@ use serde_json::{Value, json};
 use crate::bench::contender::Contender;
 use crate::bench::html::Scale;
 use crate::bench::layout::Layout;
-use crate::bench::mesh_size::{self, Crowd};
+use crate::bench::mesh_services;
+use crate::bench::mesh_size::{self, Changing, Crowd};
 use crate::bench::options::{self, Defaults, Options};
 use crate::bench::progress::Progress;
 use crate::bench::report::{FigureTable, Form, MeshSize, Plot, Published, Report};
@@ -26,6 +29,9 @@ pub(crate) struct ScaleArgs {
     /// How many of them are real processes
     #[arg(long, value_name = "N", default_value_t = REAL)]
     real: usize,
+    /// Services of further meshes, in which one sidecar uses five
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "10,10000")]
+    services: Vec<usize>,
     #[command(flatten)]
     pub(crate) options: Options,
 }
@@ -33,7 +39,12 @@ pub(crate) struct ScaleArgs {
 impl ScaleArgs {
     /// The suite as `all` runs it.
     pub(crate) fn with(options: Options) -> Self {
-        Self { sidecars: vec![200, 400, 800, 1600], real: REAL, options }
+        Self {
+            sidecars: vec![200, 400, 800, 1600],
+            real: REAL,
+            services: vec![10, 10_000],
+            options,
+        }
     }
 
     /// How many meshes there are.
@@ -54,10 +65,12 @@ impl ScaleArgs {
         runner.confine_to(1);
         let steps = self.count() * runner.repeats as usize;
         let mut progress = Progress::new(steps, runner.trial_takes());
+        let most = self.sidecars.iter().max();
         for sidecars in &self.sidecars {
             for mode in MODES {
                 runner.rig.traffic_mode = mode;
-                let crowd = Crowd { sidecars: *sidecars, real: self.real };
+                let changes = if Some(sidecars) == most { Changing::Yes } else { Changing::No };
+                let crowd = Crowd { sidecars: *sidecars, real: self.real, changes };
                 let mut repeats = Vec::new();
                 for repeat in 1..=runner.repeats {
                     let mode = mode.as_str();
@@ -67,9 +80,16 @@ impl ScaleArgs {
                 report.meshes.extend(middle(&repeats));
             }
         }
+        runner.rig.traffic_mode = TrafficMode::Permissive;
+        for services in &self.services {
+            let found = mesh_services::measure(&runner.rig, *services).await?;
+            report.services.push(found);
+        }
         report.notes.push(format!(
             "{} of the sidecars are real processes; the others are clients that speak the whole \
-             protocol, all in one process, without traffic. Each uses {} services of {} workloads",
+             protocol, all in one process, without traffic. Each uses {} services of {} workloads; the \
+             real ones call each other all the time while changes are made, if they are twenty or \
+             more",
             self.real,
             mesh_size::USED,
             mesh_size::PER_SERVICE
@@ -79,6 +99,8 @@ impl ScaleArgs {
         }
         report.settings = Some(options::settings(&runner));
         report.tables.push(table(&report.meshes));
+        report.tables.extend(goals::table(&report.meshes, &report.services));
+        report.tables.extend(goals::costs(&report.meshes));
         report.plots = plots(&report.meshes);
         report.elapsed_s = began.elapsed().as_secs_f64();
         Ok(report)
@@ -99,7 +121,11 @@ fn middle(repeats: &[MeshSize]) -> Option<MeshSize> {
         rollout_memory_mib: of(|m| m.rollout_memory_mib),
         steady_cores: of(|m| m.steady_cores),
         steady_memory_mib: of(|m| m.steady_memory_mib),
+        empty_memory_mib: of(|m| m.empty_memory_mib),
+        per_sidecar_kib: of(|m| m.per_sidecar_kib),
         sidecar_memory_mib: of(|m| m.sidecar_memory_mib),
+        // Each repeat makes many of them already.
+        changes: first.changes,
     })
 }
 
@@ -166,10 +192,10 @@ fn plots(meshes: &[MeshSize]) -> Vec<Plot> {
 }
 
 const MODES: [TrafficMode; 2] = [TrafficMode::Strict, TrafficMode::Permissive];
-/// Enough for a median.
-const REAL: usize = 3;
-/// What starting and joining take, roughly.
-const JOINING: Duration = Duration::from_secs(8);
+/// Enough to carry traffic of their own.
+const REAL: usize = 50;
+/// What starting, joining, changes and coming back take, roughly.
+const JOINING: Duration = Duration::from_secs(90);
 
 const SUITE: Suite = Suite {
     name: "scale",
@@ -177,7 +203,8 @@ const SUITE: Suite = Suite {
     about: "A control plane alone on one core, and sidecars that all join at once: each exchanges \
             a token for a certificate, follows the control plane, and hears of every endpoint of \
             the services that it uses. A rollout ends when the last one has heard of the last \
-            endpoint.",
+            endpoint and every real sidecar is ready. In the largest mesh endpoints move, a rule \
+            changes and the control plane is killed, while real sidecars carry traffic.",
     published: &[Published {
         title: "OSM's \"Scalability\", repeated by osm-edge and FSM",
         source: "perf-scale.md of OSM (April 2022), osm-edge and FSM; 100 AKS nodes with 2 vCPU \
@@ -202,7 +229,7 @@ const SUITE: Suite = Suite {
     not_shown: &[
         "Kubernetes: there the pods themselves take most of the time of a rollout",
         "injection, and traffic while sidecars join",
-        "the cost of a change that touches everybody",
+        "networks: everything is on one machine",
     ],
 };
 

@@ -1,0 +1,188 @@
+//! What a sidecar takes in meshes of few and of many services when it uses the same few.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use leno_identity::JoinBundle;
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::child::{Child, Launch};
+use super::rig::Rig;
+use super::sample;
+use crate::ask;
+use crate::get::Mesh;
+use crate::ports::Ports;
+
+/// What a mesh of some services takes.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct MeshServices {
+    pub(super) services: usize,
+    /// Private memory of a sidecar that uses five of them.
+    pub(super) sidecar_kib: u64,
+    /// How many of them it knows.
+    pub(super) known: u64,
+    pub(super) control_mib: f64,
+}
+
+/// Starts a mesh of so many services, has one sidecar use five of them, and measures.
+///
+/// # Errors
+/// When something does not start, or a request is not answered.
+pub(super) async fn measure(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
+    let dir = rig.scratch().join(format!("services-{services}"));
+    std::fs::create_dir_all(dir.join("mesh")).context("there is no place for a mesh")?;
+    let mut ports = rig.ports();
+    let measured = run(rig, &dir, &mut ports, services).await;
+    if let Err(error) = std::fs::remove_dir_all(&dir) {
+        tracing::debug!(%error, "the files of a mesh stay");
+    }
+    measured
+}
+
+async fn run(
+    rig: &Rig,
+    dir: &Path,
+    ports: &mut Ports<'_>,
+    services: usize,
+) -> anyhow::Result<MeshServices> {
+    let application = ports.of("application")?;
+    manifests(&dir.join("mesh"), ports, services)?;
+    let address = ports.address("control")?;
+    let backend = Launch::leno(["bench", "backend", "--port", &application.to_string()])?;
+    let backend = Child::start(&backend.on(rig.load_cores.as_ref()), &dir.join("backend.log"))?;
+    let control = Launch::leno([
+        "control".as_ref(),
+        "--log-level=warn".as_ref(),
+        "-f".as_ref(),
+        dir.join("mesh").as_os_str(),
+        "--data".as_ref(),
+        dir.join("data").as_os_str(),
+        "--listen".as_ref(),
+        address.to_string().as_ref(),
+    ])?;
+    let control = Child::start(&control.on(rig.proxy_cores.as_ref()), &dir.join("control.log"))?;
+    let server = sidecar(rig, dir, (ports, address), "server").await?;
+    let client = sidecar(rig, dir, (ports, address), "client").await?;
+    for number in 0..USED.min(services) {
+        let door = ports.address(&format!("door-{number}"))?;
+        let until = Instant::now() + PATIENCE;
+        while let Err(error) = ask::admin(door, "/").await {
+            if Instant::now() > until {
+                return Err(error).context("a service is not answered");
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+    let pid = client.pid().context("the sidecar has ended")?;
+    let proxies = Mesh::at(&dir.join("data")).ask("/proxies").await?;
+    let known = proxies.as_array().into_iter().flatten();
+    let known = known.filter(|proxy| proxy["workload"] == "bench/client");
+    let control_pid = control.pid().context("the control plane has ended")?;
+    let measured = MeshServices {
+        services,
+        sidecar_kib: sample::memory(&[pid]).private_kib,
+        known: known.filter_map(|proxy| proxy["services"].as_u64()).sum(),
+        control_mib: sample::memory(&[control_pid]).private_kib as f64 / 1024.0,
+    };
+    for child in [client, server, control, backend] {
+        child.stop().await;
+    }
+    Ok(measured)
+}
+
+async fn sidecar(
+    rig: &Rig,
+    dir: &Path,
+    (ports, control): (&mut Ports<'_>, SocketAddr),
+    name: &str,
+) -> anyhow::Result<Child> {
+    let mesh = Mesh::at(&dir.join("data"));
+    let until = Instant::now() + PATIENCE;
+    let token = loop {
+        match mesh.send("POST", &format!("/token?workload=bench/{name}")).await {
+            Ok(token) => break token,
+            Err(error) if Instant::now() > until => return Err(error),
+            Err(_) => sleep(LOOK_EVERY).await,
+        }
+    };
+    let mut bundle = JoinBundle::parse(&token)?;
+    bundle.control = vec![control];
+    let token = dir.join(format!("{name}.token"));
+    bundle.save(&token).context("a token cannot be written")?;
+    let admin = ports.address(&format!("admin-{name}"))?;
+    let launch = Launch::leno([
+        "proxy".as_ref(),
+        "--log-level=warn".as_ref(),
+        format!("--workload=bench/{name}").as_ref(),
+        "--token-file".as_ref(),
+        token.as_os_str(),
+        "--state".as_ref(),
+        dir.join(name).as_os_str(),
+        "--admin".as_ref(),
+        admin.to_string().as_ref(),
+        "--http-proxy=off".as_ref(),
+        "--drain-timeout=0s".as_ref(),
+    ])?;
+    let child =
+        Child::start(&launch.on(rig.load_cores.as_ref()), &dir.join(format!("{name}.log")))?;
+    while ask::admin(admin, "/ready").await.is_err() {
+        if Instant::now() > until {
+            bail!("a sidecar is not ready: {}", child.last_words());
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(child)
+}
+
+/// Files of at most so many documents each: a file has a limit.
+fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Result<()> {
+    let port = ports.of("application")?;
+    let mut text = String::new();
+    for name in ["server", "client"] {
+        write!(
+            text,
+            "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+             metadata: {{name: {name}, namespace: bench, labels: {{app: {name}}}}}\n\
+             spec:\n  serviceAccount: {name}\n"
+        )?;
+    }
+    text.push_str("  outbound:\n");
+    for number in 0..USED.min(services) {
+        let door = ports.address(&format!("door-{number}"))?;
+        writeln!(text, "  - {{service: service-{number}.bench, port: 80, listen: \"{door}\"}}")?;
+    }
+    let text = text.replacen(
+        "serviceAccount: server\n",
+        &format!(
+            "serviceAccount: server\n  ports: [{{name: main, port: {port}, protocol: HTTP}}]\n"
+        ),
+        1,
+    );
+    std::fs::write(dir.join("workloads.yaml"), text).context("the manifests")?;
+    for first in (0..services).step_by(PER_FILE) {
+        let mut text = String::new();
+        for number in first..services.min(first + PER_FILE) {
+            write!(
+                text,
+                "---\napiVersion: v1\nkind: Service\n\
+                 metadata: {{name: service-{number}, namespace: bench}}\n\
+                 spec: {{selector: {{app: server}}, ports: [{{port: 80, targetPort: main}}]}}\n"
+            )?;
+        }
+        std::fs::write(dir.join(format!("services-{first}.yaml")), text)
+            .context("the manifests")?;
+    }
+    Ok(())
+}
+
+/// Services that the sidecar uses.
+pub(super) const USED: usize = 5;
+/// Half of what a file may hold.
+const PER_FILE: usize = 5000;
+/// For reading ten thousand documents.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -1,0 +1,226 @@
+//! Changes in a mesh that is up: an endpoint, a rule, a storm, the end of the control plane.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::manifests::rule;
+use super::{LOOK_EVERY, ROLLOUT_PATIENCE, Stage, mib};
+use crate::bench::child::Child;
+use crate::bench::crowd::{Order, Seen, Told, since_1970};
+use crate::bench::report::MeshChanges;
+use crate::bench::rig::TrafficMode;
+use crate::bench::sample;
+use crate::bench::trial::Timing;
+use crate::get::Mesh;
+
+/// Where a mesh is.
+pub(super) struct Place<'a> {
+    pub(super) file: &'a Path,
+    pub(super) data: &'a Path,
+    pub(super) address: SocketAddr,
+    pub(super) timing: Timing,
+}
+
+impl Stage<'_, '_> {
+    /// Makes changes and measures what they take. The control plane that runs afterwards is
+    /// another one.
+    pub(super) async fn changes(
+        &self,
+        crowd: &mut Child,
+        control: Child,
+        place: &mut Place<'_>,
+    ) -> anyhow::Result<(Child, MeshChanges)> {
+        let mut found = MeshChanges::default();
+        let pid = control.pid().context("the control plane has ended")?;
+        self.endpoint(crowd, place, &mut found).await?;
+        if self.rig.traffic_mode == TrafficMode::Strict {
+            self.rule(crowd, place, &mut found).await?;
+        }
+        self.storm(crowd, place, pid, &mut found).await?;
+        let control = self.restart(crowd, control, place, &mut found).await?;
+        Ok((control, found))
+    }
+
+    /// An endpoint of the service that most use moves.
+    async fn endpoint(
+        &self,
+        crowd: &mut Child,
+        place: &Place<'_>,
+        found: &mut MeshChanges,
+    ) -> anyhow::Result<()> {
+        let last = self.crowd.sidecars.saturating_sub(self.crowd.real);
+        let Some(member) = last.checked_sub(1) else { return Ok(()) };
+        let before = Counters::read(place.data).await?;
+        let order = Order::Endpoint { member, times: MOVES, rest_ms: REST_MS };
+        let seen = seen(crowd, order, MOVES_PATIENCE).await?;
+        let spent = Counters::read(place.data).await?.since(&before);
+        found.users = seen.users;
+        (found.endpoint_p50_ms, found.endpoint_p99_ms) = (seen.p50_ms, seen.p99_ms);
+        found.endpoint_to_others = seen.to_others;
+        found.endpoint_touched = spent.touched / MOVES as f64;
+        found.endpoint_bytes = spent.bytes / MOVES as f64;
+        if seen.missed > 0 {
+            bail!("{} sidecars did not hear of an endpoint that moved", seen.missed);
+        }
+        Ok(())
+    }
+
+    /// A rule that everybody obeys changes, in the files.
+    async fn rule(
+        &self,
+        crowd: &mut Child,
+        place: &Place<'_>,
+        found: &mut MeshChanges,
+    ) -> anyhow::Result<()> {
+        let all = self.crowd.sidecars.saturating_sub(self.crowd.real);
+        let before = Counters::read(place.data).await?;
+        let mut latencies = Vec::new();
+        for edition in 1..=RULES {
+            let patience_ms = RULE_PATIENCE_MS;
+            crowd.tell(&serde_json::to_string(&Order::Rule { patience_ms })?).await?;
+            let Told::Ready = answer(crowd).await? else { bail!("the crowd is confused") };
+            let began = since_1970();
+            std::fs::write(place.file.join("rule.yaml"), rule(edition)).context("a rule")?;
+            let Told::Plans(plans) = answer(crowd).await? else { bail!("the crowd is confused") };
+            found.rule_missed += all.saturating_sub(plans.len());
+            latencies.extend(plans.iter().map(|at| at.saturating_sub(began) as f64 / 1e3));
+            sleep(Duration::from_millis(REST_MS)).await;
+        }
+        let spent = Counters::read(place.data).await?.since(&before);
+        latencies.sort_by(f64::total_cmp);
+        found.rule_p50_ms = share(&latencies, 0.5);
+        found.rule_p99_ms = share(&latencies, 0.99);
+        found.rule_touched = spent.touched / RULES as f64;
+        found.rule_bytes = spent.bytes / RULES as f64;
+        Ok(())
+    }
+
+    /// Endpoints move all the time: a rolling restart of everything.
+    async fn storm(
+        &self,
+        crowd: &mut Child,
+        place: &Place<'_>,
+        pid: u32,
+        found: &mut MeshChanges,
+    ) -> anyhow::Result<()> {
+        let seconds = (place.timing.duration * STORM_FACTOR).min(STORM_MAX).as_secs_f64();
+        let before = Counters::read(place.data).await?;
+        let (cpu, began) = (sample::cpu(&[pid]), Instant::now());
+        let order = Order::Storm { per_second: STORM_PER_SECOND, seconds };
+        let patience = Duration::from_secs_f64(seconds * 4.0) + ROLLOUT_PATIENCE;
+        let seen = seen(crowd, order, patience).await?;
+        let spent = sample::cpu(&[pid]).saturating_sub(cpu).as_secs_f64();
+        found.storm_cores = spent / began.elapsed().as_secs_f64();
+        let counted = Counters::read(place.data).await?.since(&before);
+        let changes = seen.changes.max(1) as f64;
+        (found.storm_s, found.storm_per_s) = (seconds, seen.per_second);
+        (found.storm_p50_ms, found.storm_p99_ms) = (seen.p50_ms, seen.p99_ms);
+        found.storm_missed = seen.missed;
+        found.storm_touched = counted.touched / changes;
+        found.storm_bytes = counted.bytes / changes;
+        Ok(())
+    }
+
+    /// The control plane is gone, and another one comes on the same data: all come back at once.
+    async fn restart(
+        &self,
+        crowd: &mut Child,
+        control: Child,
+        place: &Place<'_>,
+        found: &mut MeshChanges,
+    ) -> anyhow::Result<Child> {
+        // Dropped, it is killed: nobody is told.
+        drop(control);
+        let until = Instant::now() + ROLLOUT_PATIENCE;
+        loop {
+            let order = serde_json::to_string(&Order::Streams)?;
+            crowd.tell(&order).await?;
+            match answer(crowd).await? {
+                Told::Streams(0) => break,
+                Told::Streams(_) if Instant::now() < until => sleep(LOOK_EVERY).await,
+                _ => bail!("the crowd does not see that the control plane is gone"),
+            }
+        }
+        let began = Instant::now();
+        let control = self.control(place.file, place.data, place.address)?;
+        let pid = control.pid().context("the control plane ended at once")?;
+        let all = self.crowd.sidecars as u64;
+        loop {
+            let status = Mesh::at(place.data).ask("/status").await.unwrap_or_default();
+            let back = status["proxies"].as_u64() == Some(all) && status["behind"] == 0;
+            if back {
+                break;
+            }
+            if began.elapsed() > ROLLOUT_PATIENCE {
+                bail!("not everybody came back: {status}");
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        found.back_s = began.elapsed().as_secs_f64();
+        found.back_bytes = Counters::read(place.data).await?.bytes;
+        found.back_memory_mib = mib(sample::peak_kib(pid));
+        Ok(control)
+    }
+}
+
+/// What a control plane has counted.
+#[derive(Debug, Clone, Copy)]
+struct Counters {
+    touched: f64,
+    bytes: f64,
+}
+
+impl Counters {
+    async fn read(data: &Path) -> anyhow::Result<Self> {
+        let page = Mesh::at(data).send("GET", "/metrics").await?;
+        let lines = page.lines().filter_map(|line| line.rsplit_once(' '));
+        let values: BTreeMap<&str, f64> =
+            lines.filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
+        let of = |name: &str| values.get(name).copied().with_context(|| format!("no {name}"));
+        Ok(Self {
+            touched: of("leno_control_touched_total")?,
+            bytes: of("leno_control_delta_bytes_total")?,
+        })
+    }
+
+    fn since(self, before: &Self) -> Self {
+        Self { touched: self.touched - before.touched, bytes: self.bytes - before.bytes }
+    }
+}
+
+async fn seen(crowd: &mut Child, order: Order, patience: Duration) -> anyhow::Result<Seen> {
+    crowd.tell(&serde_json::to_string(&order)?).await?;
+    match timeout(patience, answer(crowd)).await.context("the crowd does not answer")?? {
+        Told::Seen(seen) => Ok(seen),
+        other => bail!("the crowd answers {other:?}"),
+    }
+}
+
+async fn answer(crowd: &mut Child) -> anyhow::Result<Told> {
+    let line = crowd.line().await;
+    let line = line.with_context(|| format!("the crowd ended: {}", crowd.last_words()))?;
+    serde_json::from_str(&line).context("what the crowd says")
+}
+
+/// The figure that this share of all did not exceed; they are in order.
+fn share(figures: &[f64], share: f64) -> f64 {
+    let rank = (share * figures.len() as f64).ceil() as usize;
+    figures.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+/// How often one endpoint moves, and how long is watched whether others hear of it.
+const MOVES: usize = 20;
+const REST_MS: u64 = 300;
+const MOVES_PATIENCE: Duration = Duration::from_secs(300);
+/// How often the rule changes, and how long that may take.
+const RULES: usize = 5;
+const RULE_PATIENCE_MS: u64 = 20_000;
+/// How many endpoints move each second, and for how long: a minute, unless runs are short.
+const STORM_PER_SECOND: u32 = 200;
+const STORM_FACTOR: u32 = 12;
+const STORM_MAX: Duration = Duration::from_secs(60);

@@ -1,0 +1,139 @@
+//! The manifests of a mesh of some size, and who uses what in it.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use super::{PER_SERVICE, Stage, USED, workload};
+use crate::bench::rig::TrafficMode;
+
+impl Stage<'_, '_> {
+    /// The services that a workload uses, by number: those after its own, in a circle. Real
+    /// sidecars have a circle of their own when there are enough of them, so that everything that
+    /// they call is served. The last service is used by more than the others.
+    pub(super) fn used(&self, index: usize) -> Vec<usize> {
+        let (own, all, circle) = (index / PER_SERVICE, self.services(), self.circle());
+        let circle = if own < circle { circle } else { all };
+        let mut used: Vec<usize> =
+            (1..=USED.min(circle)).map(|step| (own + step) % circle).collect();
+        let popular = all - 1;
+        let near = (1..=POPULAR).any(|step| (own + step) % all == popular);
+        if own >= self.circle() && near && !used.contains(&popular) {
+            used.push(popular);
+        }
+        used
+    }
+
+    /// How many services only real sidecars are behind and use; none when those are too few.
+    fn circle(&self) -> usize {
+        let whole = self.crowd.real.min(self.crowd.sidecars) / PER_SERVICE;
+        if whole > 1 { whole } else { 0 }
+    }
+
+    /// Whether real sidecars can call each other.
+    pub(super) fn serves(&self) -> bool {
+        self.circle() > 0
+    }
+
+    /// A service, and how many workloads are behind it.
+    pub(super) fn named(&self, service: usize) -> (String, usize) {
+        let left = self.crowd.sidecars - service * PER_SERVICE;
+        (format!("bench/service-{service}"), left.min(PER_SERVICE))
+    }
+
+    pub(super) fn services(&self) -> usize {
+        self.crowd.sidecars.div_ceil(PER_SERVICE).max(1)
+    }
+
+    /// The port of a workload's application: real ones share one.
+    pub(super) fn port(&mut self, index: usize) -> anyhow::Result<u16> {
+        match index < self.crowd.real {
+            true => self.ports.of("application"),
+            false => Ok(NOWHERE),
+        }
+    }
+
+    pub(super) fn manifests(&mut self) -> anyhow::Result<String> {
+        let mode = self.rig.traffic_mode;
+        let mut text = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+             spec: {{trafficMode: {}}}\n",
+            mode.as_str()
+        );
+        for index in 0..self.crowd.sidecars {
+            let (service, port) = (index / PER_SERVICE, self.port(index)?);
+            let name = workload(index);
+            let name = name.trim_start_matches("bench/");
+            write!(
+                text,
+                "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+                 metadata: {{name: {name}, namespace: bench, labels: {{app: service-{service}}}}}\n\
+                 spec:\n  serviceAccount: service-{service}\n  \
+                 ports: [{{name: main, port: {port}, protocol: HTTP}}]\n"
+            )?;
+            if index < self.crowd.real {
+                text.push_str("  outbound:\n");
+                for (number, used) in self.used(index).into_iter().enumerate() {
+                    let door = self.ports.address(&format!("door-{index}-{number}"))?;
+                    writeln!(
+                        text,
+                        "  - {{service: service-{used}.bench, port: 80, listen: \"{door}\"}}"
+                    )?;
+                }
+            }
+        }
+        for service in 0..self.services() {
+            write!(
+                text,
+                "---\napiVersion: v1\nkind: Service\n\
+                 metadata: {{name: service-{service}, namespace: bench}}\n\
+                 spec: {{selector: {{app: service-{service}}}, ports: [{{port: 80, \
+                 targetPort: main}}]}}\n"
+            )?;
+        }
+        if mode == TrafficMode::Strict {
+            self.policies(&mut text)?;
+        }
+        Ok(text)
+    }
+
+    fn policies(&self, text: &mut String) -> anyhow::Result<()> {
+        let services = self.services();
+        let mut sources = vec![BTreeSet::new(); services];
+        for index in 0..self.crowd.sidecars {
+            for used in self.used(index) {
+                sources[used].insert(index / PER_SERVICE);
+            }
+        }
+        for (service, sources) in sources.iter().enumerate() {
+            write!(
+                text,
+                "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
+                 metadata: {{name: service-{service}, namespace: bench}}\nspec:\n  destination: \
+                 {{kind: ServiceAccount, name: service-{service}, namespace: bench}}\n  sources:\n"
+            )?;
+            for source in sources {
+                writeln!(
+                    text,
+                    "  - {{kind: ServiceAccount, name: service-{source}, namespace: bench}}"
+                )?;
+            }
+            text.push_str("  rules: [{kind: HTTPRouteGroup, name: all, matches: [all]}]\n");
+        }
+        Ok(())
+    }
+}
+
+/// The rule that every policy refers to, in its `edition`: each differs from the others, and all
+/// allow what is asked for.
+pub(super) fn rule(edition: usize) -> String {
+    format!(
+        "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
+         metadata: {{name: all, namespace: bench}}\n\
+         spec: {{matches: [{{name: all, pathRegex: \"/.*|/edition-{edition}\", methods: [\"*\"]}}]}}\n"
+    )
+}
+
+/// Where applications of the crowd would listen.
+const NOWHERE: u16 = 8080;
+/// Services whose workloads use the last one: ten times ten are a hundred.
+const POPULAR: usize = 10;

@@ -1,0 +1,71 @@
+//! Traffic through the real sidecars of a mesh while something else is measured.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Stage;
+use crate::ask;
+
+/// Requests one after the other, through each real sidecar in turn.
+pub(super) struct Traffic {
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    sent: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Traffic {
+    /// Begins.
+    ///
+    /// # Errors
+    /// When a door has no address.
+    pub(super) fn start(stage: &mut Stage<'_, '_>) -> anyhow::Result<Self> {
+        let mut doors: Vec<SocketAddr> = Vec::new();
+        for index in 0..stage.crowd.real {
+            doors.push(stage.ports.address(&format!("door-{index}-0"))?);
+        }
+        let shared = Arc::<Shared>::default();
+        #[allow(clippy::disallowed_methods, reason = "its owner ends it in `finish`")]
+        let task = tokio::spawn(send(doors, Arc::clone(&shared)));
+        Ok(Self { shared, task })
+    }
+
+    /// Ends it: how many requests there were, and how many of them failed.
+    pub(super) async fn finish(self) -> (u64, u64) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let ended = self.task.await;
+        let lost = u64::from(ended.is_err());
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        (count(&self.shared.sent), count(&self.shared.failed) + lost)
+    }
+}
+
+async fn send(doors: Vec<SocketAddr>, shared: Arc<Shared>) {
+    let mut due = interval(Duration::from_secs(1) / PER_SECOND);
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for door in doors.iter().cycle() {
+        due.tick().await;
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let answered = ask::admin(*door, "/").await;
+        shared.sent.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = answered {
+            tracing::debug!(%door, error = %format!("{error:#}"), "a request failed");
+            shared.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Enough that each of fifty sidecars serves all the time, and little beside what is measured.
+const PER_SECOND: u32 = 100;

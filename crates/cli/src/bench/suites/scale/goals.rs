@@ -1,0 +1,159 @@
+//! What a mesh of sixteen hundred must reach, and what was measured.
+
+use serde_json::{Value, json};
+
+use crate::bench::mesh_services::MeshServices;
+use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
+use crate::bench::rig::TrafficMode;
+use crate::bench::statistics::rounded;
+
+/// A figure, what it must not exceed, what is aimed for, and how it is found.
+struct Goal {
+    name: &'static str,
+    most: f64,
+    aim: Option<f64>,
+    of: fn(&MeshSize) -> Option<f64>,
+}
+
+const fn goal(
+    name: &'static str,
+    most: f64,
+    aim: Option<f64>,
+    of: fn(&MeshSize) -> Option<f64>,
+) -> Goal {
+    Goal { name, most, aim, of }
+}
+
+/// Of one kind of change, in a mesh that had any.
+fn of(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
+    mesh.changes.as_ref().map(figure)
+}
+
+/// Of the rule, which there is in strict mode only.
+fn of_rule(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
+    let strict = mesh.mode == TrafficMode::Strict;
+    mesh.changes.as_ref().filter(|_| strict).map(figure)
+}
+
+const GOALS: [Goal; 13] = [
+    goal("control plane private memory, all connected, MiB", 96.0, Some(64.0), |m| {
+        Some(m.steady_memory_mib)
+    }),
+    goal("memory per further sidecar, KiB", 48.0, Some(32.0), |m| Some(m.per_sidecar_kib)),
+    goal("all join at once: until the last is ready, s", 20.0, Some(10.0), |m| Some(m.rollout_s)),
+    goal("an endpoint moves: seen by all who use it, p99 ms", 500.0, Some(150.0), |m| {
+        of(m, |c| c.endpoint_p99_ms)
+    }),
+    goal("an endpoint moves: messages to those who do not use it", 0.0, None, |m| {
+        of(m, |c| c.endpoint_to_others as f64)
+    }),
+    goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |m| {
+        of_rule(m, |c| c.rule_p99_ms)
+    }),
+    goal("a mesh-wide rule changes: not applied in time", 0.0, None, |m| {
+        of_rule(m, |c| c.rule_missed as f64)
+    }),
+    goal("200 endpoints move each second: p99 ms", 1000.0, None, |m| of(m, |c| c.storm_p99_ms)),
+    goal("200 endpoints move each second: not seen in time", 0.0, None, |m| {
+        of(m, |c| c.storm_missed as f64)
+    }),
+    goal("200 endpoints move each second: control plane, cores", 1.0, None, |m| {
+        of(m, |c| c.storm_cores)
+    }),
+    goal("idle control plane, cores", 0.01, None, |m| Some(m.steady_cores)),
+    goal("all come back at once after a crash, s", 20.0, Some(10.0), |m| of(m, |c| c.back_s)),
+    goal("requests through real sidecars that failed meanwhile", 0.0, None, |m| {
+        of(m, |c| c.failed as f64)
+    }),
+];
+
+/// Figures beside their goals. Whether they hold is told for meshes of the size that goals are for.
+pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
+    let strict = last(meshes, TrafficMode::Strict)?;
+    let permissive = last(meshes, TrafficMode::Permissive)?;
+    let judged = strict.sidecars >= SIDECARS;
+    let mut rows: Vec<Vec<Value>> = GOALS
+        .iter()
+        .map(|Goal { name, most, aim, of }| {
+            let found = [of(permissive), of(strict)];
+            let worst = found.into_iter().flatten().fold(0.0, f64::max);
+            let aim = aim.map_or(json!("–"), |aim| json!(aim));
+            vec![
+                json!(name),
+                json!(most),
+                aim,
+                shown(found[0]),
+                shown(found[1]),
+                holds(judged, worst <= *most),
+            ]
+        })
+        .collect();
+    if let (Some(first), Some(last)) = (services.first(), services.last()) {
+        let grown = last.sidecar_kib as f64 / first.sidecar_kib.max(1) as f64;
+        let name = format!(
+            "sidecar private memory, {} → {} services in the mesh, times",
+            first.services, last.services
+        );
+        let judged = last.services >= SERVICES;
+        rows.push(vec![
+            json!(name),
+            json!(1.1),
+            json!(1.0),
+            shown(Some(grown)),
+            json!("–"),
+            holds(judged, grown <= 1.1),
+        ]);
+    }
+    Some(FigureTable {
+        title: format!("{} sidecars and what is asked of them", strict.sidecars),
+        columns: ["figure", "at most", "aim", "permissive", "strict", "holds"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows,
+    })
+}
+
+/// What changes cost: counted, so that it does not depend on the machine.
+pub(super) fn costs(meshes: &[MeshSize]) -> Option<FigureTable> {
+    let changed: Vec<(&MeshSize, &MeshChanges)> =
+        meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
+    changed.first()?;
+    let row = |mesh: &MeshSize, name: &str, touched: f64, bytes: f64| {
+        vec![json!(name), json!(mesh.mode), shown(Some(touched)), shown(Some(bytes))]
+    };
+    let mut rows = Vec::new();
+    for (mesh, c) in changed {
+        let moves = format!("an endpoint that {} use moves", c.users);
+        rows.push(row(mesh, &moves, c.endpoint_touched, c.endpoint_bytes));
+        if mesh.mode == TrafficMode::Strict {
+            rows.push(row(mesh, "a rule of everybody changes", c.rule_touched, c.rule_bytes));
+        }
+        rows.push(row(mesh, "one of many moves in a storm", c.storm_touched, c.storm_bytes));
+        rows.push(row(mesh, "all come back after a crash", 0.0, c.back_bytes));
+    }
+    Some(FigureTable {
+        title: "What a change costs".to_owned(),
+        columns: ["change", "mode", "proxies told", "bytes of deltas"].map(str::to_owned).to_vec(),
+        rows,
+    })
+}
+
+fn last(meshes: &[MeshSize], mode: TrafficMode) -> Option<&MeshSize> {
+    meshes.iter().rfind(|mesh| mesh.mode == mode && mesh.changes.is_some())
+}
+
+fn shown(figure: Option<f64>) -> Value {
+    figure.map_or(json!("–"), |figure| json!(rounded(figure)))
+}
+
+fn holds(judged: bool, holds: bool) -> Value {
+    match (judged, holds) {
+        (false, _) => json!("–"),
+        (true, true) => json!("yes"),
+        (true, false) => json!("no"),
+    }
+}
+
+/// The sizes that goals are for.
+const SIDECARS: usize = 1600;
+const SERVICES: usize = 10_000;

@@ -1,0 +1,34 @@
+//! What became of a change of the running mesh.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use leno_control::status::ChangeReport;
+
+use super::ExplainFormat;
+use crate::get::{Mesh, changes};
+use crate::output;
+
+/// Prints a change's way from its source to the last proxy that applied it.
+///
+/// # Errors
+/// When no mesh answers, or it does not know the change.
+pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow::Result<ExitCode> {
+    let id = id.context("which change? `leno get changes` lists them")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = runtime.block_on(Mesh::at(data).ask(&format!("/change?id={id}")))?;
+    let Some(change) = serde_json::from_value::<Option<ChangeReport>>(answer)
+        .context("the answer is not understood: is the mesh of another version of leno?")?
+    else {
+        bail!(
+            "the control plane knows no change {id}: it remembers the last ones only, and other \
+             control planes number theirs differently; see `leno get changes`"
+        );
+    };
+    match format {
+        ExplainFormat::Json => output::print_json(&change)?,
+        ExplainFormat::Text => output::print(&changes::story(&change))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

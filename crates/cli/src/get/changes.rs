@@ -1,0 +1,125 @@
+//! What became of changes, as a table and as sentences.
+
+use std::fmt::Write as _;
+
+use leno_control::status::ChangeReport;
+
+use crate::output::{Column, Listing};
+
+/// The newest changes.
+pub(super) fn table(changes: &[ChangeReport]) -> Listing {
+    let mut listing = Listing::new(COLUMNS);
+    for change in changes {
+        listing.row([
+            change.id.to_string(),
+            ms(Some(change.age_ms)),
+            format!("{}/{}", change.applied, change.told),
+            ms(change.applied_after_ms),
+            change.bytes.to_string(),
+            change.cause.clone(),
+            change.concerned.to_string(),
+            change.together.to_string(),
+            change.refused.to_string(),
+        ]);
+    }
+    listing
+}
+
+/// One change, followed from where it came from to the last proxy that applied it.
+pub(crate) fn story(change: &ChangeReport) -> String {
+    let mut text = format!("change {}: {}\n", change.id, change.cause);
+    let mut line = |label: &str, value: String| {
+        writeln!(text, "  {label:<10} {value}").expect("a String takes what is written");
+    };
+    line("noticed", format!("{} ago", ms(Some(change.age_ms))));
+    line("taken in", format!("after {}", ms(Some(change.seen_after_ms))));
+    if change.forgotten {
+        line("sent", "what became of it is forgotten by now".to_owned());
+        return text;
+    }
+    let Some(sent) = change.sent_after_ms else {
+        line("sent", "not yet: it waits for the quiet time".to_owned());
+        return text;
+    };
+    let others = match change.together {
+        0 | 1 => String::new(),
+        all => format!(", together with {} others", all - 1),
+    };
+    line("sent", format!("after {}{others}", ms(Some(sent))));
+    line(
+        "concerned",
+        format!("{} proxies may be concerned, {} were told", change.concerned, change.told),
+    );
+    line("answered", format!("{} proxies, {} bytes", change.applied, change.bytes));
+    if change.refused > 0 {
+        line("refused", format!("{} times: see `leno get proxies --stale`", change.refused));
+    }
+    match change.applied_after_ms {
+        Some(after) => line("last ACK", format!("after {}", ms(Some(after)))),
+        None if change.told == 0 => line("last ACK", "none: nobody had to be told".to_owned()),
+        None => line("waits for", change.waiting.join(", ")),
+    }
+    text
+}
+
+fn ms(duration: Option<f64>) -> String {
+    duration.map_or("–".to_owned(), |ms| match ms {
+        1000.0.. => format!("{:.1} s", ms / 1000.0),
+        _ => format!("{ms:.1} ms"),
+    })
+}
+
+const COLUMNS: &[Column] = &[
+    Column::always("change"),
+    Column::always("age"),
+    Column::always("applied"),
+    Column::always("after"),
+    Column::always("bytes"),
+    Column::always("what"),
+    Column::wide("concerned"),
+    Column::wide("together"),
+    Column::wide("refused"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change() -> ChangeReport {
+        ChangeReport {
+            id: 42,
+            cause: "Workload shop/cart-1 changed in the files".to_owned(),
+            age_ms: 12_000.0,
+            seen_after_ms: 61.0,
+            sent_after_ms: Some(82.0),
+            applied_after_ms: Some(97.25),
+            together: 3,
+            concerned: 100,
+            told: 90,
+            applied: 90,
+            refused: 0,
+            bytes: 8100,
+            waiting: Vec::new(),
+            forgotten: false,
+        }
+    }
+
+    #[test]
+    fn a_change_is_followed_from_its_source_to_the_last_proxy() {
+        let story = story(&change());
+        for part in
+            ["change 42", "cart-1", "61.0 ms", "2 others", "90 were told", "last ACK", "97.2"]
+        {
+            assert!(story.contains(part), "{part} is missing in:\n{story}");
+        }
+    }
+
+    #[test]
+    fn who_is_waited_for_is_named() {
+        let waiting = vec!["shop/web-1".to_owned()];
+        let change = ChangeReport { applied: 89, applied_after_ms: None, waiting, ..change() };
+        assert!(story(&change).contains("waits for  shop/web-1"), "{}", story(&change));
+        let pending = ChangeReport { sent_after_ms: None, ..change };
+        assert!(story(&pending).contains("not yet"));
+    }
+}

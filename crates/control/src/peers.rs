@@ -1,0 +1,140 @@
+//! Other control planes of the same mesh: which sidecars they have, and how they are followed.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leno_discovery::{ConnectionId, Event, FollowError, Registered, Registration, follow_peer};
+use leno_model::WorkloadName;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+
+/// The sidecars that other control planes have, by the stream that tells of them.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    told: BTreeMap<ConnectionId, Registered>,
+}
+
+impl Peers {
+    /// One of them has this sidecar.
+    pub(crate) fn tell(
+        &mut self,
+        peer: ConnectionId,
+        workload: WorkloadName,
+        registration: Registration,
+    ) {
+        self.told.entry(peer).or_default().insert(workload, registration);
+    }
+
+    /// One of them has it no more.
+    pub(crate) fn forget(&mut self, peer: ConnectionId, workload: &WorkloadName) {
+        if let Some(told) = self.told.get_mut(&peer) {
+            told.remove(workload);
+        }
+    }
+
+    /// One of them is gone, with all that it told.
+    pub(crate) fn part(&mut self, peer: ConnectionId) -> Registered {
+        self.told.remove(&peer).unwrap_or_default()
+    }
+
+    /// Who has a sidecar, as far as is known: the one with its newest stream.
+    pub(crate) fn holder(&self, workload: &WorkloadName) -> Option<(ConnectionId, &Registration)> {
+        let told = self.told.iter().filter_map(|(peer, told)| Some((*peer, told.get(workload)?)));
+        told.max_by_key(|(peer, registration)| (registration.session, *peer))
+    }
+
+    /// How many of them have told something.
+    pub(crate) fn count(&self) -> usize {
+        self.told.len()
+    }
+}
+
+/// What is needed to follow another control plane.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    pub(crate) configs: watch::Receiver<Arc<ClientConfig>>,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
+/// Follows the other control planes until told to stop.
+pub(crate) async fn follow_all(addresses: Vec<SocketAddr>, follower: Follower) {
+    let follower = Arc::new(follower);
+    let mut stop = follower.stop.clone();
+    let mut tasks = JoinSet::new();
+    for address in addresses {
+        tasks.spawn(follow_one(address, Arc::clone(&follower)));
+    }
+    // What remains is dropped with the set.
+    stop.wait_for(|stop| *stop).await.ok();
+}
+
+async fn follow_one(address: SocketAddr, follower: Arc<Follower>) {
+    loop {
+        match dial(address, &follower).await {
+            Ok(ended) => tracing::info!(%address, reason = %ended, "another control plane is lost"),
+            Err(error) => tracing::debug!(%address, %error, "another control plane is not there"),
+        }
+        if follower.events.is_closed() {
+            return;
+        }
+        sleep(AGAIN_AFTER).await;
+    }
+}
+
+async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<FollowError> {
+    let config = Arc::clone(&follower.configs.borrow());
+    let connected = async {
+        let tcp = TcpStream::connect(address).await?;
+        tcp.set_nodelay(true)?;
+        TlsConnector::from(config).connect(ServerName::IpAddress(address.ip().into()), tcp).await
+    };
+    let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
+    let stream = timeout(PATIENCE, connected).await.map_err(late)??;
+    tracing::info!(%address, "following another control plane");
+    // Of a kind of its own, so that it is never that of a proxy.
+    let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
+    Ok(Box::pin(follow_peer(stream, ConnectionId(number), follower.events.clone())).await)
+}
+
+/// The number of the next stream to another control plane; proxies count from 1.
+static PEER_STREAMS: AtomicU64 = AtomicU64::new(1 << 63);
+
+/// Between attempts: there are few control planes, and one that starts should be heard soon.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// For a connection and its handshake.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_stream_of_a_sidecar_decides_who_has_it() {
+        let workload: WorkloadName = "shop/cart-1".parse().unwrap();
+        let [one, two] = [1, 2].map(ConnectionId);
+        let registration = |session| Registration { listeners: Vec::new(), session };
+        let mut peers = Peers::default();
+        let holder =
+            |peers: &Peers| peers.holder(&workload).map(|(peer, told)| (peer, told.session));
+        assert_eq!(holder(&peers), None);
+        peers.tell(two, workload.clone(), registration(5));
+        peers.tell(one, workload.clone(), registration(7));
+        assert_eq!(holder(&peers), Some((one, 7)));
+        peers.tell(two, workload.clone(), registration(9));
+        assert_eq!(holder(&peers), Some((two, 9)));
+        assert_eq!(peers.part(two).len(), 1);
+        assert_eq!((holder(&peers), peers.count()), (Some((one, 7)), 1));
+        peers.forget(one, &workload);
+        assert_eq!(holder(&peers), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The journal: what each of the last changes was, and in which round it went out.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use leno_discovery::ChangeId;
+use leno_model::{ObjectKey, WorkloadName};
+use tokio::time::Instant;
+
+/// Where a change came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// One object of the files changed.
+    Object(ObjectKey),
+    /// So many objects of the files changed at once; the first of them.
+    Objects(usize, ObjectKey),
+    /// The sidecar of this workload listens, or listens elsewhere.
+    Listens(WorkloadName),
+    /// Certificates are signed by another authority, or with other roots.
+    Authority,
+    /// The sidecar of this workload is gone, or has withdrawn.
+    Gone(WorkloadName),
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(key) => write!(f, "{key} changed in the files"),
+            Self::Objects(count, first) => {
+                let others = count.saturating_sub(1);
+                write!(f, "{first} and {others} other objects changed in the files")
+            }
+            Self::Listens(workload) => write!(f, "the sidecar of {workload} says where it listens"),
+            Self::Authority => f.write_str("the authority, or whom it says to trust, changed"),
+            Self::Gone(workload) => write!(f, "the sidecar of {workload} is gone"),
+        }
+    }
+}
+
+/// A change as it was taken in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Noted {
+    pub(crate) id: ChangeId,
+    pub(crate) cause: Cause,
+    /// When its source first knew of it: for files, the first event of the file system.
+    pub(crate) noticed: Instant,
+    /// When the owner of the mesh took it in.
+    pub(crate) seen: Instant,
+}
+
+/// The last changes.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    noted: VecDeque<Noted>,
+}
+
+impl Journal {
+    /// Keeps a change; the oldest is forgotten when there are too many.
+    pub(crate) fn note(&mut self, noted: Noted) {
+        if self.noted.len() == NOTED_MAX {
+            self.noted.pop_front();
+        }
+        self.noted.push_back(noted);
+    }
+
+    /// A change by its number.
+    pub(crate) fn find(&self, id: ChangeId) -> Option<&Noted> {
+        let at = self.noted.binary_search_by(|noted| noted.id.cmp(&id)).ok()?;
+        self.noted.get(at)
+    }
+
+    /// The newest changes, newest first.
+    pub(crate) fn newest(&self) -> impl Iterator<Item = &Noted> {
+        self.noted.iter().rev()
+    }
+
+    /// How many of the changes that are kept came after one and up to another: those of a round
+    /// are what came since the round before.
+    pub(crate) fn together(&self, after: ChangeId, until: ChangeId) -> usize {
+        let first = self.noted.partition_point(|noted| noted.id <= after);
+        let end = self.noted.partition_point(|noted| noted.id <= until);
+        end.saturating_sub(first)
+    }
+}
+
+/// Changes that are kept: ten seconds of a storm, a day of an ordinary mesh.
+const NOTED_MAX: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_changes_are_forgotten_and_the_others_found() {
+        let mut journal = Journal::default();
+        let start = Instant::now();
+        let workload: WorkloadName = "shop/cart-1".parse().unwrap();
+        for id in 0..NOTED_MAX as u64 + 10 {
+            // Numbers have gaps: answers to subscriptions take some.
+            let seen = start + Duration::from_millis(id);
+            let cause = Cause::Listens(workload.clone());
+            journal.note(Noted { id: ChangeId(3 * id), cause, noticed: start, seen });
+        }
+        assert_eq!(journal.find(ChangeId(27)), None, "forgotten");
+        assert_eq!(journal.find(ChangeId(31)), None, "never was");
+        let found = journal.find(ChangeId(30)).unwrap();
+        assert_eq!(found.cause.to_string(), "the sidecar of shop/cart-1 says where it listens");
+        assert_eq!(journal.newest().count(), NOTED_MAX);
+        assert_eq!(journal.together(ChangeId(30), ChangeId(60)), 10);
+    }
+}

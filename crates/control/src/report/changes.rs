@@ -1,0 +1,59 @@
+//! What became of changes: from where they came from to the last proxy that applied them.
+
+use leno_discovery::ChangeId;
+
+use super::{Report, milliseconds};
+use crate::publish::{Noted, Round};
+use crate::status::ChangeReport;
+
+impl Report<'_> {
+    /// A change by its number; `None` when it is not known, or no longer.
+    pub(crate) fn change(&self, id: ChangeId) -> Option<ChangeReport> {
+        self.audience.journal.find(id).map(|noted| self.followed(noted))
+    }
+
+    /// The newest changes, newest first.
+    pub(crate) fn changes(&self) -> Vec<ChangeReport> {
+        let newest = self.audience.journal.newest().take(LISTED_MAX);
+        newest.map(|noted| self.followed(noted)).collect()
+    }
+
+    fn followed(&self, noted: &Noted) -> ChangeReport {
+        let Noted { id, cause, noticed, seen } = noted;
+        let round = self.audience.rounds.of(*id);
+        let after = |at: tokio::time::Instant| milliseconds(at.duration_since(*noticed));
+        // Until everybody has applied it there is no last.
+        let applied = round.filter(|round| round.waiting.is_empty());
+        let pending = self.audience.rounds.latest().is_none_or(|latest| latest.change < *id);
+        ChangeReport {
+            id: id.0,
+            cause: cause.to_string(),
+            age_ms: milliseconds(self.now.duration_since(*noticed)),
+            seen_after_ms: after(*seen),
+            sent_after_ms: round.map(|round| after(round.sent)),
+            applied_after_ms: applied.and_then(|round| round.last_applied).map(after),
+            together: round
+                .map_or(1, |round| self.audience.journal.together(round.after, round.change)),
+            concerned: round.map_or(0, |round| round.concerned),
+            told: round.map_or(0, |round| round.told),
+            applied: round.map_or(0, |round| round.told.saturating_sub(round.waiting.len())),
+            refused: round.map_or(0, |round| round.refused),
+            bytes: round.map_or(0, |round| round.bytes),
+            waiting: round.map(|round| self.waiting(round)).unwrap_or_default(),
+            forgotten: round.is_none() && !pending,
+        }
+    }
+
+    fn waiting(&self, round: &Round) -> Vec<String> {
+        let contacts = self.audience.contacts();
+        let waiting = contacts.filter(|(connection, _)| round.waiting.contains(connection));
+        let names = waiting.map(|(_, contact)| contact.workload.to_string());
+        names.take(WAITING_MAX).collect()
+    }
+}
+
+/// Changes in a listing.
+const LISTED_MAX: usize = 64;
+
+/// Workloads that are named for a change.
+const WAITING_MAX: usize = 16;

@@ -1,0 +1,251 @@
+//! Control planes of one mesh tell each other which sidecars they have, and nothing else.
+//!
+//! Facts come from files, which each reads itself. Where sidecars listen, only the one knows that
+//! they are connected to. Each follows all the others, one stream each way; what a slow one missed
+//! is found by comparing, so that nothing queues for it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_model::WorkloadName;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use crate::client::FollowError;
+use crate::envelope::{listener_to_wire, listeners_from_wire};
+use crate::event::{ConnectionId, Event};
+use crate::frame::{
+    FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
+};
+use crate::message::InboundListener;
+use crate::proto::{self, to_peer};
+use crate::resource::parsed;
+use crate::server::ServeError;
+use crate::vigil::Vigil;
+
+/// A sidecar that is connected to some control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    /// Where it listens, in order of port.
+    pub listeners: Vec<InboundListener>,
+    /// The number of its stream: the highest is the newest.
+    pub session: u64,
+}
+
+/// The sidecars that are connected to one control plane, by workload.
+pub type Registered = BTreeMap<WorkloadName, Registration>;
+
+/// Tells another control plane who is here, now and whenever that changes, until the stream ends.
+///
+/// # Errors
+/// [`ServeError`] unless the other closed the stream, or there is nobody any more to tell of.
+pub async fn serve_peer<S>(
+    stream: S,
+    mut here: watch::Receiver<Arc<Registered>>,
+) -> Result<(), ServeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (read, write) = tokio::io::split(stream);
+    let mut reader = FrameReader::new(read, REQUEST_BYTES_MAX);
+    let mut writer = FrameWriter::new(write);
+    let mut vigil = Vigil::new(Instant::now());
+    let mut told = Arc::<Registered>::default();
+    here.mark_changed();
+    loop {
+        // Who does not read is told of the last state only, and later.
+        let room = writer.queued() < OUTBOX_BYTES_MAX;
+        tokio::select! {
+            frame = reader.next() => {
+                let Some(frame) = frame? else { return Ok(()) };
+                proto::ToPeer::decode(frame)?;
+                vigil.heard(Instant::now());
+            }
+            written = writer.advance(), if !writer.is_idle() => written?,
+            changed = here.changed(), if room => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                let now = Arc::clone(&here.borrow_and_update());
+                for part in differences(&told, &now) {
+                    let message = Some(to_peer::Message::Registrations(part));
+                    writer.push(&proto::ToPeer { message }, MESSAGE_BYTES_MAX)?;
+                }
+                vigil.spoke(Instant::now());
+                told = now;
+            }
+            () = sleep_until(vigil.ping_at()), if writer.is_idle() => {
+                writer.push(&ping(), MESSAGE_BYTES_MAX)?;
+                vigil.spoke(Instant::now());
+            }
+            () = sleep_until(vigil.silent_at()) => return Err(ServeError::Silent),
+        }
+    }
+}
+
+/// Follows another control plane until the stream ends, and says why.
+///
+/// Sends [`Event::Elsewhere`] for what it tells, and [`Event::PeerLeft`] at the end.
+pub async fn follow_peer<S>(
+    stream: S,
+    connection: ConnectionId,
+    events: mpsc::Sender<Event>,
+) -> FollowError
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let ended = match listen(stream, connection, &events).await {
+        Ok(never) => match never {},
+        Err(error) => error,
+    };
+    // When nobody listens any more there is nobody to tell.
+    events.send(Event::PeerLeft { connection }).await.ok();
+    ended
+}
+
+async fn listen<S>(
+    stream: S,
+    connection: ConnectionId,
+    events: &mpsc::Sender<Event>,
+) -> Result<std::convert::Infallible, FollowError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (read, write) = tokio::io::split(stream);
+    let mut reader = FrameReader::new(read, MESSAGE_BYTES_MAX);
+    let mut writer = FrameWriter::new(write);
+    let mut vigil = Vigil::new(Instant::now());
+    loop {
+        tokio::select! {
+            frame = reader.next() => {
+                let frame = frame?.ok_or(FollowError::Closed)?;
+                vigil.heard(Instant::now());
+                let message = proto::ToPeer::decode(frame);
+                let message = message.map_err(|error| FollowError::Malformed(error.to_string()))?;
+                // Kinds of messages that a newer one may have are none of our business.
+                if let Some(to_peer::Message::Registrations(wire)) = message.message {
+                    let event = registrations(connection, wire)?;
+                    events.send(event).await.map_err(|_| FollowError::Stopped)?;
+                }
+            }
+            written = writer.advance(), if !writer.is_idle() => written?,
+            () = sleep_until(vigil.ping_at()), if writer.is_idle() => {
+                writer.push(&ping(), REQUEST_BYTES_MAX)?;
+                vigil.spoke(Instant::now());
+            }
+            () = sleep_until(vigil.silent_at()) => return Err(FollowError::Silent),
+        }
+    }
+}
+
+fn ping() -> proto::ToPeer {
+    proto::ToPeer { message: Some(to_peer::Message::Ping(proto::Ping {})) }
+}
+
+/// What differs, in messages of bounded length.
+fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registrations> {
+    let new = now.iter().filter(|(name, here)| before.get(name) != Some(here));
+    let new = new.map(|(name, Registration { listeners, session })| proto::Registration {
+        workload: name.to_string(),
+        listeners: listeners.iter().map(listener_to_wire).collect(),
+        session: *session,
+    });
+    let gone = before.keys().filter(|name| !now.contains_key(name)).map(ToString::to_string);
+    let (new, gone): (Vec<_>, Vec<_>) = (new.collect(), gone.collect());
+    let mut parts: Vec<proto::Registrations> = new
+        .chunks(REGISTRATIONS_MAX)
+        .map(|here| proto::Registrations { here: here.to_vec(), gone: Vec::new() })
+        .collect();
+    parts.extend(
+        gone.chunks(REGISTRATIONS_MAX)
+            .map(|gone| proto::Registrations { here: Vec::new(), gone: gone.to_vec() }),
+    );
+    parts
+}
+
+fn registrations(
+    connection: ConnectionId,
+    wire: proto::Registrations,
+) -> Result<Event, FollowError> {
+    let here = wire.here.into_iter().map(|wire| {
+        let listeners = listeners_from_wire(&wire.listeners)?;
+        let registration = Registration { listeners, session: wire.session };
+        Ok((parsed("registration.workload", &wire.workload)?, registration))
+    });
+    let here = here.collect::<Result<Registered, FollowError>>()?;
+    let gone = wire.gone.iter().map(|name| Ok(parsed("registrations.gone", name)?));
+    let gone = gone.collect::<Result<Vec<WorkloadName>, FollowError>>()?;
+    Ok(Event::Elsewhere { connection, here, gone })
+}
+
+/// So that a message of the longest names and many ports stays within its limit.
+const REGISTRATIONS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+
+    fn here(names: &[(&str, u64)]) -> Arc<Registered> {
+        let one = |(name, session): &(&str, u64)| {
+            let address = ([127, 0, 0, 1], 15_000).into();
+            let listeners = vec![InboundListener { port: 9080, address }];
+            (name.parse().unwrap(), Registration { listeners, session: *session })
+        };
+        Arc::new(names.iter().map(one).collect())
+    }
+
+    /// What a follower knows after this event.
+    fn learn(known: &mut Registered, event: Event) {
+        let Event::Elsewhere { here, gone, .. } = event else { panic!("{event:?}") };
+        known.extend(here);
+        for name in gone {
+            known.remove(&name);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_ends_up_with_what_the_other_has_and_hears_of_its_end() {
+        // So small that the other has to wait all the time.
+        let (ours, theirs) = duplex(64);
+        let (told, watched) = watch::channel(here(&[("a/one", 1), ("a/two", 2)]));
+        let (events, mut heard) = mpsc::channel(1);
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async { drop(serve_peer(ours, watched).await) });
+        tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
+        let mut known = Registered::new();
+        for state in [
+            here(&[("a/one", 1), ("a/two", 2)]),
+            here(&[("a/one", 3)]),
+            here(&[]),
+            here(&[("a/three", 4), ("a/one", 5)]),
+        ] {
+            told.send_replace(Arc::clone(&state));
+            while known != *state {
+                learn(&mut known, heard.recv().await.unwrap());
+            }
+        }
+        // Silence is not the end; the end is.
+        tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+        assert!(heard.try_recv().is_err());
+        drop(told);
+        let last = heard.recv().await.unwrap();
+        assert!(matches!(last, Event::PeerLeft { connection: ConnectionId(7) }), "{last:?}");
+        while tasks.join_next().await.is_some() {}
+    }
+
+    #[test]
+    fn many_are_told_of_in_messages_within_the_limit() {
+        let name = |number: usize| format!("{}/{}-{number}", "n".repeat(63), "w".repeat(56));
+        let names: Vec<String> = (0..3000).map(name).collect();
+        let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let parts = differences(&Registered::new(), &here(&names));
+        assert_eq!(parts.len(), 3);
+        let gone = differences(&here(&names), &Registered::new());
+        assert_eq!(gone.len(), 3);
+        assert!(parts.iter().chain(&gone).all(|part| part.encoded_len() < MESSAGE_BYTES_MAX));
+    }
+}

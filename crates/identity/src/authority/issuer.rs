@@ -1,0 +1,180 @@
+//! Where an authority comes from: its own directory, or files that a company's authority writes.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leno_model::TrustDomain;
+use rcgen::Issuer;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use super::{Authority, AuthorityError, LEAF_LIFETIME_MIN, Subject};
+use crate::credential::Credential;
+use crate::disk::{self, Readers};
+use crate::key::PrivateKey;
+use crate::request::CertificateRequest;
+use crate::roots::{Roots, may_sign_certificates};
+use crate::tls::control_id;
+use crate::verify::instant;
+
+/// Where an authority comes from. It may be opened again at any time, to see what changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AuthoritySource {
+    /// A root of its own, made when there is none: `ca.key` and `ca.pem`.
+    Own(PathBuf),
+    /// An intermediate authority that somebody else makes and replaces: `tls.key`, `tls.crt` (its
+    /// certificate first) and `ca.crt` (the roots to trust).
+    Issuer(PathBuf),
+}
+
+impl AuthoritySource {
+    /// Opens it as it is now.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when it cannot be used; what was opened before is not affected.
+    pub fn open(
+        &self,
+        trust_domain: &TrustDomain,
+        now: SystemTime,
+    ) -> Result<Authority, AuthorityError> {
+        match self {
+            Self::Own(dir) => Authority::open_or_create(dir, trust_domain, now),
+            Self::Issuer(dir) => issuer(dir, trust_domain, now),
+        }
+    }
+}
+
+fn issuer(
+    dir: &Path,
+    trust_domain: &TrustDomain,
+    now: SystemTime,
+) -> Result<Authority, AuthorityError> {
+    let read = |file, readers| {
+        disk::read(&dir.join(file), readers)?.ok_or(AuthorityError::IssuerMissing { file })
+    };
+    let key = PrivateKey::from_pem(&read("tls.key", Readers::Owner)?);
+    let key = key.map_err(AuthorityError::Key)?;
+    let roots = Roots::from_pem(&read("ca.crt", Readers::Everyone)?)?;
+    let text = read("tls.crt", Readers::Everyone)?;
+    let certificates: Result<Vec<CertificateDer<'static>>, _> =
+        CertificateDer::pem_slice_iter(text.as_bytes()).take(CERTIFICATES_MAX).collect();
+    let mut chain = certificates.map_err(|_| AuthorityError::Issuer)?;
+    // Some put the root at the end; members have it anyway.
+    chain.retain(|certificate| !roots.certificates().contains(certificate));
+    let signer = chain.first().filter(|_| chain.len() < CERTIFICATES_MAX);
+    let signer = signer.filter(|signer| may_sign_certificates(signer)).cloned();
+    let signer = signer.ok_or(AuthorityError::Issuer)?;
+    let mut not_after: Option<SystemTime> = None;
+    for (index, der) in chain.iter().enumerate() {
+        let parsed = x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::Issuer);
+        let (_, certificate) = parsed?;
+        if index == 0 && *certificate.public_key().subject_public_key.data != *key.public() {
+            return Err(AuthorityError::Issuer);
+        }
+        let end = instant(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
+        not_after = Some(not_after.map_or(end, |before| before.min(end)));
+    }
+    let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
+    let authority = Authority {
+        trust_domain: trust_domain.clone(),
+        issuer: issuer.map_err(AuthorityError::Encoding)?,
+        signer,
+        chain,
+        roots,
+        not_after: not_after.ok_or(AuthorityError::Issuer)?,
+    };
+    prove(&authority, now)?;
+    Ok(authority)
+}
+
+/// Signs something and verifies it as a peer would: constraints in the chain are found out now and
+/// not by members.
+fn prove(authority: &Authority, now: SystemTime) -> Result<(), AuthorityError> {
+    let key = PrivateKey::generate();
+    let request = CertificateRequest::from_der(&key.request());
+    let request = request.map_err(|_| AuthorityError::Issuer)?;
+    let id = control_id(&authority.trust_domain);
+    let subject = Subject { id: &id, workload: None };
+    // It begins before now, when a new intermediate was not valid yet.
+    let later = now + Duration::from_secs(60);
+    let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), later)?;
+    Credential::new(key, issued).map_err(|error| AuthorityError::IssuerUseless(Box::new(error)))?;
+    Ok(())
+}
+
+/// One more than there may be: the signer and two above it.
+const CERTIFICATES_MAX: usize = 4;
+/// Far shorter than the life of any authority.
+const PROOF: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyUsagePurpose};
+
+    use super::*;
+    use crate::pem::{CERTIFICATE, write};
+    use crate::testing::{World, now, workload_id};
+
+    /// An intermediate that `world` signs, in files as cert-manager writes them.
+    fn intermediate(world: &World, edit: impl FnOnce(&mut CertificateParams)) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let (chain, key) = world.forge(|parameters| {
+            parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+            parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+            parameters.extended_key_usages.clear();
+            parameters.subject_alt_names.clear();
+            edit(parameters);
+        });
+        let mut text = String::new();
+        write(&mut text, CERTIFICATE, &chain[0]);
+        fs::write(dir.path().join("tls.crt"), text).unwrap();
+        fs::write(dir.path().join("ca.crt"), world.authority.roots().to_pem()).unwrap();
+        let file = dir.path().join("tls.key");
+        fs::write(&file, key.to_pem()).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        dir
+    }
+
+    fn open(dir: &Path) -> Result<Authority, AuthorityError> {
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        AuthoritySource::Issuer(dir.to_owned()).open(&domain, now())
+    }
+
+    #[test]
+    fn members_of_an_intermediate_and_of_its_root_know_each_other() {
+        let company = World::new("cluster.local");
+        let dir = intermediate(&company, |_| {});
+        let authority = open(dir.path()).unwrap();
+        let id = workload_id("ratings");
+        let key = PrivateKey::generate();
+        let request = CertificateRequest::from_der(&key.request()).unwrap();
+        let subject = Subject { id: &id, workload: None };
+        let issued = authority.sign(&request, subject, Duration::from_secs(600), now()).unwrap();
+        assert_eq!(issued.chain.len(), 2, "its own certificate goes along");
+        assert_eq!(issued.roots, company.authority.roots());
+        let credential = Credential::new(key, issued).unwrap();
+        assert_eq!(credential.edition(), authority.edition());
+        assert!(authority == open(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn what_would_be_refused_later_is_refused_now() {
+        let company = World::new("cluster.local");
+        let stranger = intermediate(&company, |_| {});
+        let roots = World::new("cluster.local").authority.roots();
+        fs::write(stranger.path().join("ca.crt"), roots.to_pem()).unwrap();
+        let error = open(stranger.path()).unwrap_err();
+        assert!(matches!(error, AuthorityError::IssuerUseless(_)), "{error}");
+        let leaf = intermediate(&company, |parameters| parameters.is_ca = IsCa::ExplicitNoCa);
+        assert!(matches!(open(leaf.path()), Err(AuthorityError::Issuer)));
+        let (one, two) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
+        fs::copy(one.path().join("tls.key"), two.path().join("tls.key")).unwrap();
+        assert!(matches!(open(two.path()), Err(AuthorityError::Issuer)));
+        fs::remove_file(one.path().join("ca.crt")).unwrap();
+        let error = open(one.path()).unwrap_err().to_string();
+        assert!(error.contains("`ca.crt` is not there"), "{error}");
+    }
+}

@@ -1,0 +1,234 @@
+//! Replacing a root in stages, each of which can be taken back until the last.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use leno_model::TrustDomain;
+
+use super::{Authority, AuthorityError, KEY_FILE, ROOTS_FILE, self_signed};
+use crate::disk::{self, Readers};
+use crate::key::PrivateKey;
+use crate::roots::Roots;
+
+/// How far the replacement of a root is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RotationStage {
+    /// One root, that signs; none is to replace it.
+    Settled,
+    /// A new root is trusted beside the one that signs.
+    Added,
+    /// The new root signs; the former one is still trusted.
+    Switched,
+}
+
+/// The directory of an authority while its root is replaced. Control planes that use it see each
+/// stage by themselves.
+#[derive(Debug)]
+pub struct Rotation {
+    dir: PathBuf,
+    trust_domain: TrustDomain,
+}
+
+impl Rotation {
+    /// Of the authority in this directory.
+    #[must_use]
+    pub fn of(dir: &Path, trust_domain: TrustDomain) -> Self {
+        Self { dir: dir.to_owned(), trust_domain }
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn stage(&self) -> RotationStage {
+        match (self.file(NEXT_FILE).exists(), self.file(FORMER_FILE).exists()) {
+            (false, false) => RotationStage::Settled,
+            (true, _) => RotationStage::Added,
+            (false, true) => RotationStage::Switched,
+        }
+    }
+
+    /// Makes a new root, trusted from now on beside the one that signs.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when another one is on its way, or the directory cannot be written.
+    pub fn add(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        self.expect(RotationStage::Settled, "a new root is on its way already")?;
+        let roots = self.open(now)?.roots();
+        let key = PrivateKey::generate();
+        let root = Roots::new(vec![self_signed(&self.trust_domain, &key, now)?])?;
+        let both = roots.with(&root)?;
+        disk::create(&self.file(NEXT_FILE), key.to_pem().as_bytes(), Readers::Owner)?;
+        self.trust(&both)
+    }
+
+    /// Lets the new root sign from now on. Every member must trust it by then.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when there is no new root, or the directory cannot be written.
+    pub fn switch(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        self.expect(RotationStage::Added, "there is no new root to switch to: add one first")?;
+        self.open(now)?;
+        self.copy(KEY_FILE, FORMER_FILE)?;
+        self.rename(NEXT_FILE, KEY_FILE)
+    }
+
+    /// Trusts the former root no more. No member may have a certificate of it by then.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when the new root does not sign yet, or the directory cannot be written.
+    pub fn retire(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        self.expect(RotationStage::Switched, "no former root is trusted: switch first")?;
+        self.drop_root_of(FORMER_FILE, now)
+    }
+
+    /// Takes the last stage back.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when nothing is on its way, or the directory cannot be written.
+    pub fn back(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        match self.stage() {
+            RotationStage::Settled => Err(AuthorityError::Stage("no root is being replaced")),
+            RotationStage::Added => self.drop_root_of(NEXT_FILE, now),
+            RotationStage::Switched => {
+                self.copy(KEY_FILE, NEXT_FILE)?;
+                self.rename(FORMER_FILE, KEY_FILE)
+            }
+        }
+    }
+
+    fn open(&self, now: SystemTime) -> Result<Authority, AuthorityError> {
+        Authority::open_or_create(&self.dir, &self.trust_domain, now)
+    }
+
+    fn expect(&self, stage: RotationStage, otherwise: &'static str) -> Result<(), AuthorityError> {
+        match self.stage() == stage {
+            true => Ok(()),
+            false => Err(AuthorityError::Stage(otherwise)),
+        }
+    }
+
+    /// Removes the root of a key from the bundle, then the key.
+    fn drop_root_of(&self, file: &str, now: SystemTime) -> Result<(), AuthorityError> {
+        let text =
+            disk::read(&self.file(file), Readers::Owner)?.ok_or(AuthorityError::KeyMissing)?;
+        let key = PrivateKey::from_pem(&text).map_err(AuthorityError::Key)?;
+        let roots = self.open(now)?.roots();
+        let of_others = roots.certificates().iter().filter(|der| {
+            let parsed = x509_parser::parse_x509_certificate(der);
+            parsed.map_or(true, |(_, root)| {
+                *root.public_key().subject_public_key.data != *key.public()
+            })
+        });
+        self.trust(&Roots::new(of_others.cloned().collect())?)?;
+        disk::remove(&self.file(file))?;
+        Ok(())
+    }
+
+    fn trust(&self, roots: &Roots) -> Result<(), AuthorityError> {
+        let text = roots.to_pem();
+        Ok(disk::replace(&self.file(ROOTS_FILE), text.as_bytes(), Readers::Everyone)?)
+    }
+
+    fn copy(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
+        let text =
+            disk::read(&self.file(from), Readers::Owner)?.ok_or(AuthorityError::KeyMissing)?;
+        Ok(disk::replace(&self.file(to), text.as_bytes(), Readers::Owner)?)
+    }
+
+    /// In one step: a crash leaves the stage before or the stage after.
+    fn rename(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
+        let (from, to) = (self.file(from), self.file(to));
+        fs::rename(&from, &to).map_err(|cause| disk::file_error("rename", &from, cause))?;
+        Ok(())
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+/// The key that is to sign next.
+const NEXT_FILE: &str = "next.key";
+/// The key that signed before.
+const FORMER_FILE: &str = "former.key";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::authority::LEAF_LIFETIME;
+    use crate::credential::Credential;
+    use crate::testing::{World, handshake, member_of, now, workload_id};
+    use crate::tls::{client_config, server_config};
+
+    fn rotation(world: &World) -> Rotation {
+        Rotation::of(world.dir.path(), TrustDomain::new("cluster.local").unwrap())
+    }
+
+    /// A member that joins now, whatever joined before.
+    fn member(world: &World) -> Credential {
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let authority = Authority::open_or_create(world.dir.path(), &domain, now()).unwrap();
+        member_of(&authority, &workload_id("ratings"), LEAF_LIFETIME, now())
+    }
+
+    /// Whether each of the two verifies the other.
+    fn meet(one: &Credential, other: &Credential) -> bool {
+        let knows = |client: &Credential, server: &Credential| {
+            let client = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
+            let outcome = handshake(&client, &server_config(server, &[b"x"]).unwrap());
+            outcome.client.is_ok() && outcome.server.is_ok()
+        };
+        knows(one, other) && knows(other, one)
+    }
+
+    #[test]
+    fn members_of_neighbouring_stages_always_know_each_other() {
+        let world = World::new("cluster.local");
+        let rotation = rotation(&world);
+        let settled = member(&world);
+        rotation.add(now()).unwrap();
+        let added = member(&world);
+        rotation.switch(now()).unwrap();
+        let switched = member(&world);
+        rotation.retire(now()).unwrap();
+        let retired = member(&world);
+        assert_eq!(rotation.stage(), RotationStage::Settled);
+        for (one, other) in [(&settled, &added), (&added, &switched), (&switched, &retired)] {
+            assert!(meet(one, other));
+        }
+        // That is why nobody may be left behind by two stages.
+        assert!(!meet(&settled, &switched) && !meet(&added, &retired));
+        let editions = [&settled, &added, &switched, &retired].map(|member| member.edition());
+        let different: std::collections::BTreeSet<u64> = editions.into();
+        assert_eq!(different.len(), 4);
+    }
+
+    #[test]
+    fn each_stage_can_be_taken_back() {
+        let world = World::new("cluster.local");
+        let rotation = rotation(&world);
+        let settled = member(&world).edition();
+        rotation.add(now()).unwrap();
+        let added = member(&world).edition();
+        rotation.switch(now()).unwrap();
+        rotation.back(now()).unwrap();
+        assert_eq!((member(&world).edition(), rotation.stage()), (added, RotationStage::Added));
+        rotation.back(now()).unwrap();
+        assert_eq!((member(&world).edition(), rotation.stage()), (settled, RotationStage::Settled));
+    }
+
+    #[test]
+    fn stages_come_in_their_order() {
+        let world = World::new("cluster.local");
+        let rotation = rotation(&world);
+        let refused = |result: Result<(), AuthorityError>| {
+            assert!(matches!(result, Err(AuthorityError::Stage(_))), "{result:?}");
+        };
+        refused(rotation.switch(now()));
+        refused(rotation.retire(now()));
+        refused(rotation.back(now()));
+        rotation.add(now()).unwrap();
+        refused(rotation.add(now()));
+        refused(rotation.retire(now()));
+    }
+}
