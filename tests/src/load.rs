@@ -28,6 +28,8 @@ pub struct Outcome {
 struct Shared {
     method: &'static str,
     door: SocketAddr,
+    /// How long each thread waits between its requests.
+    pause: Duration,
     next: AtomicU64,
     stop: AtomicBool,
     outcome: Mutex<Outcome>,
@@ -39,9 +41,16 @@ impl Load {
     /// kept-alive connections. A connection that fails is opened anew.
     #[must_use]
     pub fn start(method: &'static str, door: SocketAddr, threads: usize) -> Self {
+        Self::paced(method, door, threads, Duration::ZERO)
+    }
+
+    /// The same, and each thread waits that long between its requests.
+    #[must_use]
+    pub fn paced(method: &'static str, door: SocketAddr, threads: usize, pause: Duration) -> Self {
         let shared = Arc::new(Shared {
             method,
             door,
+            pause,
             next: AtomicU64::new(1),
             stop: AtomicBool::new(false),
             outcome: Mutex::default(),
@@ -78,6 +87,9 @@ impl Load {
     #[must_use]
     pub fn finish(mut self) -> Outcome {
         self.shared.stop.store(true, Ordering::SeqCst);
+        for thread in &self.threads {
+            thread.thread().unpark();
+        }
         for thread in self.threads.drain(..) {
             thread.join().expect("threads of a load do not panic");
         }
@@ -122,6 +134,9 @@ impl Shared {
                 Some(failure) => outcome.failed.push((id, failure)),
             }
             self.news.notify_all();
+            if !self.pause.is_zero() && !self.stop.load(Ordering::SeqCst) {
+                std::thread::park_timeout(self.pause);
+            }
         }
     }
 

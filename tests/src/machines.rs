@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -10,13 +11,15 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::admin_page::AdminPage;
-use crate::eventually;
 use crate::http::get;
 use crate::program::{Program, leno};
+use crate::{eventually, free_port};
 
 /// `leno control` on files that the test writes.
 pub struct ControlPlane {
-    directory: TempDir,
+    directory: Arc<TempDir>,
+    /// The name of its data directory.
+    data: String,
     arguments: Vec<String>,
     address: SocketAddr,
     /// The running program.
@@ -43,8 +46,35 @@ impl ControlPlane {
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let (program, address) = start(directory.path(), &arguments, listen);
-        Self { directory, arguments, address, program }
+        let data = "data".to_owned();
+        let (program, address) = start(directory.path(), &data, &arguments, listen);
+        Self { directory: Arc::new(directory), data, arguments, address, program }
+    }
+
+    /// Starts some control planes on the same manifests and the same authority, which know each
+    /// other.
+    ///
+    /// # Panics
+    /// When one does not come up.
+    #[must_use]
+    pub fn replicas(count: usize, manifests: &str, arguments: &[&str]) -> Vec<Self> {
+        let directory = tempfile::tempdir().expect("a directory for the mesh");
+        std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
+        std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
+        let directory = Arc::new(directory);
+        let addresses: Vec<String> =
+            (0..count).map(|_| format!("127.0.0.1:{}", free_port())).collect();
+        let shared = directory.path().join("shared").display().to_string();
+        let own = ["--shared".to_owned(), shared, "--peer".to_owned(), addresses.join(",")];
+        let arguments: Vec<String> =
+            own.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect();
+        let replica = |(number, listen): (usize, &String)| {
+            let data = format!("data-{number}");
+            let (program, address) = start(directory.path(), &data, &arguments, listen);
+            let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
+            Self { directory, data, arguments, address, program }
+        };
+        addresses.iter().enumerate().map(replica).collect()
     }
 
     /// Kills it (SIGKILL).
@@ -62,7 +92,8 @@ impl ControlPlane {
     /// When it does not come up.
     pub fn start_again(&mut self) {
         let address = self.address.to_string();
-        let (program, address) = start(self.directory.path(), &self.arguments, &address);
+        let (program, address) =
+            start(self.directory.path(), &self.data, &self.arguments, &address);
         assert_eq!(address, self.address);
         self.program = program;
     }
@@ -98,7 +129,7 @@ impl ControlPlane {
     #[must_use]
     pub fn leno(&self, arguments: &[&str]) -> Output {
         let mut command = leno();
-        command.args(arguments).arg("--data").arg(self.directory.path().join("data"));
+        command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data));
         command.output().expect("leno runs")
     }
 
@@ -119,6 +150,12 @@ impl ControlPlane {
         std::fs::remove_file(self.directory.path().join("mesh").join(file)).expect("it is there");
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A place for the state of a workload's proxy.
     #[must_use]
     pub fn state(&self, workload: &str) -> PathBuf {
@@ -126,10 +163,15 @@ impl ControlPlane {
     }
 }
 
-fn start(directory: &Path, arguments: &[String], listen: &str) -> (Program, SocketAddr) {
+fn start(
+    directory: &Path,
+    data: &str,
+    arguments: &[String],
+    listen: &str,
+) -> (Program, SocketAddr) {
     let mut command = leno();
     command.arg("control").arg("-f").arg(directory.join("mesh"));
-    command.arg("--data").arg(directory.join("data")).args(["--listen", listen]).args(arguments);
+    command.arg("--data").arg(directory.join(data)).args(["--listen", listen]).args(arguments);
     let program = Program::start("leno control", &mut command);
     let line = program.wait_for_line("the control plane is up", PATIENCE);
     let address = field(&line, "address=").parse().expect("an address");

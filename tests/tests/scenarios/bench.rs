@@ -134,7 +134,7 @@ fn suites_fill_the_tables_that_others_have_published() {
     for (arguments, columns, rows) in [
         (&["latency", "--rates", "100,200"][..], 3, 10),
         (&["router", "--delay", "0s"], 8, 2),
-        (&["scale", "--sidecars", "12", "--real", "2"], 2, 14),
+        (&["scale", "--sidecars", "140", "--real", "20", "--services", "10,100"], 2, 14),
     ] {
         let ours = ["--contenders", "none,leno"];
         let (report, said) = bench(&home, &[arguments, &ours].concat());

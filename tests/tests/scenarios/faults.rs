@@ -1,12 +1,17 @@
 //! Faults: what breaks, breaks alone, and is said.
 
+mod chaos;
 mod control_plane;
 mod discovery;
 mod drain;
 mod endpoints;
+mod flipped;
 mod full_disk;
 mod identity;
 mod renewal;
+mod replicas;
+mod revocation;
+mod roots;
 mod sidecars;
 mod supervision;
 

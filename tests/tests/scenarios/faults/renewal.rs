@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::{Load, Mesh, eventually};
+use leno_tests::{ControlPlane, Load, Mesh, Proxy, eventually};
 
 use super::{Counted, PATIENCE, shop, sidecar, turns};
 
@@ -29,6 +29,22 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
     let renewed = || web.metric("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
     eventually("the sidecar counts them", PATIENCE, || renewed().then_some(()));
     assert!(web.metric("leno_certificate_renewals_total{result=\"failed\"}") < 1.0);
+}
+
+#[test]
+fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_told_to() {
+    let shop = shop("permissive", Counted::echo());
+    let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "4s"]);
+    let mut ratings = Proxy::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
+    let web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    control.kill();
+    ratings.program.wait_for_line("this sidecar ends, as it was told to", PATIENCE);
+    assert!(!ratings.program.wait(PATIENCE).success());
+    // The other one goes on, says so, and counts.
+    web.program.wait_for_line("peers refuse this sidecar", PATIENCE);
+    assert!(web.page.metric("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
+    assert_ne!(leno_tests::get(shop.door, "/").unwrap().status, 200);
 }
 
 /// When the certificates end that the control plane knows of, in order of their workloads.

@@ -1,0 +1,199 @@
+//! Chaos: control planes and sidecars are killed and paused at random, and no request is lost.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config};
+use leno_tests::{ControlPlane, Load, Proxy, eventually, free_port, signal_pid};
+use rustix::process::Signal;
+
+use super::{Counted, PATIENCE, loopback, turns};
+
+#[test]
+fn a_dozen_seconds_of_chaos_lose_no_request() {
+    Chaos::begin(12, 20_261_122).endure(Duration::from_secs(12));
+}
+
+/// `./test chaos`.
+#[test]
+#[ignore = "takes a minute and both cores; ./test chaos runs it"]
+#[allow(clippy::print_stderr, reason = "who wants to see it again needs the seed")]
+fn a_minute_of_chaos_loses_no_request() {
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_secs());
+    eprintln!("chaos with seed {seed}");
+    Chaos::begin(30, seed).endure(Duration::from_secs(60));
+}
+
+/// A mesh in which things go wrong.
+struct Chaos {
+    controls: Vec<ControlPlane>,
+    servers: Vec<Proxy>,
+    clients: Vec<Proxy>,
+    loads: Vec<Load>,
+    _applications: Vec<Counted>,
+    sidecars: usize,
+    chance: Chance,
+    done: BTreeSet<&'static str>,
+}
+
+impl Chaos {
+    /// Three control planes, so many sidecars, a fifth of them with a load of their own.
+    fn begin(sidecars: usize, seed: u64) -> Self {
+        let (clients, services) = (sidecars / 5, 2);
+        let mut manifests = mesh_config("permissive");
+        let mut applications = Vec::new();
+        for server in 0..sidecars - clients {
+            let application = Counted::echo();
+            manifests.push_str(&workload(server, server % services, application.port()));
+            applications.push(application);
+        }
+        for service in 0..services {
+            manifests.push_str(&front(service));
+        }
+        let doors: Vec<u16> = (0..clients).map(|_| free_port()).collect();
+        for (number, door) in doors.iter().enumerate() {
+            let service = format!("service-{}.shop", number % services);
+            manifests.push_str(&client(&format!("client{number}"), &[], &[(&service, *door)]));
+        }
+        let controls = ControlPlane::replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
+        let join = |(number, name): (usize, String)| Proxy::join(&controls[number % 3], &name, &[]);
+        let servers = (0..sidecars - clients).map(|server| format!("shop/server-{server}"));
+        let servers: Vec<Proxy> = servers.enumerate().map(join).collect();
+        let names = (0..clients).map(|number| format!("shop/client{number}-1"));
+        let clients: Vec<Proxy> = names.enumerate().map(join).collect();
+        let load = |door: &u16| {
+            let door = loopback(*door);
+            turns(door, 200);
+            Load::paced("GET", door, 2, Duration::from_millis(10))
+        };
+        let loads = doors.iter().map(load).collect();
+        let (_applications, done) = (applications, BTreeSet::new());
+        let chance = Chance(seed | 1);
+        Self { controls, servers, clients, loads, _applications, sidecars, chance, done }
+    }
+
+    fn endure(mut self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut history = String::new();
+        let mut turn = 0;
+        while Instant::now() < until {
+            // Everything happens, then by chance; never two at once, so that somebody is left.
+            let what = match turn {
+                0..5 => turn,
+                _ => self.chance.below(5),
+            };
+            let one = self.chance.below(usize::MAX);
+            writeln!(history, "{what} {one}").expect("a String takes what is written");
+            self.happen(what, one);
+            turn += 1;
+        }
+        assert_eq!(self.done.len(), 5, "{:?}", self.done);
+        for load in self.loads.drain(..) {
+            let outcome = load.finish();
+            assert!(!outcome.answered.is_empty());
+            assert!(outcome.failed.is_empty(), "{:?}\n{history}", &outcome.failed);
+        }
+        self.agree();
+    }
+
+    fn happen(&mut self, what: usize, one: usize) {
+        match what {
+            0 => {
+                self.done.insert("a control plane is killed");
+                let control = one % self.controls.len();
+                self.controls[control].kill();
+                self.traffic(20);
+                self.controls[control].start_again();
+            }
+            1 => {
+                self.done.insert("a control plane is paused");
+                let pid = self.controls[one % self.controls.len()].program.pid();
+                self.pause(pid);
+            }
+            2 => {
+                self.done.insert("a sidecar is killed");
+                let server = one % self.servers.len();
+                self.servers[server].kill();
+                self.traffic(20);
+                self.servers[server].start_again();
+            }
+            3 => {
+                self.done.insert("a sidecar is paused");
+                let pid = self.servers[one % self.servers.len()].program.pid();
+                self.pause(pid);
+            }
+            _ => {
+                self.done.insert("a client's sidecar is paused");
+                let pid = self.clients[one % self.clients.len()].program.pid();
+                signal_pid(pid, Signal::STOP);
+                // The loads of the others go on.
+                let others = self.loads.iter().enumerate();
+                let others = others.filter(|(at, _)| *at != one % self.clients.len());
+                others.for_each(|(_, load)| load.wait_for(20));
+                signal_pid(pid, Signal::CONT);
+                self.traffic(20);
+            }
+        }
+    }
+
+    /// Nobody answers there for some dozen requests.
+    fn pause(&self, pid: u32) {
+        signal_pid(pid, Signal::STOP);
+        let waiting = Instant::now();
+        // Requests that it holds wait for it; the others are answered.
+        while waiting.elapsed() < PAUSE {
+            std::thread::park_timeout(PAUSE);
+        }
+        signal_pid(pid, Signal::CONT);
+        self.traffic(20);
+    }
+
+    /// Lets every load go on for some requests.
+    fn traffic(&self, requests: usize) {
+        self.loads.iter().for_each(|load| load.wait_for(requests));
+    }
+
+    /// In the end every control plane knows every sidecar, and every sidecar one of them.
+    fn agree(&self) {
+        let sidecars = self.sidecars as u64;
+        let all = || self.controls.iter().map(|control| control.ask("status"));
+        eventually("all control planes agree", PATIENCE, || {
+            let of = |key: &str| all().filter_map(|status| status[key].as_u64()).sum::<u64>();
+            let known = of("registered") == sidecars * self.controls.len() as u64;
+            (known && of("proxies") == sidecars && of("behind") == 0).then_some(())
+        });
+    }
+}
+
+fn workload(number: usize, service: usize, port: u16) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: server-{number}, \
+         namespace: shop, labels: {{app: service-{service}}}}}\nspec:\n  serviceAccount: \
+         service-{service}\n  ports: [{{name: http, port: {port}, protocol: HTTP}}]\n"
+    )
+}
+
+fn front(service: usize) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: service-{service}, namespace: \
+         shop}}\nspec: {{selector: {{app: service-{service}}}, ports: [{{port: 9080, targetPort: \
+         http}}]}}\n"
+    )
+}
+
+/// Numbers that only the seed decides (xorshift64*).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let drawn = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(drawn).unwrap_or(usize::MAX) % bound
+    }
+}
+
+/// Long enough for others to notice, and shorter than what requests are given.
+const PAUSE: Duration = Duration::from_millis(1500);

@@ -1,0 +1,117 @@
+//! Bytes between a sidecar and its control plane are flipped, or disappear.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use leno_tests::{ControlPlane, Load, Proxy, eventually};
+
+use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+
+#[test]
+fn flipped_bytes_end_a_stream_and_nothing_else() {
+    let shop = shop("strict", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    control.write("policy.yaml", ALLOWED);
+    let relay = Relay::start(control.address());
+    let through = relay.address.to_string();
+    let ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    let load = Load::start("GET", shop.door, 2);
+    let connects = || ratings.page.metric("leno_control_connects_total");
+    for (way, methods) in [(Way::TO_SIDECAR, "[GET, HEAD]"), (Way::TO_CONTROL, "[GET, PUT]")] {
+        let before = connects();
+        relay.flip(way);
+        // Something has to be said before anything of it can be flipped.
+        control.write("policy.yaml", &ALLOWED.replace("[GET]", methods));
+        eventually("the sidecar has another stream", PATIENCE, || {
+            (connects() > before).then_some(())
+        });
+    }
+    load.wait_for(50);
+    load.finish().assert_whole();
+    // What the other end says is heard again.
+    control.remove("policy.yaml");
+    turns(shop.door, 403);
+}
+
+#[test]
+fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
+    let shop = shop("permissive", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    let relay = Relay::start(control.address());
+    let through = relay.address.to_string();
+    let _ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
+    let _web = Proxy::join(&control, "shop/web-1", &["--control", &through]);
+    turns(shop.door, 200);
+    // Half open: both ends have a connection, and nothing gets through.
+    relay.tell(Way::MUTE);
+    let load = Load::start("GET", shop.door, 2);
+    load.wait_for(200);
+    load.finish().assert_whole();
+}
+
+/// Stands between a sidecar and its control plane.
+struct Relay {
+    address: SocketAddr,
+    mood: Arc<AtomicU8>,
+}
+
+/// What happens to the next bytes.
+struct Way;
+
+impl Way {
+    const NONE: u8 = 0;
+    const TO_SIDECAR: u8 = 1;
+    const TO_CONTROL: u8 = 2;
+    const MUTE: u8 = 3;
+}
+
+impl Relay {
+    fn start(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let mood = Arc::new(AtomicU8::new(Way::NONE));
+        let shared = Arc::clone(&mood);
+        std::thread::spawn(move || {
+            for sidecar in listener.incoming().map_while(Result::ok) {
+                let Ok(control) = TcpStream::connect(to) else { continue };
+                for (from, into, way) in
+                    [(&control, &sidecar, Way::TO_SIDECAR), (&sidecar, &control, Way::TO_CONTROL)]
+                {
+                    let clones = (from.try_clone(), into.try_clone());
+                    let (Ok(from), Ok(into)) = clones else { continue };
+                    let mood = Arc::clone(&shared);
+                    std::thread::spawn(move || carry(from, into, way, &mood));
+                }
+            }
+        });
+        Self { address, mood }
+    }
+
+    /// Flips a bit of the next bytes this way.
+    fn flip(&self, way: u8) {
+        self.tell(way);
+    }
+
+    fn tell(&self, mood: u8) {
+        self.mood.store(mood, Ordering::SeqCst);
+    }
+}
+
+fn carry(mut from: TcpStream, mut into: TcpStream, way: u8, mood: &AtomicU8) {
+    let mut buffer = [0; 4096];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        let bytes = &mut buffer[..read];
+        if mood.compare_exchange(way, Way::NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            bytes[read / 2] ^= 0x10;
+        }
+        if mood.load(Ordering::SeqCst) != Way::MUTE && into.write_all(bytes).is_err() {
+            break;
+        }
+    }
+    // Whoever is at the other end finds out.
+    drop(into.shutdown(Shutdown::Both));
+}

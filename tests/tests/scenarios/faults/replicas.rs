@@ -1,0 +1,77 @@
+//! Several control planes: sidecars spread over them, move over, and lose nothing.
+
+use std::path::Path;
+
+use leno_tests::{ControlPlane, Load, Proxy, eventually};
+
+use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+
+#[test]
+fn a_replica_killed_under_load_loses_no_request_and_no_change() {
+    let shop = shop("strict", Counted::echo());
+    let mut controls = ControlPlane::replicas(3, &shop.manifests, &[]);
+    controls[0].write("policy.yaml", ALLOWED);
+    // A token of one is good for all, and names all.
+    let _ratings = Proxy::join(&controls[1], "shop/ratings-1", &[]);
+    let _web = Proxy::join(&controls[2], "shop/web-1", &[]);
+    turns(shop.door, 200);
+    for control in &controls {
+        // Each knows both, whoever has them.
+        agrees(control, 2);
+    }
+
+    for turn in 0..controls.len() {
+        let load = Load::start("GET", shop.door, 2);
+        load.wait_for(50);
+        controls[turn].kill();
+        load.wait_for(50);
+        // What changes while it is gone reaches everybody over those that are left.
+        let left = (turn + 1) % controls.len();
+        load.finish().assert_whole();
+        controls[left].remove("policy.yaml");
+        turns(shop.door, 403);
+        controls[left].write("policy.yaml", ALLOWED);
+        turns(shop.door, 200);
+        let load = Load::start("GET", shop.door, 2);
+        controls[turn].start_again();
+        agrees(&controls[turn], 2);
+        load.wait_for(50);
+        load.finish().assert_whole();
+    }
+}
+
+#[test]
+fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
+    let shop = shop("permissive", Counted::echo());
+    let mut controls = ControlPlane::replicas(2, &shop.manifests, &[]);
+    let token = controls[0].token("shop/ratings-1");
+    let copy = token.with_extension("copy");
+    std::fs::copy(&token, &copy).unwrap();
+    let text = std::fs::read_to_string(&token).unwrap();
+    for control in &controls {
+        assert!(text.contains(&format!("control: {}", control.address())), "{text}");
+    }
+    // Its maker is gone; the other one takes it, once.
+    controls[0].kill();
+    let state = controls[1].state("shop/ratings-1");
+    let ratings = Proxy::launch("shop/ratings-1", &token, &state, &[]);
+    ratings.wait_until_ready();
+    refused(&controls, &copy, &state.with_extension("second"));
+}
+
+/// A token that was used is refused.
+fn refused(controls: &[ControlPlane], token: &Path, state: &Path) {
+    let second = Proxy::launch("shop/ratings-1", token, state, &[]);
+    second.program.wait_for_line("was used already", PATIENCE);
+    agrees(&controls[1], 1);
+}
+
+/// Waits until a control plane knows so many sidecars, its own and those of others.
+fn agrees(control: &ControlPlane, registered: u64) {
+    let what = format!("{} knows {registered} sidecars", control.address());
+    eventually(&what, PATIENCE, || {
+        let status = control.ask("status");
+        let settled = status["behind"] == 0;
+        (settled && status["registered"].as_u64() == Some(registered)).then_some(())
+    });
+}

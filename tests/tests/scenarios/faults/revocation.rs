@@ -1,0 +1,41 @@
+//! An account is revoked: its members are out at once, on connections that are open too.
+
+use leno_tests::{AdminPage, ControlPlane, Proxy, eventually};
+
+use super::{Counted, PATIENCE, shop, turns};
+
+#[test]
+fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
+    let shop = shop("permissive", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    let (requests, cut) =
+        (shop.ratings.requests(), "leno_connections_refused_total{reason=\"revoked-peer\"}");
+    assert!(ratings.page.metric(cut) < 1.0);
+
+    let revoked = "trafficMode: permissive, revoked: [{kind: ServiceAccount, name: web, \
+                   namespace: shop}]";
+    let manifests = shop.manifests.replace("trafficMode: permissive", revoked);
+    assert_ne!(manifests, shop.manifests);
+    control.write("mesh.yaml", &manifests);
+    eventually("the open link of web is cut", PATIENCE, || {
+        (ratings.page.metric(cut) >= 1.0).then_some(())
+    });
+    let answer = leno_tests::get(shop.door, "/").unwrap();
+    assert_ne!(answer.status, 200);
+    let before = shop.ratings.requests();
+    assert!(before >= requests);
+    eventually("web is with the control plane no more", PATIENCE, || {
+        AdminPage::of(&control.ask("proxies"), "shop/web-1").is_none().then_some(())
+    });
+    let token = control.token("shop/web-1");
+    let again = Proxy::launch("shop/web-1", &token, &control.state("again"), &[]);
+    again.program.wait_for_line("its Workload does not exist", PATIENCE);
+    drop(again);
+
+    // It is a member again when nobody says otherwise.
+    control.write("mesh.yaml", &shop.manifests);
+    turns(shop.door, 200);
+}
