@@ -34,6 +34,8 @@ pub struct Publisher {
     absent: Option<BTreeSet<ServiceName>>,
     /// The absent services that it did not accept, as far as can be told.
     absent_refused: Option<BTreeSet<ServiceName>>,
+    /// The offer whose absent services were sent once more together with what waits for them.
+    reunited: Option<ChangeId>,
     withheld: Withheld,
     oversized: Vec<Refusal>,
     offered: Option<Offered>,
@@ -79,6 +81,8 @@ impl Publisher {
         if self.offered.is_none() {
             self.held.share_names(&update.snapshot);
         }
+        // What stands in their way may be another one now.
+        self.absent_refused = None;
         self.offered = Some(Offered { update, doubt });
         self.stale = true;
     }
@@ -147,6 +151,11 @@ impl Publisher {
         let named = self.withheld.refused(&sent, refusals, &update, &self.held);
         match (named, absent) {
             (true, _) => {}
+            // They were refused because of what the proxy holds, whose better version may wait for
+            // them: both go together, once for each offer.
+            (false, true) if self.reunited != Some(change) && self.withheld.let_go() => {
+                self.reunited = Some(change);
+            }
             (false, true) => self.absent_refused = Some(update.absent),
             (false, false) => self.withheld.refused_unnamed(&sent, refusals, change),
         }

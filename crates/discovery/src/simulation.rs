@@ -283,8 +283,9 @@ impl Simulation {
             assert_eq!(held.map(|held| &held.snapshot), Some(&offered.snapshot), "{self}");
         }
         let last = self.settle();
-        assert_eq!(self.subscriber.update().map(|held| &held.snapshot), Some(&last.snapshot));
-        assert_eq!(self.subscriber.update().map(|held| &held.absent), Some(&last.absent));
+        let held = self.subscriber.update();
+        assert_eq!(held.map(|held| &held.snapshot), Some(&last.snapshot), "{self}");
+        assert_eq!(held.map(|held| &held.absent), Some(&last.absent), "{self}");
         assert_eq!(self.publisher.refused().count(), 0, "{self}");
         assert_eq!(self.publisher.settled(), Some(last.change), "{self}");
     }

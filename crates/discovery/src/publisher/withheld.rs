@@ -117,6 +117,13 @@ impl Withheld {
         }
     }
 
+    /// Lets go of all that waits for the situation of another resource; says whether there was any.
+    pub(super) fn let_go(&mut self) -> bool {
+        let before = self.entries.len();
+        self.absent_accepted();
+        self.entries.len() < before
+    }
+
     /// The proxy knows now which services are absent: references that it could not follow may be
     /// good, and what could not go because something referred to it may go.
     pub(super) fn absent_accepted(&mut self) {
