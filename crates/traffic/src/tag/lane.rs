@@ -20,14 +20,18 @@ pub struct Lanes {
 struct Lane {
     matcher: TagMatcher,
     shares: Shares,
-    marks: Box<[Box<[(Box<str>, Box<str>)]>]>,
+    /// One of these, by what is drawn.
+    marks: Box<[Box<[Mark]>]>,
 }
 
 /// The headers that a request gets.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Marks<'a> {
-    headers: &'a [(Box<str>, Box<str>)],
+    headers: &'a [Mark],
 }
+
+/// A header: its name and its value.
+type Mark = (Box<str>, Box<str>);
 
 impl Lanes {
     /// Compiles the lanes of a workload.
