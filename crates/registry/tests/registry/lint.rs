@@ -144,7 +144,12 @@ fn a_backend_in_another_namespace_without_a_grant_is_odd() {
                  namespace: shop}]\n  to: [{group: \"\", kind: Service}]\n";
     let served = SERVED.replace("port: 80}]}", "port: 8080}]}");
     check(&format!("{served}---{own}{away}{grant}"), &expect![[""]]);
-    check(&format!("{served}---{own}{away}"), &expect![[""]]);
+    check(
+        &format!("{served}---{own}{away}"),
+        &expect![[r#"
+        HTTPRoute shop/web: spec.rules[0].backendRefs[0].namespace: no ReferenceGrant in default permits it, so that its share is answered 500; add one there, from HTTPRoutes in shop to the Service
+    "#]],
+    );
 }
 
 /// A workload behind a service with two ports.
