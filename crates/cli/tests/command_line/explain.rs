@@ -239,7 +239,7 @@ fn tagged(headers: &[&str], code: i32, expected: &Expect) {
     let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/web-1", "--url"];
     let mut arguments = [&request[..], &["http://orders.shop:80/a"]].concat();
     for header in headers {
-        arguments.extend(["-H", header]);
+        arguments.extend(["-H", *header]);
     }
     let done = place.leno(&arguments);
     assert_eq!(done.code, Some(code), "{done:?}");
