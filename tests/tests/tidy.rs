@@ -199,11 +199,12 @@ fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-/// Lines before the tests of a file; files of tests have none.
+/// Lines before the tests of a file; files of tests, and what is generated, have none.
 fn production_lines(path: &Path, text: &str) -> usize {
     let shown = path.to_string_lossy();
-    if shown.ends_with("tests.rs") || shown.contains("/tests/") || text.starts_with("// @generated")
-    {
+    let generated =
+        ["// @generated", "//! Generated from "].iter().any(|mark| text.starts_with(mark));
+    if shown.ends_with("tests.rs") || shown.contains("/tests/") || generated {
         return 0;
     }
     text.lines().take_while(|line| *line != "#[cfg(test)]").count()

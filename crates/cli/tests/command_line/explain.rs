@@ -261,7 +261,7 @@ fn tagged(headers: &[&str], code: i32, expected: &Expect) {
     let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/web-1", "--url"];
     let mut arguments = [&request[..], &["http://orders.shop:80/a"]].concat();
     for header in headers {
-        arguments.extend(["-H", header]);
+        arguments.extend(["-H", *header]);
     }
     let done = place.leno(&arguments);
     assert_eq!(done.code, Some(code), "{done:?}");
@@ -270,15 +270,61 @@ fn tagged(headers: &[&str], code: i32, expected: &Expect) {
 
 #[test]
 fn tag_rules_show_their_sets_and_who_is_left() {
-    tagged(&["x-user-tier: gold"], 0, &expect![[""]]);
+    tagged(
+        &["x-user-tier: gold"],
+        0,
+        &expect![[r#"
+            request   GET http://orders.shop:80/a
+            from      shop/web-1 (account shop/default)
+            service   shop/orders port 80 (HTTP)
+            route     none is attached: to the service's own endpoints
+            backend   shop/orders port 80, 100 % of such requests
+            tag rule  TagRoute shop/orders rule 1 (precedence 0), after one that does not fit
+            tag set   10 %: version=2: shop/orders-2
+            tag set   90 %: none of (version=2), (version=3): shop/orders-1
+                      shop/orders-1 (account shop/default): lets every member of the mesh in
+                      shop/orders-2 (account shop/default): lets every member of the mesh in
+            verdict   200-range: allowed; the application answers
+        "#]],
+    );
 }
 
 #[test]
 fn who_is_left_out_is_named_with_what_it_has() {
-    tagged(&[], 0, &expect![[""]]);
+    tagged(
+        &[],
+        0,
+        &expect![[r#"
+            request   GET http://orders.shop:80/a
+            from      shop/web-1 (account shop/default)
+            service   shop/orders port 80 (HTTP)
+            route     none is attached: to the service's own endpoints
+            backend   shop/orders port 80, 100 % of such requests
+            tag rule  none of 2 fits
+            tag set   100 %: none of (version=2), (version=3): shop/orders-1
+                      shop/orders-2 is left out: it has version=2
+                      shop/orders-1 (account shop/default): lets every member of the mesh in
+            verdict   200-range: allowed; the application answers
+        "#]],
+    );
 }
 
 #[test]
 fn nobody_with_the_tags_is_a_refusal() {
-    tagged(&["x-none: 1"], 3, &expect![[""]]);
+    tagged(
+        &["x-none: 1"],
+        3,
+        &expect![[r#"
+            request   GET http://orders.shop:80/a
+            from      shop/web-1 (account shop/default)
+            service   shop/orders port 80 (HTTP)
+            route     none is attached: to the service's own endpoints
+            backend   shop/orders port 80, 100 % of such requests: 503 no-tagged-endpoint
+            tag rule  TagRoute shop/orders rule 0 (precedence 0)
+            tag set   100 %: nobody is left: 503 no-tagged-endpoint
+                      shop/orders-1 is left out: it has version=1
+                      shop/orders-2 is left out: it has version=2
+            verdict   503 no-tagged-endpoint: No instance carries the tags that a tag rule demands for the request. Start a workload with these labels, or say in the TagRoute what takes such requests `otherwise`; `leno explain request` shows rule and instances.
+        "#]],
+    );
 }
