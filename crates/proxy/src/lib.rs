@@ -200,13 +200,18 @@ impl Proxy {
         }
         tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
-        let joined = tokio::task::spawn_blocking(move || {
-            threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
-        });
-        if tasks.run_until(joined).await.is_ok_and(|failed| failed > 0) {
-            tracing::error!("a data thread panicked");
-        }
+        tasks.run_until(join(threads)).await;
         Ok(())
+    }
+}
+
+/// Waits for the data threads to end.
+async fn join(threads: Vec<JoinHandle<()>>) {
+    let joined = tokio::task::spawn_blocking(move || {
+        threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
+    });
+    if joined.await.is_ok_and(|failed| failed > 0) {
+        tracing::error!("a data thread panicked");
     }
 }
 
