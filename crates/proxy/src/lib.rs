@@ -196,35 +196,40 @@ impl Proxy {
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
-        let expired = tasks
-            .run_until(async {
-                tokio::select! {
-                    () = stop => false,
-                    () = follower.expired.notified() => true,
-                }
-            })
-            .await;
+        let expired = tasks.run_until(is_expired(stop, &follower.expired)).await;
         tracing::info!("draining");
         // A successor reads what is on disk as soon as it may have the directory.
         follower.keeper.end();
-        match tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await {
-            Ok(_) => state.release(),
-            Err(_) => {
-                tracing::warn!("the disk is slow: a successor waits until this one has ended")
-            }
+        if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_ok() {
+            state.release();
+        } else {
+            tracing::warn!("the disk is slow: a successor waits until this one has ended");
         }
         tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
-        let joined = tokio::task::spawn_blocking(move || {
-            threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
-        });
-        if tasks.run_until(joined).await.is_ok_and(|failed| failed > 0) {
-            tracing::error!("a data thread panicked");
-        }
+        tasks.run_until(join(threads)).await;
         match expired {
             true => Err(StartError::Expired),
             false => Ok(()),
         }
+    }
+}
+
+/// Waits until it is to stop (false), or its certificate has expired and that ends it (true).
+async fn is_expired(stop: impl Future<Output = ()>, expired: &Notify) -> bool {
+    tokio::select! {
+        () = stop => false,
+        () = expired.notified() => true,
+    }
+}
+
+/// Waits for the data threads to end.
+async fn join(threads: Vec<JoinHandle<()>>) {
+    let joined = tokio::task::spawn_blocking(move || {
+        threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
+    });
+    if joined.await.is_ok_and(|failed| failed > 0) {
+        tracing::error!("a data thread panicked");
     }
 }
 

@@ -202,6 +202,16 @@ impl Sending {
         }
     }
 
+    /// After the request's body came to its end, or what broke the exchange with it.
+    fn after(sent: Result<(), Broken>, answered: bool) -> Result<Self, Reason> {
+        match sent {
+            Ok(()) => Ok(Self::Whole),
+            Err(Broken::Source(error)) => Err(downstream_reason(&error)),
+            Err(Broken::SinkStalled) if !answered => Err(Reason::UpstreamStalled),
+            Err(Broken::Sink | Broken::SinkStalled) => Ok(Self::Unwanted),
+        }
+    }
+
     /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
     /// and who has ended its part of another protocol may still listen.
     fn is_watched(self, upgrade: bool) -> bool {
@@ -276,19 +286,12 @@ async fn converse(
     };
     let mut receive = pin!(receive(upstream, reply));
     let reusable = poll_fn(|cx| {
-        if sending.get() == Sending::UnderWay {
-            match send.as_mut().poll(cx) {
-                Poll::Ready(Ok(())) => sending.set(Sending::Whole),
-                Poll::Ready(Err(Broken::Source(error))) => {
-                    return Poll::Ready(Err(downstream_reason(&error)));
-                }
-                Poll::Ready(Err(Broken::SinkStalled)) if !started.get() => {
-                    return Poll::Ready(Err(Reason::UpstreamStalled));
-                }
-                Poll::Ready(Err(Broken::Sink | Broken::SinkStalled)) => {
-                    sending.set(Sending::Unwanted);
-                }
-                Poll::Pending => {}
+        if sending.get() == Sending::UnderWay
+            && let Poll::Ready(sent) = send.as_mut().poll(cx)
+        {
+            match Sending::after(sent, started.get()) {
+                Ok(now) => sending.set(now),
+                Err(reason) => return Poll::Ready(Err(reason)),
             }
         }
         let held = sending.get() == Sending::Held;
