@@ -69,10 +69,7 @@ struct Stage<'a, 'b> {
 impl Stage<'_, '_> {
     async fn run(&mut self, timing: Timing) -> anyhow::Result<MeshSize> {
         let file = self.dir.join("mesh");
-        std::fs::create_dir_all(&file).context("there is no place for manifests")?;
-        let manifests = self.manifests()?;
-        std::fs::write(file.join("mesh.yaml"), manifests).context("the manifests")?;
-        std::fs::write(file.join("rule.yaml"), rule(0)).context("the manifests")?;
+        self.write_manifests(&file).context("the manifests")?;
         let application = self.application()?;
         let data = self.dir.join("data");
         let address = self.ports.address("control")?;
@@ -138,6 +135,13 @@ impl Stage<'_, '_> {
             application.stop().await;
         }
         Ok(measured)
+    }
+
+    fn write_manifests(&self, folder: &Path) -> anyhow::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        std::fs::write(folder.join("mesh.yaml"), self.manifests()?)?;
+        std::fs::write(folder.join("rule.yaml"), rule(0))?;
+        Ok(())
     }
 
     /// What is behind the real sidecars.

@@ -85,7 +85,8 @@ fn every_wrong_action_is_named() {
     fn actions(service: &mut proto::Service) -> &mut proto::RuleActions {
         service.ports[0].rules[0].actions.as_mut().unwrap()
     }
-    let cases: [(fn(&mut proto::Service), &str); 8] = [
+    type Spoil = fn(&mut proto::Service);
+    let cases: [(Spoil, &str); 8] = [
         (
             |s| actions(s).request_headers.as_mut().unwrap().set[0].name = "Host".into(),
             "ports[0].rules[0].actions.request_headers.set[0].name",

@@ -51,8 +51,8 @@ fn step(control: &ControlPlane, step: &str, stage: &str) {
 
 fn status(control: &ControlPlane) -> Value {
     let out = control.leno(&["root", "status"]);
-    serde_json::from_slice(&out.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&out.stderr)))
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);
