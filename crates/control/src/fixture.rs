@@ -180,6 +180,52 @@ fn sermant(service: &str, stay: &str) -> String {
     )
 }
 
+/// What a `TagRoute` of one service says.
+fn tagged(service: &str, tier: &str, tag: &str) -> String {
+    format!(
+        "spec: {{service: {service}, otherwise: any, rules: [{{split: [{{tags: {{tier: {tier}}}}}]}}], \
+         sameTag: [{{tags: [{tag}]}}]}}"
+    )
+}
+
+/// What a `TagRoute` of many services says, whose rule asks who calls.
+fn called(scope: &str, tier: &str, app: &str) -> String {
+    format!(
+        "spec: {{scope: {scope}, otherwise: fail, rules: [{{from: {{tags: {{tier: {tier}}}}}, \
+         split: [{{tags: {{app: {app}}}}}]}}]}}"
+    )
+}
+
+/// What a `Lane` says.
+fn lane(service: &str, mark: &str) -> String {
+    format!("spec: {{service: {service}, rules: [{{marks: [{{headers: {{x-lane: {mark}}}}}]}}]}}")
+}
+
+/// What a route to two backends says.
+fn led([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String {
+    format!(
+        "spec: {{parentRefs: [{{group: \"\", kind: Service, name: {parent}, port: {port}}}], \
+         rules: [{{backendRefs: [{{name: {one}, port: 80}}, {{name: {two}, port: {other}}}]}}]}}"
+    )
+}
+
+/// What a service says that chooses by two labels.
+fn chosen([app, tier]: [&str; 2], port: &str) -> String {
+    format!(
+        "spec: {{selector: {{app: {app}, tier: {tier}}}, ports: [{{port: 80, targetPort: {port}}}]}}"
+    )
+}
+
+/// Two labels, as `metadata` has them after the name.
+fn labels(app: &str, tier: &str) -> String {
+    format!(", labels: {{app: {app}, tier: {tier}}}")
+}
+
+/// Kinds of routes that have one form.
+const ROUTES: &[&str] = &["HTTPRoute", "HTTPRoute", "GRPCRoute"];
+/// What a `TagRoute` may be for beside one service.
+const SCOPES: &[&str] = &["mesh", "namespace"];
+
 /// A random change in that world.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
@@ -195,11 +241,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
-            head(
-                "Workload",
-                "leno.dev/v1alpha1",
-                &format!(", labels: {{app: {one}, tier: {two}}}")
-            ),
+            head("Workload", "leno.dev/v1alpha1", &labels(one, two)),
         ),
         1 => format!(
             "{}spec: {{serviceAccount: {three}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
@@ -209,18 +251,11 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
             head("Service", "v1", ""),
         ),
-        3 => format!(
-            "{}spec: {{selector: {{app: {one}, tier: {two}}}, ports: [{{port: 80, targetPort: {three}}}]}}",
-            head("Service", "v1", ""),
-        ),
+        3 => format!("{}{}", head("Service", "v1", ""), chosen([one, two], three)),
         4 => format!(
-            "{}spec: {{parentRefs: [{{group: \"\", kind: Service, name: {one}, port: {port}}}], \
-             rules: [{{backendRefs: [{{name: {two}, port: 80}}, {{name: {three}, port: {other}}}]}}]}}",
-            head(
-                dice.pick(&["HTTPRoute", "HTTPRoute", "GRPCRoute"]),
-                "gateway.networking.k8s.io/v1",
-                ""
-            ),
+            "{}{}",
+            head(dice.pick(ROUTES), "gateway.networking.k8s.io/v1", ""),
+            led([one, port], [two, three], other),
         ),
         5 => format!(
             "{}spec: {{destination: {}, sources: [{}, {}], rules: \
@@ -244,21 +279,13 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             removal([one, two], [port, other])
         ),
         9 => format!("{}{}", head("SermantRemoval", "leno.dev/v1alpha1", ""), sermant(one, port)),
-        10 => format!(
-            "{}spec: {{service: {one}, otherwise: any, rules: [{{split: [{{tags: {{tier: {two}}}}}]}}], \
-             sameTag: [{{tags: [{three}]}}]}}",
-            head("TagRoute", "leno.dev/v1alpha1", ""),
-        ),
+        10 => format!("{}{}", head("TagRoute", "leno.dev/v1alpha1", ""), tagged(one, two, three)),
         11 => format!(
-            "{}spec: {{scope: {}, otherwise: fail, rules: [{{from: {{tags: {{tier: {one}}}}}, \
-             split: [{{tags: {{app: {two}}}}}]}}]}}",
+            "{}{}",
             head("TagRoute", "leno.dev/v1alpha1", ""),
-            dice.pick(&["mesh", "namespace"]),
+            called(dice.pick(SCOPES), one, two)
         ),
-        12 => format!(
-            "{}spec: {{service: {one}, rules: [{{marks: [{{headers: {{x-lane: {two}}}}}]}}]}}",
-            head("Lane", "leno.dev/v1alpha1", ""),
-        ),
+        12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
         _ => format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
              spec: {{trustDomain: cluster.local, trafficMode: {}}}",

@@ -137,7 +137,7 @@ impl Stage<'_, '_> {
         Ok(measured)
     }
 
-    fn write_manifests(&self, folder: &Path) -> anyhow::Result<()> {
+    fn write_manifests(&mut self, folder: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join("mesh.yaml"), self.manifests()?)?;
         std::fs::write(folder.join("rule.yaml"), rule(0))?;
