@@ -8,7 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
-use crate::route::RouteRule;
+use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
 use crate::tag::{Caller, LaneRule, TagRules};
@@ -93,4 +93,13 @@ pub struct PortView {
     pub treatment: Treatment,
     /// Which of its endpoints take which requests; any take all when absent.
     pub tags: Option<Arc<TagRules>>,
+}
+
+impl PortView {
+    /// Where its rules lead: the services that a client has to know beside this one.
+    pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
+        let rules = self.rules.iter().map(|rule| &rule.backends);
+        let tls_rules = self.tls_rules.iter().map(|rule| &rule.backends);
+        rules.chain(tls_rules).flatten()
+    }
 }

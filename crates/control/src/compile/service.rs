@@ -75,12 +75,7 @@ pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<E
 
 /// The services that the rules of a view name.
 pub(crate) fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
-    let ports = view.ports.values();
-    let backends = ports.flat_map(|port| {
-        let rules = port.rules.iter().map(|rule| &rule.backends);
-        rules.chain(port.tls_rules.iter().map(|rule| &rule.backends))
-    });
-    backends.flatten().map(|backend| &backend.service)
+    view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
 }
 
 /// The port of a workload's application that a service port leads to.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use leno_model::{EndpointId, ServiceName, ServiceView, Snapshot};
+use leno_model::{EndpointId, PortView, ServiceName, ServiceView, Snapshot};
 
 use super::withheld::Withheld;
 use crate::doubt::Doubt;
@@ -99,6 +99,5 @@ fn with_users<'a>(
 }
 
 fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
-    let rules = view.ports.values().flat_map(|port| &port.rules);
-    rules.flat_map(|rule| rule.backends.iter().map(|backend| &backend.service))
+    view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
 }

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use leno_model::{Endpoint, EndpointId, ServiceName, ServiceView, WorkloadName, WorkloadPlan};
+use leno_model::{
+    Endpoint, EndpointId, ObjectKey, PortView, ServiceName, ServiceView, WeightedBackend,
+    WorkloadName, WorkloadPlan,
+};
 
 use crate::holdings::endpoints_of;
 use crate::key::ResourceKey;
@@ -161,23 +164,21 @@ impl Staging {
         refusals: &mut Vec<Refusal>,
     ) {
         for (name, view) in services {
-            let rules = view.ports.values().flat_map(|port| &port.rules);
-            let mut backends = rules.flat_map(|rule| rule.backends.iter().map(move |b| (rule, b)));
+            let mut backends = view.ports.values().flat_map(PortView::backends);
             let dangling = backends
-                .find(|(_, b)| !services.contains_key(&b.service) && !absent.contains(&b.service));
-            let Some((rule, backend)) = dangling else {
+                .find(|b| !services.contains_key(&b.service) && !absent.contains(&b.service));
+            let Some(backend) = dangling else {
                 continue;
             };
             let (user, used) = (name.clone(), backend.service.clone());
+            let route = leading_to(view, &used).map_or(String::new(), |key| key.to_string());
             let removal_at_fault = self.gone.contains(&used) && !self.views.contains_key(name);
             let (key, because, reason) = if removal_at_fault {
-                let reason = format!("cannot go: HTTPRoute {} of {user} refers to it", rule.route);
+                let reason = format!("cannot go: {route} of {user} refers to it");
                 (used, user, reason)
             } else {
-                let reason = format!(
-                    "HTTPRoute {} refers to service {used}, which is neither here nor absent",
-                    rule.route
-                );
+                let reason =
+                    format!("{route} refers to service {used}, which is neither here nor absent");
                 (user, used, reason)
             };
             refusals.push(Refusal {
@@ -203,4 +204,19 @@ fn misplaced(endpoint: &Endpoint, reason: &str) -> Refusal {
         reason: reason.to_owned(),
         because: Some(ResourceKey::Service(endpoint.id.service.clone())),
     }
+}
+
+/// The first route of a service that leads to this backend.
+fn leading_to(view: &ServiceView, backend: &ServiceName) -> Option<ObjectKey> {
+    let mut ports = view.ports.values();
+    ports.find_map(|port| {
+        let rule = port.rules.iter().find(|rule| names(&rule.backends, backend));
+        let tls = port.tls_rules.iter().find(|rule| names(&rule.backends, backend));
+        let key = rule.map(|rule| rule.kind.key(rule.route.clone()));
+        key.or_else(|| tls.map(|rule| ObjectKey::TlsRoute(rule.route.clone())))
+    })
+}
+
+fn names(backends: &[WeightedBackend], service: &ServiceName) -> bool {
+    backends.iter().any(|backend| backend.service == *service)
 }
