@@ -44,6 +44,7 @@ fn a_split_shows_every_backend_with_its_share() {
             from      shop/page-1 (account shop/page)
             service   shop/reviews port 9080 (HTTP)
             route     HTTPRoute shop/reviews: rules[1].matches[0] (path prefix /reviews)
+            passed by HTTPRoute shop/reviews: rules[0].matches[0] (path prefix /reviews, header end-user = jason): the header end-user does not fit
             backend   shop/reviews-v1 port 9080, 90 % of such requests
                       shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
             backend   shop/reviews-v2 port 9080, 10 % of such requests
@@ -70,6 +71,7 @@ fn a_header_decides_as_it_does_in_the_sidecar() {
             from      shop/page-1 (account shop/page)
             service   shop/reviews port 9080 (HTTP)
             route     HTTPRoute shop/reviews: rules[0].matches[0] (path prefix /reviews, header end-user = jason)
+            passed by HTTPRoute shop/reviews: rules[1].matches[0] (path prefix /reviews): fits, but names fewer headers
             backend   shop/reviews-v2 port 9080, 100 % of such requests
                       shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
             verdict   200-range: allowed; the application answers

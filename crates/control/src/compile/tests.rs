@@ -121,7 +121,23 @@ spec:
   rules: [{backendRefs: [{name: reviews-v2, port: 9080}, {name: nowhere, port: 9080}]}]
 "#;
     let text = [BOOKINFO, route].concat();
-    check(&text, "stranger-1", &["details"], &expect![[r#""#]]);
+    check(
+        &text,
+        "stranger-1",
+        &["details"],
+        &expect![[r#"
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+          lets everybody in
+        bookinfo/details Allowed
+          9080 HTTP
+            *.example.com by bookinfo/details to bookinfo/reviews-v2:9080*1 bookinfo/nowhere:9080*1
+            10.0.0.1:19081 bookinfo/details-1 as bookinfo/details
+        bookinfo/reviews-v2 Allowed
+          9080 HTTP
+            10.0.0.4:19083 bookinfo/reviews-v2-1 as bookinfo/reviews-beta
+        bookinfo/nowhere does not exist
+    "#]],
+    );
 }
 
 #[test]

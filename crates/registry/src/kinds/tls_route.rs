@@ -41,8 +41,12 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
 /// At least one: a route without names would take sessions that name nobody, too.
 fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
+    let elements = field.list(HOSTNAMES_MAX)?;
+    if elements.is_empty() {
+        field.refuse("is empty", "list the server names whose sessions the route decides");
+    }
     let mut hostnames: Vec<HostPattern> = Vec::new();
-    for element in &field.list(HOSTNAMES_MAX)? {
+    for element in &elements {
         let remedy = "use one in lower case such as shop.example.com or *.example.com";
         let Some(pattern) = element.parsed(host_pattern, "a host name", remedy) else {
             continue;
@@ -52,11 +56,7 @@ fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
         }
         hostnames.push(pattern);
     }
-    if hostnames.is_empty() {
-        field.refuse("names no host", "list the server names whose sessions the route decides");
-        return None;
-    }
-    Some(hostnames)
+    (!hostnames.is_empty()).then_some(hostnames)
 }
 
 /// Clients never name addresses (RFC 6066 §3).

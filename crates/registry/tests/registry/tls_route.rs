@@ -67,7 +67,20 @@ fn refuses_tls_routes_that_cannot_be_honoured() {
     check_specs(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: TLSRoute\nmetadata: {name: x}",
         &specs,
-        &expect![[r#""#]],
+        &expect![[r#"
+            spec.parentRefs: is missing; add `parentRefs`
+            spec.hostnames: is missing; add `hostnames`
+            spec.hostnames: is empty; list the server names whose sessions the route decides
+            spec.hostnames[0]: "A.com" is not a host name; use one in lower case such as shop.example.com or *.example.com
+            spec.hostnames[0]: "a.*.com" is not a host name; use one in lower case such as shop.example.com or *.example.com
+            spec.hostnames[0]: "192.0.2.1" is not a host name; use one in lower case such as shop.example.com or *.example.com
+            spec.hostnames[1]: is listed twice; remove one of the two
+            spec.rules: is missing; add `rules`
+            spec.rules: is empty; add a rule with `backendRefs`
+            spec.rules[0].backendRefs: is missing; add `backendRefs`
+            spec.rules: has 2 elements; use at most 1
+            spec.rules[0].matches: is not a field that is known here; remove it, or use `name` or `backendRefs`
+        "#]],
     );
 }
 
@@ -77,5 +90,9 @@ fn what_a_tls_route_refers_to_is_looked_for() {
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
-    expect![[r#""#]].assert_eq(&lines.concat());
+    expect![[r#"
+        TLSRoute shop/shops: spec.parentRefs[0].name: there is no Service shop/secure; add the Service
+        TLSRoute shop/shops: spec.rules[0].backendRefs[0].name: there is no Service shop/one; add the Service
+        TLSRoute shop/shops: spec.rules[0].backendRefs[1].name: there is no Service shop/two; add the Service
+    "#]].assert_eq(&lines.concat());
 }
