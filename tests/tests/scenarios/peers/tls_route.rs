@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::bounded;
 
-/// Two servers, each with a certificate in its own name, and a service `secure` for both.
+/// Two servers, each with a certificate in its own name, and a service `secure` of the first.
 struct Site {
     mesh: Mesh,
     door: u16,
@@ -19,8 +19,8 @@ struct Site {
 fn site(route: &str) -> Site {
     let files = tempfile::tempdir().unwrap();
     let door = free_port();
-    let servers = ["one", "two"].map(|name| {
-        let port = free_port();
+    let ports = [free_port(), free_port()];
+    let servers = [("one", ports[0]), ("two", ports[1])].map(|(name, port)| {
         let pem = files.path().join(name).to_str().unwrap().to_owned();
         let mut openssl = Command::new("openssl");
         openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
@@ -33,10 +33,13 @@ fn site(route: &str) -> Site {
             ["openssl", "s_server", "-accept", &accept, "-key", &pem, "-cert", &certificate];
         server_of(name, (port, "TCP"), &[&command[..], &["-quiet"]].concat())
     });
-    let secure = "---\napiVersion: v1\nkind: Service\nmetadata: {name: secure, namespace: shop}\n\
-                  spec: {selector: {app: one}, ports: [{port: 9080}]}\n";
+    let secure = format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: secure, namespace: shop}}\n\
+         spec: {{selector: {{app: one}}, ports: [{{port: 9080, targetPort: {}}}]}}\n",
+        ports[0]
+    );
     let manifests =
-        [mesh_config("permissive"), client("user", &[], &[("secure.shop", door)]), secure.into()];
+        [mesh_config("permissive"), client("user", &[], &[("secure.shop", door)]), secure];
     let mesh = Mesh::up(&[&manifests[..], &servers].concat().concat());
     mesh.write("route.yaml", route);
     Site { mesh, door, _files: files }
