@@ -139,17 +139,22 @@ impl Simulation {
             Certainty::Full => Doubt::default(),
             Certainty::Partial => self.forget_sidecars(&mut offer),
         };
-        // What changes, and later changes back, may be tried again.
-        self.refused.retain(|(key, version)| {
-            let view = key.service().and_then(|name| offer.snapshot.services.get(name));
-            view.is_some_and(|view| Version::of(&encode_service(view)) == *version)
-        });
         match doubt.is_empty() {
             true => self.publisher.offer(offer.clone()),
             false => self.publisher.offer_in_doubt(offer.clone(), doubt.clone()),
         }
         self.offered = Some((offer.clone(), doubt));
+        self.forget_changed();
         offer
+    }
+
+    /// What changes, and later changes back, may be tried again.
+    fn forget_changed(&mut self) {
+        let Some((offer, _)) = &self.offered else { return };
+        self.refused.retain(|(key, version)| {
+            let view = key.service().and_then(|name| offer.snapshot.services.get(name));
+            view.is_some_and(|view| Version::of(&encode_service(view)) == *version)
+        });
     }
 
     /// As after a restart of the control plane: it has not heard of every sidecar yet.
@@ -231,6 +236,8 @@ impl Simulation {
                 self.refused.extend(own.filter_map(|refusal| {
                     versions.get(&refusal.key).map(|version| (refusal.key.clone(), *version))
                 }));
+                // It may have changed while the refused delta was on its way.
+                self.forget_changed();
                 Answer::Nack(nonce, refusals)
             }
         };
