@@ -82,6 +82,9 @@ impl RootArgs {
                 status.proxies
             );
         }
+        if matches!(self.step, Step::Switch | Step::Retire) && !self.force {
+            expect_everybody(&status)?;
+        }
         match self.step {
             Step::Status => {}
             Step::Add => rotation.add(now)?,
@@ -92,6 +95,22 @@ impl RootArgs {
         tell(self.step, rotation.stage(), &status)?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Who is away does not hear of a step, and is cut off by the next one.
+fn expect_everybody(status: &Status) -> anyhow::Result<()> {
+    if status.settling {
+        bail!("the control plane has just started, and not every sidecar is back: wait");
+    }
+    let away = status.workloads.saturating_sub(status.registered);
+    if away > 0 {
+        bail!(
+            "the sidecars of {away} of {} workloads are not there, and would be cut off: see \
+             `leno get workloads`, or take the step with --force",
+            status.workloads
+        );
+    }
+    Ok(())
 }
 
 fn tell(step: Step, stage: RotationStage, status: &Status) -> anyhow::Result<()> {

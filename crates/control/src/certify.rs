@@ -38,6 +38,8 @@ pub(crate) struct Signed {
     pub(crate) workload: WorkloadName,
     pub(crate) id: SpiffeId,
     pub(crate) not_after: SystemTime,
+    /// Of the authority that signed.
+    pub(crate) edition: u64,
 }
 
 /// Why a certificate was signed.
@@ -208,7 +210,8 @@ impl Desk {
         let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
         let subject = Subject { id: &id, workload: Some(workload) };
         let issued = authority.sign(request, subject, self.lifetime, now)?;
-        let signed = Signed { workload: workload.clone(), not_after: issued.not_after, id };
+        let (workload, not_after) = (workload.clone(), issued.not_after);
+        let signed = Signed { workload, id, not_after, edition: authority.edition() };
         Ok((issued, signed))
     }
 }

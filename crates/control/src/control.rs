@@ -69,7 +69,7 @@ impl Control {
             return Err(StartError::MeshConfig(in_doubt));
         }
         let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
-        let authority = Arc::new(config.authority().open(&trust_domain, wall)?);
+        let authority = Arc::new(config.authority().open_or_create(&trust_domain, wall)?);
         let authority = watch::Sender::new(authority);
         let tokens = Arc::new(open_tokens(config.keep(), wall).map_err(StartError::Tokens)?);
         let listener = TcpListener::bind(config.listen).await;

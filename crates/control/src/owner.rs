@@ -276,7 +276,7 @@ impl Owner {
         }
         for name in workloads {
             // Another control plane may have read the files before us.
-            if self.audience.of_workload(&name).is_none() && !self.presence.is_known(&name) {
+            if self.audience.of_workload(&name).is_none() {
                 self.adopt(&name, now);
             }
         }
@@ -373,7 +373,8 @@ impl Owner {
             former.dismiss("a newer stream of the same workload takes its place".to_owned());
         }
         let (id, not_after) = (peer.id, peer.not_after);
-        self.certifier.note(Signed { workload: workload.clone(), id, not_after });
+        let edition = self.audience.contact(connection).map_or(0, |contact| contact.edition);
+        self.certifier.note(Signed { workload: workload.clone(), id, not_after, edition });
         self.presence.arrive(&workload, connection);
         // One that has yet to learn its ports withdraws nothing: what was there before it stays
         // until it says where it listens, or for the grace.
@@ -463,7 +464,7 @@ impl Owner {
             && let Some(contact) = self.audience.contact(connection)
         {
             contact.expires = signed.not_after;
-            contact.edition = self.mesh.edition();
+            contact.edition = signed.edition;
         }
     }
 

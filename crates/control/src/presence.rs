@@ -77,10 +77,6 @@ impl Presence {
         self.standing.values().filter_map(until).min()
     }
 
-    pub(crate) fn is_known(&self, workload: &WorkloadName) -> bool {
-        self.standing.contains_key(workload)
-    }
-
     pub(crate) fn is_missing(&self, workload: &WorkloadName) -> bool {
         let standing = self.standing.get(workload);
         matches!(standing, Some(Standing::Missing(_)))

@@ -22,6 +22,8 @@ pub(crate) struct Serving {
     configs: watch::Sender<Arc<ServerConfig>>,
     /// For connections to other control planes.
     dialing: watch::Sender<Arc<ClientConfig>>,
+    /// The authority changed since the credential was made.
+    is_stale: bool,
 }
 
 impl Serving {
@@ -39,6 +41,7 @@ impl Serving {
             credential,
             configs: watch::Sender::new(accepting),
             dialing: watch::Sender::new(dialing),
+            is_stale: false,
         })
     }
 
@@ -57,15 +60,15 @@ impl Serving {
         let mut wait = self.wait(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
-            let changed = tokio::select! {
+            tokio::select! {
                 () = self.configs.closed() => return,
                 // It is swapped for as long as this program lives, or never.
-                Ok(()) = authority.changed() => true,
-                () = tokio::time::sleep(wait) => false,
-            };
+                Ok(()) = authority.changed() => self.is_stale = true,
+                () = tokio::time::sleep(wait) => {}
+            }
             let now = SystemTime::now();
             wait = match self.wait(now) {
-                later if !changed && !later.is_zero() => later,
+                later if !self.is_stale && !later.is_zero() => later,
                 _ => self.renew(now),
             };
         }
@@ -79,6 +82,7 @@ impl Serving {
         match renewed {
             Ok((credential, (accepting, dialing))) => {
                 self.credential = credential;
+                self.is_stale = false;
                 self.configs.send_replace(accepting);
                 self.dialing.send_replace(dialing);
                 self.wait(now).max(RETRY)

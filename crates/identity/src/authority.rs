@@ -47,6 +47,23 @@ pub struct Authority {
 }
 
 impl Authority {
+    /// Opens the authority in `dir`; one that is not there is not made.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when there is none, and as [`Self::open_or_create`].
+    pub fn open(
+        dir: &Path,
+        trust_domain: &TrustDomain,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        let text = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?;
+        let text = text.ok_or(AuthorityError::Missing)?;
+        let key = disk::read(&dir.join(KEY_FILE), Readers::Owner)?;
+        let key = key.ok_or(AuthorityError::KeyMissing)?;
+        let key = PrivateKey::from_pem(&key).map_err(AuthorityError::Key)?;
+        Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
+    }
+
     /// Opens the authority in `dir`, or makes a new one there (P-256, ten years).
     ///
     /// # Errors
@@ -245,6 +262,9 @@ pub enum AuthorityError {
          `{ROOTS_FILE}` to begin a new authority that every member has to join again"
     )]
     KeyMissing,
+    /// There is no authority where one was.
+    #[error("there is no `{ROOTS_FILE}` in its directory: mount or restore it")]
+    Missing,
     /// The roots cannot be read.
     #[error("`{ROOTS_FILE}` cannot be used")]
     Roots(#[from] RootsError),

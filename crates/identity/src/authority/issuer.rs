@@ -28,7 +28,8 @@ pub enum AuthoritySource {
 }
 
 impl AuthoritySource {
-    /// Opens it as it is now.
+    /// Opens it as it is now. A root of its own that is gone is not made anew: another root would
+    /// part those who have it from all others.
     ///
     /// # Errors
     /// [`AuthorityError`] when it cannot be used; what was opened before is not affected.
@@ -38,8 +39,23 @@ impl AuthoritySource {
         now: SystemTime,
     ) -> Result<Authority, AuthorityError> {
         match self {
-            Self::Own(dir) => Authority::open_or_create(dir, trust_domain, now),
+            Self::Own(dir) => Authority::open(dir, trust_domain, now),
             Self::Issuer(dir) => issuer(dir, trust_domain, now),
+        }
+    }
+
+    /// The same at the start of a control plane: a root of its own is made when there is none.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when it cannot be used, or made.
+    pub fn open_or_create(
+        &self,
+        trust_domain: &TrustDomain,
+        now: SystemTime,
+    ) -> Result<Authority, AuthorityError> {
+        match self {
+            Self::Own(dir) => Authority::open_or_create(dir, trust_domain, now),
+            Self::Issuer(_) => self.open(trust_domain, now),
         }
     }
 }
@@ -158,6 +174,17 @@ mod tests {
         let credential = Credential::new(key, issued).unwrap();
         assert_eq!(credential.edition(), authority.edition());
         assert!(authority == open(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn a_root_that_is_gone_is_made_at_a_start_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = AuthoritySource::Own(dir.path().join("authority"));
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        assert!(matches!(source.open(&domain, now()), Err(AuthorityError::Missing)));
+        assert!(!dir.path().join("authority").exists());
+        let made = source.open_or_create(&domain, now()).unwrap();
+        assert!(made == source.open(&domain, now()).unwrap());
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl Rotation {
     /// How far it is.
     #[must_use]
     pub fn stage(&self) -> RotationStage {
-        match (self.file(NEXT_FILE).exists(), self.file(FORMER_FILE).exists()) {
+        match (self.has(NEXT_FILE), self.has(FORMER_FILE)) {
             (false, false) => RotationStage::Settled,
             (true, _) => RotationStage::Added,
             (false, true) => RotationStage::Switched,
@@ -68,6 +68,7 @@ impl Rotation {
     pub fn switch(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.expect(RotationStage::Added, "there is no new root to switch to: add one first")?;
         self.open(now)?;
+        self.expect_trust(NEXT_FILE, "the new root is not trusted yet: go back and add it again")?;
         self.copy(KEY_FILE, FORMER_FILE)?;
         self.rename(NEXT_FILE, KEY_FILE)
     }
@@ -90,6 +91,8 @@ impl Rotation {
             RotationStage::Settled => Err(AuthorityError::Stage("no root is being replaced")),
             RotationStage::Added => self.drop_root_of(NEXT_FILE, now),
             RotationStage::Switched => {
+                let otherwise = "the former root is not trusted any more: retire it again";
+                self.expect_trust(FORMER_FILE, otherwise)?;
                 self.copy(KEY_FILE, NEXT_FILE)?;
                 self.rename(FORMER_FILE, KEY_FILE)
             }
@@ -97,7 +100,30 @@ impl Rotation {
     }
 
     fn open(&self, now: SystemTime) -> Result<Authority, AuthorityError> {
-        Authority::open_or_create(&self.dir, &self.trust_domain, now)
+        Authority::open(&self.dir, &self.trust_domain, now)
+    }
+
+    /// Whether there is such a key beside the one that signs. A copy of that one is what is left
+    /// of a step that was cut short before its end.
+    fn has(&self, file: &str) -> bool {
+        let [key, signing] = [file, KEY_FILE].map(|file| fs::read(self.file(file)).ok());
+        key.is_some() && key != signing
+    }
+
+    /// Whether the root of a key is in the bundle, as it has to be before the key signs.
+    fn expect_trust(&self, file: &str, otherwise: &'static str) -> Result<(), AuthorityError> {
+        let key = self.key(file)?;
+        let text = disk::read(&self.file(ROOTS_FILE), Readers::Everyone)?;
+        let roots = Roots::from_pem(&text.ok_or(AuthorityError::Missing)?)?;
+        match roots.certificates().iter().any(|der| is_of(der, &key)) {
+            true => Ok(()),
+            false => Err(AuthorityError::Stage(otherwise)),
+        }
+    }
+
+    fn key(&self, file: &str) -> Result<PrivateKey, AuthorityError> {
+        let text = disk::read(&self.file(file), Readers::Owner)?;
+        PrivateKey::from_pem(&text.ok_or(AuthorityError::KeyMissing)?).map_err(AuthorityError::Key)
     }
 
     fn expect(&self, stage: RotationStage, otherwise: &'static str) -> Result<(), AuthorityError> {
@@ -109,16 +135,9 @@ impl Rotation {
 
     /// Removes the root of a key from the bundle, then the key.
     fn drop_root_of(&self, file: &str, now: SystemTime) -> Result<(), AuthorityError> {
-        let text =
-            disk::read(&self.file(file), Readers::Owner)?.ok_or(AuthorityError::KeyMissing)?;
-        let key = PrivateKey::from_pem(&text).map_err(AuthorityError::Key)?;
+        let key = self.key(file)?;
         let roots = self.open(now)?.roots();
-        let of_others = roots.certificates().iter().filter(|der| {
-            let parsed = x509_parser::parse_x509_certificate(der);
-            parsed.map_or(true, |(_, root)| {
-                *root.public_key().subject_public_key.data != *key.public()
-            })
-        });
+        let of_others = roots.certificates().iter().filter(|der| !is_of(der, &key));
         self.trust(&Roots::new(of_others.cloned().collect())?)?;
         disk::remove(&self.file(file))?;
         Ok(())
@@ -145,6 +164,12 @@ impl Rotation {
     fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
+}
+
+/// Whether a certificate is a key's.
+fn is_of(der: &[u8], key: &PrivateKey) -> bool {
+    let parsed = x509_parser::parse_x509_certificate(der);
+    parsed.is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public())
 }
 
 /// The key that is to sign next.
@@ -215,6 +240,49 @@ mod tests {
         assert_eq!((member(&world).edition(), rotation.stage()), (added, RotationStage::Added));
         rotation.back(now()).unwrap();
         assert_eq!((member(&world).edition(), rotation.stage()), (settled, RotationStage::Settled));
+    }
+
+    #[test]
+    fn a_step_that_was_cut_short_can_be_taken_again_or_back() {
+        let world = World::new("cluster.local");
+        let rotation = rotation(&world);
+        let copy = |from: &str, to: &str| {
+            fs::copy(rotation.file(from), rotation.file(to)).unwrap();
+        };
+        let settled = member(&world).edition();
+        rotation.add(now()).unwrap();
+        let added = member(&world).edition();
+        // `switch`, before the new key takes its place.
+        copy(KEY_FILE, FORMER_FILE);
+        assert_eq!(rotation.stage(), RotationStage::Added);
+        rotation.switch(now()).unwrap();
+        let switched = member(&world).edition();
+        // `back`, before the former key takes its place.
+        copy(KEY_FILE, NEXT_FILE);
+        assert_eq!(rotation.stage(), RotationStage::Switched);
+        assert_eq!(member(&world).edition(), switched);
+        rotation.back(now()).unwrap();
+        assert_eq!((member(&world).edition(), rotation.stage()), (added, RotationStage::Added));
+        // `retire`, before the former key goes: it cannot come back, nobody trusts it.
+        rotation.switch(now()).unwrap();
+        let former = fs::read(rotation.file(FORMER_FILE)).unwrap();
+        rotation.retire(now()).unwrap();
+        fs::write(rotation.file(FORMER_FILE), former).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(rotation.file(FORMER_FILE), mode).unwrap();
+        assert!(matches!(rotation.back(now()), Err(AuthorityError::Stage(_))));
+        rotation.retire(now()).unwrap();
+        assert_eq!(rotation.stage(), RotationStage::Settled);
+        // `add`, before the new root is trusted.
+        rotation.add(now()).unwrap();
+        let next = rotation.key(NEXT_FILE).unwrap();
+        let roots = rotation.open(now()).unwrap().roots();
+        let others = roots.certificates().iter().filter(|der| !is_of(der, &next)).cloned();
+        rotation.trust(&Roots::new(others.collect()).unwrap()).unwrap();
+        assert!(matches!(rotation.switch(now()), Err(AuthorityError::Stage(_))));
+        rotation.back(now()).unwrap();
+        assert_eq!(rotation.stage(), RotationStage::Settled);
+        assert_ne!(member(&world).edition(), settled);
     }
 
     #[test]

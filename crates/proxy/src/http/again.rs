@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use leno_model::{RetryRule, ServiceName};
-use leno_telemetry::Count;
+use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::CompiledActions;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_wire::http1::ResponseHead;
@@ -21,7 +21,15 @@ pub(crate) struct KeepBack<'a> {
     /// The service that bears the retry, and how often it did.
     bears: (Option<&'a ServiceName>, u32),
     is_lost: Option<&'a Cell<bool>>,
-    kept_back: &'a Cell<bool>,
+    kept_back: &'a Cell<Option<KeptBack>>,
+}
+
+/// An answer that the client does not get.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeptBack {
+    pub(crate) status: u16,
+    /// The status of gRPC that its head tells.
+    pub(crate) grpc: Option<GrpcStatus>,
 }
 
 impl<'a> KeepBack<'a> {
@@ -32,7 +40,7 @@ impl<'a> KeepBack<'a> {
         (worker, request): (&'a Worker, &'a Request<'a>),
         bears: (Option<&'a ServiceName>, u32),
         is_lost: Option<&'a Cell<bool>>,
-        kept_back: &'a Cell<bool>,
+        kept_back: &'a Cell<Option<KeptBack>>,
     ) -> Option<Self> {
         let rule = actions?.retry.as_ref()?;
         Some(Self { rule, worker, request, bears, is_lost, kept_back })
@@ -54,7 +62,8 @@ impl<'a> KeepBack<'a> {
         };
         let keeps = retry::retry_by_rule(self.rule, Setback::Answered(status), &attempt)
             && pays(self.worker, service);
-        self.kept_back.set(keeps);
+        let kept = || KeptBack { status: head.status, grpc: grpc::told(bytes, head) };
+        self.kept_back.set(keeps.then(kept));
         keeps
     }
 }

@@ -99,7 +99,7 @@ impl Answer<'_> {
 pub(crate) fn append(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
     for (name, value) in edits.appended() {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-        fields.append(name, HeaderValue::from_str(value).ok()?);
+        fields.append(name, HeaderValue::from_bytes(value.as_bytes()).ok()?);
     }
     Some(())
 }

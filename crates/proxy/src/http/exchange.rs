@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
-use leno_telemetry::Count;
+use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_traffic::{CompiledActions, Redirection};
@@ -207,6 +207,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let Err(reason) = outcome else {
                 return Ok(());
             };
+            if reason == Reason::AttemptTimeout {
+                self.end_trial(outcome);
+            }
             let again = match rule {
                 None => self.may_repeat(bound) && retry::retry(reason, &self.attempt_so_far(aim)),
                 Some(rule) => self.is_tried_again(rule, reason, aim).await,
@@ -238,7 +241,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let worker = &self.session.worker;
         let attempt = self.attempt_so_far(aim);
         // An answer that was kept from the client is paid for.
-        let again = self.progress.kept_back.get()
+        let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
                 && again::pays(worker, self.record.subject.service.as_ref()));
         if again {
@@ -288,12 +291,15 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// Tells who watches over the endpoint how the attempt ended.
     fn end_trial(&mut self, outcome: Result<(), Reason>) {
         let Some(trial) = self.trial.take() else { return };
-        let ending = match outcome {
-            Ok(()) => Ending::Answered {
-                status: self.record.status,
-                grpc: self.record.grpc.get().map(|status| status.code()),
-            },
-            Err(reason) => Ending::Broken(reason),
+        let answered = |status, grpc: Option<GrpcStatus>| Ending::Answered {
+            status,
+            grpc: grpc.map(GrpcStatus::code),
+        };
+        let ending = match (outcome, self.progress.kept_back.get()) {
+            (Ok(()), _) => answered(self.record.status, self.record.grpc.get()),
+            // It did answer, whatever the client hears.
+            (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
+            (Err(reason), None) => Ending::Broken(reason),
         };
         trial.end(&self.session.worker, ending);
     }

@@ -15,7 +15,7 @@ use leno_wire::http1::{
 use leno_wire::link::{OpenError, StreamKind};
 use tokio::time::{sleep, timeout};
 
-use super::again::KeepBack;
+use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::Exchange;
 use super::grpc::Call;
@@ -44,7 +44,7 @@ pub(crate) struct Progress {
     /// The connection had served before, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
     /// An answer came, and is kept from the client: the request is sent once more.
-    pub(crate) kept_back: Cell<bool>,
+    pub(crate) kept_back: Cell<Option<KeptBack>>,
 }
 
 /// Sends the request on a lease and its response back.

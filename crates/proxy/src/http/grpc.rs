@@ -51,11 +51,16 @@ pub(crate) fn status(reason: Reason) -> GrpcStatus {
     }
 }
 
+/// The status of gRPC in the head of an answer.
+pub(crate) fn told(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
+    head.find(bytes, STATUS).next().map(GrpcStatus::of)
+}
+
 /// The status of HTTP that stands for the answer to a call, for rules about retries: that of its
 /// head, or what a status of gRPC means that is told there.
 pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
-    match (head.status, head.find(bytes, STATUS).next()) {
-        (200, Some(told)) => class(GrpcStatus::of(told)),
+    match (head.status, told(bytes, head)) {
+        (200, Some(told)) => class(told),
         (status, _) => status,
     }
 }

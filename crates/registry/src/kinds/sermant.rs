@@ -214,6 +214,16 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
     Some(rules)
 }
 
+/// Sermant keeps it in a Java `int`.
+fn precedence(field: &Field<'_>) -> Option<i32> {
+    let precedence = i32::try_from(field.integer()?);
+    if precedence.is_err() {
+        let range = format!("use a number from {} to {}", i32::MIN, i32::MAX);
+        field.refuse(format!("{} is out of range", field.shown()), range);
+    }
+    precedence.ok()
+}
+
 /// The rules of one document, the greatest precedence first; they replace those of its kind.
 fn read_rules(
     rules: &mut SermantRules,
@@ -226,7 +236,7 @@ fn read_rules(
     for element in elements {
         let field = element.any_fields()?;
         precedences.push(match field.find("precedence") {
-            Some(field) => i32::try_from(field.integer()?).ok()?,
+            Some(field) => precedence(field)?,
             None => 0,
         });
     }

@@ -62,9 +62,10 @@ fn class_of(reason: Reason) -> Option<Class> {
         Reason::ConnectFailed | Reason::UpstreamHandshakeFailed | Reason::WrongIdentity => {
             Some(Class::Connect)
         }
-        Reason::ConnectTimeout | Reason::UpstreamStalled | Reason::RequestTimeout => {
-            Some(Class::Timeout)
-        }
+        Reason::ConnectTimeout
+        | Reason::UpstreamStalled
+        | Reason::RequestTimeout
+        | Reason::AttemptTimeout => Some(Class::Timeout),
         Reason::UpstreamReset | Reason::UpstreamMalformed => Some(Class::Reset),
         // It drains or is full: it says so itself, and a retry goes elsewhere.
         Reason::UpstreamRefused => None,

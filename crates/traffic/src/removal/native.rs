@@ -75,6 +75,12 @@ impl Outliers {
         let fresh = Member::new(self.rule.steps);
         let old = |place: &Option<usize>| place.and_then(|old| self.members.get(old)).cloned();
         self.members = places.iter().map(|place| old(place).unwrap_or(fresh.clone())).collect();
+        for member in &mut self.members {
+            // Who probed may have held the place of before, and its end would not be heard.
+            if let State::Probed { under_way, .. } = &mut member.state {
+                *under_way = false;
+            }
+        }
     }
 
     pub(super) fn standing(&self, slot: usize) -> Standing {
