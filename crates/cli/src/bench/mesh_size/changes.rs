@@ -147,22 +147,26 @@ impl Stage<'_, '_> {
             }
         }
         let began = Instant::now();
-        let control = self.control(place.file, place.data, place.address)?;
-        let pid = control.pid().context("the control plane ended at once")?;
+        let mut control = self.control(place.file, place.data, place.address)?;
         let all = self.crowd.sidecars as u64;
         loop {
+            // A connection of somebody else may have its port for a moment.
+            if control.ended().is_some() {
+                control = self.control(place.file, place.data, place.address)?;
+            }
             let status = Mesh::at(place.data).ask("/status").await.unwrap_or_default();
             let back = status["proxies"].as_u64() == Some(all) && status["behind"] == 0;
             if back {
                 break;
             }
             if began.elapsed() > ROLLOUT_PATIENCE {
-                bail!("not everybody came back: {status}");
+                bail!("not everybody came back: {status}: {}", control.last_words());
             }
             sleep(LOOK_EVERY).await;
         }
         found.back_s = began.elapsed().as_secs_f64();
         found.back_bytes = Counters::read(place.data).await?.bytes;
+        let pid = control.pid().context("the control plane ended")?;
         found.back_memory_mib = mib(sample::peak_kib(pid));
         Ok(control)
     }
