@@ -33,12 +33,13 @@ pub fn sniff(first_bytes: &[u8]) -> Sniffed {
 /// only known by the version behind its target.
 pub const SNIFF_BYTES_MAX: usize = 1024;
 
-/// A record of type handshake, version 3.x, of a length that may be, that begins a ClientHello.
+/// A record of type handshake, version 3.x whatever x is, of a length that may be, that begins a ClientHello.
 fn sniff_tls(bytes: &[u8]) -> Sniffed {
     let expected: [fn(u8) -> bool; 6] = [
         |kind| kind == TLS_HANDSHAKE,
         |major| major == 3,
-        |minor| minor <= 4,
+        // Receivers ignore it (RFC 8446 §5.1), and so do those of applications.
+        |_| true,
         |length_high| length_high <= 0x40,
         |_| true,
         |message| message == TLS_CLIENT_HELLO,

@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn decides_from_the_fewest_bytes() {
     // The bytes that decide, and the decision; every shorter prefix asks for more.
-    let cases: [(&[u8], Sniffed); 22] = [
+    let cases: [(&[u8], Sniffed); 23] = [
         (b"GET /", Sniffed::Http1),
         (b"POST /", Sniffed::Http1),
         (b"OPTIONS * HTTP/1.", Sniffed::Http1),
@@ -20,6 +20,7 @@ fn decides_from_the_fewest_bytes() {
         (b"PRI * HTTP/2.0", Sniffed::Http2),
         (b"PRI * HTTP/1.", Sniffed::Http1),
         (b"\x16\x03\x01\x02\x00\x01", Sniffed::Tls),
+        (b"\x16\x03\x2c\x00\xb9\x01", Sniffed::Tls),
         (b"\x16\x03\x01\x02\x00\x02", Sniffed::Opaque),
         (b"\x16\x02", Sniffed::Opaque),
         (b"\x16\x03\x01\x41", Sniffed::Opaque),
