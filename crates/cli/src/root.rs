@@ -27,7 +27,7 @@ pub(crate) struct RootArgs {
     /// The directory that the control planes of the mesh share [default: the data directory]
     #[arg(long, value_name = "DIR")]
     shared: Option<PathBuf>,
-    /// Take the step even if sidecars have not caught up with the one before, or nobody answers
+    /// Take the step even if sidecars are away or have not caught up with the one before
     #[arg(long)]
     force: bool,
 }

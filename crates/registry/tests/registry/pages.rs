@@ -5,7 +5,7 @@ use std::path::Path;
 use leno_registry::read_str;
 
 /// The YAML of a page of `docs/rules`.
-fn examples(page: &str) -> Vec<String> {
+pub(crate) fn examples(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules").join(page);
     let text = std::fs::read_to_string(path).unwrap();
     let blocks = text.split("```yaml\n").skip(1);

@@ -1,18 +1,11 @@
 //! Tag rules: the examples of the documents, what is refused, and what is odd.
 
-use std::path::Path;
-
 use expect_test::{Expect, expect};
 use leno_model::{Object, TagScope};
 use leno_registry::{FileSource, lint, read_str};
 
-/// The blocks of YAML of a page.
-fn examples(page: &str) -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules").join(page);
-    let text = std::fs::read_to_string(path).unwrap();
-    let blocks = text.split("```yaml\n").skip(1);
-    blocks.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
-}
+use crate::pages::examples;
+use crate::refusals::check_specs;
 
 #[test]
 fn the_examples_of_the_pages_are_accepted_without_a_warning() {
@@ -40,20 +33,8 @@ fn rules_stand_in_order_of_precedence() {
 
 /// The refusals of a kind's specs, a line each.
 fn check(kind: &str, specs: &[&str], expected: &Expect) {
-    let mut lines = String::new();
-    for spec in specs {
-        let text = format!(
-            "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"
-        );
-        let (objects, rejected) = read_str("f.yaml", &text);
-        assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {spec}");
-        for refusal in rejected {
-            let shown = refusal.to_string();
-            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
-            lines += &format!("{}\n", rest.trim_start_matches("f.yaml:"));
-        }
-    }
-    expected.assert_eq(&lines);
+    let head = format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}");
+    check_specs(&head, specs, expected);
 }
 
 #[test]
