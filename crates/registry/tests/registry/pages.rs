@@ -17,6 +17,7 @@ fn examples_of_routes_are_read_as_they_stand() {
     for (page, kind) in [
         ("http-route.md", "kind: HTTPRoute\n"),
         ("grpc-route.md", "kind: GRPCRoute\n"),
+        ("tls-route.md", "kind: TLSRoute\n"),
         ("reference-grant.md", "kind: ReferenceGrant\n"),
     ] {
         let examples = examples(page);

@@ -37,11 +37,7 @@ fn check_refusals(kind: &str, specs: &[&str], expected: &Expect) {
 #[test]
 fn the_documented_examples_are_read() {
     for page in ["outlier-removal.md", "sermant-removal.md"] {
-        let path = format!("{}/../../docs/rules/{page}", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(path).unwrap();
-        let (_, rest) = text.split_once("```yaml\n").unwrap();
-        let (example, _) = rest.split_once("```").unwrap();
-        policy(example);
+        policy(&crate::pages::examples(page)[0]);
     }
 }
 
