@@ -250,7 +250,8 @@ pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
     Ok(Field { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
 }
 
-/// The values of all fields called `name`, whatever its case.
+/// The values of all fields called `name`, whatever its case, but of those that `Connection` names:
+/// they end here, and nobody must decide by what the next reader does not see.
 pub(super) fn find<'b>(
     fields: &[Field],
     bytes: &'b [u8],
@@ -258,7 +259,10 @@ pub(super) fn find<'b>(
 ) -> impl Iterator<Item = &'b [u8]> {
     fields
         .iter()
-        .filter(move |field| field.name.of(bytes).eq_ignore_ascii_case(name.as_bytes()))
+        .filter(move |field| {
+            let is_named = field.hop_by_hop && field.kind == FieldName::Other;
+            !is_named && field.name.of(bytes).eq_ignore_ascii_case(name.as_bytes())
+        })
         .map(move |field| field.value.of(bytes))
 }
 

@@ -67,8 +67,8 @@ impl ResponseHead {
         parsed
     }
 
-    /// The values of all fields called `name`, whatever its case; `bytes` are those it was
-    /// parsed from.
+    /// The values of all fields called `name`, whatever its case, but of those that `Connection`
+    /// names; `bytes` are those it was parsed from.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
     }

@@ -27,6 +27,16 @@ fn parses_a_plain_request() {
 }
 
 #[test]
+fn nobody_finds_what_goes_no_further() {
+    let bytes = b"GET / HTTP/1.1\r\nHost: a\r\nX-Lane: b\r\nConnection: x-lane\r\n\
+                  Upgrade: websocket\r\n\r\n";
+    let mut head = RequestHead::default();
+    assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
+    assert_eq!(head.find(bytes, "x-lane").next(), None);
+    assert_eq!(head.find(bytes, "upgrade").next(), Some(&b"websocket"[..]));
+}
+
+#[test]
 fn accepts_what_the_rules_allow() {
     let good: [&[u8]; 22] = [
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
