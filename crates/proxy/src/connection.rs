@@ -260,11 +260,10 @@ enum Spoken {
 /// What the service says it speaks; to be detected when it is not known.
 async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
     let patience = worker.config.limits.discovery_timeout;
-    let Ok(scene) = worker.world.with_service(service, patience).await else {
+    let Ok((_, plan)) = worker.world.with_service(service, patience).await else {
         return Protocol::Detect;
     };
-    let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(&port));
-    plan.map_or(Protocol::Detect, |port| port.protocol)
+    plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
 }
 
 fn list(session: &Session, protocol: &'static str, target: String) -> Listed {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 use std::rc::Rc;
 use std::task::Waker;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use leno_wire::link::{
@@ -12,6 +13,7 @@ use leno_wire::link::{
     StreamKind,
 };
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 mod drive;
 mod slot;
@@ -141,25 +143,34 @@ impl LinkHandle {
         self.wait(|state| state.greeted).await
     }
 
-    /// Resolves when no more output waits for the peer than should.
-    pub(crate) async fn uncongested(&self) -> Result<(), Lost> {
-        self.wait(|state| !state.link.is_congested()).await
+    /// Resolves when no more output waits for the peer than should; `None` if it does not take some
+    /// within `patience`.
+    pub(crate) async fn uncongested(&self, patience: Duration) -> Option<Result<(), Lost>> {
+        let is_so = |state: &State| !state.link.is_congested();
+        match self.look(is_so) {
+            Some(seen) => Some(seen),
+            // Boxed: seldom waited for, and the future would be larger for every request.
+            None => Box::pin(timeout(patience, self.wait(is_so))).await.ok(),
+        }
     }
 
     async fn wait(&self, is_so: impl Fn(&State) -> bool) -> Result<(), Lost> {
         loop {
             let changed = self.0.changed.notified();
-            {
-                let state = self.0.state.borrow();
-                if state.broken {
-                    return Err(Lost::Refused);
-                }
-                if is_so(&state) {
-                    return Ok(());
-                }
+            if let Some(seen) = self.look(&is_so) {
+                return seen;
             }
             changed.await;
         }
+    }
+
+    /// Whether it is so, or can never be; `None`: not yet.
+    fn look(&self, is_so: impl Fn(&State) -> bool) -> Option<Result<(), Lost>> {
+        let state = self.0.state.borrow();
+        if state.broken {
+            return Some(Err(Lost::Refused));
+        }
+        is_so(&state).then_some(Ok(()))
     }
 
     fn dispatch(&self, event: Event, on_open: &mut impl FnMut(Opened)) {

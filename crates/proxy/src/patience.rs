@@ -1,6 +1,7 @@
 //! Waiting with an end. What is ready at once costs no timer.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,4 +17,10 @@ pub(crate) async fn within<T>(
         // Boxed: the timer would make every future larger that might have to wait.
         Poll::Pending => Box::pin(timeout(limit, poll_fn(poll))).await.ok(),
     }
+}
+
+/// What `future` resolves to; `None` after `limit`.
+pub(crate) async fn finished_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    within(limit, |cx| future.as_mut().poll(cx)).await
 }

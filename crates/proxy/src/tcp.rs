@@ -111,9 +111,9 @@ async fn open(
     record: &mut Record<'_>,
 ) -> Result<(LinkStream, InFlight), Reason> {
     let worker = &session.worker;
-    let scene = worker.world.with_service(service, worker.config.limits.discovery_timeout).await?;
+    let patience = worker.config.limits.discovery_timeout;
+    let (scene, plan) = worker.world.with_service(service, patience).await?;
     worker.sweep(&scene);
-    let plan = scene.plans.service(service).ok_or(Reason::UnknownService)?;
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound);
     }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
 use leno_model::{Endpoint, Reason, ServiceAccount, ServiceName};
-use leno_traffic::{BadPattern, Plans};
+use leno_traffic::{BadPattern, Plans, ServicePlan};
 use tokio::sync::{mpsc, watch};
 
 use crate::names::Names;
@@ -30,12 +30,46 @@ pub(crate) struct World {
 /// One version of the world. Requests hold one from their first station to their last.
 pub(crate) struct Scene {
     pub(crate) plans: Plans,
-    /// Services that were asked for and do not exist.
-    absent: BTreeSet<ServiceName>,
-    /// When each service was last used, in seconds since the start; survives swaps.
-    used: BTreeMap<ServiceName, Arc<AtomicU64>>,
+    /// Services that were asked for.
+    known: BTreeMap<ServiceName, Known>,
     /// Counts up with each swap.
     pub(crate) version: u64,
+}
+
+/// One version of the world, and a service that it knows.
+pub(crate) type Found = (Arc<Scene>, Arc<ServicePlan>);
+
+/// A service that was asked for.
+struct Known {
+    /// None when there is no such service.
+    plan: Option<Arc<ServicePlan>>,
+    usage: Arc<Usage>,
+}
+
+/// Whether a service is used; survives swaps.
+#[derive(Default)]
+struct Usage {
+    /// A request went there since somebody looked last.
+    is_used: AtomicBool,
+    /// When that was seen last, in seconds since the start.
+    seen: AtomicU64,
+}
+
+impl Usage {
+    fn note(&self) {
+        // Threads share it: what says so already is not written again.
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// When the service was seen in use last, looking now.
+    fn look(&self, now: u64) -> u64 {
+        if self.is_used.swap(false, Ordering::Relaxed) {
+            self.seen.store(now, Ordering::Relaxed);
+        }
+        self.seen.load(Ordering::Relaxed)
+    }
 }
 
 impl World {
@@ -79,20 +113,18 @@ impl World {
         let previous = self.scene();
         let plans = Plans::build(update.snapshot.clone(), previous.as_ref().map(|s| &s.plans))?;
         let now = self.seconds();
-        let used = plans
-            .snapshot
-            .services
-            .keys()
-            .chain(&update.absent)
-            .map(|name| {
-                let kept = previous.as_ref().and_then(|scene| scene.used.get(name).cloned());
-                (name.clone(), kept.unwrap_or_else(|| Arc::new(AtomicU64::new(now))))
-            })
-            .collect();
+        let known = |name: &ServiceName| {
+            let before = previous.as_ref().and_then(|scene| scene.known.get(name));
+            let usage = before.map(|known| known.usage.clone());
+            let usage = usage.unwrap_or_else(|| {
+                Arc::new(Usage { seen: AtomicU64::new(now), ..Usage::default() })
+            });
+            (name.clone(), Known { plan: plans.service(name).cloned(), usage })
+        };
+        let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
         let version = *self.version.borrow() + 1;
-        let absent = update.absent.clone();
         let revoked = &update.snapshot.plan.revoked;
-        self.scene.store(Some(Arc::new(Scene { plans, absent, used, version })));
+        self.scene.store(Some(Arc::new(Scene { plans, known, version })));
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
             let news = known != revoked;
@@ -119,12 +151,13 @@ impl World {
         credential
     }
 
-    /// A version that knows `service`, asking for it and waiting at most `patience` if need be.
+    /// A version that knows `service`, and the service's plan in it; asks for it and waits at most
+    /// `patience` if need be.
     pub(crate) async fn with_service(
         &self,
         service: &ServiceName,
         patience: Duration,
-    ) -> Result<Arc<Scene>, Reason> {
+    ) -> Result<Found, Reason> {
         if let Some(found) = self.look_up(service) {
             return found;
         }
@@ -154,24 +187,24 @@ impl World {
         port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
     }
 
-    /// The services that nobody has used for `idle`.
+    /// The services that nobody has used for `idle`, if somebody looks more often than that.
     pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
         let Some(scene) = self.scene() else {
             return Vec::new();
         };
-        let oldest = self.seconds().saturating_sub(idle.as_secs());
-        let is_idle = |at: &Arc<AtomicU64>| at.load(Ordering::Relaxed) < oldest;
-        scene.used.iter().filter(|(_, at)| is_idle(at)).map(|(name, _)| name.clone()).collect()
+        let now = self.seconds();
+        let oldest = now.saturating_sub(idle.as_secs());
+        let known = scene.known.iter();
+        let idle = known.filter(|(_, known)| known.usage.look(now) < oldest);
+        idle.map(|(name, _)| name.clone()).collect()
     }
 
-    fn look_up(&self, service: &ServiceName) -> Option<Result<Arc<Scene>, Reason>> {
+    fn look_up(&self, service: &ServiceName) -> Option<Result<Found, Reason>> {
         let scene = self.scene()?;
-        let used = scene.used.get(service)?;
-        used.store(self.seconds(), Ordering::Relaxed);
-        if scene.absent.contains(service) {
-            return Some(Err(Reason::UnknownService));
-        }
-        scene.plans.service(service).is_some().then_some(Ok(scene))
+        let known = scene.known.get(service)?;
+        known.usage.note();
+        let plan = known.plan.clone();
+        Some(plan.map(|plan| (scene, plan)).ok_or(Reason::UnknownService))
     }
 
     fn seconds(&self) -> u64 {
@@ -182,7 +215,7 @@ impl World {
 impl Scene {
     /// Services that were asked for and do not exist.
     pub(crate) fn absent(&self) -> impl Iterator<Item = &ServiceName> {
-        self.absent.iter()
+        self.known.iter().filter(|(_, known)| known.plan.is_none()).map(|(name, _)| name)
     }
 }
 

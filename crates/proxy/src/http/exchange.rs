@@ -76,7 +76,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Carries the request to where it belongs and its answer back. False: the connection that
     /// it came on cannot go on.
-    pub(crate) async fn run(mut self) -> bool {
+    pub(crate) async fn run(&mut self) -> bool {
         let Err(failure) = self.walk().await else {
             self.record.succeed();
             return true;

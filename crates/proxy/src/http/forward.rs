@@ -13,7 +13,7 @@ use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
 use leno_wire::link::{OpenError, StreamKind};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
@@ -74,10 +74,8 @@ async fn over_link(
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
     let patience = limits.body_stall_timeout;
-    timeout(limits.connect_timeout, link.uncongested())
-        .await
-        .map_err(|_| Reason::ConnectTimeout)?
-        .map_err(lost_reason)?;
+    let uncongested = link.uncongested(limits.connect_timeout).await;
+    uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
     let added = exchange.added();
     let edits = edits(exchange, aim, Framing::Outside, &added);

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use leno_model::Reason;
 use leno_traffic::{Fields, RequestView};
-use leno_wire::http1::{Answers, RequestHead, Target, target};
+use leno_wire::http1::{Answers, RequestHead, Target};
 
 /// A request's head, as received.
 pub(crate) struct Request<'a> {
@@ -29,7 +29,7 @@ pub(crate) struct Aim<'a> {
 
 impl Request<'_> {
     pub(crate) fn method(&self) -> &str {
-        text(self.head.method.of(&self.bytes))
+        method_text(self.head.method.of(&self.bytes))
     }
 
     /// Whether it is a call of gRPC.
@@ -40,7 +40,7 @@ impl Request<'_> {
 
     /// Which rules say how its response's body is delimited.
     pub(crate) fn answers(&self) -> Answers {
-        answers(self.method())
+        answers(self.head.method.of(&self.bytes))
     }
 
     /// Reads the target.
@@ -49,17 +49,16 @@ impl Request<'_> {
     /// `bad-request` for a form that does not go with the method (RFC 9112 §3.2).
     pub(crate) fn aim(&self) -> Result<Aim<'_>, Reason> {
         let method = self.head.method.of(&self.bytes);
-        let raw = self.head.target.of(&self.bytes);
-        let host = text(self.head.host.map_or(&[][..], |host| host.of(&self.bytes)));
+        let host = || text(self.head.host.map_or(&[][..], |host| host.of(&self.bytes)));
         let aim = |authority, path, query, origin| Aim {
-            method: text(method),
+            method: method_text(method),
             authority,
             path,
             query,
             origin,
         };
-        match target(method, raw).map_err(|_| Reason::BadRequest)? {
-            Target::Origin { path, query } => Ok(aim(host, text(path), query.map(text), None)),
+        match self.head.aim(&self.bytes).map_err(|_| Reason::BadRequest)? {
+            Target::Origin { path, query } => Ok(aim(host(), text(path), query.map(text), None)),
             Target::Absolute { authority, path, query, .. } => {
                 let (path, query) = (text(path), query.map(text));
                 // RFC 9112 §3.2.4: an OPTIONS request without path or query goes out as `*`.
@@ -75,7 +74,7 @@ impl Request<'_> {
                 let path = if path.is_empty() { "/" } else { path };
                 Ok(aim(text(authority), path, query, Some(shown)))
             }
-            Target::Asterisk => Ok(aim(host, "*", None, None)),
+            Target::Asterisk => Ok(aim(host(), "*", None, None)),
             Target::Authority { .. } => Err(Reason::Unsupported),
         }
     }
@@ -110,11 +109,23 @@ impl Fields for Request<'_> {
 }
 
 /// Which rules say how the response to `method` is delimited (RFC 9112 §6.3).
-pub(crate) fn answers(method: &str) -> Answers {
+pub(crate) fn answers(method: &[u8]) -> Answers {
     match method {
-        "HEAD" => Answers::Head,
-        "CONNECT" => Answers::Connect,
+        b"HEAD" => Answers::Head,
+        b"CONNECT" => Answers::Connect,
         _ => Answers::Other,
+    }
+}
+
+/// Nearly every method is one of these, which need not be looked at byte by byte.
+fn method_text(method: &[u8]) -> &str {
+    match method {
+        b"GET" => "GET",
+        b"HEAD" => "HEAD",
+        b"POST" => "POST",
+        b"PUT" => "PUT",
+        b"DELETE" => "DELETE",
+        method => text(method),
     }
 }
 

@@ -97,8 +97,7 @@ pub(crate) async fn tunnel(
 ) -> Result<(ServiceName, u16), Reason> {
     let (service, port) = named(session, authority)?;
     let patience = session.worker.config.limits.discovery_timeout;
-    let scene = session.worker.world.with_service(&service, patience).await?;
-    let plan = scene.plans.service(&service).ok_or(Reason::UnknownService)?;
+    let (_, plan) = session.worker.world.with_service(&service, patience).await?;
     match (plan.view.reach, plan.ports.contains_key(&port)) {
         (Reach::Denied, _) => Err(Reason::DeniedOutbound),
         (Reach::Allowed, false) => Err(Reason::UnknownService),
@@ -114,9 +113,9 @@ async fn to_service(
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
-    let scene = worker.world.with_service(service, worker.config.limits.discovery_timeout).await?;
+    let patience = worker.config.limits.discovery_timeout;
+    let (scene, plan) = worker.world.with_service(service, patience).await?;
     worker.sweep(&scene);
-    let plan = scene.plans.service(service).ok_or(Reason::UnknownService)?;
     record.subject.service = Some(service.clone());
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound.into());

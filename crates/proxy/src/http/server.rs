@@ -1,6 +1,7 @@
 //! Serving HTTP/1.1: requests of a connection one after another, streams of a link as they come.
 
 use std::future::poll_fn;
+use std::pin::pin;
 
 use bytes::BytesMut;
 use leno_model::Reason;
@@ -18,6 +19,7 @@ use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::io::Io;
 use crate::link::Opened;
+use crate::patience::finished_within;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 
@@ -71,10 +73,10 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         }
         let mut head = worker.request_heads.lend();
         let patience = worker.config.limits.head_timeout;
-        let bytes = match timeout(patience, reader.request(&mut head)).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
-            Err(_) => return Some(refuse(session, io, Reason::HeadTimeout).await),
+        let bytes = match finished_within(patience, reader.request(&mut head)).await {
+            Some(Ok(bytes)) => bytes,
+            Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
+            None => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
         let upgrade = head.upgrade && bodiless;
@@ -177,11 +179,12 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             };
             let request = Request { bytes: opened.head.clone(), head: &head, upgrade };
             let mut body = Source::link(stream, length);
-            let exchange = Exchange::new(session, &request, &mut body, &mut responder).run();
+            let mut exchange = Exchange::new(session, &request, &mut body, &mut responder);
+            let mut exchange = pin!(exchange.run());
             tokio::select! {
                 biased;
                 _ = stream.lost() => {}
-                went_well = exchange => {
+                went_well = &mut exchange => {
                     if !went_well {
                         stream.reset(leno_wire::link::ResetCode::Failed);
                     }

@@ -1,6 +1,7 @@
 //! Serving HTTP/2: each stream of a connection walks the corridor by itself.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -125,11 +126,12 @@ async fn serve_stream(
         BodyLength::Empty if !upgrade => Source::Empty,
         _ => Source::Http2(Received::new(body)),
     };
-    let exchange = Exchange::new(session, &request, &mut source, &mut responder).run();
+    let mut exchange = Exchange::new(session, &request, &mut source, &mut responder);
+    let mut exchange = pin!(exchange.run());
     tokio::select! {
         biased;
         () = reply.gone() => {}
-        went_well = exchange => {
+        went_well = &mut exchange => {
             if !went_well {
                 reply.reset();
             }

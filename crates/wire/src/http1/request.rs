@@ -2,7 +2,7 @@
 
 use super::field::{self, Section};
 use super::scan::{Cursor, TARGET, TOKEN, section};
-use super::target::{split_authority, take_apart};
+use super::target::{Target, split_authority, take_apart};
 use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
 
 /// The head of a request, as spans of the bytes it was parsed from. Reuse it: its fields keep
@@ -45,10 +45,18 @@ impl RequestHead {
         parsed
     }
 
-    /// The values of all fields called `name`, whatever its case; `bytes` are those it was
-    /// parsed from.
+    /// The values of all fields called `name`, whatever its case, but of those that `Connection`
+    /// names; `bytes` are those it was parsed from.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
+    }
+
+    /// The target, taken apart; `bytes` are those that the head was parsed from.
+    ///
+    /// # Errors
+    /// None for those bytes: the head would not have been complete.
+    pub fn aim<'b>(&self, bytes: &'b [u8]) -> Result<Target<'b>, Malformed> {
+        take_apart(self.method.of(bytes), self.target.of(bytes))
     }
 
     fn read(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
