@@ -1,6 +1,6 @@
 //! What a proxy is told at its start: addresses, limits and times, parsed once by the caller.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub enum Interception {
         address: IpAddr,
         /// Where redirected outbound connections arrive.
         outbound: SocketAddr,
+        /// The same for IPv6; services have addresses of that version when it is given.
+        outbound_v6: Option<SocketAddr>,
         /// Where redirected inbound connections arrive.
         inbound: SocketAddr,
         /// Where the application's name look-ups arrive.
@@ -61,16 +63,27 @@ pub enum Interception {
 impl Interception {
     /// Redirection in a namespace reached at `address`, at the ports that OSM's users look for.
     #[must_use]
-    pub const fn redirected(address: IpAddr) -> Self {
+    pub fn redirected(address: IpAddr, versions: Versions) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Self::Redirect {
             address,
             outbound: SocketAddr::new(loopback, OUTBOUND_PORT),
+            outbound_v6: (versions == Versions::Both)
+                .then(|| SocketAddr::from((Ipv6Addr::LOCALHOST, OUTBOUND_PORT))),
             inbound: SocketAddr::new(address, INBOUND_PORT),
             dns: SocketAddr::new(loopback, DNS_PORT),
             mark: MARK,
         }
     }
+}
+
+/// Which connections of the application are redirected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Versions {
+    /// Those over IPv4.
+    V4,
+    /// Those over IPv4 and IPv6.
+    Both,
 }
 
 /// Where redirected outbound connections arrive.

@@ -5,14 +5,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use leno_traffic::host;
 use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
 
+use crate::config::Interception;
 use crate::follow::Follower;
-use crate::names::IsNew;
+use crate::names::{IsNew, to_v6};
 
 /// Answers look-ups over UDP for as long as the proxy lives.
 pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
@@ -53,7 +54,10 @@ async fn answer(
             reply.add_query(question.clone());
             match look_up(follower, question).await {
                 Ok(Some(address)) => {
-                    let data = RData::A(A(address));
+                    let data = match question.query_type() {
+                        RecordType::AAAA => RData::AAAA(AAAA(to_v6(address))),
+                        _ => RData::A(A(address)),
+                    };
                     let name = question.name().clone();
                     reply.add_answer(Record::from_rdata(name, TTL_SECONDS, data));
                 }
@@ -87,8 +91,12 @@ async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Add
         // No answer from the control plane is no answer, not an answer of "no".
         Err(_) => return Err(ResponseCode::ServFail),
     }
-    if question.query_type() != RecordType::A {
-        return Ok(None);
+    let has_v6 =
+        matches!(follower.config.interception, Interception::Redirect { outbound_v6: Some(_), .. });
+    match question.query_type() {
+        RecordType::A => {}
+        RecordType::AAAA if has_v6 => {}
+        _ => return Ok(None),
     }
     let names = follower.world.names();
     let (address, is_new) = names.address(&service).ok_or(ResponseCode::ServFail)?;

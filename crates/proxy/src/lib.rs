@@ -56,7 +56,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 
 pub use config::{
-    AccessLog, Config, INBOUND_PORT, Interception, Limits, MARK, OUTBOUND_PORT, OnExpiry,
+    AccessLog, Config, INBOUND_PORT, Interception, Limits, MARK, OUTBOUND_PORT, OnExpiry, Versions,
 };
 
 use crate::admin::Admin;

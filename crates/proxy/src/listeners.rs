@@ -76,7 +76,8 @@ impl Listeners {
             }
             Gate::Fixed(Entrance::Door { .. } | Entrance::Service { .. } | Entrance::HttpProxy)
             | Gate::Inbound
-            | Gate::Outbound => None,
+            | Gate::Outbound
+            | Gate::OutboundV6 => None,
         };
         match &config.interception {
             Interception::Doors { .. } => self.open.values().filter_map(inbound).collect(),
@@ -168,9 +169,13 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
                 wanted.insert("http-proxy".to_owned(), (gate, *address));
             }
         }
-        Interception::Redirect { inbound, outbound, .. } => {
+        Interception::Redirect { inbound, outbound, outbound_v6, .. } => {
             wanted.insert("redirected-inbound".to_owned(), (Gate::Inbound, *inbound));
             wanted.insert("redirected-outbound".to_owned(), (Gate::Outbound, *outbound));
+            if let Some(outbound) = outbound_v6 {
+                let name = "redirected-outbound-v6".to_owned();
+                wanted.insert(name, (Gate::OutboundV6, *outbound));
+            }
         }
     }
     wanted

@@ -1,7 +1,7 @@
 //! Addresses for service names: what the name answerer gave out, and whom each stands for.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use leno_model::ServiceName;
@@ -54,8 +54,12 @@ impl Names {
         Some((address, IsNew::Yes))
     }
 
-    /// The service that an address stands for.
-    pub(crate) fn service(&self, address: Ipv4Addr) -> Option<ServiceName> {
+    /// The service that an address stands for, of either version.
+    pub(crate) fn service(&self, address: IpAddr) -> Option<ServiceName> {
+        let address = match address {
+            IpAddr::V4(address) => address,
+            IpAddr::V6(address) => from_v6(address)?,
+        };
         self.lock().addresses.get(&address).cloned()
     }
 
@@ -90,6 +94,19 @@ fn nth(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
 }
 
+/// The same address in IPv6: in the last four bytes of a private network (RFC 4193).
+pub(crate) fn to_v6(address: Ipv4Addr) -> Ipv6Addr {
+    Ipv6Addr::from(PREFIX_V6 | u128::from(u32::from(address)))
+}
+
+fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let bits = u128::from(address);
+    let last = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
+    (bits - u128::from(last) == PREFIX_V6).then(|| Ipv4Addr::from(last))
+}
+
+/// fd6c:656e:6f00:f0::/96.
+const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
 /// Hosts of a /16 without its network and broadcast address.
 const HOSTS: u32 = 65_534;
 /// Services that one application may ask the address of.
@@ -117,7 +134,21 @@ mod tests {
             let name = service(&format!("s{index}"));
             let (address, is_new) = restored.address(&name).unwrap();
             assert_eq!(is_new, IsNew::No);
-            assert_eq!(names.service(address), Some(name));
+            for address in [IpAddr::V4(address), IpAddr::V6(to_v6(address))] {
+                assert_eq!(names.service(address), Some(name.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn other_networks_stand_for_nothing() {
+        let names = Names::default();
+        let (address, _) = names.address(&service("one")).unwrap();
+        let [.., a, b] = to_v6(address).segments();
+        for network in ["::", "fd6c:656e:6f00:f1::", "fd6c:656e:6f00:f0:0:1::"] {
+            let network = u128::from(network.parse::<Ipv6Addr>().unwrap());
+            let host = (u128::from(a) << 16) | u128::from(b);
+            assert_eq!(names.service(Ipv6Addr::from(network | host).into()), None);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Redirected connections: where the kernel says that they wanted to go.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use leno_model::Reason;
 use socket2::SockRef;
@@ -16,6 +16,8 @@ pub(crate) enum Gate {
     Fixed(Entrance),
     /// The application's outbound connections, redirected in its network namespace.
     Outbound,
+    /// The same over IPv6.
+    OutboundV6,
     /// Connections of others to the application's ports, redirected in its network namespace.
     Inbound,
 }
@@ -28,12 +30,9 @@ impl Gate {
     pub(crate) fn entrance(&self, worker: &Worker, tcp: &TcpStream) -> Result<Entrance, Reason> {
         match self {
             Self::Fixed(entrance) => Ok(entrance.clone()),
-            Self::Outbound => {
+            Self::Outbound | Self::OutboundV6 => {
                 let wanted = original_destination(tcp).ok_or(Reason::UnknownService)?;
-                let service = match wanted.ip() {
-                    IpAddr::V4(address) => worker.world.names().service(address),
-                    IpAddr::V6(_) => None,
-                };
+                let service = worker.world.names().service(wanted.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
                 Ok(Entrance::Service { service, port: wanted.port() })
             }
@@ -50,5 +49,10 @@ impl Gate {
 
 /// `SO_ORIGINAL_DST` (netfilter): where the connection went before it was redirected here.
 fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
-    SockRef::from(tcp).original_dst_v4().ok()?.as_socket()
+    let socket = SockRef::from(tcp);
+    let destination = match tcp.local_addr().ok()? {
+        SocketAddr::V4(_) => socket.original_dst_v4(),
+        SocketAddr::V6(_) => socket.original_dst_v6(),
+    };
+    destination.ok()?.as_socket()
 }

@@ -141,6 +141,16 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     });
     assert!(counted, "the server's sidecar saw the client's identity:\n{metrics}");
 
+    if std::fs::exists("/proc/net/if_inet6").unwrap() {
+        let only_v6 = ["curl", "-6", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"];
+        let ask = |url: &str| status(&placed.run(&[&only_v6[..], &[url]].concat()));
+        assert_eq!(ask("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
+        // Of the network that services have addresses in, of a neighbour's, of nobody's.
+        for elsewhere in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
+            assert_eq!(ask(&format!("http://[{elsewhere}]:9080/")), "000", "{elsewhere}");
+        }
+    }
+
     let unknown = placed.curl("http://nobody.bookinfo:9080/");
     assert_eq!(unknown.status.code(), Some(6), "an unknown name does not resolve: {unknown:?}");
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leno_proxy::{AccessLog, Config, Interception, OnExpiry};
+use leno_proxy::{AccessLog, Config, Interception, OnExpiry, Versions};
 
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
@@ -23,6 +23,9 @@ pub(crate) struct SettingArgs {
     /// to this sidecar (ports 15001 outbound, 15003 inbound, 53 for names); needs root
     #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
     redirected: Option<IpAddr>,
+    /// Connections over IPv6 are redirected there too
+    #[arg(long, requires = "redirected")]
+    redirected_v6: bool,
     /// The read-only admin page: /metrics, /ready, /world, /connections
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
@@ -51,7 +54,7 @@ impl SettingArgs {
     /// Puts the options into a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.interception = match self.redirected {
-            Some(address) => Interception::redirected(address),
+            Some(address) => Interception::redirected(address, self.versions()),
             None => Interception::Doors { inbound: self.inbound, http_proxy: self.http_proxy.0 },
         };
         config.admin = self.admin;
@@ -64,6 +67,13 @@ impl SettingArgs {
         self.limits.apply(&mut config.limits);
         let drain = self.drain_timeout.unwrap_or(config.limits.drain_timeout);
         config.limits.drain_timeout = drain;
+    }
+
+    fn versions(&self) -> Versions {
+        match self.redirected_v6 {
+            true => Versions::Both,
+            false => Versions::V4,
+        }
     }
 }
 

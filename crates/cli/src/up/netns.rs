@@ -109,6 +109,13 @@ impl Namespaces {
         ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
         ip(&["-n", name, "link", "set", "eth0", "up"])?;
         ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
+        if has_v6() {
+            // Nothing leaves by it: a connection needs an address of its own and a way out before
+            // it can be redirected.
+            let address = format!("{NETWORK_V6}{host:x}/128");
+            ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
+            ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
+        }
         let own = self.options.netns_subnet.host(*host);
         let rules = rules((self.gateway(), own), &self.options);
         feed("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
@@ -199,14 +206,22 @@ fn placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
         "--admin".to_owned(),
         format!("{address}:{ADMIN_PORT}"),
     ];
+    let v6 = has_v6().then(|| OsString::from("--redirected-v6"));
     Placement {
         wrapper: wrapper.map(OsString::from).to_vec(),
-        sidecar_options: options.map(OsString::from).to_vec(),
+        sidecar_options: options.map(OsString::from).into_iter().chain(v6).collect(),
     }
 }
 
+/// Whether this kernel speaks IPv6, and lets new namespaces do so.
+fn has_v6() -> bool {
+    let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6");
+    disabled.is_ok_and(|disabled| disabled.trim() == "0")
+}
+
 /// The redirection: every TCP connection out goes to the sidecar but its own (by mark), every
-/// connection in from elsewhere too. Nothing of IPv6 passes, so that nothing goes around.
+/// connection in from elsewhere too. Nothing of IPv6 crosses the border, so that nothing goes around;
+/// what is dropped on its way out is what was not redirected before.
 fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String {
     let set = |what: &str, items: Vec<String>| match items.is_empty() {
         true => String::new(),
@@ -228,8 +243,11 @@ fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String
          \x20   ip saddr {gateway} tcp dport {ADMIN_PORT} return\n{inbound_ports}\
          \x20   meta l4proto tcp redirect to :{INBOUND_PORT}\n  }}\n}}\n\
          table ip6 leno {{\n\
+         \x20 chain output {{\n    type nat hook output priority -100; policy accept;\n\
+         \x20   meta mark {MARK} return\n    oifname \"lo\" return\n{outbound_ports}\
+         \x20   meta l4proto tcp redirect to :{OUTBOUND_PORT}\n  }}\n\
          \x20 chain input {{ type filter hook input priority 0; policy accept; iifname != \"lo\" drop; }}\n\
-         \x20 chain output {{ type filter hook output priority 0; policy accept; oifname != \"lo\" drop; }}\n}}\n"
+         \x20 chain leave {{ type filter hook postrouting priority 0; policy accept; oifname != \"lo\" drop; }}\n}}\n"
     )
 }
 
@@ -307,6 +325,8 @@ fn etc(name: &str) -> PathBuf {
     Path::new("/etc/netns").join(name)
 }
 
+/// Where namespaces have their own addresses of IPv6, which nobody outside can reach.
+const NETWORK_V6: &str = "fd6c:656e:6f00:1::";
 /// Hosts of the subnet: after the gateway, before the broadcast address.
 const FIRST_HOST: u16 = 2;
 const LAST_HOST: u16 = 65_534;
