@@ -40,7 +40,7 @@ pub use maria::Maria;
 pub use mesh::{Mesh, manifest};
 pub use nginx::Nginx;
 pub use postgres::Postgres;
-pub use program::{Program, leno, signal_pid};
+pub use program::{Program, Release, leno, signal_pid};
 pub use sidecar::Sidecar;
 pub use stream::Streaming;
 

@@ -12,16 +12,17 @@ use tempfile::TempDir;
 
 use crate::admin_page::AdminPage;
 use crate::http::get;
-use crate::program::{Program, leno};
+use crate::program::{Program, Release};
 use crate::{eventually, free_port};
 
 /// `leno control` on files that the test writes.
 pub struct ControlPlane {
     directory: Arc<TempDir>,
-    /// The name of its data directory.
+    /// The name of its data directory, or the path of one elsewhere.
     data: String,
     arguments: Vec<String>,
     address: SocketAddr,
+    release: Release,
     /// The running program.
     pub program: Program,
 }
@@ -36,19 +37,48 @@ impl ControlPlane {
         Self::start_at("127.0.0.1:0", manifests, arguments)
     }
 
+    /// The same of some release.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn of(release: Release, manifests: &str, arguments: &[&str]) -> Self {
+        Self::begin(release, ("127.0.0.1:0", DATA), manifests, arguments)
+    }
+
     /// The same, listening at an address.
     ///
     /// # Panics
     /// When it does not come up.
     #[must_use]
     pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
+        Self::begin(Release::This, (listen, DATA), manifests, arguments)
+    }
+
+    /// The same with its data under a directory, such as the mount of a small disk.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[must_use]
+    pub fn start_on(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
+        let data = disk.join("data").display().to_string();
+        Self::begin(Release::This, ("127.0.0.1:0", &data), manifests, arguments)
+    }
+
+    fn begin(
+        release: Release,
+        (listen, data): (&str, &str),
+        manifests: &str,
+        arguments: &[&str],
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let data = "data".to_owned();
-        let (program, address) = start(directory.path(), &data, &arguments, listen);
-        Self { directory: Arc::new(directory), data, arguments, address, program }
+        let own = (data, arguments.as_slice());
+        let (program, address) = start(release, directory.path(), own, listen);
+        let (directory, data) = (Arc::new(directory), data.to_owned());
+        Self { directory, data, arguments, address, release, program }
     }
 
     /// Starts some control planes on the same manifests and the same authority, which know each
@@ -70,9 +100,10 @@ impl ControlPlane {
             own.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect();
         let replica = |(number, listen): (usize, &String)| {
             let data = format!("data-{number}");
-            let (program, address) = start(directory.path(), &data, &arguments, listen);
+            let (own, release) = ((data.as_str(), arguments.as_slice()), Release::This);
+            let (program, address) = start(release, directory.path(), own, listen);
             let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
-            Self { directory, data, arguments, address, program }
+            Self { directory, data, arguments, address, release, program }
         };
         addresses.iter().enumerate().map(replica).collect()
     }
@@ -92,10 +123,20 @@ impl ControlPlane {
     /// When it does not come up.
     pub fn start_again(&mut self) {
         let address = self.address.to_string();
-        let (program, address) =
-            start(self.directory.path(), &self.data, &self.arguments, &address);
+        let own = (self.data.as_str(), self.arguments.as_slice());
+        let (program, address) = start(self.release, self.directory.path(), own, &address);
         assert_eq!(address, self.address);
         self.program = program;
+    }
+
+    /// Ends it (SIGTERM), and starts another release in its place.
+    ///
+    /// # Panics
+    /// When that does not come up.
+    pub fn become_release(&mut self, release: Release) {
+        self.program.stop(PATIENCE);
+        self.release = release;
+        self.start_again();
     }
 
     /// A one-time token for a workload, in a file of its own.
@@ -128,7 +169,7 @@ impl ControlPlane {
     /// When it cannot be run.
     #[must_use]
     pub fn leno(&self, arguments: &[&str]) -> Output {
-        let mut command = leno();
+        let mut command = self.release.leno();
         command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data));
         command.output().expect("leno runs")
     }
@@ -164,12 +205,12 @@ impl ControlPlane {
 }
 
 fn start(
+    release: Release,
     directory: &Path,
-    data: &str,
-    arguments: &[String],
+    (data, arguments): (&str, &[String]),
     listen: &str,
 ) -> (Program, SocketAddr) {
-    let mut command = leno();
+    let mut command = release.leno();
     command.arg("control").arg("-f").arg(directory.join("mesh"));
     command.arg("--data").arg(directory.join(data)).args(["--listen", listen]).args(arguments);
     let program = Program::start("leno control", &mut command);
@@ -183,6 +224,7 @@ pub struct Proxy {
     workload: String,
     state: PathBuf,
     arguments: Vec<String>,
+    release: Release,
     /// The running program.
     pub program: Program,
     /// Its admin page.
@@ -196,8 +238,22 @@ impl Proxy {
     /// When it does not get ready.
     #[must_use]
     pub fn join(control: &ControlPlane, workload: &str, arguments: &[&str]) -> Self {
+        Self::join_of(Release::This, control, workload, arguments)
+    }
+
+    /// The same of some release.
+    ///
+    /// # Panics
+    /// When it does not get ready.
+    #[must_use]
+    pub fn join_of(
+        release: Release,
+        control: &ControlPlane,
+        workload: &str,
+        arguments: &[&str],
+    ) -> Self {
         let token = control.token(workload);
-        let proxy = Self::launch(workload, &token, &control.state(workload), arguments);
+        let proxy = Self::begin(release, (workload, &control.state(workload)), &token, arguments);
         proxy.wait_until_ready();
         proxy
     }
@@ -208,10 +264,19 @@ impl Proxy {
     /// When it does not even start.
     #[must_use]
     pub fn launch(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
+        Self::begin(Release::This, (workload, state), token, arguments)
+    }
+
+    fn begin(
+        release: Release,
+        (workload, state): (&str, &Path),
+        token: &Path,
+        arguments: &[&str],
+    ) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let (program, page) = run(workload, Some(token), state, &arguments);
-        let state = state.to_owned();
-        Self { workload: workload.to_owned(), state, arguments, program, page }
+        let (program, page) = run(release, (workload, state), Some(token), &arguments);
+        let (workload, state) = (workload.to_owned(), state.to_owned());
+        Self { workload, state, arguments, release, program, page }
     }
 
     /// Starts it again from its state directory, without a token, and waits until it serves.
@@ -219,8 +284,19 @@ impl Proxy {
     /// # Panics
     /// When it does not get ready.
     pub fn start_again(&mut self) {
-        (self.program, self.page) = run(&self.workload, None, &self.state, &self.arguments);
+        let own = (self.workload.as_str(), self.state.as_path());
+        (self.program, self.page) = run(self.release, own, None, &self.arguments);
         self.wait_until_ready();
+    }
+
+    /// Ends it (SIGTERM), and starts another release on its state.
+    ///
+    /// # Panics
+    /// When that does not get ready.
+    pub fn become_release(&mut self, release: Release) {
+        self.program.stop(PATIENCE);
+        self.release = release;
+        self.start_again();
     }
 
     /// Kills it (SIGKILL).
@@ -244,12 +320,12 @@ impl Proxy {
 }
 
 fn run(
-    workload: &str,
+    release: Release,
+    (workload, state): (&str, &Path),
     token: Option<&Path>,
-    state: &Path,
     arguments: &[String],
 ) -> (Program, AdminPage) {
-    let mut command = leno();
+    let mut command = release.leno();
     command.args(["proxy", "--workload", workload]).arg("--state").arg(state).args(arguments);
     if let Some(token) = token {
         command.arg("--token-file").arg(token);
@@ -267,4 +343,6 @@ fn field<'a>(line: &'a str, name: &str) -> &'a str {
     rest.split_whitespace().next().unwrap_or_default()
 }
 
+/// The name of a data directory.
+const DATA: &str = "data";
 const PATIENCE: Duration = Duration::from_secs(20);

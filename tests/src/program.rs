@@ -34,6 +34,32 @@ pub fn leno() -> Command {
     Command::new(binary)
 }
 
+/// Which build of the program is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// The one under test.
+    This,
+    /// The one before it: `./test skew` builds it, and names it in `LENO_PREVIOUS`.
+    Previous,
+}
+
+impl Release {
+    /// The program of this release.
+    ///
+    /// # Panics
+    /// When it was not built.
+    #[must_use]
+    pub fn leno(self) -> Command {
+        match self {
+            Self::This => leno(),
+            Self::Previous => {
+                let path = std::env::var_os("LENO_PREVIOUS");
+                Command::new(path.expect("LENO_PREVIOUS names the program: run ./test skew"))
+            }
+        }
+    }
+}
+
 impl Program {
     /// Starts a program; its output is gathered, line by line.
     ///

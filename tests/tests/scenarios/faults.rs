@@ -14,6 +14,7 @@ mod replicas;
 mod revocation;
 mod roots;
 mod sidecars;
+mod skew;
 mod supervision;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -43,6 +43,41 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
     turns(shop.door, 200);
 }
 
+#[test]
+#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
+fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("skipped: a full disk needs root and mount");
+        return;
+    };
+    let shop = shop("strict", Counted::echo());
+    let arguments = ["--certificate-lifetime", "8s"];
+    let mut control = ControlPlane::start_on(&disk.path(), &shop.manifests, &arguments);
+    control.write("policy.yaml", ALLOWED);
+    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+
+    let load = Load::start("GET", shop.door, 2);
+    disk.fill();
+    let renewed = || ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
+    let before = renewed();
+    eventually("it is renewed all the same", PATIENCE, || (renewed() > before).then_some(()));
+    load.wait_for(10);
+    load.finish().assert_whole();
+    control.remove("policy.yaml");
+    turns(shop.door, 403);
+    control.write("policy.yaml", ALLOWED);
+    turns(shop.door, 200);
+
+    // It comes back on what was written before, also while nothing more can be.
+    control.kill();
+    control.start_again();
+    let before = renewed();
+    eventually("the new one renews it", PATIENCE, || (renewed() > before).then_some(()));
+    turns(shop.door, 200);
+}
+
 /// A file system of its own, in memory.
 struct SmallDisk(TempDir);
 

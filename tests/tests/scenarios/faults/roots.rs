@@ -9,32 +9,62 @@ use super::{Counted, shop, turns};
 
 #[test]
 fn a_root_is_replaced_in_stages_under_load_without_a_failed_request() {
-    let shop = shop("permissive", Counted::echo());
     // Certificates of a minute: renewals for another authority spread over a twentieth of that.
-    let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "60s"]);
-    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    replaced("60s", |_| {});
+}
+
+/// `./test soak`.
+#[test]
+#[ignore = "takes a quarter of an hour; ./test soak runs it"]
+fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_stage() {
+    replaced("5m", |sidecars| {
+        let before: Vec<f64> = sidecars.iter().map(renewals).collect();
+        eventually("everybody renews as usual", Duration::from_secs(300), || {
+            sidecars
+                .iter()
+                .zip(&before)
+                .all(|(sidecar, old)| renewals(sidecar) > *old)
+                .then_some(())
+        });
+    });
+}
+
+/// Replaces a root under load; `rest` is what is waited for in each stage.
+fn replaced(lifetime: &str, rest: impl Fn(&[Proxy])) {
+    let shop = shop("permissive", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
+    let sidecars = ["shop/ratings-1", "shop/web-1"].map(|name| Proxy::join(&control, name, &[]));
     turns(shop.door, 200);
     assert_eq!(status(&control)["stage"], "settled");
-    let load = Load::start("GET", shop.door, 2);
+    let load = Load::paced("GET", shop.door, 2, Duration::from_millis(5));
     load.wait_for(10);
     let first = control.ask("status")["authority"].clone();
 
-    step(&control, "add", "added");
     // Nobody is left behind: the next step waits until everybody has taken this one.
-    step(&control, "switch", "switched");
-    step(&control, "back", "added");
-    step(&control, "switch", "switched");
-    step(&control, "retire", "settled");
+    for (name, stage) in [
+        ("add", "added"),
+        ("switch", "switched"),
+        ("back", "added"),
+        ("switch", "switched"),
+        ("retire", "settled"),
+    ] {
+        step(&control, name, stage);
+        rest(&sidecars);
+    }
     assert_ne!(control.ask("status")["authority"], first);
     load.wait_for(100);
     load.finish().assert_whole();
-    let renewed = ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
-    assert!(renewed >= 5.0, "{renewed}");
+    let [ratings, _] = &sidecars;
+    assert!(renewals(ratings) >= 5.0, "{}", renewals(ratings));
 
     // Whoever comes now is of the new root alone.
     let out = control.leno(&["root", "retire"]);
     assert!(!out.status.success(), "there is nothing to retire");
+}
+
+/// How often a sidecar's certificate was renewed.
+fn renewals(sidecar: &Proxy) -> f64 {
+    sidecar.page.metric("leno_certificate_renewals_total{result=\"ok\"}")
 }
 
 /// Takes a step and waits until every sidecar has caught up.

@@ -9,15 +9,16 @@ use crate::bench::rig::TrafficMode;
 impl Stage<'_, '_> {
     /// The services that a workload uses, by number: those after its own, in a circle. Real
     /// sidecars have a circle of their own when there are enough of them, so that everything that
-    /// they call is served. The last service is used by more than the others.
+    /// they call is served; the others have one too, so that every service is used. The last
+    /// service is used by more than the others.
     pub(super) fn used(&self, index: usize) -> Vec<usize> {
-        let (own, all, circle) = (index / PER_SERVICE, self.services(), self.circle());
-        let circle = if own < circle { circle } else { all };
-        let mut used: Vec<usize> =
-            (1..=USED.min(circle)).map(|step| (own + step) % circle).collect();
+        let (own, all, real) = (index / PER_SERVICE, self.services(), self.circle());
+        let circle = if own < real { 0..real } else { real..all };
+        let after = |step: usize| circle.start + (own - circle.start + step) % circle.len();
+        let mut used: Vec<usize> = (1..=USED.min(circle.len())).map(after).collect();
         let popular = all - 1;
-        let near = (1..=POPULAR).any(|step| (own + step) % all == popular);
-        if own >= self.circle() && near && !used.contains(&popular) {
+        let is_near = (1..=POPULAR).any(|step| after(step) == popular);
+        if own >= real && is_near && !used.contains(&popular) {
             used.push(popular);
         }
         used
