@@ -10,6 +10,7 @@ use super::{ALLOWED, Counted, PATIENCE, loopback, turns};
 #[ignore = "builds the release before this one: ./test skew"]
 fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     let (one, other, door) = (Counted::echo(), Counted::echo(), free_port());
+    let ports = [one.port(), other.port()];
     // Two of one service, so that one is there while the other is replaced.
     let second = server("ratings", other.port(), &[]).replacen("ratings-1", "ratings-2", 1);
     let (second, _) = second.rsplit_once("---").expect("a workload and a service");
@@ -32,9 +33,10 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
         load.wait_for(20);
         // Control planes first: what is new they say to nobody who does not know it.
         control.become_release(release);
-        load.wait_for(20);
-        for server in &mut servers {
-            server.become_release(release);
+        knows(&web, &servers, ports);
+        for turn in 0..servers.len() {
+            servers[turn].become_release(release);
+            knows(&web, &servers, ports);
             load.wait_for(20);
         }
         load.finish().assert_whole();
@@ -46,8 +48,9 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
 
     // The other way round: sidecars first.
     let load = Load::start("GET", door, 2);
-    for server in &mut servers {
-        server.become_release(Release::This);
+    for turn in 0..servers.len() {
+        servers[turn].become_release(Release::This);
+        knows(&web, &servers, ports);
         load.wait_for(20);
     }
     load.finish().assert_whole();
@@ -56,6 +59,16 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     drop(web);
     let _web = Proxy::join_of(Release::This, &control, "shop/web-1", &[]);
     works(&control, &servers, door);
+}
+
+/// Waits until the client's sidecar knows where both servers are: as whoever replaces one after the
+/// other does.
+fn knows(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
+    eventually("the client knows where both are", PATIENCE, || {
+        let world = web.page.world().to_string();
+        let mut inbound = servers.iter().zip(ports).map(|(server, port)| server.page.inbound(port));
+        inbound.all(|address| world.contains(&format!("\"{address}\""))).then_some(())
+    });
 }
 
 /// Changes arrive, and certificates are renewed.
