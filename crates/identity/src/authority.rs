@@ -43,6 +43,9 @@ pub struct Authority {
     /// What leads from the signer to a root, the signer first; empty when it is a root itself.
     chain: Vec<CertificateDer<'static>>,
     roots: Roots,
+    /// What an intermediate signs begins no earlier: nothing that leads to a root did. A root of its
+    /// own was made to begin early enough.
+    not_before: SystemTime,
     not_after: SystemTime,
 }
 
@@ -108,8 +111,8 @@ impl Authority {
         if now >= self.not_after {
             return Err(AuthorityError::RootExpired);
         }
-        let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?;
-        // A certificate that outlives its root would fail in the middle of its life.
+        // One that begins before its signer, or outlives it, would fail for a part of its life.
+        let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?.max(self.not_before);
         let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
         let mut parameters = parameters(not_before, not_after)?;
         parameters.subject_alt_names = vec![uri(id.to_string())?];
@@ -189,6 +192,7 @@ impl Authority {
             signer: der,
             chain: Vec::new(),
             roots,
+            not_before: UNIX_EPOCH,
             not_after,
         })
     }

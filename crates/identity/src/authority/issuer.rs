@@ -80,6 +80,7 @@ fn issuer(
     let signer = chain.first().filter(|_| chain.len() < CERTIFICATES_MAX);
     let signer = signer.filter(|signer| may_sign_certificates(signer)).cloned();
     let signer = signer.ok_or(AuthorityError::Issuer)?;
+    let mut not_before = UNIX_EPOCH;
     let mut not_after: Option<SystemTime> = None;
     for (index, der) in chain.iter().enumerate() {
         let parsed = x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::Issuer);
@@ -87,6 +88,8 @@ fn issuer(
         if index == 0 && *certificate.public_key().subject_public_key.data != *key.public() {
             return Err(AuthorityError::Issuer);
         }
+        let begin = instant(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
+        not_before = not_before.max(begin);
         let end = instant(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
         not_after = Some(not_after.map_or(end, |before| before.min(end)));
     }
@@ -97,6 +100,7 @@ fn issuer(
         signer,
         chain,
         roots,
+        not_before,
         not_after: not_after.ok_or(AuthorityError::Issuer)?,
     };
     prove(&authority, now)?;
@@ -111,9 +115,7 @@ fn prove(authority: &Authority, now: SystemTime) -> Result<(), AuthorityError> {
     let request = request.map_err(|_| AuthorityError::Issuer)?;
     let id = control_id(&authority.trust_domain);
     let subject = Subject { id: &id, workload: None };
-    // It begins before now, when a new intermediate was not valid yet.
-    let later = now + Duration::from_secs(60);
-    let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), later)?;
+    let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), now)?;
     Credential::new(key, issued).map_err(|error| AuthorityError::IssuerUseless(Box::new(error)))?;
     Ok(())
 }
@@ -174,6 +176,20 @@ mod tests {
         let credential = Credential::new(key, issued).unwrap();
         assert_eq!(credential.edition(), authority.edition());
         assert!(authority == open(dir.path()).unwrap());
+    }
+
+    #[test]
+    fn an_intermediate_signs_from_its_first_moment() {
+        let company = World::new("cluster.local");
+        let dir = intermediate(&company, |parameters| parameters.not_before = now().into());
+        let authority = open(dir.path()).unwrap();
+        let id = workload_id("ratings");
+        let key = PrivateKey::generate();
+        let request = CertificateRequest::from_der(&key.request()).unwrap();
+        let subject = Subject { id: &id, workload: None };
+        let issued = authority.sign(&request, subject, Duration::from_secs(600), now()).unwrap();
+        assert!(issued.not_before + Duration::from_secs(1) > now() - Duration::from_secs(1));
+        Credential::new(key, issued).unwrap();
     }
 
     #[test]
