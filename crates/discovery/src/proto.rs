@@ -432,10 +432,70 @@ pub struct ServicePort {
     #[prost(message, optional, tag = "30")]
     pub treatment: ::core::option::Option<Treatment>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Treatment {
     #[prost(message, optional, tag = "1")]
     pub removal: ::core::option::Option<Removal>,
+    #[prost(message, optional, tag = "90")]
+    pub breaker: ::core::option::Option<Breaker>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Breaker {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(uint32, optional, tag = "2")]
+    pub connections: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub requests: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    pub pending: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "5")]
+    pub retries: ::core::option::Option<u32>,
+    #[prost(message, optional, tag = "6")]
+    pub trip: ::core::option::Option<Trip>,
+    #[prost(message, optional, tag = "7")]
+    pub answer: ::core::option::Option<FixedAnswer>,
+    #[prost(uint64, optional, tag = "8")]
+    pub connect_timeout_nanoseconds: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Trip {
+    #[prost(message, optional, tag = "1")]
+    pub failures: ::core::option::Option<FailureClasses>,
+    #[prost(uint64, tag = "2")]
+    pub window_nanoseconds: u64,
+    #[prost(uint32, tag = "3")]
+    pub steps: u32,
+    #[prost(uint32, tag = "4")]
+    pub requests_min: u32,
+    #[prost(message, optional, tag = "5")]
+    pub failed: ::core::option::Option<TooMany>,
+    #[prost(uint32, tag = "6")]
+    pub consecutive: u32,
+    #[prost(uint64, tag = "7")]
+    pub slow_nanoseconds: u64,
+    #[prost(message, optional, tag = "8")]
+    pub slow: ::core::option::Option<TooMany>,
+    #[prost(uint64, tag = "9")]
+    pub open_nanoseconds: u64,
+    #[prost(uint32, tag = "10")]
+    pub probes: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TooMany {
+    #[prost(uint32, tag = "1")]
+    pub share_ppm: u32,
+    #[prost(uint32, tag = "2")]
+    pub number: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FixedAnswer {
+    #[prost(uint32, optional, tag = "1")]
+    pub status: ::core::option::Option<u32>,
+    #[prost(string, optional, tag = "2")]
+    pub body: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "3")]
+    pub headers: ::prost::alloc::vec::Vec<Header>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServicePolicy {

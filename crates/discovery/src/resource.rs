@@ -4,6 +4,7 @@
 //! can be the resource's version.
 
 mod action;
+mod breaker;
 mod endpoint;
 mod field;
 mod plan;

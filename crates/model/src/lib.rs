@@ -4,6 +4,7 @@
 //! so nothing here may change because a library did.
 
 pub mod action;
+pub mod breaker;
 pub mod change;
 pub mod endpoint;
 pub mod grant;
@@ -23,6 +24,7 @@ pub mod workload;
 pub use action::{
     Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme, UrlRewrite,
 };
+pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
 pub use endpoint::{Endpoint, EndpointId};
 pub use grant::{GrantedRoutes, ReferenceGrant};

@@ -185,6 +185,12 @@ reasons! {
     NoTaggedEndpoint "no-tagged-endpoint" 503 Ours Never
         "Start a workload with these labels, or say in the TagRoute what takes such requests \
          `otherwise`; `leno explain request` shows rule and instances.";
+    /// The circuit of the service is open: too many requests to it failed, and nothing is sent.
+    CircuitOpen "circuit-open" 503 Ours Never
+        "Mend the service; the circuit closes by itself. See its CircuitBreaker for when it opens.";
+    /// As much is under way to the service as its circuit breaker lets.
+    CircuitFull "circuit-full" 503 Ours Never
+        "Send less at a time, or raise the limits of the service's CircuitBreaker.";
 }
 
 #[cfg(test)]

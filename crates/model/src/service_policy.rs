@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::breaker::{Breaker, CircuitBreaker};
 use crate::name::{InvalidName, Name, ServiceName};
 use crate::route::RouteParent;
 
@@ -84,11 +85,20 @@ pub enum ServicePolicyKind {
     OutlierRemoval,
     /// The same as Sermant's `sermant.removal.config` says it.
     SermantRemoval,
+    /// How much may be under way to a service, and when nothing is sent.
+    CircuitBreaker,
+    /// The same as OSM, osm-edge and FSM have it.
+    UpstreamTrafficSetting,
 }
 
 impl ServicePolicyKind {
     /// Every kind.
-    pub const ALL: &'static [Self] = &[Self::OutlierRemoval, Self::SermantRemoval];
+    pub const ALL: &'static [Self] = &[
+        Self::OutlierRemoval,
+        Self::SermantRemoval,
+        Self::CircuitBreaker,
+        Self::UpstreamTrafficSetting,
+    ];
 
     /// The word used in manifests.
     #[must_use]
@@ -96,6 +106,8 @@ impl ServicePolicyKind {
         match self {
             Self::OutlierRemoval => "OutlierRemoval",
             Self::SermantRemoval => "SermantRemoval",
+            Self::CircuitBreaker => "CircuitBreaker",
+            Self::UpstreamTrafficSetting => "UpstreamTrafficSetting",
         }
     }
 
@@ -122,6 +134,8 @@ pub enum ServiceRule {
     OutlierRemoval(OutlierRemoval),
     /// Which endpoints are removed, as Sermant decides it.
     SermantRemoval(SermantConfig),
+    /// How much may be under way, and when nothing is sent.
+    CircuitBreaker(Box<CircuitBreaker>),
 }
 
 /// How requests to one port of a service are treated: at most one policy for each concern.
@@ -129,6 +143,8 @@ pub enum ServiceRule {
 pub struct Treatment {
     /// Which endpoints are removed for a while.
     pub removal: Option<Removal>,
+    /// How much may be under way, and when nothing is sent for a while.
+    pub breaker: Option<Breaker>,
 }
 
 impl Treatment {
@@ -162,6 +178,12 @@ impl Treatment {
             ServiceRule::SermantRemoval(config) => {
                 config.of(&service.name).map(RemovalAlgorithm::Sermant)
             }
+            ServiceRule::CircuitBreaker(rule) => {
+                let rule = (**rule).clone();
+                let breaker = || Breaker { policy: policy.name.clone(), rule };
+                self.breaker.get_or_insert_with(breaker);
+                None
+            }
         };
         if let (None, Some(algorithm)) = (&self.removal, algorithm) {
             self.removal = Some(Removal { policy: policy.name.clone(), algorithm });
@@ -170,7 +192,8 @@ impl Treatment {
 
     /// The policies that decide, one for each concern.
     pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
-        self.removal.iter().map(|removal| &removal.policy)
+        let removal = self.removal.iter().map(|removal| &removal.policy);
+        removal.chain(self.breaker.iter().map(|breaker| &breaker.policy))
     }
 
     /// Whether no policy says anything.

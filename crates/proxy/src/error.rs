@@ -1,6 +1,8 @@
 //! A failure on the data path: its reason, and the policy that decided if one did.
 
-use leno_model::{PolicyName, Reason};
+use std::sync::Arc;
+
+use leno_model::{FixedAnswer, PolicyName, Reason};
 use leno_traffic::Denial;
 use leno_wire::http1::Malformed;
 
@@ -12,17 +14,27 @@ use crate::link::Lost;
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
     pub(crate) policy: Option<PolicyName>,
+    /// What is answered, when a policy says something else than the reason does.
+    pub(crate) answer: Option<Arc<FixedAnswer>>,
+}
+
+impl Failure {
+    /// The status that is answered; 0 when nothing is.
+    pub(crate) fn status(&self) -> u16 {
+        let own = self.answer.as_ref().and_then(|answer| answer.status);
+        own.unwrap_or(self.reason.status())
+    }
 }
 
 impl From<Reason> for Failure {
     fn from(reason: Reason) -> Self {
-        Self { reason, policy: None }
+        Self { reason, policy: None, answer: None }
     }
 }
 
 impl From<Denial> for Failure {
     fn from(denial: Denial) -> Self {
-        Self { reason: denial.reason, policy: denial.policy }
+        Self { reason: denial.reason, policy: denial.policy, answer: None }
     }
 }
 

@@ -24,6 +24,7 @@ use crate::io::Io;
 use crate::link::{LinkStream, Opened};
 use crate::record::Record;
 use crate::session::Session;
+use crate::upstream::gate::Held;
 use crate::upstream::{Destined, InFlight, Lease, Upstream, pick::pick};
 use crate::worker::Worker;
 use crate::world::Scene;
@@ -39,7 +40,7 @@ pub(crate) async fn to_service(
     record.subject.service = Some(service.clone());
     record.subject.port = port;
     let carried = match open(session, (service, port), (&io, &mut early), &mut record).await {
-        Ok((stream, _in_flight)) => {
+        Ok((stream, _under_way)) => {
             let mut reader = Reader::new(io.clone());
             reader.buffer = early;
             let patience = session.worker.config.limits.idle_connection;
@@ -109,7 +110,7 @@ async fn open(
     (service, port): (&ServiceName, u16),
     client: (&Io, &mut BytesMut),
     record: &mut Record<'_>,
-) -> Result<(LinkStream, InFlight), Reason> {
+) -> Result<(LinkStream, (InFlight, Option<Held>)), Reason> {
     let worker = &session.worker;
     let patience = worker.config.limits.discovery_timeout;
     let (scene, plan) = worker.world.with_service(service, patience).await?;
@@ -124,19 +125,26 @@ async fn open(
     };
     let ward = worker.ward(port, scene.version);
     let endpoints = route::tagged(worker, port, None)?;
+    let mut held = match &ward {
+        None => None,
+        Some(ward) => ward.hold(|under_way| &under_way.connections)?,
+    };
     let mut tried = None;
     loop {
         let upstream = pick(worker, (&endpoints, ward.as_deref()), tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
-        let trial = ward.as_ref().and_then(|ward| ward.begin(&upstream));
+        let trial = match &ward {
+            None => None,
+            Some(ward) => Some(ward.begin(&upstream, None)?),
+        };
         let opened = open_at(&upstream, worker).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|reason| Ending::Broken(*reason));
             trial.end(worker, broken.unwrap_or(Ending::Opened));
         }
         Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
-        let opened = opened.map(|stream| (stream, in_flight));
+        let opened = opened.map(|stream| (stream, (in_flight, held.take())));
         let attempt = Attempt {
             sent: Sent::Nothing,
             idempotent: false,

@@ -2,6 +2,7 @@
 
 mod again;
 mod bodies;
+mod circuit;
 mod connect;
 mod cost;
 mod doors;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use leno_model::{Endpoint, EndpointId, Protocol, Reason};
 use leno_telemetry::Count;
@@ -14,9 +14,11 @@ use crate::link::LinkHandle;
 use crate::worker::Worker;
 
 pub(crate) mod connect;
+pub(crate) mod gate;
 pub(crate) mod pick;
 pub(crate) mod pool;
 pub(crate) mod ward;
+pub(crate) mod watch;
 
 pub(crate) use pool::{Http1Upstream, Pool};
 
@@ -26,6 +28,8 @@ pub(crate) struct Upstream {
     in_flight: Cell<u32>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
+    /// How long connecting may take by a policy; as long as for all when absent.
+    pub(crate) connect_timeout: Cell<Option<Duration>>,
     /// Its place in the ward that watches over it.
     pub(crate) slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
@@ -78,7 +82,8 @@ impl Upstream {
             in_flight: Cell::new(0),
             failures: Cell::new(0),
             avoided_until: Cell::new(None),
-            slot: Cell::new(ward::NOWHERE),
+            connect_timeout: Cell::new(None),
+            slot: Cell::new(watch::NOWHERE),
             links: RefCell::default(),
             attempt: RefCell::default(),
             foreign: Pool::default(),
@@ -234,10 +239,10 @@ impl Destined {
     }
 
     /// Tells its ward that a request goes there.
-    pub(crate) fn begin(&self, ward: &Rc<ward::Ward>) -> Option<ward::Trial> {
+    pub(crate) fn begin(&self, ward: &Rc<ward::Ward>) -> Result<Option<ward::Trial>, Reason> {
         match self {
-            Self::Application(_) => None,
-            Self::Upstream(upstream) => ward.begin(upstream),
+            Self::Application(_) => Ok(None),
+            Self::Upstream(upstream) => ward.begin(upstream, Some(|it| &it.requests)).map(Some),
         }
     }
 

@@ -135,13 +135,13 @@ impl Worker {
 
     /// Who watches over the endpoints of a port; nobody when no policy says anything.
     pub(crate) fn ward(self: &Rc<Self>, plan: &PortPlan, version: u64) -> Option<Rc<Ward>> {
-        let treatment = plan.treatment.as_ref()?;
+        let treatment = plan.treatment.as_ref().filter(|it| it.is_watchful())?;
         let key = Ward::key(treatment);
         let known = self.wards.borrow().get(&key).filter(|ward| ward.is_for(treatment)).cloned();
         let ward = match known {
             Some(ward) => ward,
             None => {
-                let ward = Rc::new(Ward::new(self, treatment)?);
+                let ward = Rc::new(Ward::new(self, treatment));
                 self.wards.borrow_mut().insert(key, ward.clone());
                 ward
             }

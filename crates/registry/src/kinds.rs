@@ -1,5 +1,6 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
+mod circuit_breaker;
 mod filter;
 mod grpc_route;
 mod http_route;
@@ -15,6 +16,7 @@ mod service_policy;
 mod smi;
 mod tag_route;
 mod tls_route;
+mod upstream_traffic_setting;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -170,6 +172,8 @@ impl Kind {
         Self::GrpcRoute,
         Self::ServicePolicy(ServicePolicyKind::OutlierRemoval),
         Self::ServicePolicy(ServicePolicyKind::SermantRemoval),
+        Self::ServicePolicy(ServicePolicyKind::CircuitBreaker),
+        Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting),
         Self::TagRoute,
         Self::SermantRouteRule,
         Self::Lane,
@@ -198,6 +202,9 @@ impl Kind {
     /// The versions that are read, the best first.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
+            Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting) => {
+                &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"]
+            }
             Self::Workload
             | Self::MeshConfig
             | Self::TagRoute

@@ -178,6 +178,13 @@ closed_list! {
         /// It takes requests again.
         EndpointReturns [];
     }
+    "leno_circuit_turns_total" ["to"]
+    "Times that the circuit of a port opened or closed, as one data thread sees it." {
+        /// Too many requests failed.
+        CircuitOpened ["open"];
+        /// Its probes succeeded.
+        CircuitClosed ["closed"];
+    }
     "leno_snapshot_applied_total" []
     "Changes from the control plane that were applied." {
         /// A change was applied.
@@ -387,6 +394,7 @@ const LABELS: &str = r#"
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `result` | how an attempt ended: `ok`, `failed` or `timeout` |
 | `source` | `pool`: open already; `new`: opened for the request |
+| `to` | what a circuit became: `open` or `closed` |
 | `version` | the version of Leno |
 | `queue` | what waits: `updates` of files, `events` of proxies, `questions` of operators, `signatures`, proxies `due` to be told, `rounds` that somebody has not applied |
 

@@ -8,6 +8,7 @@ pub mod authorize;
 pub mod backoff;
 pub mod balance;
 pub mod budget;
+pub mod circuit;
 pub mod host;
 pub mod matcher;
 pub mod plan;
@@ -17,6 +18,7 @@ pub mod retry;
 pub mod route;
 pub mod tag;
 pub mod tls_route;
+pub mod treatment;
 
 mod pattern;
 

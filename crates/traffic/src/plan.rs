@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leno_model::{
-    Caller, Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot, Treatment,
-};
+use leno_model::{Caller, Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot};
 
 use crate::authorize::InboundAccess;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
 use crate::tag::{Lanes, TagPlan};
 use crate::tls_route::TlsRoutes;
+use crate::treatment::PortTreatment;
 
 /// A snapshot, compiled. What did not change since the previous one is taken over from it.
 #[derive(Debug)]
@@ -111,7 +110,7 @@ pub struct PortPlan {
     pub endpoints: Arc<[Arc<Endpoint>]>,
     /// How its requests are treated; absent when no policy says anything. The same while it
     /// says the same, so that what threads keep for it lives as long.
-    pub treatment: Option<Arc<Treatment>>,
+    pub treatment: Option<Arc<PortTreatment>>,
     /// Which of them take which requests; any take all when absent.
     pub tags: Option<Box<TagPlan>>,
 }
@@ -133,7 +132,7 @@ impl PortPlan {
         let treatment = match old {
             _ if view.treatment.is_empty() => None,
             Some((before, plan)) if before.treatment == view.treatment => plan.treatment.clone(),
-            _ => Some(Arc::new(view.treatment.clone())),
+            _ => Some(Arc::new(PortTreatment::new(view.treatment.clone()))),
         };
         let tls_routes = TlsRoutes::compile(view);
         let tags = match &view.tags {

@@ -1,6 +1,7 @@
 //! Faults: what breaks, breaks alone, and is said.
 
 mod chaos;
+mod circuit;
 mod control_plane;
 mod discovery;
 mod drain;

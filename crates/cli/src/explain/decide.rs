@@ -404,7 +404,10 @@ fn with_port(
         endpoints: endpoints
             .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
             .unwrap_or_default(),
-        treated: port.and_then(|port| port.treatment.as_deref()).map(treated).unwrap_or_default(),
+        treated: port
+            .and_then(|port| port.treatment.as_deref())
+            .map(|it| treated(&it.rule))
+            .unwrap_or_default(),
         refused,
         tags,
         ungranted: false,

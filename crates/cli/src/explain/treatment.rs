@@ -1,7 +1,8 @@
 //! What policies say about the requests to a port, in a sentence each.
 
 use leno_model::{
-    FailureClasses, OutlierRemoval, RemovalAlgorithm, SermantRemoval, ServicePolicyName, Treatment,
+    CircuitBreaker, FailureClasses, OutlierRemoval, RemovalAlgorithm, SermantRemoval,
+    ServicePolicyName, TooMany, Treatment, Trip,
 };
 
 /// A policy and what it does.
@@ -20,7 +21,11 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
             RemovalAlgorithm::Sermant(rule) => sermant(rule),
         },
     });
-    removal.collect()
+    let breaker = treatment
+        .breaker
+        .iter()
+        .map(|breaker| Treated { policy: breaker.policy.clone(), told: breaking(&breaker.rule) });
+    removal.chain(breaker).collect()
 }
 
 fn native(rule: &OutlierRemoval) -> String {
@@ -40,6 +45,50 @@ fn native(rule: &OutlierRemoval) -> String {
         rule.back_off.most,
         rule.removed_percent_max,
         rule.keep,
+    )
+}
+
+fn breaking(rule: &CircuitBreaker) -> String {
+    let limits = [
+        (rule.limits.connections, "TCP connections"),
+        (rule.limits.requests, "requests"),
+        (rule.limits.pending, "requests that wait for a connection"),
+        (rule.limits.retries, "retries"),
+    ];
+    let limits = limits.into_iter().filter_map(|(most, what)| Some(format!("{} {what}", most?)));
+    let limits: Vec<String> = limits.collect();
+    let limits = (!limits.is_empty())
+        .then(|| format!("lets no more be under way than {}", limits.join(", ")));
+    let patience = rule.connect_timeout.map(|time| format!("connects within {time:?}"));
+    let answer = rule.answer.status.map(|status| format!("answers {status} meanwhile"));
+    let said = limits.into_iter().chain(patience).chain(rule.trip.as_ref().map(tripping));
+    said.chain(answer).collect::<Vec<_>>().join("; ")
+}
+
+fn tripping(trip: &Trip) -> String {
+    let many = |too_many: TooMany, what: &str| {
+        let share = too_many.share_ppm.map(|ppm| {
+            format!(
+                "{} % of at least {} requests in {:?} {what}",
+                f64::from(ppm) / 1e4,
+                trip.requests_min,
+                trip.window
+            )
+        });
+        let number =
+            too_many.number.map(|number| format!("{number} requests in {:?} {what}", trip.window));
+        share.into_iter().chain(number).collect::<Vec<_>>()
+    };
+    let mut when = many(trip.failed, "failed");
+    when.extend(trip.consecutive.map(|many| format!("{many} in a row failed")));
+    if let Some(slow) = trip.slow {
+        when.extend(many(slow.too_many, &format!("took {:?} or longer", slow.from)));
+    }
+    format!(
+        "sends nothing for {:?} when {} ({})",
+        trip.open_for,
+        when.join(" or "),
+        classes(&trip.failures)
     )
 }
 

@@ -224,6 +224,31 @@ spec: {targetRefs: [{kind: Service, name: ratings}], consecutive: 3, keepAtLeast
     assert_eq!(policies[0]["policy"], "OutlierRemoval shop/ratings", "{json}");
 }
 
+#[test]
+fn a_circuit_breaker_is_told_with_its_bounds_and_when_it_opens() {
+    let policy = "
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: ratings, namespace: shop}
+spec:
+  host: ratings.shop.svc.cluster.local
+  connectionSettings:
+    tcp: {connectTimeout: 2s}
+    http:
+      maxRequests: 9
+      maxRetries: 2
+      circuitBreaking:
+        {statTimeWindow: 1m, minRequestAmount: 50, degradedTimeWindow: 20s, errorRatioThreshold: 0.3, slowAmountThreshold: 4}
+";
+    let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let url = "http://ratings.shop:9080/ratings/1";
+    let done =
+        place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let line = done.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
+    expect![[r#""#]].assert_eq(line.trim());
+}
+
 /// Two versions of `orders`, one of which takes what gold users send.
 const TAGGED: &str = r#"
 apiVersion: v1

@@ -78,26 +78,29 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 }
 
 fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
-    let header =
-        |header: &Header| proto::Header { name: header.name.clone(), value: header.value.clone() };
     (!edits.is_empty()).then(|| proto::HeaderEdits {
-        set: edits.set.iter().map(header).collect(),
-        add: edits.add.iter().map(header).collect(),
+        set: edits.set.iter().map(header_to_wire).collect(),
+        add: edits.add.iter().map(header_to_wire).collect(),
         remove: edits.remove.clone(),
     })
 }
 
+pub(super) fn header_to_wire(header: &Header) -> proto::Header {
+    proto::Header { name: header.name.clone(), value: header.value.clone() }
+}
+
+pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
+    if !HeaderEdits::is_value(&wire.value) {
+        return Err(Invalid::new("value", "is no value of a header"));
+    }
+    Ok(Header { name: editable("name", wire.name)?, value: wire.value })
+}
+
 /// Names and values become parts of messages as they stand: what could break one is refused.
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
-    let header = |wire: proto::Header| {
-        if !HeaderEdits::is_value(&wire.value) {
-            return Err(Invalid::new("value", "is no value of a header"));
-        }
-        Ok(Header { name: editable("name", wire.name)?, value: wire.value })
-    };
     let edits = HeaderEdits {
-        set: each("set", wire.set, header)?,
-        add: each("add", wire.add, header)?,
+        set: each("set", wire.set, header_from_wire)?,
+        add: each("add", wire.add, header_from_wire)?,
         remove: each("remove", wire.remove, |name| editable("", name))?,
     };
     let mut names = BTreeSet::new();

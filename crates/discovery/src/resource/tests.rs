@@ -1,5 +1,6 @@
 //! Every field survives the journey, every wrong one is named, and no bytes are taken on trust.
 
+mod breaker;
 mod tags;
 
 use std::collections::BTreeMap;
@@ -453,5 +454,6 @@ fn treatment() -> impl Strategy<Value = Treatment> {
         },
         algorithm,
     });
-    prop::option::of(removal).prop_map(|removal| Treatment { removal })
+    (prop::option::of(removal), prop::option::of(breaker::breaker()))
+        .prop_map(|(removal, breaker)| Treatment { removal, breaker })
 }

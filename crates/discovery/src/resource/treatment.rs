@@ -7,6 +7,7 @@ use leno_model::{
     SermantCommon, SermantRemoval, SermantRule, ServicePolicyKind, ServicePolicyName, Treatment,
 };
 
+use super::breaker;
 use super::field::Invalid;
 use crate::proto;
 
@@ -15,7 +16,10 @@ pub(super) fn to_wire(treatment: &Treatment) -> Option<proto::Treatment> {
     if treatment.is_empty() {
         return None;
     }
-    Some(proto::Treatment { removal: treatment.removal.as_ref().map(removal_to_wire) })
+    Some(proto::Treatment {
+        removal: treatment.removal.as_ref().map(removal_to_wire),
+        breaker: treatment.breaker.as_ref().map(breaker::to_wire),
+    })
 }
 
 pub(super) fn from_wire(wire: Option<proto::Treatment>) -> Result<Treatment, Invalid> {
@@ -24,7 +28,9 @@ pub(super) fn from_wire(wire: Option<proto::Treatment>) -> Result<Treatment, Inv
     };
     let removal = wire.removal.map(removal_from_wire).transpose();
     let removal = removal.map_err(|invalid| invalid.under("removal"))?;
-    let treatment = Treatment { removal };
+    let breaker = wire.breaker.map(breaker::from_wire).transpose();
+    let breaker = breaker.map_err(|invalid| invalid.under("breaker"))?;
+    let treatment = Treatment { removal, breaker };
     match treatment.is_empty() {
         true => Err(Invalid::new("", "says nothing, or nothing that this version knows")),
         false => Ok(treatment),
@@ -56,12 +62,14 @@ fn removal_from_wire(wire: proto::Removal) -> Result<Removal, Invalid> {
     Ok(Removal { policy: policy_from_wire(wire.policy)?, algorithm })
 }
 
-fn policy_to_wire(policy: &ServicePolicyName) -> proto::ServicePolicy {
+pub(super) fn policy_to_wire(policy: &ServicePolicyName) -> proto::ServicePolicy {
     let name = format!("{}/{}", policy.namespace, policy.name);
     proto::ServicePolicy { kind: policy.kind.as_str().to_owned(), name }
 }
 
-fn policy_from_wire(wire: Option<proto::ServicePolicy>) -> Result<ServicePolicyName, Invalid> {
+pub(super) fn policy_from_wire(
+    wire: Option<proto::ServicePolicy>,
+) -> Result<ServicePolicyName, Invalid> {
     let wire = wire.ok_or_else(|| Invalid::new("policy", "is missing"))?;
     let kind = ServicePolicyKind::from_word(&wire.kind)
         .ok_or_else(|| Invalid::new("policy.kind", "is unknown to this version"))?;
@@ -73,7 +81,7 @@ fn policy_from_wire(wire: Option<proto::ServicePolicy>) -> Result<ServicePolicyN
         .map_err(|error| Invalid::new("policy.name", error))
 }
 
-fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses {
+pub(super) fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses {
     proto::FailureClasses {
         connect: classes.connect,
         timeout: classes.timeout,
@@ -84,7 +92,9 @@ fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses {
     }
 }
 
-fn classes_from_wire(wire: Option<proto::FailureClasses>) -> Result<FailureClasses, Invalid> {
+pub(super) fn classes_from_wire(
+    wire: Option<proto::FailureClasses>,
+) -> Result<FailureClasses, Invalid> {
     let wire = wire.ok_or_else(|| Invalid::new("failures", "is missing"))?;
     let grpc = wire.grpc.into_iter().map(|code| small("failures.grpc", code, (0, 255)));
     let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
@@ -180,26 +190,26 @@ fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Inva
 }
 
 /// 2^64 nanoseconds are 584 years: what is longer has no end that matters.
-fn nanoseconds(time: Duration) -> u64 {
+pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A millisecond at least: what is divided into windows must not be nothing.
-fn time(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
+pub(super) fn time(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
     match Duration::from_nanos(nanoseconds) {
         time if time >= Duration::from_millis(1) => Ok(time),
         time => Err(Invalid::new(field, format!("{time:?} is less than a millisecond"))),
     }
 }
 
-fn small(field: &str, number: u32, (least, most): (u8, u8)) -> Result<u8, Invalid> {
+pub(super) fn small(field: &str, number: u32, (least, most): (u8, u8)) -> Result<u8, Invalid> {
     match u8::try_from(number) {
         Ok(small) if (least..=most).contains(&small) => Ok(small),
         _ => Err(Invalid::new(field, format!("{number} is not from {least} to {most}"))),
     }
 }
 
-fn at_least_1(field: &str, number: u32) -> Result<u32, Invalid> {
+pub(super) fn at_least_1(field: &str, number: u32) -> Result<u32, Invalid> {
     match number {
         0 => Err(Invalid::new(field, "is 0")),
         number => Ok(number),

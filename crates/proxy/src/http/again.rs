@@ -11,6 +11,8 @@ use leno_wire::http1::ResponseHead;
 
 use super::grpc;
 use super::request::Request;
+use crate::upstream::gate::Retrying;
+use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 
 /// What decides whether the client gets an answer, or the request is sent once more.
@@ -22,6 +24,8 @@ pub(crate) struct KeepBack<'a> {
     bears: (Option<&'a ServiceName>, u32),
     is_lost: Option<&'a Cell<bool>>,
     kept_back: &'a Cell<Option<KeptBack>>,
+    /// Who bounds retries, and whether this one is counted.
+    retrying: (Option<&'a Ward>, &'a Retrying),
 }
 
 /// An answer that the client does not get.
@@ -40,10 +44,10 @@ impl<'a> KeepBack<'a> {
         (worker, request): (&'a Worker, &'a Request<'a>),
         bears: (Option<&'a ServiceName>, u32),
         is_lost: Option<&'a Cell<bool>>,
-        kept_back: &'a Cell<Option<KeptBack>>,
+        (kept_back, retrying): (&'a Cell<Option<KeptBack>>, (Option<&'a Ward>, &'a Retrying)),
     ) -> Option<Self> {
         let rule = actions?.retry.as_ref()?;
-        Some(Self { rule, worker, request, bears, is_lost, kept_back })
+        Some(Self { rule, worker, request, bears, is_lost, kept_back, retrying })
     }
 
     /// Whether an answer is kept from the client; then the retry is paid for.
@@ -61,6 +65,7 @@ impl<'a> KeepBack<'a> {
             number: u8::try_from(retries).unwrap_or(u8::MAX),
         };
         let keeps = retry::retry_by_rule(self.rule, Setback::Answered(status), &attempt)
+            && self.retrying.1.claim(self.retrying.0)
             && pays(self.worker, service);
         let kept = || KeptBack { status: head.status, grpc: grpc::told(bytes, head) };
         self.kept_back.set(keeps.then(kept));

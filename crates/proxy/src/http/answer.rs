@@ -11,7 +11,7 @@ use super::respond::Responder;
 pub(crate) struct Answer<'a> {
     pub(crate) status: u16,
     /// Fields beside `date` and `content-length`.
-    pub(crate) fields: &'a [(&'static str, &'a str)],
+    pub(crate) fields: &'a [(&'a str, &'a str)],
     pub(crate) text: &'a str,
     /// What a rule does to the heads of answers.
     pub(crate) edits: Option<&'a FieldEdits>,
@@ -86,7 +86,7 @@ impl Answer<'_> {
         Some(response)
     }
 
-    fn kept(&self) -> impl Iterator<Item = (&'static str, &str)> {
+    fn kept(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().copied().filter(|(name, _)| !self.is_removed(name))
     }
 
@@ -116,6 +116,8 @@ fn phrase(status: u16) -> &'static str {
         403 => "Forbidden",
         404 => "Not Found",
         408 => "Request Timeout",
+        409 => "Conflict",
+        429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         501 => "Not Implemented",

@@ -25,6 +25,7 @@ use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
+use crate::upstream::gate::Retrying;
 use crate::upstream::{Destined, pick::pick, ward::Trial};
 
 /// One request on its way through the corridor, and what became of it so far.
@@ -42,7 +43,9 @@ pub(crate) struct Exchange<'a, 'io> {
     /// Whether a part of the request's body is gone from our hands, of a body that is kept.
     pub(crate) is_lost: Option<Rc<Cell<bool>>>,
     /// The attempt under way, at an endpoint that a policy watches.
-    trial: Option<Trial>,
+    pub(crate) trial: Option<Trial>,
+    /// That it is sent once more, where that is bounded.
+    pub(crate) retrying: Retrying,
     /// Headers that a lane adds at the entrance of a service.
     pub(crate) marks: Vec<(String, String)>,
 }
@@ -70,6 +73,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             actions: None,
             is_lost: None,
             trial: None,
+            retrying: Retrying::default(),
             marks: Vec::new(),
         }
     }
@@ -87,7 +91,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.record.grpc.set(None);
             return false;
         }
-        self.record.status = failure.reason.status();
+        self.record.status = failure.status();
         // Over HTTP/1.1 there is no gRPC.
         if !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc() {
             self.record.grpc.set(Some(grpc::status(failure.reason)));
@@ -211,11 +215,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 self.end_trial(outcome);
             }
             let again = match rule {
-                None => self.may_repeat(bound) && retry::retry(reason, &self.attempt_so_far(aim)),
-                Some(rule) => self.is_tried_again(rule, reason, aim).await,
+                None => {
+                    self.may_repeat(bound)
+                        && retry::retry(reason, &self.attempt_so_far(aim))
+                        && self.retrying.claim(bound.ward.as_deref())
+                }
+                Some(rule) => self.is_tried_again(rule, reason, (aim, bound)).await,
             };
             if !again {
-                return Err(reason.into());
+                return Err(match &bound.ward {
+                    Some(ward) => ward.failure(reason),
+                    None => reason.into(),
+                });
             }
             self.record.retries += 1;
             self.progress = Progress::default();
@@ -237,12 +248,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Under a rule: whether the request is sent once more; then this waits until it is time.
-    async fn is_tried_again(&mut self, rule: &RetryRule, reason: Reason, aim: &Aim<'_>) -> bool {
+    async fn is_tried_again(
+        &mut self,
+        rule: &RetryRule,
+        reason: Reason,
+        (aim, bound): (&Aim<'_>, &Bound),
+    ) -> bool {
         let worker = &self.session.worker;
         let attempt = self.attempt_so_far(aim);
         // An answer that was kept from the client is paid for.
         let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
+                && self.retrying.claim(bound.ward.as_deref())
                 && again::pays(worker, self.record.subject.service.as_ref()));
         if again {
             tokio::time::sleep(retry::pause(rule, attempt.number, worker.draw())).await;
@@ -269,12 +286,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Reason> {
         let destined = self.pick(bound, tried.as_ref())?;
         *tried = destined.endpoint();
-        self.trial = bound.ward.as_ref().and_then(|ward| destined.begin(ward));
+        if let Some(ward) = &bound.ward {
+            self.trial = destined.begin(ward)?;
+        }
         let _in_flight = destined.enter();
         if let Some(line) = &mut self.record.line {
             line.upstream = Some(destined.address());
         }
-        let lease = destined.lease(&self.session.worker).await;
+        let lease = match &bound.ward {
+            None => destined.lease(&self.session.worker).await,
+            Some(ward) => ward.wait(destined.lease(&self.session.worker)).await,
+        };
         let outcome = match lease {
             Ok(lease) => {
                 let outcome = forward(self, aim, (&destined, lease)).await;

@@ -29,6 +29,7 @@ use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
 use crate::session::Session;
+use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease};
 use crate::worker::Worker;
 
@@ -249,13 +250,15 @@ async fn converse(
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
-    let Exchange { session, request, body, responder, record, progress, actions, is_lost, .. } =
-        exchange;
+    let Exchange { session, request, body, responder, record, progress, actions, .. } = exchange;
+    let (is_lost, retrying) =
+        (&exchange.is_lost, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
     let Progress { body_taken, response_started, kept_back, .. } = progress;
     let has_body = !body.is_empty();
     let bears = (record.subject.service.as_ref(), record.retries);
     let at = (&*session.worker, &**request);
-    let keep_back = KeepBack::under(actions.as_deref(), at, bears, is_lost.as_deref(), kept_back);
+    let keep_back =
+        KeepBack::under(actions.as_deref(), at, bears, is_lost.as_deref(), (kept_back, retrying));
     let started = &*response_started;
     let is_call = is_call(request, responder, &sink);
     let silence = silence(session, is_call, started);

@@ -17,7 +17,7 @@ pub(crate) async fn answer(
     responder: &mut Responder<'_>,
     bodiless: bool,
 ) -> bool {
-    let status = failure.reason.status();
+    let status = failure.status();
     if status == 0 {
         return false;
     }
@@ -42,6 +42,9 @@ pub(crate) async fn answer(
         responder => {
             let text = body(failure);
             let fields = [("leno-reason", &*why), ("content-type", "text/plain; charset=utf-8")];
+            let more = failure.answer.iter().flat_map(|answer| &answer.headers);
+            let more = more.map(|header| (&*header.name, &*header.value));
+            let fields: Vec<(&str, &str)> = fields.into_iter().chain(more).collect();
             let answer = Answer { status, fields: &fields, text: &text, edits: None };
             answer.send(responder, bodiless).await
         }
@@ -57,6 +60,9 @@ fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>>
 }
 
 fn body(failure: &Failure) -> String {
+    if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
+        return body;
+    }
     let caption = failure.reason.caption();
     match &failure.policy {
         Some(policy) => format!("leno: {caption} (TrafficTarget {policy})\n"),

@@ -45,7 +45,8 @@ fn treat(mesh: &Mesh, rule: OutlierRemoval, endpoints: &[leno_model::Endpoint]) 
     let policy =
         ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
     let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
-    view.ports.get_mut(&PORT).unwrap().treatment = Treatment { removal: Some(removal) };
+    view.ports.get_mut(&PORT).unwrap().treatment =
+        Treatment { removal: Some(removal), ..Treatment::default() };
     mesh.client_knows(vec![view]);
 }
 

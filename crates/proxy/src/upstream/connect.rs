@@ -89,7 +89,8 @@ async fn reach(
     worker: &Rc<Worker>,
     attempt: &Attempt,
 ) -> Result<(), Reason> {
-    let patience = worker.config.limits.connect_timeout;
+    let patience = upstream.connect_timeout.get();
+    let patience = patience.unwrap_or(worker.config.limits.connect_timeout);
     let (tls, expires) = tokio::time::timeout(patience, handshake(upstream, worker))
         .await
         .map_err(|_| Reason::ConnectTimeout)??;

@@ -67,7 +67,8 @@ fn rate(field: &Field<'_>) -> Option<FailureRate> {
     Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
 }
 
-fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
+/// What counts as a failure, by the fields `failures` and `grpcStatuses`.
+pub(super) fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let (words, statuses) = (fields.find("failures"), fields.find("grpcStatuses"));
     if words.is_none() && statuses.is_none() {

@@ -8,7 +8,10 @@ use leno_model::{
 };
 
 use super::http_route::duration;
-use super::{Head, outlier_removal, refuse_other_kinds, sermant_removal};
+use super::{
+    Head, circuit_breaker, outlier_removal, refuse_other_kinds, sermant_removal,
+    upstream_traffic_setting,
+};
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
@@ -22,6 +25,14 @@ pub(super) fn read(kind: ServicePolicyKind, head: Head, spec: &Field<'_>) -> Opt
         ServicePolicyKind::SermantRemoval => {
             let rule = sermant_removal::read(spec)?;
             (PolicyScope::Namespace, ServiceRule::SermantRemoval(rule))
+        }
+        ServicePolicyKind::CircuitBreaker => {
+            let (scope, rule) = circuit_breaker::read(&name.namespace, spec)?;
+            (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
+        }
+        ServicePolicyKind::UpstreamTrafficSetting => {
+            let (scope, rule) = upstream_traffic_setting::read(&name.namespace, spec)?;
+            (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
         }
     };
     Some(ServicePolicy { name, scope, rule })
@@ -106,6 +117,14 @@ pub(super) fn number_or(
     match fields.find(key) {
         Some(field) => field.number(least, most),
         None => Some(default),
+    }
+}
+
+/// A limit of at least `least` if there is one.
+pub(super) fn limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
+    match fields.find(key) {
+        Some(field) => field.number(least, u32::MAX).map(Some),
+        None => Some(None),
     }
 }
 

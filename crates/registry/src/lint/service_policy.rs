@@ -1,26 +1,75 @@
 //! Looks at policies of services: whom they mean, and whether another one decides instead.
 
-use leno_model::{PolicyScope, ServiceName, ServicePolicy, ServiceRule, Treatment};
+use leno_model::{
+    PolicyScope, Protocol, Service, ServiceName, ServicePolicy, ServicePolicyKind,
+    ServicePolicyName, ServicePort, ServiceRule, TargetPort, Treatment,
+};
 
-use super::{Lint, Reference, World, suggestion};
+use super::{Lint, Reference, World, selects, suggestion};
 
 impl World<'_> {
     pub(super) fn lint_service_policy(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         match &policy.scope {
             PolicyScope::Services(targets) => {
                 for (index, target) in targets.iter().enumerate() {
-                    let reference = Reference {
-                        service: &target.service,
-                        port: target.port,
-                        field: format!("spec.targetRefs[{index}]"),
-                        name_field: "name",
+                    let (field, name_field) = match policy.name.kind {
+                        ServicePolicyKind::UpstreamTrafficSetting => ("spec".to_owned(), "host"),
+                        _ => (format!("spec.targetRefs[{index}]"), "name"),
                     };
+                    let (service, port) = (&target.service, target.port);
+                    let reference = Reference { service, port, field, name_field };
                     self.lint_reference(&reference, lint);
                 }
             }
             PolicyScope::Namespace => self.lint_rules_by_name(policy, lint),
         }
         self.lint_shadowed(policy, lint);
+        self.lint_connections(policy, lint);
+    }
+
+    /// A bound for connections of ports that carry requests over links only.
+    fn lint_connections(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+        let ServiceRule::CircuitBreaker(rule) = &policy.rule else { return };
+        if rule.limits.connections.is_none() {
+            return;
+        }
+        let about = self.services.iter().flat_map(|(name, service)| {
+            let ports = service.ports.iter();
+            let about = ports.filter(|port| policy.closeness(name, port.port).is_some());
+            about.map(|port| (*service, port))
+        });
+        let about: Vec<(&Service, &ServicePort)> = about.collect();
+        if about.is_empty() || about.iter().any(|(service, port)| self.may_be_opaque(service, port))
+        {
+            return;
+        }
+        let field = match policy.name.kind {
+            ServicePolicyKind::UpstreamTrafficSetting => {
+                "spec.connectionSettings.tcp.maxConnections"
+            }
+            _ => "spec.limits.connections",
+        };
+        lint.warn(
+            field.to_owned(),
+            "bounds nothing: the requests of these ports share links".to_owned(),
+            "bound the requests under way instead",
+        );
+    }
+
+    /// Whether bytes may be carried there without a look at requests.
+    fn may_be_opaque(&self, service: &Service, port: &ServicePort) -> bool {
+        let opaque = |protocol: Protocol| matches!(protocol, Protocol::Tcp | Protocol::Detect);
+        if let Some(protocol) = port.protocol {
+            return opaque(protocol);
+        }
+        let selected = self.workloads.iter().filter(|workload| selects(service, workload));
+        let mut spoken =
+            selected.flat_map(|workload| &workload.ports).filter(|it| match &port.target {
+                TargetPort::Number(number) => it.port == *number,
+                TargetPort::Name(name) => it.name.as_ref() == Some(name),
+            });
+        let first = spoken.next().map(|it| it.protocol);
+        first.is_none_or(opaque) || spoken.any(|it| Some(it.protocol) != first)
     }
 
     /// Rules that name services themselves.
@@ -54,7 +103,14 @@ impl World<'_> {
                 if treatment.policies().any(|decides| *decides == policy.name) {
                     return;
                 }
-                winner = treatment.policies().next().cloned();
+                // Of what decides there, that which this policy would decide without it.
+                let in_its_place = |decides: &&ServicePolicyName| {
+                    let both = all().filter(|it| it.name == **decides || it.name == policy.name);
+                    let both = Treatment::of(both, name, port.port);
+                    both.policies().all(|decides| *decides != policy.name)
+                };
+                let found = treatment.policies().find(in_its_place);
+                winner = found.or(treatment.policies().next()).cloned();
             }
         }
         if let Some(winner) = winner {

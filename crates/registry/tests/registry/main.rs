@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod arbitrary;
 #[cfg(test)]
+mod circuit_breakers;
+#[cfg(test)]
 mod lint;
 #[cfg(test)]
 #[path = "../corpus/manifest.rs"]

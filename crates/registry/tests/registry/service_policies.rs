@@ -10,7 +10,7 @@ use leno_model::{
 use leno_registry::{lint, read_str};
 
 /// The one policy of a text that is accepted.
-fn policy(text: &str) -> ServicePolicy {
+pub(crate) fn policy(text: &str) -> ServicePolicy {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     match objects.into_iter().map(|(object, _)| object).collect::<Vec<_>>().as_slice() {
@@ -20,9 +20,13 @@ fn policy(text: &str) -> ServicePolicy {
 }
 
 fn check_refusals(kind: &str, specs: &[&str], expected: &Expect) {
+    check_refusals_of("leno.dev", kind, specs, expected);
+}
+
+pub(crate) fn check_refusals_of(group: &str, kind: &str, specs: &[&str], expected: &Expect) {
     let mut lines = String::new();
     for spec in specs {
-        let head = format!("{{apiVersion: leno.dev/v1alpha1, kind: {kind}, metadata: {{name: x}}");
+        let head = format!("{{apiVersion: {group}/v1alpha1, kind: {kind}, metadata: {{name: x}}");
         let (objects, rejected) = read_str("f.yaml", &format!("{head}, spec: {spec}}}"));
         assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {spec}");
         for refusal in rejected {
@@ -36,7 +40,12 @@ fn check_refusals(kind: &str, specs: &[&str], expected: &Expect) {
 
 #[test]
 fn the_documented_examples_are_read() {
-    for page in ["outlier-removal.md", "sermant-removal.md"] {
+    for page in [
+        "outlier-removal.md",
+        "sermant-removal.md",
+        "circuit-breaker.md",
+        "upstream-traffic-setting.md",
+    ] {
         policy(&crate::pages::examples(page)[0]);
     }
 }

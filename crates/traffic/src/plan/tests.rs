@@ -41,7 +41,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         rules: vec![rule],
         endpoints,
         tls_rules: Vec::new(),
-        treatment: Treatment::default(),
+        treatment: leno_model::Treatment::default(),
         tags: None,
     };
     Arc::new(ServiceView {

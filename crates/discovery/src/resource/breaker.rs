@@ -1,0 +1,117 @@
+//! Circuit breakers, as they travel.
+
+use std::time::Duration;
+
+use leno_model::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
+
+use super::action::{header_from_wire, header_to_wire};
+use super::field::Invalid;
+use super::treatment::{
+    at_least_1, classes_from_wire, classes_to_wire, nanoseconds, policy_from_wire, policy_to_wire,
+    small, time,
+};
+use crate::proto;
+
+pub(super) fn to_wire(breaker: &Breaker) -> proto::Breaker {
+    let CircuitBreaker { limits, trip, answer, connect_timeout } = &breaker.rule;
+    proto::Breaker {
+        policy: Some(policy_to_wire(&breaker.policy)),
+        connections: limits.connections,
+        requests: limits.requests,
+        pending: limits.pending,
+        retries: limits.retries,
+        trip: trip.as_ref().map(trip_to_wire),
+        answer: answer_to_wire(answer),
+        connect_timeout_nanoseconds: connect_timeout.map(nanoseconds),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Breaker) -> Result<Breaker, Invalid> {
+    let trip = wire.trip.map(trip_from_wire).transpose();
+    let rule = CircuitBreaker {
+        limits: CircuitLimits {
+            connections: wire.connections,
+            requests: wire.requests,
+            pending: wire.pending,
+            retries: wire.retries,
+        },
+        trip: trip.map_err(|invalid| invalid.under("trip"))?,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+        connect_timeout: wire.connect_timeout_nanoseconds.map(Duration::from_nanos),
+    };
+    Ok(Breaker { policy: policy_from_wire(wire.policy)?, rule })
+}
+
+/// Absent when it says nothing.
+pub(super) fn answer_to_wire(answer: &FixedAnswer) -> Option<proto::FixedAnswer> {
+    (*answer != FixedAnswer::default()).then(|| proto::FixedAnswer {
+        status: answer.status.map(u32::from),
+        body: answer.body.clone(),
+        headers: answer.headers.iter().map(header_to_wire).collect(),
+    })
+}
+
+pub(super) fn answer_from_wire(wire: Option<proto::FixedAnswer>) -> Result<FixedAnswer, Invalid> {
+    let Some(wire) = wire else {
+        return Ok(FixedAnswer::default());
+    };
+    let status = match wire.status {
+        None => None,
+        Some(status) => match u16::try_from(status) {
+            Ok(status) if (200..600).contains(&status) => Some(status),
+            _ => return Err(Invalid::new("status", format!("{status} is no final status"))),
+        },
+    };
+    let headers = wire.headers.into_iter().map(header_from_wire);
+    Ok(FixedAnswer { status, body: wire.body, headers: headers.collect::<Result<_, _>>()? })
+}
+
+fn trip_to_wire(trip: &Trip) -> proto::Trip {
+    proto::Trip {
+        failures: Some(classes_to_wire(&trip.failures)),
+        window_nanoseconds: nanoseconds(trip.window),
+        steps: trip.steps.into(),
+        requests_min: trip.requests_min,
+        failed: Some(too_many_to_wire(trip.failed)),
+        consecutive: trip.consecutive.unwrap_or(0),
+        slow_nanoseconds: trip.slow.map_or(0, |slow| nanoseconds(slow.from)),
+        slow: trip.slow.map(|slow| too_many_to_wire(slow.too_many)),
+        open_nanoseconds: nanoseconds(trip.open_for),
+        probes: trip.probes,
+    }
+}
+
+fn trip_from_wire(wire: proto::Trip) -> Result<Trip, Invalid> {
+    let failures = classes_from_wire(wire.failures)?;
+    if failures.is_empty() {
+        return Err(Invalid::new("failures", "counts nothing"));
+    }
+    let slow = match wire.slow_nanoseconds {
+        0 => None,
+        from => {
+            Some(Slow { from: Duration::from_nanos(from), too_many: too_many_from_wire(wire.slow) })
+        }
+    };
+    Ok(Trip {
+        failures,
+        window: time("window_nanoseconds", wire.window_nanoseconds)?,
+        steps: small("steps", wire.steps, (1, 255))?,
+        requests_min: wire.requests_min,
+        failed: too_many_from_wire(wire.failed),
+        consecutive: (wire.consecutive > 0).then_some(wire.consecutive),
+        slow,
+        open_for: time("open_nanoseconds", wire.open_nanoseconds)?,
+        probes: at_least_1("probes", wire.probes)?,
+    })
+}
+
+fn too_many_to_wire(too_many: TooMany) -> proto::TooMany {
+    let TooMany { share_ppm, number } = too_many;
+    proto::TooMany { share_ppm: share_ppm.unwrap_or(0), number: number.unwrap_or(0) }
+}
+
+fn too_many_from_wire(wire: Option<proto::TooMany>) -> TooMany {
+    let proto::TooMany { share_ppm, number } = wire.unwrap_or_default();
+    let some = |number: u32| (number > 0).then_some(number);
+    TooMany { share_ppm: some(share_ppm), number: some(number) }
+}

@@ -1,0 +1,71 @@
+//! Any circuit breaker.
+
+use std::time::Duration;
+
+use leno_model::{
+    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedAnswer, Header, ServicePolicyKind,
+    ServicePolicyName, Slow, TooMany, Trip,
+};
+use proptest::prelude::*;
+
+use super::name;
+
+pub(super) fn breaker() -> impl Strategy<Value = Breaker> {
+    let limit = || prop::option::of(any::<u32>());
+    let limits = (limit(), limit(), limit(), limit());
+    let limits = limits.prop_map(|(connections, requests, pending, retries)| CircuitLimits {
+        connections,
+        requests,
+        pending,
+        retries,
+    });
+    (policy(), limits, prop::option::of(trip()), answer(), prop::option::of(time())).prop_map(
+        |(policy, limits, trip, answer, connect_timeout)| {
+            let rule = CircuitBreaker { limits, trip, answer, connect_timeout };
+            Breaker { policy, rule }
+        },
+    )
+}
+
+pub(super) fn policy() -> impl Strategy<Value = ServicePolicyName> {
+    let kind = prop::sample::select(ServicePolicyKind::ALL);
+    (kind, name()).prop_map(|(kind, name)| ServicePolicyName {
+        kind,
+        namespace: name.clone(),
+        name,
+    })
+}
+
+pub(super) fn answer() -> impl Strategy<Value = FixedAnswer> {
+    let header = ("x-[a-z]{1,5}", "[a-z]{0,5}").prop_map(|(name, value)| Header { name, value });
+    let headers = prop::collection::vec(header, 0..3);
+    (prop::option::of(200..600_u16), prop::option::of(any::<String>()), headers)
+        .prop_map(|(status, body, headers)| FixedAnswer { status, body, headers })
+}
+
+pub(super) fn time() -> impl Strategy<Value = Duration> {
+    (1_000_000..u64::MAX).prop_map(Duration::from_nanos)
+}
+
+fn too_many() -> impl Strategy<Value = TooMany> {
+    let some = || prop::option::of(1..u32::MAX);
+    (some(), some()).prop_map(|(share_ppm, number)| TooMany { share_ppm, number })
+}
+
+fn trip() -> impl Strategy<Value = Trip> {
+    let slow = (time(), too_many()).prop_map(|(from, too_many)| Slow { from, too_many });
+    let counts = (1..=60_u8, any::<u32>(), prop::option::of(1..u32::MAX), 1..u32::MAX);
+    (time(), time(), too_many(), prop::option::of(slow), counts).prop_map(
+        |(window, open_for, failed, slow, (steps, requests_min, consecutive, probes))| Trip {
+            failures: FailureClasses { timeout: true, ..FailureClasses::default() },
+            window,
+            steps,
+            requests_min,
+            failed,
+            consecutive,
+            slow,
+            open_for,
+            probes,
+        },
+    )
+}

@@ -1,0 +1,184 @@
+//! Circuit breakers: what is not sent, what is answered instead, and when it is sent again.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leno_model::{
+    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedAnswer, Header, Protocol,
+    RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName, TooMany,
+    Treatment, Trip, WeightedBackend,
+};
+use leno_telemetry::Count;
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, PORT, Setup, endpoint, run, service, until, view,
+};
+
+const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
+
+fn trip() -> Trip {
+    Trip {
+        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+        window: Duration::from_secs(10),
+        steps: 10,
+        requests_min: 1,
+        failed: TooMany::default(),
+        consecutive: Some(3),
+        slow: None,
+        open_for: Duration::from_millis(200),
+        probes: 1,
+    }
+}
+
+fn treatment(rule: CircuitBreaker) -> Treatment {
+    let policy =
+        ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "ratings").unwrap();
+    Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() }
+}
+
+fn treat(mesh: &Mesh, rule: CircuitBreaker) {
+    let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
+    view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
+    mesh.client_knows(vec![view]);
+}
+
+fn at_most(limits: CircuitLimits) -> CircuitBreaker {
+    CircuitBreaker { limits, ..CircuitBreaker::default() }
+}
+
+#[test]
+fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
+    run(async {
+        let sick = Rc::new(Cell::new(true));
+        let told = sick.clone();
+        let app =
+            Application::answering(move |_| if told.get() { BROKEN } else { OK }.to_owned()).await;
+        let mesh = Mesh::permissive(app.address).await;
+        treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            assert_eq!(client.ask(GET).await.verdict(), (500, None));
+        }
+        assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-open")));
+        assert_eq!(app.requests().len(), 3, "nothing is sent");
+        assert_eq!(mesh.client.telemetry.count(Count::CircuitOpened), 1);
+        sick.set(false);
+        while client.ask(GET).await.status != 200 {
+            assert_eq!(app.requests().len(), 3, "the first that is sent succeeds");
+        }
+        assert_eq!(mesh.client.telemetry.count(Count::CircuitClosed), 1);
+        assert_eq!(client.ask(GET).await.status, 200);
+    });
+}
+
+#[test]
+fn an_open_circuit_answers_as_its_policy_has_it() {
+    run(async {
+        let app = Application::canned(BROKEN).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let header = Header { name: "x-busy".to_owned(), value: "yes".to_owned() };
+        let body = Some("busy".to_owned());
+        let answer = FixedAnswer { status: Some(429), body, headers: vec![header] };
+        let trip = Trip { open_for: Duration::from_secs(60), ..trip() };
+        treat(&mesh, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() });
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            client.ask(GET).await;
+        }
+        let answer = client.ask(GET).await;
+        assert_eq!(answer.verdict(), (429, Some("circuit-open")));
+        assert_eq!(answer.field("x-busy"), Some("yes"));
+        assert_eq!(answer.body, b"busy");
+    });
+}
+
+#[test]
+fn no_more_requests_are_under_way_than_the_policy_lets() {
+    run(async {
+        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let mesh = Mesh::permissive(app.address).await;
+        treat(&mesh, at_most(CircuitLimits { requests: Some(1), ..CircuitLimits::default() }));
+        let mut first = Client::connect(mesh.door).await;
+        first.send(GET).await;
+        until(|| app.accepted.get() == 1).await;
+        let mut second = Client::connect(mesh.door).await;
+        assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
+        drop(first);
+        until(|| mesh.client.ended() == 2).await;
+        second.send(GET).await;
+        until(|| app.accepted.get() == 2).await;
+    });
+}
+
+#[test]
+fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
+    run(async {
+        let mesh = Mesh::permissive(super::fixture::closed_port()).await;
+        // It takes connections and never speaks.
+        let mute = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let mut view = view(Protocol::Http, &[endpoint("ratings-2", mute.address, "ratings")]);
+        let limits = CircuitLimits { pending: Some(1), ..CircuitLimits::default() };
+        let connect_timeout = Some(Duration::from_millis(300));
+        let rule = CircuitBreaker { connect_timeout, ..at_most(limits) };
+        view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
+        mesh.client_knows(vec![view]);
+        let mut first = Client::connect(mesh.door).await;
+        first.send(GET).await;
+        until(|| mute.accepted.get() == 1).await;
+        let mut second = Client::connect(mesh.door).await;
+        assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
+        // The fixture's limit for all is five seconds.
+        let began = std::time::Instant::now();
+        assert_eq!(first.answer().await.verdict(), (504, Some("connect-timeout")));
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn no_more_connections_of_tcp_are_under_way_than_the_policy_lets() {
+    run(async {
+        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
+        let mesh = Mesh::new(app.address, setup).await;
+        treat(&mesh, at_most(CircuitLimits { connections: Some(1), ..CircuitLimits::default() }));
+        let mut first = Client::connect(mesh.door).await;
+        first.send("hello").await;
+        until(|| app.accepted.get() == 1).await;
+        let mut second = Client::connect(mesh.door).await;
+        assert_ne!(second.end().await, End::Clean);
+        assert_eq!(mesh.client.failures().get("circuit-full"), Some(&1));
+        drop(first);
+        until(|| mesh.client.ended() == 2).await;
+        Client::connect(mesh.door).await.send("hello").await;
+        until(|| app.accepted.get() == 2).await;
+    });
+}
+
+#[test]
+fn a_policy_may_forbid_retries() {
+    run(async {
+        for (retries, expected) in [(None, 2), (Some(0), 1)] {
+            let app = Application::canned(BROKEN).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let mut view = view(Protocol::Http, &[mesh.endpoint()]);
+            let port = view.ports.get_mut(&PORT).unwrap();
+            port.routed = true;
+            let retry = RetryRule { codes: vec![500], attempts: 1, backoff: Duration::ZERO };
+            port.rules = vec![RouteRule {
+                route: RouteName::new("bookinfo", "again").unwrap(),
+                kind: leno_model::RouteKind::Http,
+                matches: vec![leno_model::RequestMatch::default()],
+                backends: vec![WeightedBackend { service: service(), port: PORT, weight: 1 }],
+                request_timeout: None,
+                actions: RuleActions { retry: Some(retry), ..RuleActions::default() },
+            }];
+            let limits = CircuitLimits { retries, ..CircuitLimits::default() };
+            port.treatment = treatment(at_most(limits));
+            mesh.client_knows(vec![view]);
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(GET).await.verdict(), (500, None));
+            assert_eq!(app.requests().len(), expected, "{retries:?}");
+        }
+    });
+}

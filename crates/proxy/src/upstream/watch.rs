@@ -1,0 +1,211 @@
+//! Who is left out of the endpoints of one port, by one policy, as one data thread knows it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leno_model::{Endpoint, Removal, ServicePolicyName};
+use leno_telemetry::{Count, Gauge, Shard};
+use leno_traffic::removal::{Cause, Ending, Event, Failed, Removed, Seen, Standing, failed};
+
+use super::Upstream;
+use crate::removed::{Entry, RemovedEndpoints};
+use crate::worker::Worker;
+
+/// The endpoints of one port under one policy.
+pub(crate) struct Watch {
+    policy: ServicePolicyName,
+    /// The version of the world that the endpoints are from.
+    version: Cell<u64>,
+    state: RefCell<State>,
+    shard: Rc<Shard>,
+    /// Where everybody can see what is out.
+    list: Arc<RemovedEndpoints>,
+    number: u64,
+}
+
+struct State {
+    removed: Removed,
+    endpoints: Arc<[Arc<Endpoint>]>,
+    /// In the same order.
+    upstreams: Vec<Rc<Upstream>>,
+    /// What is out, by place: why, and since when.
+    out: Vec<(usize, Cause, Instant)>,
+    /// Room for what happens.
+    events: Vec<Event>,
+}
+
+impl Watch {
+    /// Nothing is left out yet.
+    pub(crate) fn new(worker: &Worker, removal: &Removal) -> Self {
+        let state = State {
+            removed: Removed::new(&removal.algorithm, 0),
+            endpoints: Arc::new([]),
+            upstreams: Vec::new(),
+            out: Vec::new(),
+            events: Vec::new(),
+        };
+        Self {
+            policy: removal.policy.clone(),
+            version: Cell::new(0),
+            state: RefCell::new(state),
+            shard: worker.shard.clone(),
+            list: worker.removed.clone(),
+            number: worker.removed.number(),
+        }
+    }
+
+    /// Keeps step with the world: these are the endpoints in this version of it, and time passes.
+    pub(crate) fn attend(
+        &self,
+        worker: &Rc<Worker>,
+        (endpoints, version): (&Arc<[Arc<Endpoint>]>, u64),
+        now: Duration,
+    ) {
+        let mut state = self.state.borrow_mut();
+        // A request may hold an older world.
+        if version > self.version.get() {
+            self.version.set(version);
+            if !Arc::ptr_eq(&state.endpoints, endpoints) {
+                state.rearrange(worker, endpoints);
+                self.settle(&mut state);
+            }
+        }
+        let state = &mut *state;
+        state.removed.advance(now, worker.draw(), &mut state.events);
+        if !state.events.is_empty() {
+            self.tell(state);
+        }
+    }
+
+    /// Whether requests may go to an endpoint.
+    pub(crate) fn admits(&self, upstream: &Upstream) -> bool {
+        match upstream.slot.get() {
+            NOWHERE => true,
+            slot => self.state.borrow().removed.standing(slot) != Standing::Out,
+        }
+    }
+
+    /// An attempt goes to an endpoint. True: it is a probe.
+    pub(crate) fn begin(&self, upstream: &Upstream) -> bool {
+        match upstream.slot.get() {
+            NOWHERE => false,
+            slot => self.state.borrow_mut().removed.begin(slot),
+        }
+    }
+
+    /// It ended so. True: that says something.
+    pub(crate) fn end(
+        &self,
+        (worker, upstream): (&Worker, &Upstream),
+        probe: bool,
+        ending: Ending,
+        now: Duration,
+    ) -> bool {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let failed = match failed(state.removed.failures(), ending) {
+            Failed::Unknown => return false,
+            Failed::Yes => true,
+            Failed::No => false,
+        };
+        let seen = Seen { failed, probe, now, draw: worker.draw() };
+        state.removed.learn(upstream.slot.get(), seen, &mut state.events);
+        if !state.events.is_empty() {
+            self.tell(state);
+        }
+        true
+    }
+
+    /// A probe ended in a way that proves nothing.
+    pub(crate) fn release(&self, upstream: &Upstream) {
+        self.state.borrow_mut().removed.release(upstream.slot.get(), true);
+    }
+
+    /// What has happened goes into the log, the counters and the list.
+    fn tell(&self, state: &mut State) {
+        for event in std::mem::take(&mut state.events) {
+            let (Event::Removed { slot, .. } | Event::Returned { slot }) = event;
+            let Some(endpoint) = state.endpoints.get(slot) else { continue };
+            let (service, port) = (&endpoint.id.service, endpoint.id.port);
+            let (workload, policy) = (&endpoint.id.workload, &self.policy);
+            match event {
+                Event::Removed { cause, pause, .. } => {
+                    self.shard.add(count_of(cause), 1);
+                    state.out.retain(|(out, ..)| *out != slot);
+                    state.out.push((slot, cause, Instant::now()));
+                    let cause = cause.as_str();
+                    tracing::warn!(%workload, %service, port, cause, ?pause, %policy, "endpoint removed");
+                }
+                Event::Returned { .. } => {
+                    self.shard.add(Count::EndpointReturns, 1);
+                    tracing::info!(%workload, %service, port, %policy, "endpoint returned");
+                }
+            }
+        }
+        self.settle(state);
+    }
+
+    /// The list and the gauge say what is out now.
+    fn settle(&self, state: &mut State) {
+        let before = self.list.count(self.number);
+        let State { removed, out, endpoints, .. } = state;
+        out.retain(|(slot, ..)| removed.standing(*slot) != Standing::In);
+        let entry = |(slot, cause, since): &(usize, Cause, Instant)| {
+            let endpoint = endpoints.get(*slot)?.clone();
+            Some(Entry { endpoint, policy: self.policy.clone(), cause: *cause, since: *since })
+        };
+        let entries: Vec<Entry> = out.iter().filter_map(entry).collect();
+        self.shard.raise(Gauge::EndpointsRemoved, entries.len() as u64);
+        self.shard.lower(Gauge::EndpointsRemoved, before as u64);
+        self.list.set(self.number, entries);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        state.removed.rearrange(&[]);
+        state.out.clear();
+        let before = self.list.count(self.number);
+        self.shard.lower(Gauge::EndpointsRemoved, before as u64);
+        self.list.set(self.number, Vec::new());
+    }
+}
+
+impl State {
+    /// The endpoints are these now. What is known of those that stay as they are is kept.
+    fn rearrange(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
+        let old = |endpoint: &Arc<Endpoint>| {
+            let found = self.endpoints.binary_search_by(|known| known.id.cmp(&endpoint.id)).ok()?;
+            self.endpoints.get(found).is_some_and(|known| known == endpoint).then_some(found)
+        };
+        let places: Vec<Option<usize>> = endpoints.iter().map(old).collect();
+        self.removed.rearrange(&places);
+        let moved = |(slot, cause, since): (usize, Cause, Instant)| {
+            let place = places.iter().position(|place| *place == Some(slot))?;
+            Some((place, cause, since))
+        };
+        self.out = std::mem::take(&mut self.out).into_iter().filter_map(moved).collect();
+        for upstream in self.upstreams.drain(..) {
+            upstream.slot.set(NOWHERE);
+        }
+        self.upstreams.extend(endpoints.iter().map(|endpoint| worker.upstream(endpoint)));
+        for (slot, upstream) in self.upstreams.iter().enumerate() {
+            upstream.slot.set(slot);
+        }
+        self.endpoints = endpoints.clone();
+    }
+}
+
+fn count_of(cause: Cause) -> Count {
+    match cause {
+        Cause::Rate => Count::EndpointRemovedForRate,
+        Cause::Consecutive => Count::EndpointRemovedForRow,
+        Cause::Probe => Count::EndpointRemovedForProbe,
+    }
+}
+
+/// The place of an endpoint that nobody watches.
+pub(crate) const NOWHERE: usize = usize::MAX;

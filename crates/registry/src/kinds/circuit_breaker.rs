@@ -1,0 +1,133 @@
+//! Reads `leno.dev/v1alpha1` `CircuitBreaker`.
+
+use std::time::Duration;
+
+use leno_model::{
+    CircuitBreaker, CircuitLimits, FixedAnswer, Name, PolicyScope, Slow, TooMany, Trip,
+};
+
+use super::outlier_removal::failures;
+use super::service_policy::{limit, number_or, percent_or, targets, time, time_or};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
+    let fields = spec.fields(&["targetRefs", "limits", "connectTimeout", "trip", "answer"])?;
+    let scope = targets(&fields, namespace);
+    let mut rule = CircuitBreaker::default();
+    if let Some(field) = fields.find("limits") {
+        rule.limits = read_limits(field)?;
+    }
+    if let Some(field) = fields.find("connectTimeout") {
+        rule.connect_timeout = Some(connect_timeout(field)?);
+    }
+    if let Some(field) = fields.find("trip") {
+        rule.trip = Some(read_trip(field)?);
+    }
+    match fields.find("answer") {
+        Some(field) if rule.trip.is_none() => {
+            field.refuse("is never given: nothing trips", "add `trip`, or remove `answer`");
+        }
+        Some(field) => rule.answer = read_answer(field)?,
+        None => {}
+    }
+    if rule == CircuitBreaker::default() {
+        spec.refuse("limits nothing and never trips", "add `limits`, `connectTimeout` or `trip`");
+        return None;
+    }
+    Some((scope?, rule))
+}
+
+fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
+    let fields = field.fields(&["connections", "requests", "pending", "retries"])?;
+    Some(CircuitLimits {
+        connections: limit(&fields, "connections", 1)?,
+        requests: limit(&fields, "requests", 1)?,
+        pending: limit(&fields, "pending", 1)?,
+        retries: limit(&fields, "retries", 0)?,
+    })
+}
+
+fn read_trip(field: &Field<'_>) -> Option<Trip> {
+    let fields = field.fields(&[
+        "failures",
+        "grpcStatuses",
+        "window",
+        "steps",
+        "minimumRequests",
+        "percent",
+        "consecutive",
+        "slow",
+        "openFor",
+        "probes",
+    ])?;
+    let slow = match fields.find("slow") {
+        Some(field) => Some(read_slow(field)?),
+        None => None,
+    };
+    let consecutive = limit(&fields, "consecutive", 1)?;
+    let share =
+        |percent: u8| TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
+    let failed = match fields.find("percent") {
+        None if slow.is_some() || consecutive.is_some() => TooMany::default(),
+        _ => share(percent_or(&fields, "percent", 1, 50)?),
+    };
+    Some(Trip {
+        failures: failures(&fields)?,
+        window: time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10))?,
+        steps: u8::try_from(number_or(&fields, "steps", (1, 60), 10)?).ok()?,
+        requests_min: number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20)?,
+        failed,
+        consecutive,
+        slow,
+        open_for: time_or(&fields, "openFor", (OPEN_MIN, TIME_MAX), Duration::from_secs(30))?,
+        probes: number_or(&fields, "probes", (1, 1000), 1)?,
+    })
+}
+
+fn read_slow(field: &Field<'_>) -> Option<Slow> {
+    let fields = field.fields(&["from", "percent"])?;
+    let from = fields.require("from").and_then(slow_from);
+    let percent = percent_or(&fields, "percent", 1, 50)?;
+    let too_many = TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
+    Some(Slow { from: from?, too_many })
+}
+
+fn read_answer(field: &Field<'_>) -> Option<FixedAnswer> {
+    let fields = field.fields(&["status", "body"])?;
+    let status = match fields.find("status") {
+        Some(status) => Some(u16::try_from(status.number(400, 599)?).ok()?),
+        None => None,
+    };
+    Some(FixedAnswer { status, body: body(&fields, "body")?, headers: Vec::new() })
+}
+
+/// A text to answer with, if there is one.
+pub(super) fn body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
+    let Some(field) = fields.find(key) else {
+        return Some(None);
+    };
+    let text = field.text()?;
+    if text.len() > BODY_BYTES_MAX {
+        field.refuse(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
+        return None;
+    }
+    Some(Some(text.to_owned()))
+}
+
+/// How long connecting may take.
+pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
+    time(field, Duration::from_millis(1), Duration::from_secs(3600))
+}
+
+/// From when on an answer is slow.
+pub(super) fn slow_from(field: &Field<'_>) -> Option<Duration> {
+    time(field, Duration::from_millis(1), TIME_MAX)
+}
+
+/// It is written in one piece, and sent to whoever asks too much.
+const BODY_BYTES_MAX: usize = 4096;
+/// A window below this has steps that no request falls into.
+pub(super) const WINDOW_MIN: Duration = Duration::from_millis(100);
+pub(super) const OPEN_MIN: Duration = Duration::from_millis(10);
+pub(super) const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+pub(super) const COUNT_MAX: u32 = 1_000_000;

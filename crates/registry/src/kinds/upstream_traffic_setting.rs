@@ -1,0 +1,189 @@
+//! Reads `UpstreamTrafficSetting` of `policy.openservicemesh.io` and `policy.flomesh.io`.
+
+use std::time::Duration;
+
+use leno_model::{
+    CircuitBreaker, FailureClasses, FixedAnswer, Name, PolicyScope, RouteParent, ServiceName, Slow,
+    TooMany, Trip,
+};
+
+use super::circuit_breaker::{
+    COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, body, connect_timeout, slow_from,
+};
+use super::service_policy::{limit, share, time};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
+    let fields = spec.fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
+    fields.unsupported("rateLimit", "is not supported", "remove it; nothing limits rates yet");
+    fields.unsupported("httpRoutes", "is not supported", "remove it; nothing limits rates yet");
+    let service = fields.require("host").and_then(|field| host(field, namespace));
+    let settings = fields.require("connectionSettings")?;
+    let rule = connection_settings(settings)?;
+    let parent = RouteParent { service: service?, port: None };
+    Some((PolicyScope::Services(vec![parent]), rule))
+}
+
+fn connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
+    let parts = settings.fields(&["tcp", "http"])?;
+    let mut rule = CircuitBreaker::default();
+    if let Some(field) = parts.find("tcp") {
+        let tcp = field.fields(&["maxConnections", "connectTimeout"])?;
+        rule.limits.connections = limit(&tcp, "maxConnections", 0)?.filter(bounded);
+        if let Some(field) = tcp.find("connectTimeout") {
+            rule.connect_timeout = Some(connect_timeout(field)?);
+        }
+    }
+    if let Some(field) = parts.find("http") {
+        http(field, &mut rule)?;
+    }
+    if rule == CircuitBreaker::default() {
+        settings.refuse("limits nothing", "add a limit, or remove it");
+        return None;
+    }
+    Some(rule)
+}
+
+fn http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
+    let fields = field.fields(&[
+        "maxRequests",
+        "maxRequestsPerConnection",
+        "maxPendingRequests",
+        "maxRetries",
+        "circuitBreaking",
+    ])?;
+    // It is the default as the schema writes it.
+    if limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|most| bounded(&most)) {
+        fields.unsupported(
+            "maxRequestsPerConnection",
+            "cannot be honoured: requests to an endpoint share one link",
+            "remove it; `maxRequests` bounds how many are under way",
+        );
+    }
+    rule.limits.requests = limit(&fields, "maxRequests", 0)?.filter(bounded);
+    rule.limits.pending = limit(&fields, "maxPendingRequests", 1)?.filter(bounded);
+    rule.limits.retries = limit(&fields, "maxRetries", 0)?.filter(bounded);
+    if let Some(field) = fields.find("circuitBreaking") {
+        let (trip, answer) = breaking(field)?;
+        (rule.trip, rule.answer) = (Some(trip), answer);
+    }
+    Some(())
+}
+
+fn breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
+    let fields = field.fields(&[
+        "statTimeWindow",
+        "minRequestAmount",
+        "degradedTimeWindow",
+        "slowTimeThreshold",
+        "slowAmountThreshold",
+        "slowRatioThreshold",
+        "errorAmountThreshold",
+        "errorRatioThreshold",
+        "degradedStatusCode",
+        "degradedResponseContent",
+    ])?;
+    let window = fields.require("statTimeWindow").and_then(|it| time(it, WINDOW_MIN, TIME_MAX));
+    let open_for = fields.require("degradedTimeWindow").and_then(|it| time(it, OPEN_MIN, TIME_MAX));
+    let requests_min = fields.require("minRequestAmount").and_then(|it| it.number(1, COUNT_MAX));
+    let failed = too_many(&fields, ("errorAmountThreshold", "errorRatioThreshold"))?;
+    let slow = read_slow(&fields)?;
+    if failed == TooMany::default() && slow.is_none() {
+        field.refuse("never opens", "add `errorRatioThreshold` or another threshold");
+    }
+    let status = match fields.find("degradedStatusCode") {
+        Some(field) => u16::try_from(field.number(200, 599)?).ok()?,
+        None => STATUS_DEFAULT,
+    };
+    let body = body(&fields, "degradedResponseContent")?;
+    let window = window?;
+    let trip = Trip {
+        failures: FailureClasses {
+            connect: true,
+            timeout: true,
+            reset: true,
+            server_errors: true,
+            ..FailureClasses::default()
+        },
+        window,
+        // One second each, as where the kind comes from.
+        steps: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
+        requests_min: requests_min?,
+        failed,
+        consecutive: None,
+        slow,
+        open_for: open_for?,
+        probes: 1,
+    };
+    let body = Some(body.unwrap_or_else(|| BODY_DEFAULT.to_owned()));
+    Some((trip, FixedAnswer { status: Some(status), body, headers: Vec::new() }))
+}
+
+fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
+    let too_many = too_many(fields, ("slowAmountThreshold", "slowRatioThreshold"))?;
+    let from = match fields.find("slowTimeThreshold") {
+        Some(field) => {
+            if too_many == TooMany::default() {
+                field.refuse("decides nothing alone", "add `slowRatioThreshold`, or remove it");
+            }
+            slow_from(field)?
+        }
+        None => SLOW_DEFAULT,
+    };
+    Some((too_many != TooMany::default()).then_some(Slow { from, too_many }))
+}
+
+/// The thresholds for an amount and for a ratio.
+fn too_many(fields: &Fields<'_>, (amount, ratio): (&str, &str)) -> Option<TooMany> {
+    let share_ppm = match fields.find(ratio) {
+        Some(field) => match share(field)? {
+            0 => {
+                field.refuse("is 0", "use a ratio above 0");
+                return None;
+            }
+            ppm => Some(ppm),
+        },
+        None => None,
+    };
+    let number = match fields.find(amount) {
+        Some(field) => Some(field.number(1, COUNT_MAX)?),
+        None => None,
+    };
+    Some(TooMany { share_ppm, number })
+}
+
+/// `NAME.NAMESPACE`, with or without what follows in a cluster.
+fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
+    let text = field.text()?;
+    let short = text.strip_suffix(".svc.cluster.local").or(text.strip_suffix(".svc"));
+    let found = short.unwrap_or(text).split_once('.').and_then(|(name, space)| {
+        let label = |text: &str| Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
+        Some(ServiceName { namespace: label(space)?, name: label(name)? })
+    });
+    match found {
+        Some(service) if service.namespace == *namespace => Some(service),
+        Some(service) => {
+            field.refuse(
+                format!("is of the namespace {}, not of {namespace}", service.namespace),
+                "put the policy into the namespace of the service",
+            );
+            None
+        }
+        None => {
+            field.refuse(
+                format!("{} is not the host name of a service", field.shown()),
+                "use NAME.NAMESPACE.svc.cluster.local",
+            );
+            None
+        }
+    }
+}
+
+/// What the schema writes for "no limit".
+fn bounded(limit: &u32) -> bool {
+    *limit != u32::MAX
+}
+
+const STATUS_DEFAULT: u16 = 409;
+const BODY_DEFAULT: &str = "Coming soon ...";
+const SLOW_DEFAULT: Duration = Duration::from_secs(5);

@@ -1,0 +1,227 @@
+//! Circuit breakers, natively and as OSM, osm-edge and FSM write them.
+
+use std::time::Duration;
+
+use expect_test::expect;
+use leno_model::{
+    CircuitLimits, FailureClasses, FixedAnswer, Object, PolicyScope, ServiceRule, Slow, TooMany,
+    Trip,
+};
+use leno_registry::{lint, read_str};
+
+use crate::service_policies::{check_refusals_of, policy};
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+const fn share(share_ppm: u32) -> TooMany {
+    TooMany { share_ppm: Some(share_ppm), number: None }
+}
+
+#[test]
+fn reads_a_circuit_breaker_with_all_its_parts() {
+    let policy = policy(&crate::pages::examples("circuit-breaker.md")[0]);
+    let ServiceRule::CircuitBreaker(rule) = policy.rule else { panic!("{policy:?}") };
+    let limits = CircuitLimits {
+        connections: None,
+        requests: Some(100),
+        pending: Some(20),
+        retries: Some(10),
+    };
+    assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
+    let trip = Trip {
+        failures: FailureClasses {
+            connect: true,
+            timeout: true,
+            reset: true,
+            server_errors: true,
+            ..FailureClasses::default()
+        },
+        window: secs(10),
+        steps: 10,
+        requests_min: 20,
+        failed: share(500_000),
+        consecutive: None,
+        slow: Some(Slow { from: secs(3), too_many: share(800_000) }),
+        open_for: secs(30),
+        probes: 3,
+    };
+    assert_eq!(rule.trip, Some(trip));
+    let body = Some("Ratings are busy.".to_owned());
+    assert_eq!(rule.answer, FixedAnswer { status: Some(503), body, headers: Vec::new() });
+}
+
+#[test]
+fn what_is_given_takes_the_place_of_the_default() {
+    let trip = |text: &str| {
+        let policy = policy(&format!(
+            "{{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {{name: x}}, \
+             spec: {{targetRefs: [{{kind: Service, name: a}}], trip: {text}}}}}"
+        ));
+        let ServiceRule::CircuitBreaker(rule) = policy.rule else { panic!() };
+        rule.trip.unwrap()
+    };
+    assert_eq!(trip("{}").failed, share(500_000));
+    let row = trip("{consecutive: 3}");
+    assert_eq!((row.failed, row.consecutive), (TooMany::default(), Some(3)));
+    assert_eq!(trip("{slow: {from: 1s}}").failed, TooMany::default());
+    assert_eq!(trip("{slow: {from: 1s}, percent: 10}").failed, share(100_000));
+}
+
+#[test]
+fn reads_the_settings_of_both_groups_as_a_circuit_breaker() {
+    let text = "
+apiVersion: GROUP/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: stock, namespace: stock}
+spec:
+  host: stock.stock.svc.cluster.local
+  connectionSettings:
+    tcp: {maxConnections: 4294967295, connectTimeout: 2s}
+    http:
+      maxRequests: 7
+      maxRequestsPerConnection: 4294967295
+      maxRetries: 0
+      circuitBreaking:
+        statTimeWindow: 1m
+        minRequestAmount: 50
+        degradedTimeWindow: 20s
+        errorRatioThreshold: 0.305
+        errorAmountThreshold: 9
+        slowAmountThreshold: 4
+";
+    for group in ["policy.openservicemesh.io", "policy.flomesh.io"] {
+        let policy = policy(&text.replace("GROUP", group));
+        let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
+        assert_eq!(targets[0].service.to_string(), "stock/stock");
+        let ServiceRule::CircuitBreaker(rule) = &policy.rule else { panic!("{policy:?}") };
+        let limits = CircuitLimits { requests: Some(7), retries: Some(0), ..Default::default() };
+        assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
+        let trip = rule.trip.as_ref().unwrap();
+        assert_eq!((trip.window, trip.steps, trip.open_for), (secs(60), 60, secs(20)));
+        assert_eq!(trip.requests_min, 50);
+        assert_eq!(trip.failed, TooMany { share_ppm: Some(305_000), number: Some(9) });
+        let too_many = TooMany { share_ppm: None, number: Some(4) };
+        assert_eq!(trip.slow, Some(Slow { from: secs(5), too_many }));
+        assert_eq!(rule.answer.status, Some(409));
+        assert_eq!(rule.answer.body.as_deref(), Some("Coming soon ..."));
+    }
+}
+
+#[test]
+fn refuses_a_circuit_breaker_that_means_nothing() {
+    let to = "targetRefs: [{kind: Service, name: a}]";
+    let with = |more: &str| format!("{{{to}, {more}}}");
+    let specs = [
+        format!("{{{to}}}"),
+        "{limits: {requests: 1}}".to_owned(),
+        with("limits: {requests: 0}"),
+        with("limits: {pending: 0}"),
+        with("limits: {streams: 1}"),
+        with("connectTimeout: 0s"),
+        with("trip: {openFor: 0s}"),
+        with("trip: {percent: 0}"),
+        with("trip: {slow: {}}"),
+        with("trip: {slow: {from: 1s, percent: 101}}"),
+        with("trip: {failures: []}"),
+        with("trip: {}, answer: {status: 200}"),
+        with("limits: {requests: 1}, answer: {status: 429}"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "leno.dev",
+        "CircuitBreaker",
+        &specs,
+        &expect![[r#"
+        spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
+        spec.targetRefs: is missing; add `targetRefs`
+        spec.limits.requests: 0 is out of range; use a number from 1 to 4294967295
+        spec.limits.pending: 0 is out of range; use a number from 1 to 4294967295
+        spec.limits.streams: is not a field that is known here; remove it, or use `connections`, `requests`, `pending` or `retries`
+        spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
+        spec.connectTimeout: "0s" is out of range; use a time from 1ms to 3600s
+        spec.trip.openFor: "0s" is out of range; use a time from 10ms to 86400s
+        spec.trip.percent: 0 is out of range; use a number from 1 to 100
+        spec.trip.slow.from: is missing; add `from`
+        spec.trip.slow.percent: 101 is out of range; use a number from 1 to 100
+        spec.trip: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
+        spec.answer.status: 200 is out of range; use a number from 400 to 599
+        spec.answer: is never given: nothing trips; add `trip`, or remove `answer`
+    "#]],
+    );
+}
+
+#[test]
+fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
+    let with = |settings: &str| format!("{{host: a.default, connectionSettings: {settings}}}");
+    let breaking = |more: &str| {
+        with(&format!(
+            "{{http: {{circuitBreaking: {{statTimeWindow: 1s, minRequestAmount: 1, \
+             degradedTimeWindow: 1s{more}}}}}}}"
+        ))
+    };
+    let specs = [
+        "{host: a.default}".to_owned(),
+        "{host: a, connectionSettings: {tcp: {maxConnections: 1}}}".to_owned(),
+        "{host: a.other, connectionSettings: {tcp: {maxConnections: 1}}}".to_owned(),
+        with("{}"),
+        with("{tcp: {connectTimeout: 2}}"),
+        with("{http: {maxRequests: 1, maxRequestsPerConnection: 1}}"),
+        with("{http: {maxPendingRequests: 0}}"),
+        with("{http: {circuitBreaking: {}}}"),
+        breaking(""),
+        breaking(", errorRatioThreshold: 0"),
+        breaking(", errorRatioThreshold: 0.5, slowTimeThreshold: 1s"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    let kind = "UpstreamTrafficSetting";
+    check_refusals_of(
+        "policy.flomesh.io",
+        kind,
+        &specs,
+        &expect![[r#"
+        spec.connectionSettings: is missing; add `connectionSettings`
+        spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
+        spec.host: is of the namespace other, not of default; put the policy into the namespace of the service
+        spec.connectionSettings: limits nothing; add a limit, or remove it
+        spec.connectionSettings.tcp.connectTimeout: 2 is a number, not text; write "2" in quotes
+        spec.connectionSettings.http.maxRequestsPerConnection: cannot be honoured: requests to an endpoint share one link; remove it; `maxRequests` bounds how many are under way
+        spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
+        spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`
+        spec.connectionSettings.http.circuitBreaking.degradedTimeWindow: is missing; add `degradedTimeWindow`
+        spec.connectionSettings.http.circuitBreaking.minRequestAmount: is missing; add `minRequestAmount`
+        spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
+        spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
+        spec.connectionSettings.http.circuitBreaking.errorRatioThreshold: is 0; use a ratio above 0
+        spec.connectionSettings.http.circuitBreaking.slowTimeThreshold: decides nothing alone; add `slowRatioThreshold`, or remove it
+    "#]],
+    );
+}
+
+#[test]
+fn warns_of_a_bound_for_connections_where_requests_share_a_link() {
+    let text = "
+{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {selector: {app: web}, ports: [{port: 80}, {port: 81}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: web, labels: {app: web}},
+ spec: {ports: [{port: 80, protocol: HTTP}, {port: 81, protocol: TCP}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: a},
+ spec: {targetRefs: [{kind: Service, name: web, port: 80}], limits: {connections: 1}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: b},
+ spec: {targetRefs: [{kind: Service, name: web, port: 81}], limits: {connections: 1}}}
+---
+{apiVersion: policy.openservicemesh.io/v1alpha1, kind: UpstreamTrafficSetting, metadata: {name: c},
+ spec: {host: web.default, connectionSettings: {http: {maxRequests: 1}}}}
+";
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    expect![[r#"
+        CircuitBreaker default/a: spec.limits.connections: bounds nothing: the requests of these ports share links; bound the requests under way instead
+        UpstreamTrafficSetting default/c: metadata.name: decides nothing: CircuitBreaker default/b decides wherever this policy is attached; attach it to other services or ports, or remove one of the two
+    "#]].assert_eq(&lines.concat());
+}

@@ -1,0 +1,244 @@
+//! The circuit of a port: open while too many of its requests fail, as one data thread sees it.
+
+use std::time::Duration;
+
+use leno_model::{TooMany, Trip};
+
+/// A circuit. Its owner says what time it is: the time since any moment of its choice.
+#[derive(Debug)]
+pub struct Circuit {
+    rule: Trip,
+    step: Duration,
+    step_ends: Duration,
+    /// The step that counts now.
+    current: usize,
+    steps: Box<[Step]>,
+    total: Step,
+    in_a_row: u32,
+    state: State,
+    /// How often it has changed. What began before is no evidence after.
+    epoch: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Step {
+    requests: u32,
+    failed: u32,
+    slow: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Closed,
+    Open {
+        until: Duration,
+    },
+    /// Probes are let through.
+    HalfOpen {
+        succeeded: u32,
+        under_way: u32,
+    },
+}
+
+/// A request that was let through. It is given back when the request has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket {
+    epoch: u32,
+}
+
+/// What a request showed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown {
+    /// Whether it failed in a way that counts.
+    pub failed: bool,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What became of a circuit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It opened.
+    Opened(Trigger),
+    /// It closed.
+    Closed,
+}
+
+/// Why a circuit opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trigger {
+    /// Too many requests in the window failed.
+    Failed,
+    /// Too many failed in a row.
+    Consecutive,
+    /// Too many were slow.
+    Slow,
+    /// A probe failed, or was slow.
+    Probe,
+}
+
+impl Trigger {
+    /// The word used in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Consecutive => "consecutive",
+            Self::Slow => "slow",
+            Self::Probe => "probe",
+        }
+    }
+}
+
+impl Circuit {
+    /// A closed circuit.
+    #[must_use]
+    pub fn new(rule: Trip) -> Self {
+        let steps = rule.steps.max(1);
+        let step = rule.window / u32::from(steps);
+        Self {
+            step,
+            step_ends: step,
+            current: 0,
+            steps: vec![Step::default(); usize::from(steps)].into(),
+            total: Step::default(),
+            in_a_row: 0,
+            state: State::Closed,
+            epoch: 0,
+            rule,
+        }
+    }
+
+    /// A request wants to go through. `None`: nothing is sent now.
+    pub fn admit(&mut self, now: Duration) -> Option<Ticket> {
+        if let State::Open { until } = self.state
+            && until <= now
+        {
+            self.turn(State::HalfOpen { succeeded: 0, under_way: 0 });
+        }
+        let probes = self.rule.probes.max(1);
+        match &mut self.state {
+            State::Closed => {}
+            State::Open { .. } => return None,
+            State::HalfOpen { succeeded, under_way } if *succeeded + *under_way < probes => {
+                *under_way += 1;
+            }
+            State::HalfOpen { .. } => return None,
+        }
+        Some(Ticket { epoch: self.epoch })
+    }
+
+    /// A request that went through has ended.
+    pub fn end(&mut self, ticket: Ticket, shown: Shown, now: Duration) -> Option<Turn> {
+        if ticket.epoch != self.epoch {
+            return None;
+        }
+        let slow = self.rule.slow.is_some_and(|slow| shown.took >= slow.from);
+        match &mut self.state {
+            State::Closed => {
+                self.advance(now);
+                self.count(shown.failed, slow);
+                let trigger = self.verdict()?;
+                Some(self.open(trigger, now))
+            }
+            State::HalfOpen { .. } if shown.failed || slow => Some(self.open(Trigger::Probe, now)),
+            State::HalfOpen { succeeded, under_way } => {
+                *under_way -= 1;
+                *succeeded += 1;
+                if *succeeded < self.rule.probes.max(1) {
+                    return None;
+                }
+                self.turn(State::Closed);
+                self.steps.fill(Step::default());
+                self.total = Step::default();
+                self.in_a_row = 0;
+                Some(Turn::Closed)
+            }
+            // No ticket is of an epoch in which it is open.
+            State::Open { .. } => None,
+        }
+    }
+
+    /// A request that went through proves nothing.
+    pub fn release(&mut self, ticket: Ticket) {
+        if ticket.epoch == self.epoch
+            && let State::HalfOpen { under_way, .. } = &mut self.state
+        {
+            *under_way -= 1;
+        }
+    }
+
+    /// What counts as a failure, how long it stays open, and the rest of its rule.
+    #[must_use]
+    pub const fn rule(&self) -> &Trip {
+        &self.rule
+    }
+
+    fn open(&mut self, trigger: Trigger, now: Duration) -> Turn {
+        self.turn(State::Open { until: now.saturating_add(self.rule.open_for) });
+        Turn::Opened(trigger)
+    }
+
+    fn turn(&mut self, state: State) {
+        self.state = state;
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
+    /// Steps that have ended leave the window.
+    fn advance(&mut self, now: Duration) {
+        if now < self.step_ends {
+            return;
+        }
+        let ended = 1 + (now - self.step_ends).as_nanos() / self.step.as_nanos().max(1);
+        let turns = usize::try_from(ended).unwrap_or(usize::MAX).min(self.steps.len());
+        for _ in 0..turns {
+            self.current = (self.current + 1) % self.steps.len();
+            if let Some(step) = self.steps.get_mut(self.current) {
+                let Step { requests, failed, slow } = std::mem::take(step);
+                self.total.requests = self.total.requests.saturating_sub(requests);
+                self.total.failed = self.total.failed.saturating_sub(failed);
+                self.total.slow = self.total.slow.saturating_sub(slow);
+            }
+        }
+        let ended = u32::try_from(ended).unwrap_or(u32::MAX);
+        self.step_ends = self.step_ends.saturating_add(self.step.saturating_mul(ended));
+    }
+
+    fn count(&mut self, failed: bool, slow: bool) {
+        self.in_a_row = if failed { self.in_a_row.saturating_add(1) } else { 0 };
+        let Some(step) = self.steps.get_mut(self.current) else { return };
+        for counted in [step, &mut self.total] {
+            counted.requests = counted.requests.saturating_add(1);
+            counted.failed = counted.failed.saturating_add(u32::from(failed));
+            counted.slow = counted.slow.saturating_add(u32::from(slow));
+        }
+    }
+
+    /// Why it opens now, if it does.
+    fn verdict(&self) -> Option<Trigger> {
+        let Step { requests, failed, slow } = self.total;
+        let row = self.rule.consecutive.is_some_and(|many| self.in_a_row >= many);
+        let enough = requests >= self.rule.requests_min;
+        let too_slow = self.rule.slow.is_some_and(|rule| exceeds(rule.too_many, slow, requests));
+        if row {
+            Some(Trigger::Consecutive)
+        } else if enough && exceeds(self.rule.failed, failed, requests) {
+            Some(Trigger::Failed)
+        } else if enough && too_slow {
+            Some(Trigger::Slow)
+        } else {
+            None
+        }
+    }
+}
+
+/// Whether so many of the requests are too many.
+fn exceeds(limit: TooMany, counted: u32, requests: u32) -> bool {
+    let share = limit
+        .share_ppm
+        .is_some_and(|ppm| u64::from(counted) * 1_000_000 >= u64::from(requests) * u64::from(ppm));
+    counted > 0 && (share || limit.number.is_some_and(|number| counted >= number))
+}
+
+#[cfg(test)]
+mod tests;

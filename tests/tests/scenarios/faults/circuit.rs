@@ -1,0 +1,78 @@
+//! A service that fails gets nothing for a while, and never more at a time than its policy lets.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
+
+use super::{PATIENCE, loopback, sidecar};
+
+const SETTING: &str = "---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: ratings, namespace: shop}
+spec:
+  host: ratings.shop.svc.cluster.local
+  connectionSettings:
+    http:
+      maxRequests: 1
+      circuitBreaking:
+        {statTimeWindow: 10s, minRequestAmount: 5, degradedTimeWindow: 1s, errorRatioThreshold: 0.5}
+";
+
+#[test]
+fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
+    let (sick, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
+    let (held, let_go) = std::sync::mpsc::channel::<()>();
+    let let_go = std::sync::Mutex::new(let_go);
+    let (told, counted) = (Arc::clone(&sick), Arc::clone(&asked));
+    let application = Application::start(move |request| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        if request.what().1 == "/wait" {
+            let waits = let_go.lock().expect("nobody panicked");
+            waits.recv_timeout(PATIENCE).expect("it is let go");
+        }
+        match told.load(Ordering::SeqCst) {
+            true => Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
+            false => Answer::ok("well"),
+        }
+    });
+    let door = free_port();
+    let mesh = Mesh::up(
+        &[
+            mesh_config("permissive"),
+            server("ratings", application.port(), &[]),
+            client("web", &[], &[("ratings.shop", door)]),
+            SETTING.to_owned(),
+        ]
+        .concat(),
+    );
+    let door = loopback(door);
+    let ask = || get(door, "/").expect("the door answers");
+    // Each data thread has a circuit of its own; connections come to all of them.
+    eventually("the circuit is open", PATIENCE, || {
+        let answers: Vec<u16> = (0..20).map(|_| ask().status).collect();
+        assert!(answers.iter().all(|status| [500, 409].contains(status)), "{answers:?}");
+        answers.iter().all(|status| *status == 409).then_some(())
+    });
+    assert_eq!(ask().body, b"Coming soon ...");
+    let page = sidecar(&mesh, "shop/web-1");
+    assert!(page.metric("leno_circuit_turns_total{to=\"open\"}") >= 1.0);
+
+    sick.store(false, Ordering::SeqCst);
+    eventually("it is closed", PATIENCE, || (0..20).all(|_| ask().status == 200).then_some(()));
+    assert!(page.metric("leno_circuit_turns_total{to=\"closed\"}") >= 1.0);
+
+    // One request is under way, and none beside it.
+    let before = asked.load(Ordering::SeqCst);
+    let first = std::thread::spawn(move || get(door, "/wait").expect("the door answers").status);
+    eventually("it is under way", PATIENCE, || {
+        (asked.load(Ordering::SeqCst) > before).then_some(())
+    });
+    let second = ask();
+    assert_eq!(second.status, 503);
+    held.send(()).expect("it waits");
+    assert_eq!(first.join().expect("it did not panic"), 200);
+    assert_eq!(ask().status, 200);
+}
