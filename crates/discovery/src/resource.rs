@@ -6,6 +6,7 @@
 mod action;
 mod endpoint;
 mod field;
+mod inbound;
 mod plan;
 mod request;
 mod service;

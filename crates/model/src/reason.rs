@@ -185,6 +185,9 @@ reasons! {
     NoTaggedEndpoint "no-tagged-endpoint" 503 Ours Never
         "Start a workload with these labels, or say in the TagRoute what takes such requests \
          `otherwise`; `leno explain request` shows rule and instances.";
+    /// A rule of an access policy denies it.
+    DeniedByPolicy "denied-by-policy" 403 Ours Never
+        "Change the deny rule of the AccessPolicy that `leno explain request` names.";
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A failure on the data path: its reason, and the policy that decided if one did.
 
-use leno_model::{PolicyName, Reason};
-use leno_traffic::Denial;
+use leno_model::Reason;
+use leno_traffic::{Denial, Ruling};
 use leno_wire::http1::Malformed;
 
 use crate::http::message::ReadError;
@@ -11,7 +11,7 @@ use crate::link::Lost;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
-    pub(crate) policy: Option<PolicyName>,
+    pub(crate) policy: Option<Ruling>,
 }
 
 impl From<Reason> for Failure {

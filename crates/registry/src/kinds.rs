@@ -1,5 +1,6 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
+mod access_policy;
 mod filter;
 mod grpc_route;
 mod http_route;
@@ -155,6 +156,7 @@ enum Kind {
     SermantRouteRule,
     Lane,
     ReferenceGrant,
+    AccessPolicy,
 }
 
 impl Kind {
@@ -174,6 +176,7 @@ impl Kind {
         Self::SermantRouteRule,
         Self::Lane,
         Self::ReferenceGrant,
+        Self::AccessPolicy,
     ];
 
     const fn word(self) -> &'static str {
@@ -192,6 +195,7 @@ impl Kind {
             Self::SermantRouteRule => "SermantRouteRule",
             Self::Lane => "Lane",
             Self::ReferenceGrant => "ReferenceGrant",
+            Self::AccessPolicy => "AccessPolicy",
         }
     }
 
@@ -203,6 +207,7 @@ impl Kind {
             | Self::TagRoute
             | Self::SermantRouteRule
             | Self::Lane
+            | Self::AccessPolicy
             | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
             Self::HttpRoute | Self::ReferenceGrant => {
@@ -277,6 +282,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
         Kind::Lane => lane::read(head, spec).map(Object::Lane),
         Kind::ReferenceGrant => reference_grant::read(head, spec).map(Object::ReferenceGrant),
+        Kind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object
