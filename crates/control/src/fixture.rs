@@ -226,6 +226,17 @@ const ROUTES: &[&str] = &["HTTPRoute", "HTTPRoute", "GRPCRoute"];
 /// What a `TagRoute` may be for beside one service.
 const SCOPES: &[&str] = &["mesh", "namespace"];
 
+/// What an `AccessPolicy` says.
+fn policed(account: &str, peer: &str) -> String {
+    format!(
+        "spec: {{serviceAccounts: [{account}], deny: [{{ports: [81]}}], \
+         allow: [{{from: [{{serviceAccount: \"{peer}*\"}}]}}]}}"
+    )
+}
+
+/// What decides who may come in.
+const MODES: &[&str] = &["strict", "permissive", "audit"];
+
 /// A random change in that world.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
@@ -237,15 +248,16 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(14) {
+    let yaml = match dice.below(15) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
             head("Workload", "leno.dev/v1alpha1", &labels(one, two)),
         ),
         1 => format!(
-            "{}spec: {{serviceAccount: {three}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
+            "{}spec: {{serviceAccount: {three}, trafficMode: {}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
             head("Workload", "leno.dev/v1alpha1", &format!(", labels: {{app: {one}}}")),
+            dice.pick(MODES),
         ),
         2 => format!(
             "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
@@ -285,12 +297,16 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             head("TagRoute", "leno.dev/v1alpha1", ""),
             called(dice.pick(SCOPES), one, two)
         ),
+        13 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
         12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
         _ => format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-             spec: {{trustDomain: cluster.local, trafficMode: {}}}",
+             spec: {{trustDomain: cluster.local, trafficMode: {}, \
+             namespaces: [{{name: {}, trafficMode: {}}}]}}",
             // Mostly strict: that is where one thing depends on many.
             dice.pick(&["strict", "strict", "permissive"]),
+            dice.pick(&["bookinfo", "elsewhere", "elsewhere"]),
+            dice.pick(MODES),
         ),
     };
     let object = objects(&yaml).pop().unwrap();

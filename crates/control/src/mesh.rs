@@ -1,5 +1,6 @@
 //! The one joined picture of all facts: owned by one task, changed synchronously, no lock.
 
+mod access;
 mod attached;
 mod index;
 mod policies;
@@ -46,9 +47,12 @@ pub(crate) struct Mesh {
     selected: Index<ServiceName, WorkloadName>,
     selecting: Index<WorkloadName, ServiceName>,
     by_account: Index<ServiceAccount, WorkloadName>,
+    /// The modes that workloads have of their own, and how many have them.
+    own_modes: BTreeMap<TrafficMode, usize>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
     tags: Tags,
+    access_policies: access::AccessPolicies,
 }
 
 /// Questions.
@@ -61,8 +65,33 @@ impl Mesh {
         self.edition
     }
 
-    pub(crate) fn is_strict(&self) -> bool {
-        self.config.mode == TrafficMode::Strict
+    /// Whether a policy can keep a client from a service that it would see otherwise.
+    pub(crate) fn has_strict(&self) -> bool {
+        self.has_mode(|mode| mode == TrafficMode::Strict)
+    }
+
+    /// Whether policies decide anything anywhere.
+    pub(crate) fn has_policed(&self) -> bool {
+        self.has_mode(|mode| mode != TrafficMode::Permissive)
+    }
+
+    /// Whether policies decide at a workload.
+    pub(crate) fn mode_of(&self, workload: &Workload) -> TrafficMode {
+        self.config.mode_of(workload)
+    }
+
+    /// Whether a policy decides at some workload of its destination.
+    pub(crate) fn is_in_force(&self, target: &TrafficTarget) -> bool {
+        let workloads = self.under(&target.destination).filter_map(|name| self.workload(name));
+        let mut modes = workloads.map(|workload| self.mode_of(workload)).peekable();
+        match modes.peek() {
+            Some(_) => modes.any(|mode| mode != TrafficMode::Permissive),
+            None => self.config.mode_in(&target.destination.namespace) != TrafficMode::Permissive,
+        }
+    }
+
+    fn has_mode(&self, is: impl Fn(TrafficMode) -> bool) -> bool {
+        self.config.modes().chain(self.own_modes.keys().copied()).any(is)
     }
 
     pub(crate) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
@@ -185,6 +214,7 @@ impl Mesh {
             .chain(policies)
             .chain(self.tags.objects())
             .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
+            .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .collect()
     }
 }
@@ -270,6 +300,9 @@ impl Mesh {
             Object::ReferenceGrant(grant) => {
                 self.set_grant(&grant.name.clone(), Some(grant), touched);
             }
+            Object::AccessPolicy(policy) => {
+                self.set_access_policy(&policy.name.clone(), Some(policy), touched);
+            }
         }
     }
 
@@ -310,6 +343,7 @@ impl Mesh {
                 self.touch_tags(affected, touched);
             }
             ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, touched),
+            ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, touched),
         }
     }
 
@@ -320,6 +354,8 @@ impl Mesh {
 
     fn set_workload(&mut self, name: &WorkloadName, new: Option<Workload>, touched: &mut Touched) {
         let old = self.workloads.remove(name);
+        let had_strict = self.has_strict();
+        self.count_mode(old.as_ref(), new.as_ref());
         let before = self.selecting.take(name);
         for service in &before {
             self.selected.remove(service, name);
@@ -351,11 +387,24 @@ impl Mesh {
                 self.workloads.insert(name.clone(), new);
             }
         }
+        // Clients see services through the same eyes, or each through its own.
+        touched.everybody |= had_strict != self.has_strict();
         if !same {
             for service in services {
                 self.touch_service(&service, touched);
             }
         }
+    }
+
+    fn count_mode(&mut self, old: Option<&Workload>, new: Option<&Workload>) {
+        let mode = |workload: Option<&Workload>| workload.and_then(|it| it.admission.mode);
+        if let Some(count) = mode(old).and_then(|mode| self.own_modes.get_mut(&mode)) {
+            *count -= 1;
+        }
+        if let Some(mode) = mode(new) {
+            *self.own_modes.entry(mode).or_default() += 1;
+        }
+        self.own_modes.retain(|_, count| *count > 0);
     }
 
     fn set_service(&mut self, name: &ServiceName, new: Option<Service>, touched: &mut Touched) {
@@ -413,7 +462,7 @@ impl Mesh {
                 self.by_source.insert(source, name);
             }
         }
-        if differs && self.is_strict() {
+        if differs && self.has_policed() {
             let reach =
                 |target: &TrafficTarget| (target.destination.clone(), target.sources.clone());
             let same_reach = old.as_ref().map(reach) == new.as_ref().map(reach);
@@ -429,11 +478,11 @@ impl Mesh {
         }
     }
 
-    /// A service looks different. In strict mode a client may reach a service through a backend
+    /// A service looks different. Where there is strict mode a client may reach a service through a backend
     /// of its routes, so that whoever routes to it may look different too.
     fn touch_service(&self, name: &ServiceName, touched: &mut Touched) {
         touched.services.insert(name.clone());
-        if self.is_strict() {
+        if self.has_strict() {
             let parents = self.routes.leading_to(name).chain(self.tls_routes.leading_to(name));
             touched.services.extend(parents.cloned());
         }
@@ -478,7 +527,7 @@ impl Mesh {
     }
 
     fn touch_users(&self, touched: &mut Touched, uses: impl Fn(&TargetRule) -> bool) {
-        if !self.is_strict() {
+        if !self.has_policed() {
             return;
         }
         for target in self.targets.values().filter(|t| t.rules.iter().any(&uses)) {
@@ -510,7 +559,10 @@ fn selects(service: &Service, workload: &Workload) -> bool {
 fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
     match (old, new) {
         (Some(old), Some(new)) => {
-            old.labels == new.labels && old.ports == new.ports && old.account == new.account
+            old.labels == new.labels
+                && old.ports == new.ports
+                && old.account == new.account
+                && old.admission == new.admission
         }
         (None, None) => true,
         _ => false,

@@ -1,24 +1,25 @@
 //! From the mesh and its proxies to what operators are told.
 
 mod changes;
+mod policies;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_model::{HttpRoute, PortSet, RouteName, Service, TargetRule, TrafficTarget, Workload};
+use leno_model::{HttpRoute, RouteName, Service, Workload};
 use leno_registry::{Warning, lint};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::certify::Certifier;
-use crate::compile::{Viewer, missing, view};
+use crate::compile::{Viewer, view};
 use crate::mesh::{Mesh, Route};
 use crate::owner::Queues;
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Contact, Settling};
 use crate::status::{
-    CertificateStatus, ChangeStatus, ConvergenceStatus, DoorStatus, EndpointStatus, PolicyStatus,
-    PortStatus, ProxyStatus, RouteStatus, ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
+    CertificateStatus, ChangeStatus, ConvergenceStatus, DoorStatus, EndpointStatus, PortStatus,
+    ProxyStatus, RouteStatus, ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
 };
 use crate::watch::Remarks;
 
@@ -272,35 +273,6 @@ impl Report<'_> {
             )
         };
         others.filter(meets).map(told).collect()
-    }
-
-    pub(crate) fn policies(&self) -> Vec<PolicyStatus> {
-        self.mesh.targets().map(|target| self.policy(target)).collect()
-    }
-
-    fn policy(&self, target: &TrafficTarget) -> PolicyStatus {
-        let rules = target.rules.iter().map(|rule| match rule {
-            TargetRule::Http { group, matches } => {
-                format!("HTTPRouteGroup {group}: {}", matches.join(", "))
-            }
-            TargetRule::Tcp { route } => {
-                let ports = self.mesh.tcp_route(route).map(|route| &route.ports);
-                let ports = match ports {
-                    None => "none".to_owned(),
-                    Some(PortSet::All) => "all ports".to_owned(),
-                    Some(PortSet::Only(ports)) => format!("ports {ports:?}"),
-                };
-                format!("TCPRoute {route}: {ports}")
-            }
-        });
-        PolicyStatus {
-            name: target.name.to_string(),
-            destination: target.destination.to_string(),
-            sources: target.sources.iter().map(ToString::to_string).collect(),
-            rules: rules.collect(),
-            in_force: self.mesh.is_strict(),
-            problems: missing(self.mesh, target),
-        }
     }
 
     /// What is refused, what is odd about single documents or all together, and why the trust

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Status {
     /// The trust domain of the mesh.
     pub trust_domain: String,
-    /// `permissive` or `strict`.
+    /// The mode of the mesh: `permissive`, `strict` or `audit`; namespaces and workloads may differ.
     pub traffic_mode: String,
     /// How many workloads there are.
     pub workloads: usize,
@@ -226,15 +226,18 @@ pub struct RouteStatus {
 /// A policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyStatus {
+    /// `TrafficTarget` or `AccessPolicy`.
+    #[serde(default)]
+    pub kind: String,
     /// `namespace/name`.
     pub name: String,
     /// Whose inbound traffic it allows.
     pub destination: String,
-    /// Who is allowed.
+    /// Who is named.
     pub sources: Vec<String>,
-    /// What is allowed, a line for each rule.
+    /// What is allowed or denied, a line for each rule.
     pub rules: Vec<String>,
-    /// Whether it decides anything: only in strict mode.
+    /// Whether it decides anything: in permissive mode only a rule that denies does.
     pub in_force: bool,
     /// What it refers to and is not there; that part allows nothing.
     pub problems: Vec<String>,

@@ -109,6 +109,7 @@ pub(crate) fn plan() -> WorkloadPlan {
         edition: 0,
         caller: Caller::default(),
         lanes: BTreeMap::new(),
+        inbound: Default::default(),
     }
 }
 

@@ -305,6 +305,39 @@ pub struct Plan {
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "21")]
     pub lanes: ::prost::alloc::vec::Vec<LanePort>,
+    #[prost(message, optional, tag = "85")]
+    pub inbound: ::core::option::Option<InboundPolicy>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct InboundPolicy {
+    #[prost(bool, tag = "1")]
+    pub audited: bool,
+    #[prost(message, repeated, tag = "2")]
+    pub rules: ::prost::alloc::vec::Vec<PolicyRule>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PolicyRule {
+    #[prost(string, tag = "1")]
+    pub policy: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(enumeration = "PolicyAction", tag = "3")]
+    pub action: i32,
+    #[prost(message, repeated, tag = "4")]
+    pub peers: ::prost::alloc::vec::Vec<PeerPattern>,
+    #[prost(message, repeated, tag = "5")]
+    pub requests: ::prost::alloc::vec::Vec<RequestMatch>,
+    #[prost(bool, tag = "6")]
+    pub all_ports: bool,
+    #[prost(uint32, repeated, tag = "7")]
+    pub ports: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PeerPattern {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub account: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ApplicationPort {
@@ -926,6 +959,35 @@ pub struct World {
     pub resources: ::prost::alloc::vec::Vec<Upsert>,
     #[prost(message, optional, tag = "3")]
     pub absent: ::core::option::Option<Services>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PolicyAction {
+    Unspecified = 0,
+    Deny = 1,
+    Allow = 2,
+}
+impl PolicyAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "POLICY_ACTION_UNSPECIFIED",
+            Self::Deny => "POLICY_ACTION_DENY",
+            Self::Allow => "POLICY_ACTION_ALLOW",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "POLICY_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
+            "POLICY_ACTION_DENY" => Some(Self::Deny),
+            "POLICY_ACTION_ALLOW" => Some(Self::Allow),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

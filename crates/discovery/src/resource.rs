@@ -7,6 +7,7 @@ mod action;
 mod breaker;
 mod endpoint;
 mod field;
+mod inbound;
 mod plan;
 mod request;
 mod service;

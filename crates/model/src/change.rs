@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::access_policy::AccessPolicy;
 use crate::grant::ReferenceGrant;
 use crate::mesh::MeshConfig;
 use crate::name::{
@@ -56,6 +57,8 @@ pub enum Object {
     Lane(Lane),
     /// A Gateway API grant.
     ReferenceGrant(ReferenceGrant),
+    /// Allow and deny rules.
+    AccessPolicy(AccessPolicy),
 }
 
 impl Object {
@@ -77,6 +80,7 @@ impl Object {
             Self::SermantRouteRule(o) => ObjectKey::SermantRouteRule(o.name.clone()),
             Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
             Self::ReferenceGrant(o) => ObjectKey::ReferenceGrant(o.name.clone()),
+            Self::AccessPolicy(o) => ObjectKey::AccessPolicy(o.name.clone()),
         }
     }
 }
@@ -112,6 +116,8 @@ pub enum ObjectKey {
     Lane(TagRouteName),
     /// A Gateway API grant.
     ReferenceGrant(GrantName),
+    /// Allow and deny rules.
+    AccessPolicy(PolicyName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -132,6 +138,7 @@ impl fmt::Display for ObjectKey {
             Self::SermantRouteRule(name) => write!(f, "SermantRouteRule {name}"),
             Self::Lane(name) => write!(f, "Lane {name}"),
             Self::ReferenceGrant(name) => write!(f, "ReferenceGrant {name}"),
+            Self::AccessPolicy(name) => write!(f, "AccessPolicy {name}"),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Plain values. No runtime, no protocol, no serialisation: every other crate stands on these,
 //! so nothing here may change because a library did.
 
+pub mod access_policy;
 pub mod action;
 pub mod breaker;
 pub mod change;
@@ -21,6 +22,10 @@ pub mod tag;
 pub mod tls_route;
 pub mod workload;
 
+pub use access_policy::{
+    AccessPolicy, InboundPolicy, InvalidNamePattern, NamePattern, PeerMatch, PolicyAction,
+    PolicyRule,
+};
 pub use action::{
     Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme, UrlRewrite,
 };
@@ -29,7 +34,7 @@ pub use change::{Change, Object, ObjectKey};
 pub use endpoint::{Endpoint, EndpointId};
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
-pub use mesh::{MeshConfig, TrafficMode};
+pub use mesh::{Admission, MeshConfig, TrafficMode};
 pub use name::{
     GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
     TcpRouteName, WorkloadName,

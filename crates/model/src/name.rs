@@ -120,7 +120,7 @@ object_name! {
     RouteName
 }
 object_name! {
-    /// The name of a policy (an SMI `TrafficTarget`).
+    /// The name of a policy: of an SMI `TrafficTarget` or an `AccessPolicy`.
     PolicyName
 }
 object_name! {

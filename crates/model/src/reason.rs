@@ -191,6 +191,9 @@ reasons! {
     /// As much is under way to the service as its circuit breaker lets.
     CircuitFull "circuit-full" 503 Ours Never
         "Send less at a time, or raise the limits of the service's CircuitBreaker.";
+    /// A rule of an access policy denies it.
+    DeniedByPolicy "denied-by-policy" 403 Ours Never
+        "Change the deny rule of the AccessPolicy that `leno explain request` names.";
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::access_policy::InboundPolicy;
 use crate::endpoint::Endpoint;
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::{Name, ServiceName, WorkloadName};
@@ -51,6 +52,8 @@ pub struct WorkloadPlan {
     pub caller: Caller,
     /// What requests are marked with at the ports of the application, in order of precedence.
     pub lanes: BTreeMap<u16, Vec<LaneRule>>,
+    /// What else decides about who may come in.
+    pub inbound: InboundPolicy,
 }
 
 /// A service as one client sees it.

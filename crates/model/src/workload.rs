@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::identity::ServiceAccount;
+use crate::mesh::Admission;
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::service::Protocol;
 
@@ -26,6 +27,8 @@ pub struct Workload {
     pub env: BTreeMap<String, String>,
     /// Fixed local doors to other services.
     pub doors: Vec<Door>,
+    /// Who is let in, where that differs from its namespace and the mesh.
+    pub admission: Admission,
 }
 
 /// One port of a workload's application.

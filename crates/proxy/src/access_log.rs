@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
-use leno_model::PolicyName;
+use leno_model::Reason;
 use leno_telemetry::{Entry, GrpcStatus, Outcome, RequestLabels, write_json};
+use leno_traffic::Ruling;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
@@ -25,7 +26,9 @@ pub(crate) struct LogLine {
     /// The address of the endpoint, or of the application, that was tried last.
     pub(crate) upstream: Option<SocketAddr>,
     /// The policy that allowed it, or would allow it to others.
-    pub(crate) policy: Option<PolicyName>,
+    pub(crate) policy: Option<Ruling>,
+    /// Why it would have been denied.
+    pub(crate) audited: Option<Reason>,
     ended: Option<Ended>,
 }
 
@@ -90,6 +93,7 @@ impl LogLine {
             service: &labels.service,
             route: &labels.route,
             policy: &policy,
+            audit: self.audited.map(Reason::label).unwrap_or_default(),
             peer: &labels.peer,
             downstream: self.downstream,
             upstream: self.upstream,

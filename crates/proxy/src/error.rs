@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use leno_model::{FixedAnswer, PolicyName, Reason};
-use leno_traffic::Denial;
+use leno_model::{FixedAnswer, Reason};
+use leno_traffic::{Denial, Ruling};
 use leno_wire::http1::Malformed;
 
 use crate::http::message::ReadError;
@@ -13,7 +13,7 @@ use crate::link::Lost;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
-    pub(crate) policy: Option<PolicyName>,
+    pub(crate) policy: Option<Ruling>,
     /// What is answered, when a policy says something else than the reason does.
     pub(crate) answer: Option<Arc<FixedAnswer>>,
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leno_model::{Reason, RouteName, ServiceName};
 use leno_telemetry::{Count, GrpcStatus, Outcome, RequestLabels, SeriesId};
+use leno_traffic::{InboundAccess, Permit};
 
 use crate::access_log::LogLine;
 use crate::session::Session;
@@ -24,6 +25,8 @@ pub(crate) struct Record<'a> {
     pub(crate) bytes_in: Cell<u64>,
     pub(crate) bytes_out: Cell<u64>,
     pub(crate) retries: u32,
+    /// Why policies would have denied it, had they been enforced.
+    audited: Option<Reason>,
     /// What only the access log wants; empty when it is off.
     pub(crate) line: Option<Box<LogLine>>,
 }
@@ -59,6 +62,7 @@ impl<'a> Record<'a> {
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
             retries: 0,
+            audited: None,
             line: worker.log.is_some().then(|| Box::new(LogLine::of(session))),
         }
     }
@@ -66,6 +70,18 @@ impl<'a> Record<'a> {
     /// The exchange ended as it should.
     pub(crate) fn succeed(&mut self) {
         self.reason = None;
+    }
+
+    /// Notes who let it in, and whether only because policies are not enforced.
+    pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
+        if let Some(reason) = permit.would_deny() {
+            self.audited = Some(reason);
+            self.session.tell_audited(reason, access.ruling(permit));
+        }
+        if let Some(line) = &mut self.line {
+            line.policy = access.ruling(permit).cloned();
+            line.audited = self.audited;
+        }
     }
 
     fn duration(&self) -> Duration {
@@ -86,6 +102,9 @@ impl Drop for Record<'_> {
             bytes_out: self.bytes_out.get(),
         };
         worker.shard.record(series.id, &outcome);
+        if let Some(reason) = self.audited {
+            worker.shard.audit(series.id, reason.label());
+        }
         if let (Some(mut line), Some(log)) = (self.line.take(), &worker.log) {
             line.finish(SystemTime::now(), &series.labels, &outcome, self.retries);
             if log.try_send(*line).is_err() {

@@ -1,13 +1,13 @@
 //! A connection's standing: by which entrance it came, and who is at its other end.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use leno_model::{Reason, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
-use leno_traffic::{ConnectionPermit, Denial};
+use leno_traffic::{ConnectionPermit, Denial, Ruling};
 
 use crate::record::{Series, Subject};
 use crate::worker::Worker;
@@ -41,6 +41,8 @@ pub(crate) struct Session {
     series: RefCell<Vec<Rc<Series>>>,
     /// Given by the access rules of one world; asked for again when they change.
     permit: RefCell<Option<ConnectionPermit>>,
+    /// The denial that the log was told of last and that was not enforced.
+    told: Cell<Option<Reason>>,
 }
 
 impl Session {
@@ -57,7 +59,8 @@ impl Session {
             Entrance::Inbound { .. } | Entrance::Service { .. } | Entrance::HttpProxy => None,
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
-        Self { worker, entrance, identity, expires: None, peer, host, series, permit }
+        let told = Cell::default();
+        Self { worker, entrance, identity, expires: None, peer, host, series, permit, told }
     }
 
     /// How long its next request is waited for.
@@ -75,20 +78,39 @@ impl Session {
         matches!(self.entrance, Entrance::Inbound { .. })
     }
 
+    /// The port of the application that peers come for; 0 on the application's own connections.
+    fn port(&self) -> u16 {
+        match self.entrance {
+            Entrance::Inbound { port } => port,
+            Entrance::Door { .. } | Entrance::Service { .. } | Entrance::HttpProxy => 0,
+        }
+    }
+
     /// What `scene` says about the peer, looked up once per connection and world.
     pub(crate) fn permit(&self, scene: &Scene) -> Result<ConnectionPermit, Denial> {
         let access = &scene.plans.access;
         // Polite peers have been told long before.
         if self.expires.is_some_and(|at| at + EXPIRY_SLACK <= Instant::now()) {
-            return Err(Denial { reason: Reason::ExpiredPeer, policy: None });
+            return Err(Denial::unnamed(Reason::ExpiredPeer));
         }
         let mut held = self.permit.borrow_mut();
         if let Some(permit) = held.as_ref().filter(|permit| access.is_current(permit)) {
             return Ok(permit.clone());
         }
-        let permit = access.connection(self.identity.as_deref())?;
+        let permit = access.connection(self.identity.as_deref(), self.port())?;
         *held = Some(permit.clone());
         Ok(permit)
+    }
+
+    /// Tells the log of a denial that is not enforced: once for a connection, until it is another.
+    pub(crate) fn tell_audited(&self, reason: Reason, others: Option<&Ruling>) {
+        if self.told.replace(Some(reason)) == Some(reason) {
+            return;
+        }
+        let identity = self.identity.as_deref().map(ToString::to_string).unwrap_or_default();
+        let policy = others.map(ToString::to_string).unwrap_or_default();
+        tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy,
+            "audit: let in, strict mode would deny it");
     }
 
     /// The series that `subject` is counted under, made or looked up when it is new.

@@ -80,7 +80,8 @@ async fn attempt(
 ) -> Result<(), Failure> {
     let bound = route::application(session, port, record)?;
     let permit = session.permit(&bound.scene)?;
-    let _permit = bound.scene.plans.access.tcp(&permit, port)?;
+    let access = &bound.scene.plans.access;
+    record.permit(access, access.tcp(&permit)?);
     let Destination::Application(application) = bound.destination else {
         return Err(Failure::from(Reason::NoEndpoint));
     };
@@ -89,11 +90,36 @@ async fn attempt(
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let patience = session.worker.config.limits.idle_connection;
     let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
-    let carried = carry(&mut plain, stream, Towards::Application, patience, record).await;
+    let carried = tokio::select! {
+        carried = carry(&mut plain, stream, Towards::Application, patience, record) => {
+            carried.map_err(Failure::from)
+        }
+        denied = denied(session, port) => Err(denied),
+    };
     if carried.is_err() {
         plain.1.io.reset();
     }
-    Ok(carried?)
+    carried
+}
+
+/// Resolves when the rules of the day do not let the peer's bytes in any more.
+async fn denied(session: &Session, port: u16) -> Failure {
+    let world = &session.worker.world;
+    let mut changes = world.access_changes();
+    loop {
+        // Also at the beginning: the rules may have changed since the stream was let in.
+        if let Some(scene) = world.scene() {
+            let access = &scene.plans.access;
+            let permit = access.connection(session.identity.as_deref(), port);
+            if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
+                return denial.into();
+            }
+        }
+        if changes.changed().await.is_err() {
+            // The world ends with the sidecar.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// What the other sidecar is told about a stream that was given up.

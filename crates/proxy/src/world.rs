@@ -22,6 +22,8 @@ pub(crate) struct World {
     version: watch::Sender<u64>,
     /// Accounts that are no members any more; told of only when they change.
     revoked: watch::Sender<BTreeSet<ServiceAccount>>,
+    /// Told when who may come in is decided otherwise than before.
+    access: watch::Sender<()>,
     wants: mpsc::Sender<ServiceName>,
     names: Names,
     started: Instant,
@@ -81,6 +83,7 @@ impl World {
             credential: ArcSwapOption::empty(),
             version: watch::channel(0).0,
             revoked: watch::channel(BTreeSet::new()).0,
+            access: watch::channel(()).0,
             wants,
             names,
             started: now,
@@ -124,6 +127,8 @@ impl World {
         let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
         let version = *self.version.borrow() + 1;
         let revoked = &update.snapshot.plan.revoked;
+        let same_access =
+            previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
         self.scene.store(Some(Arc::new(Scene { plans, known, version })));
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
@@ -133,7 +138,15 @@ impl World {
             }
             news
         });
+        if !same_access {
+            self.access.send_replace(());
+        }
         Ok(())
+    }
+
+    /// Told when who may come in is decided otherwise than before.
+    pub(crate) fn access_changes(&self) -> watch::Receiver<()> {
+        self.access.subscribe()
     }
 
     /// Resolves when this account is no member any more.

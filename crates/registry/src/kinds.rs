@@ -1,5 +1,6 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
+mod access_policy;
 mod circuit_breaker;
 mod filter;
 mod grpc_route;
@@ -157,6 +158,7 @@ enum Kind {
     SermantRouteRule,
     Lane,
     ReferenceGrant,
+    AccessPolicy,
 }
 
 impl Kind {
@@ -178,6 +180,7 @@ impl Kind {
         Self::SermantRouteRule,
         Self::Lane,
         Self::ReferenceGrant,
+        Self::AccessPolicy,
     ];
 
     const fn word(self) -> &'static str {
@@ -196,6 +199,7 @@ impl Kind {
             Self::SermantRouteRule => "SermantRouteRule",
             Self::Lane => "Lane",
             Self::ReferenceGrant => "ReferenceGrant",
+            Self::AccessPolicy => "AccessPolicy",
         }
     }
 
@@ -210,6 +214,7 @@ impl Kind {
             | Self::TagRoute
             | Self::SermantRouteRule
             | Self::Lane
+            | Self::AccessPolicy
             | Self::ServicePolicy(_) => &["leno.dev/v1alpha1"],
             Self::Service => &["v1"],
             Self::HttpRoute | Self::ReferenceGrant => {
@@ -284,6 +289,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
         Kind::Lane => lane::read(head, spec).map(Object::Lane),
         Kind::ReferenceGrant => reference_grant::read(head, spec).map(Object::ReferenceGrant),
+        Kind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

@@ -1,14 +1,15 @@
 //! Looks at all objects together: what refers to nothing is probably a slip of the pen.
 
+mod access;
 mod tags;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    HttpRoute, HttpRouteGroup, Name, Object, ObjectKey, ReferenceGrant, RouteGroupName,
-    RouteParent, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope,
-    TargetPort, TargetRule, TcpRouteName, TlsRoute, TrafficMode, TrafficTarget, WeightedBackend,
+    AccessPolicy, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object, ObjectKey, ReferenceGrant,
+    RouteGroupName, RouteParent, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName,
+    TagScope, TargetPort, TargetRule, TcpRouteName, TlsRoute, TrafficTarget, WeightedBackend,
     Workload,
 };
 
@@ -39,10 +40,9 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::TagRoute(route) => world.lint_tag_route(route, &mut notes),
             Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
             Object::Lane(lane) => world.lint_lane(lane, &mut notes),
-            Object::MeshConfig(_)
-            | Object::HttpRouteGroup(_)
-            | Object::TcpRoute(_)
-            | Object::ReferenceGrant(_) => {}
+            Object::MeshConfig(config) => world.lint_mesh_config(config, &mut notes),
+            Object::HttpRouteGroup(_) | Object::TcpRoute(_) | Object::ReferenceGrant(_) => {}
+            Object::AccessPolicy(policy) => world.lint_access_policy(policy, &mut notes),
         }
     }
     world.lint_listeners(&mut warnings);
@@ -66,7 +66,8 @@ struct World<'a> {
     tag_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
     /// What a `SermantRouteRule` is for, and the first such by name.
     published: BTreeMap<&'a TagScope, &'a TagRouteName>,
-    strict: bool,
+    config: MeshConfig,
+    access_policies: Vec<&'a AccessPolicy>,
 }
 
 /// Where remarks on one object go.
@@ -106,7 +107,7 @@ impl<'a> World<'a> {
                 Object::Service(service) => {
                     world.services.insert(&service.name, service);
                 }
-                Object::MeshConfig(config) => world.strict = config.mode == TrafficMode::Strict,
+                Object::MeshConfig(config) => world.config = config.clone(),
                 Object::HttpRouteGroup(group) => {
                     world.groups.insert(&group.name, group);
                 }
@@ -129,6 +130,7 @@ impl<'a> World<'a> {
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::ReferenceGrant(grant) => world.grants.push(grant),
+                Object::AccessPolicy(policy) => world.access_policies.push(policy),
             }
         }
         world
@@ -144,17 +146,7 @@ impl<'a> World<'a> {
             };
             self.lint_reference(&reference, lint);
         }
-        if self.strict && !self.mentioned.contains(&workload.account) {
-            lint.warn(
-                "spec.serviceAccount".to_owned(),
-                format!(
-                    "no TrafficTarget mentions the account {}: in strict mode the workload \
-                     calls nobody and nobody calls it",
-                    workload.account
-                ),
-                "name it as a source or destination of a TrafficTarget",
-            );
-        }
+        self.lint_unmentioned(workload, lint);
     }
 
     fn lint_service(&self, service: &Service, lint: &mut Lint<'_>) {

@@ -30,6 +30,8 @@ pub struct Entry<'a> {
     pub route: &'a str,
     /// The policy that allowed it, or would allow it to others.
     pub policy: &'a str,
+    /// Why strict mode would have denied what audit mode let in; empty otherwise.
+    pub audit: &'a str,
     /// The verified identity at the other end.
     pub peer: &'a str,
     /// The address of the client, as the socket tells it.
@@ -75,6 +77,7 @@ pub fn write_json(entry: &Entry<'_>, now_rfc3339: &str, out: &mut String) {
     line.text("upstream_cluster", entry.service);
     line.text("route", entry.route);
     line.text("policy", entry.policy);
+    line.text("audit", entry.audit);
     line.text("peer", entry.peer);
     line.address("downstream_remote", entry.downstream);
     line.address("upstream_host", entry.upstream);

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write};
 use std::time::Duration;
 
 use crate::names::{
-    BUILD, CONNECTIONS_REFUSED, Count, Gauge, Level, Metric, PROCESS_CPU, PROCESS_MEMORY,
+    AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, Level, Metric, PROCESS_CPU, PROCESS_MEMORY,
     REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
 };
 use crate::series::{RequestLabels, SeriesTotals};
@@ -94,6 +94,13 @@ impl Page<'_> {
             for (labels, series) in &totals {
                 let (name, bytes) = (metric.name, bytes(series));
                 self.line(format_args!("{name}{{{labels}}} {bytes}"));
+            }
+        }
+        self.header(&AUDITED);
+        for (labels, series) in &totals {
+            for (reason, count) in &series.audited {
+                let name = AUDITED.name;
+                self.line(format_args!("{name}{{{labels},reason=\"{reason}\"}} {count}"));
             }
         }
     }

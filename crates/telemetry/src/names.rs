@@ -44,7 +44,7 @@ impl Kind {
 
 /// Every metric of a sidecar, in the order of the exposition and of the documents.
 pub fn metrics() -> impl Iterator<Item = &'static Metric> {
-    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &CONNECTIONS_REFUSED]
+    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &AUDITED, &CONNECTIONS_REFUSED]
         .into_iter()
         .chain(Count::METRICS)
         .chain(Gauge::METRICS)
@@ -326,6 +326,13 @@ pub(crate) const RESPONSE_BYTES: Metric = Metric {
     kind: Kind::Counter,
     labels: request_labels!(),
     help: "Bytes of bodies sent to clients.",
+};
+
+pub(crate) const AUDITED: Metric = Metric {
+    name: "leno_audited_denials_total",
+    kind: Kind::Counter,
+    labels: request_labels!("reason"),
+    help: "Requests and byte streams that audit mode let in and strict mode would deny, by reason.",
 };
 
 pub(crate) const CONNECTIONS_REFUSED: Metric = Metric {

@@ -129,6 +129,8 @@ pub(crate) struct SeriesCells {
     bytes_out: Cell,
     failed: Tally,
     durations: HistogramCells,
+    /// What was let in although policies deny it, by reason; absent until the first of it.
+    audited: OnceLock<Box<Tally>>,
 }
 
 impl SeriesCells {
@@ -140,7 +142,13 @@ impl SeriesCells {
             bytes_out: Cell::default(),
             failed: Tally::new(),
             durations: HistogramCells::new(),
+            audited: OnceLock::new(),
         }
+    }
+
+    pub(crate) fn audit(&self, reason: &'static str) {
+        let tally = self.audited.get_or_init(|| Box::new(Tally::new()));
+        tally.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
 
     pub(crate) fn record(&self, outcome: &Outcome) {
@@ -167,6 +175,7 @@ pub(crate) struct SeriesTotals {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) durations: Histogram,
+    pub(crate) audited: BTreeMap<&'static str, u64>,
 }
 
 impl SeriesTotals {
@@ -177,6 +186,7 @@ impl SeriesTotals {
             bytes_in: 0,
             bytes_out: 0,
             durations: Histogram::new(),
+            audited: BTreeMap::new(),
         };
         for cells in shards {
             totals.add(cells);
@@ -196,6 +206,9 @@ impl SeriesTotals {
         self.bytes_in = self.bytes_in.saturating_add(cells.bytes_in.read());
         self.bytes_out = self.bytes_out.saturating_add(cells.bytes_out.read());
         cells.durations.add_to(&mut self.durations);
+        for (ending, count) in cells.audited.get().into_iter().flat_map(|tally| tally.read()) {
+            *self.audited.entry(ending.reason).or_default() += count;
+        }
     }
 
     fn add_answered(&mut self, answered: &[Cell; CLASSES], grpc: Option<GrpcStatus>) {

@@ -55,6 +55,16 @@ impl Shard {
         }
     }
 
+    /// Counts a request that was let in although policies deny it; the series as in
+    /// [`record`](Self::record).
+    pub fn audit(&self, series: SeriesId, reason: &'static str) {
+        let mine = self.series.borrow();
+        let cells = mine.cells.get(series.index as usize);
+        if let Some(cells) = cells.filter(|_| series.shard == self.number) {
+            cells.audit(reason);
+        }
+    }
+
     /// Counts a connection that was opened.
     pub fn connection_opened(&self, side: ConnectionSide) {
         self.add(side.opened(), 1);

@@ -201,7 +201,7 @@ fn access(path: &str) -> (Judged, Headers) {
     let access = InboundAccess::compile(&Access::Strict(rules.collect()), &trust_domain);
     let access = access.expect("the rules are valid");
     let peer = SpiffeId { trust_domain, account: account("productpage") };
-    let permit = access.connection(Some(&peer)).expect("a member of the mesh");
+    let permit = access.connection(Some(&peer), 9080).expect("a member of the mesh");
     let fields = headers();
     for _ in 0..4 {
         let before = access.request(&permit, &view(&fields, path));

@@ -1,35 +1,61 @@
 //! Authorisation: whether this peer may open this connection and make this request.
 
+mod policy;
+mod ruling;
+
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, ObjectKey, PolicyName, PortSet, Reason, ServiceAccount, SpiffeId,
-    TrustDomain,
+    Access, AccessRule, ObjectKey, PortSet, Reason, ServiceAccount, SpiffeId, TrustDomain,
+    WorkloadPlan,
 };
 
-use crate::matcher::{RequestMatcher, percent_decoded};
+use crate::matcher::{PathKind, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use policy::{PeerRules, PolicyRules};
+
+pub use ruling::{Denial, Ruling};
 
 /// Who may come in at one workload, compiled.
 ///
-/// Permissive: every verified member of the trust domain. Strict: the union of all policies that
-/// name the peer as a source. A peer that no policy names is told 403; one that is named, but not
-/// for this request, is told 403 if the request is allowed to somebody else and 404 otherwise.
+/// The rules of access policies come first: what one denies is denied, and what another allows is
+/// allowed. Then, permissive: every verified member of the trust domain. Strict: the union of all
+/// `TrafficTarget`s that name the peer as a source. A peer that none names is told 403; one that is
+/// named, but not for this request, is told 403 if the request is allowed to somebody else and 404
+/// otherwise.
 #[derive(Debug)]
 pub struct InboundAccess {
     trust_domain: TrustDomain,
     /// Absent in permissive mode.
     rules: Option<StrictRules>,
+    /// Absent where there are no access policies.
+    policies: Option<PolicyRules>,
     /// Accounts that are let in by nothing.
     revoked: BTreeSet<ServiceAccount>,
+    /// Whom policies deny is let in.
+    is_audited: bool,
     /// Tells the permits of this compilation from those of another.
     seal: Arc<Seal>,
 }
 
 impl InboundAccess {
+    /// Compiles all that a plan says about who may come in.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
+    pub fn of(plan: &WorkloadPlan) -> Result<Self, BadPattern> {
+        let access = Self::compile(&plan.access, &plan.trust_domain)?;
+        Ok(Self {
+            revoked: plan.revoked.clone(),
+            is_audited: plan.inbound.is_audited,
+            policies: PolicyRules::compile(&plan.inbound.rules, &plan.ports)?,
+            ..access
+        })
+    }
+
     /// Compiles what a workload enforces.
     ///
     /// # Errors
@@ -39,18 +65,18 @@ impl InboundAccess {
             Access::Permissive => None,
             Access::Strict(rules) => Some(StrictRules::compile(rules)?),
         };
-        let revoked = BTreeSet::new();
-        Ok(Self { trust_domain: trust_domain.clone(), rules, revoked, seal: Arc::new(Seal) })
+        Ok(Self {
+            trust_domain: trust_domain.clone(),
+            rules,
+            revoked: BTreeSet::new(),
+            is_audited: false,
+            policies: None,
+            seal: Arc::new(Seal),
+        })
     }
 
-    /// The same without members of these accounts, whatever the rules say.
-    #[must_use]
-    pub fn without(self, revoked: BTreeSet<ServiceAccount>) -> Self {
-        Self { revoked, ..self }
-    }
-
-    /// Decides on a connection, or a stream of a link, by the identity that the peer has proved;
-    /// `None` is a peer that proved nothing.
+    /// Decides on a connection, or a stream of a link, to a port of the application by the identity
+    /// that the peer has proved; `None` is a peer that proved nothing.
     ///
     /// A strict peer that no policy names gets a permit with which every request is denied: links
     /// outlive policies, and an HTTP client is owed a 403.
@@ -58,12 +84,16 @@ impl InboundAccess {
     /// # Errors
     /// `plaintext-refused` without an identity, `foreign-trust-domain` for one of another mesh,
     /// `revoked-peer` for one that is no member any more.
-    pub fn connection(&self, peer: Option<&SpiffeId>) -> Result<ConnectionPermit, Denial> {
-        let peer = peer.ok_or(Denial::new(Reason::PlaintextRefused, None))?;
-        let rules = self.rules_of(peer)?;
+    pub fn connection(
+        &self,
+        peer: Option<&SpiffeId>,
+        port: u16,
+    ) -> Result<ConnectionPermit, Denial> {
+        let peer = peer.ok_or(Denial::unnamed(Reason::PlaintextRefused))?;
         Ok(ConnectionPermit(Arc::new(Standing {
             peer: peer.clone(),
-            rules: rules.cloned(),
+            port,
+            rights: self.rights_of(peer, port)?,
             seal: Arc::clone(&self.seal),
         })))
     }
@@ -72,44 +102,77 @@ impl InboundAccess {
     /// the identity in it, which is then judged anew, at the price of a look-up.
     ///
     /// # Errors
-    /// `denied` or `no-policy-route`, with the policy that allows it to others if there is one.
+    /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that
+    /// allows it to others if there is one. In audit mode these become permits that
+    /// [tell of it](Permit::would_deny).
     pub fn request(
         &self,
         permit: &ConnectionPermit,
         request: &RequestView<'_>,
     ) -> Result<Permit, Denial> {
-        let peers_rules = self.current_rules(permit)?;
-        let Some(strict) = &self.rules else {
-            return Ok(Permit { rule: None });
-        };
-        let peers_rules = peers_rules.ok_or(Denial::new(Reason::Denied, None))?;
-        let path = PathKind::of(request.path);
-        let allows = |rule: &CompiledAccess| rule.http.iter().any(|m| fits(m, request, path));
-        if let Some(index) = strict.first(peers_rules, allows) {
-            return Ok(Permit { rule: Some(index) });
-        }
-        // The peer's own rules do not match, so any rule that does belongs to others.
-        match strict.rules.iter().find(|rule| allows(rule)) {
-            Some(rule) => Err(Denial::new(Reason::Denied, Some(&rule.policy))),
-            None => Err(Denial::new(Reason::NoPolicyRoute, None)),
-        }
+        let rights = self.current_rights(permit)?;
+        self.enforced(self.judge_request(&rights, request))
     }
 
     /// Decides on opaque bytes to a port of the application. Rules about HTTP open no port.
     ///
     /// # Errors
-    /// `denied`, with the policy that allows it to others if there is one.
-    pub fn tcp(&self, permit: &ConnectionPermit, port: u16) -> Result<Permit, Denial> {
-        let peers_rules = self.current_rules(permit)?;
+    /// As for requests, but for `no-policy-route`.
+    pub fn tcp(&self, permit: &ConnectionPermit) -> Result<Permit, Denial> {
+        let rights = self.current_rights(permit)?;
+        self.enforced(self.judge_bytes(&rights, permit.0.port))
+    }
+
+    fn judge_request(&self, rights: &Rights, request: &RequestView<'_>) -> Judgement {
+        if self.policies.is_none() && self.rules.is_none() {
+            return Ok(By::Nobody);
+        }
+        let path = PathKind::of(request.path);
+        if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
+            && let Some(judgement) = policies.judge_request(rules, request, path)
+        {
+            return judgement;
+        }
         let Some(strict) = &self.rules else {
-            return Ok(Permit { rule: None });
+            return Ok(By::Nobody);
+        };
+        let peers_rules = rights.targets.as_ref().ok_or((Reason::Denied, By::Nobody))?;
+        let allows = |rule: &CompiledAccess| rule.http.iter().any(|m| fits(m, request, path));
+        if let Some(index) = strict.first(peers_rules, allows) {
+            return Ok(By::Target(index));
+        }
+        // The peer's own rules do not match, so any rule that does belongs to others.
+        match strict.rules.iter().position(allows) {
+            Some(index) => Err((Reason::Denied, By::Target(index))),
+            None => Err((Reason::NoPolicyRoute, By::Nobody)),
+        }
+    }
+
+    fn judge_bytes(&self, rights: &Rights, port: u16) -> Judgement {
+        if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
+            && let Some(judgement) = policies.judge_bytes(rules)
+        {
+            return judgement;
+        }
+        let Some(strict) = &self.rules else {
+            return Ok(By::Nobody);
         };
         let allows = |rule: &CompiledAccess| rule.opens(port);
-        if let Some(index) = peers_rules.and_then(|rules| strict.first(rules, allows)) {
-            return Ok(Permit { rule: Some(index) });
+        let own = rights.targets.as_ref();
+        if let Some(index) = own.and_then(|rules| strict.first(rules, allows)) {
+            return Ok(By::Target(index));
         }
-        let others = strict.rules.iter().find(|rule| allows(rule));
-        Err(Denial::new(Reason::Denied, others.map(|rule| &rule.policy)))
+        let others = strict.rules.iter().position(allows);
+        Err((Reason::Denied, others.map_or(By::Nobody, By::Target)))
+    }
+
+    /// In audit mode what policies deny is let in, and the permit tells of it.
+    fn enforced(&self, judgement: Judgement) -> Result<Permit, Denial> {
+        match judgement {
+            Ok(by) => Ok(Permit { by, would_deny: None }),
+            Err((reason, by)) if self.is_audited => Ok(Permit { by, would_deny: Some(reason) }),
+            Err((reason, by)) => Err(Denial { reason, policy: self.named(by).cloned() }),
+        }
     }
 
     /// Whether the permit was given out by this compilation. One that was not still works, but
@@ -119,32 +182,43 @@ impl InboundAccess {
         Arc::ptr_eq(&self.seal, &permit.0.seal)
     }
 
-    /// The policy behind a permit; `None` in permissive mode.
+    /// The policy behind a permit; `None` in permissive mode. Behind one that tells of a denial
+    /// it is the policy that allows the same to others, if one does.
     #[must_use]
-    pub fn policy(&self, permit: Permit) -> Option<&PolicyName> {
-        let strict = self.rules.as_ref()?;
-        strict.rules.get(permit.rule?).map(|rule| &rule.policy)
+    pub fn ruling(&self, permit: Permit) -> Option<&Ruling> {
+        self.named(permit.by)
     }
 
-    fn current_rules<'a>(
-        &'a self,
-        permit: &'a ConnectionPermit,
-    ) -> Result<Option<&'a Arc<[usize]>>, Denial> {
-        match self.is_current(permit) {
-            true => Ok(permit.0.rules.as_ref()),
-            false => self.rules_of(&permit.0.peer),
+    fn named(&self, by: By) -> Option<&Ruling> {
+        match by {
+            By::Nobody => None,
+            By::Policy(index) => self.policies.as_ref()?.ruling(index),
+            By::Target(index) => self.rules.as_ref()?.rules.get(index).map(|rule| &rule.ruling),
         }
     }
 
-    /// The rules that name the peer; `None` when none does, or in permissive mode.
-    fn rules_of(&self, peer: &SpiffeId) -> Result<Option<&Arc<[usize]>>, Denial> {
+    fn current_rights<'a>(&self, permit: &'a ConnectionPermit) -> Result<Cow<'a, Rights>, Denial> {
+        let Standing { peer, port, rights, .. } = &*permit.0;
+        match self.is_current(permit) {
+            true => Ok(Cow::Borrowed(rights)),
+            false => self.rights_of(peer, *port).map(Cow::Owned),
+        }
+    }
+
+    /// The rules that name the peer.
+    fn rights_of(&self, peer: &SpiffeId, port: u16) -> Result<Rights, Denial> {
         if peer.trust_domain != self.trust_domain {
-            return Err(Denial::new(Reason::ForeignTrustDomain, None));
+            return Err(Denial::unnamed(Reason::ForeignTrustDomain));
         }
         if self.revoked.contains(&peer.account) {
-            return Err(Denial::new(Reason::RevokedPeer, None));
+            return Err(Denial::unnamed(Reason::RevokedPeer));
         }
-        Ok(self.rules.as_ref().and_then(|strict| strict.by_source.get(&peer.account)))
+        let strict = self.rules.as_ref();
+        let account = &peer.account;
+        Ok(Rights {
+            targets: strict.and_then(|strict| strict.by_source.get(account)).cloned(),
+            policies: self.policies.as_ref().map(|rules| rules.of_peer(Some(account), port)),
+        })
     }
 }
 
@@ -163,44 +237,49 @@ impl ConnectionPermit {
 #[derive(Debug)]
 struct Standing {
     peer: SpiffeId,
-    /// The rules that name the peer, if any does.
-    rules: Option<Arc<[usize]>>,
+    /// The port of the application.
+    port: u16,
+    rights: Rights,
     seal: Arc<Seal>,
 }
 
-/// Proof that a request or a byte stream was allowed. [`InboundAccess::policy`] names its policy.
+/// The rules that concern a peer.
+#[derive(Debug, Clone)]
+struct Rights {
+    /// Those of `TrafficTarget`s that name it, if any does.
+    targets: Option<Arc<[usize]>>,
+    /// Those of access policies, where there are some.
+    policies: Option<PeerRules>,
+}
+
+/// Proof that a request or a byte stream is let in. [`InboundAccess::ruling`] names its policy.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct Permit {
-    rule: Option<usize>,
+    by: By,
+    would_deny: Option<Reason>,
 }
 
-/// Why a peer was not let in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denial {
-    /// The reason, which also gives the status.
-    pub reason: Reason,
-    /// The policy that allows it to others, if one does.
-    pub policy: Option<PolicyName>,
-}
-
-impl Denial {
-    fn new(reason: Reason, policy: Option<&PolicyName>) -> Self {
-        Self { reason, policy: policy.cloned() }
+impl Permit {
+    /// Why it would be denied, if the mode were strict instead of audit.
+    #[must_use]
+    pub fn would_deny(self) -> Option<Reason> {
+        self.would_deny
     }
 }
 
-impl fmt::Display for Denial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.reason.label(), self.reason.caption())?;
-        match &self.policy {
-            Some(policy) => write!(f, " (policy {policy} allows it to others)"),
-            None => Ok(()),
-        }
-    }
-}
+/// What policies say, before the mode.
+type Judgement = Result<By, (Reason, By)>;
 
-impl std::error::Error for Denial {}
+/// Which rule decided.
+#[derive(Debug, Clone, Copy)]
+enum By {
+    Nobody,
+    /// That of a `TrafficTarget`.
+    Target(usize),
+    /// That of an access policy.
+    Policy(usize),
+}
 
 /// Only the address that an `Arc` gives it matters.
 #[derive(Debug)]
@@ -238,7 +317,7 @@ impl StrictRules {
 
 #[derive(Debug)]
 struct CompiledAccess {
-    policy: PolicyName,
+    ruling: Ruling,
     http: Box<[RequestMatcher]>,
     tcp: PortSet,
 }
@@ -247,7 +326,7 @@ impl CompiledAccess {
     fn compile(rule: &AccessRule) -> Result<Self, BadPattern> {
         let http = rule.http.iter().map(RequestMatcher::compile);
         Ok(Self {
-            policy: rule.policy.clone(),
+            ruling: Ruling::target(rule.policy.clone()),
             http: http
                 .collect::<Result<_, _>>()
                 .map_err(|bad| bad.within(ObjectKey::TrafficTarget(rule.policy.clone())))?,
@@ -260,71 +339,6 @@ impl CompiledAccess {
             PortSet::All => true,
             PortSet::Only(ports) => ports.contains(&port),
         }
-    }
-}
-
-/// Whether a path means what it says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PathKind {
-    Plain,
-    /// It has a `.` or `..` element, plain or in disguise: the application may understand
-    /// another path than the rule that allowed it, so rules about paths do not apply to it.
-    Climbing,
-}
-
-impl PathKind {
-    fn of(path: &str) -> Self {
-        // The usual path has nothing that could climb, and is not looked at twice.
-        let mut before = b'/';
-        let could_climb = path.bytes().any(|byte| {
-            let starts_with_dot = byte == b'.' && before == b'/';
-            before = byte;
-            starts_with_dot || byte == b'%' || byte == b'\\'
-        });
-        if !could_climb {
-            return Self::Plain;
-        }
-        let mut element = Element::default();
-        for byte in percent_decoded(path) {
-            if element.ends_with(byte) {
-                return Self::Climbing;
-            }
-        }
-        match element.climbs() {
-            true => Self::Climbing,
-            false => Self::Plain,
-        }
-    }
-}
-
-/// One element of a path, read byte by byte. What follows a `;` are parameters, which some
-/// applications strip before they resolve `..`.
-#[derive(Debug, Default)]
-struct Element {
-    dots: usize,
-    others: usize,
-    in_parameters: bool,
-}
-
-impl Element {
-    /// Takes a byte; whether it ended an element that climbs.
-    fn ends_with(&mut self, byte: u8) -> bool {
-        match byte {
-            b'/' | b'\\' => {
-                let climbs = self.climbs();
-                *self = Self::default();
-                return climbs;
-            }
-            b';' => self.in_parameters = true,
-            _ if self.in_parameters => {}
-            b'.' => self.dots += 1,
-            _ => self.others += 1,
-        }
-        false
-    }
-
-    fn climbs(&self) -> bool {
-        self.others == 0 && matches!(self.dots, 1 | 2)
     }
 }
 

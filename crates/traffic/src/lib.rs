@@ -23,7 +23,7 @@ pub mod treatment;
 mod pattern;
 
 pub use action::{CompiledActions, FieldEdits, Redirection};
-pub use authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
+pub use authorize::{ConnectionPermit, Denial, InboundAccess, Permit, Ruling};
 pub use backoff::delay;
 pub use balance::{Candidates, pick};
 pub use budget::RetryBudget;

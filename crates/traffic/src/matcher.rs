@@ -1,11 +1,16 @@
 //! Request matches, compiled: whether a request looks as a rule demands.
 
+mod denial;
+mod spelling;
+
 use std::borrow::Cow;
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 
 use crate::pattern::{BadPattern, Pattern, PatternField};
 use crate::request::RequestView;
+
+pub(crate) use spelling::{PathKind, Spelling};
 
 /// A [`RequestMatch`], compiled. Matching allocates nothing, but for a query parameter that is
 /// percent-encoded and compared with a regular expression.

@@ -157,14 +157,13 @@ fn build_access(
         Some(Plans { snapshot: old, access, .. })
             if old.plan.access == plan.access
                 && old.plan.trust_domain == plan.trust_domain
-                && old.plan.revoked == plan.revoked =>
+                && old.plan.revoked == plan.revoked
+                && old.plan.inbound == plan.inbound
+                && (plan.inbound.rules.is_empty() || old.plan.ports == plan.ports) =>
         {
             Ok(Arc::clone(access))
         }
-        _ => {
-            let access = InboundAccess::compile(&plan.access, &plan.trust_domain)?;
-            Ok(Arc::new(access.without(plan.revoked.clone())))
-        }
+        _ => InboundAccess::of(plan).map(Arc::new),
     }
 }
 

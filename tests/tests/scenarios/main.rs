@@ -1,6 +1,8 @@
 //! Scenarios: real programs, unmodified, through a real mesh on this machine.
 
 #[cfg(test)]
+mod access;
+#[cfg(test)]
 mod bench;
 mod faults;
 #[cfg(test)]

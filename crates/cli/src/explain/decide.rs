@@ -5,12 +5,12 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
-    Endpoint, Object, PolicyName, Protocol, Reach, Reason, RouteRule, ServiceName, Snapshot,
-    SpiffeId, WeightedBackend, Workload,
+    Endpoint, Object, Protocol, Reach, Reason, RouteRule, ServiceName, Snapshot, SpiffeId,
+    WeightedBackend, Workload,
 };
 use leno_traffic::{
     CompiledActions, InboundAccess, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
-    RouteChoice, goes_before, service_of,
+    RouteChoice, Ruling, goes_before, service_of,
 };
 
 use super::rivals::{Rival, place, rivals};
@@ -86,16 +86,18 @@ pub(super) enum EndpointAccess {
     /// Every member of the mesh may call.
     Permissive,
     /// A policy allows it.
-    Allowed(PolicyName),
+    Allowed(Ruling),
     /// It is refused; the policy, if there is one, allows it to others.
-    Denied(Reason, Option<PolicyName>),
+    Denied(Reason, Option<Ruling>),
+    /// It is let in, counted and told: strict mode would refuse it.
+    Audited(Reason, Option<Ruling>),
 }
 
 impl EndpointAccess {
     /// Why it is refused.
     pub(super) fn refused(&self) -> Option<Reason> {
         match self {
-            Self::Permissive | Self::Allowed(_) => None,
+            Self::Permissive | Self::Allowed(_) | Self::Audited(..) => None,
             Self::Denied(reason, _) => Some(*reason),
         }
     }
@@ -165,11 +167,8 @@ impl Decision {
             for decided in &mut backend.endpoints {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
-                let port = match port.protocol {
-                    protocol if is_opaque(protocol) => Some(decided.endpoint.address.port()),
-                    _ => None,
-                };
-                decided.access = access(&snapshot, &peer, question, port)?;
+                let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
+                decided.access = access(&snapshot, &peer, question, way)?;
             }
         }
         self.backends = backends;
@@ -427,27 +426,27 @@ fn written<'a>(objects: &'a [Object], route: &DecidedRoute) -> &'a [WeightedBack
     found.map_or(&[], |rule| &rule.backends)
 }
 
-/// What the sidecar that has this snapshot says to the peer: to the request, or, when a port of
-/// its application is given, to opaque bytes for it.
+/// What the sidecar that has this snapshot says to the peer at a port of its application: to the
+/// request, or to opaque bytes.
 fn access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     question: &Question,
-    opaque: Option<u16>,
+    (port, opaque): (u16, bool),
 ) -> anyhow::Result<EndpointAccess> {
     let plan = &snapshot.plan;
-    let access =
-        InboundAccess::compile(&plan.access, &plan.trust_domain)?.without(plan.revoked.clone());
-    let permit = access.connection(Some(peer));
+    let access = InboundAccess::of(plan)?;
+    let permit = access.connection(Some(peer), port);
     let fields = question.fields();
     let decided = permit.and_then(|permit| match opaque {
-        Some(port) => access.tcp(&permit, port),
-        None => access.request(&permit, &question.view(&fields)),
+        true => access.tcp(&permit),
+        false => access.request(&permit, &question.view(&fields)),
     });
     Ok(match decided {
-        Ok(permit) => match access.policy(permit) {
-            Some(policy) => EndpointAccess::Allowed(policy.clone()),
-            None => EndpointAccess::Permissive,
+        Ok(permit) => match (permit.would_deny(), access.ruling(permit)) {
+            (Some(reason), ruling) => EndpointAccess::Audited(reason, ruling.cloned()),
+            (None, Some(ruling)) => EndpointAccess::Allowed(ruling.clone()),
+            (None, None) => EndpointAccess::Permissive,
         },
         Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
     })

@@ -6,6 +6,7 @@ use leno_model::{
     FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RetryRule,
     RuleActions, ValueMatch,
 };
+use leno_traffic::Ruling;
 use serde_json::{Value, json};
 
 use super::decide::{
@@ -167,12 +168,17 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
     let denied: Vec<&DecidedEndpoint> = denied.collect();
     let policy = denied.iter().find_map(|decided| match &decided.access {
         EndpointAccess::Denied(_, policy) => policy.as_ref(),
-        EndpointAccess::Permissive | EndpointAccess::Allowed(_) => None,
+        EndpointAccess::Permissive | EndpointAccess::Allowed(_) | EndpointAccess::Audited(..) => {
+            None
+        }
     });
     let destination = denied.first().map(|decided| &decided.endpoint.account);
     match (reason, policy, destination, &decision.service) {
         (Reason::Denied, Some(policy), ..) => {
-            format!("Add {source} to spec.sources of the TrafficTarget {policy}.")
+            format!("Add {source} to spec.sources of the {} {policy}.", policy.kind())
+        }
+        (Reason::DeniedByPolicy, Some(policy), ..) => {
+            format!("Change the AccessPolicy {policy}, or call as somebody else.")
         }
         (Reason::Denied, None, Some(destination), _) => format!(
             "Add a TrafficTarget with the destination {destination} and {source} among its sources."
@@ -324,15 +330,29 @@ fn told_endpoint(decided: &DecidedEndpoint) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
         EndpointAccess::Permissive => "lets every member of the mesh in".to_owned(),
-        EndpointAccess::Allowed(policy) => format!("allowed by the TrafficTarget {policy}"),
-        EndpointAccess::Denied(reason, policy) => {
-            let policy = policy.as_ref().map_or(String::new(), |policy| {
-                format!(" (the TrafficTarget {policy} allows it to others)")
-            });
-            format!("{} {}{policy}", reason.status(), reason.label())
+        EndpointAccess::Allowed(ruling) => format!("allowed by the {} {ruling}", ruling.kind()),
+        EndpointAccess::Denied(reason, ruling) => {
+            let ruling = told_ruling(*reason, ruling.as_ref());
+            format!("{} {}{ruling}", reason.status(), reason.label())
         }
+        EndpointAccess::Audited(reason, ruling) => format!(
+            "let in by audit mode; in strict mode {} {}{}",
+            reason.status(),
+            reason.label(),
+            told_ruling(*reason, ruling.as_ref())
+        ),
     };
     format!("{} (account {}): {access}", endpoint.id.workload, endpoint.account)
+}
+
+/// The policy behind a denial, in brackets.
+fn told_ruling(reason: Reason, ruling: Option<&Ruling>) -> String {
+    let does = match reason {
+        Reason::DeniedByPolicy => "denies it",
+        _ => "allows it to others",
+    };
+    let told = |ruling: &Ruling| format!(" (the {} {ruling} {does})", ruling.kind());
+    ruling.map(told).unwrap_or_default()
 }
 
 fn json_route(route: &DecidedRoute) -> Value {
@@ -368,16 +388,18 @@ fn json_backend(backend: &DecidedBackend) -> Value {
 }
 
 fn json_endpoint(decided: &DecidedEndpoint) -> Value {
-    let (policy, reason) = match &decided.access {
-        EndpointAccess::Permissive => (None, None),
-        EndpointAccess::Allowed(policy) => (Some(policy), None),
-        EndpointAccess::Denied(reason, policy) => (policy.as_ref(), Some(*reason)),
+    let (policy, reason, audited) = match &decided.access {
+        EndpointAccess::Permissive => (None, None, None),
+        EndpointAccess::Allowed(policy) => (Some(policy), None, None),
+        EndpointAccess::Denied(reason, policy) => (policy.as_ref(), Some(*reason), None),
+        EndpointAccess::Audited(reason, policy) => (policy.as_ref(), None, Some(*reason)),
     };
     json!({
         "workload": decided.endpoint.id.workload.to_string(),
         "account": decided.endpoint.account.to_string(),
         "allowed": reason.is_none(),
         "policy": policy.map(ToString::to_string),
+        "audited": audited.map(Reason::label),
         "status": reason.map(Reason::status),
         "reason": reason.map(Reason::label),
     })

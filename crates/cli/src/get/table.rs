@@ -215,6 +215,7 @@ pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
 /// Policies.
 pub(super) fn policies(policies: &[PolicyStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
+        Column::always("kind"),
         Column::always("policy"),
         Column::always("destination"),
         Column::always("sources"),
@@ -229,6 +230,7 @@ pub(super) fn policies(policies: &[PolicyStatus]) -> Listing {
             false => "no (permissive)",
         };
         listing.row([
+            policy.kind.clone(),
             policy.name.clone(),
             policy.destination.clone(),
             joined(policy.sources.iter().cloned()),

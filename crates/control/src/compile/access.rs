@@ -1,20 +1,35 @@
 //! Who may come in: the policies that name an account as destination, with all they refer to.
 
 use leno_model::{
-    Access, AccessRule, HttpRouteGroup, PortSet, RequestMatch, ServiceAccount, TargetRule,
-    TrafficTarget,
+    Access, AccessRule, HttpRouteGroup, InboundPolicy, PolicyAction, PolicyRule, PortSet,
+    RequestMatch, TargetRule, TrafficMode, TrafficTarget, Workload,
 };
 
 use crate::mesh::Mesh;
 
-/// Compiles what is allowed to workloads under `account`: in strict mode one rule for each
-/// `TrafficTarget` whose destination it is, and nothing without any.
-pub(super) fn access(mesh: &Mesh, account: &ServiceAccount) -> Access {
-    if !mesh.is_strict() {
-        return Access::Permissive;
+/// Compiles what is allowed at a workload: where policies decide one rule for each
+/// `TrafficTarget` whose destination its account is, and nothing without any.
+pub(super) fn access(mesh: &Mesh, workload: &Workload) -> Access {
+    match mesh.mode_of(workload) {
+        TrafficMode::Permissive => Access::Permissive,
+        TrafficMode::Strict | TrafficMode::Audit => {
+            let rules = mesh.targets_of(&workload.account).map(|target| rule(mesh, target));
+            Access::Strict(rules.collect())
+        }
     }
-    let rules = mesh.targets_of(account).map(|target| rule(mesh, target));
-    Access::Strict(rules.collect())
+}
+
+/// What else decides at a workload.
+pub(super) fn inbound(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
+    let mode = mesh.mode_of(workload);
+    // What is allowed already needs no rules that allow it.
+    let decides =
+        |rule: &&PolicyRule| rule.action == PolicyAction::Deny || mode != TrafficMode::Permissive;
+    let rules = mesh.access_policies_of(workload).flat_map(|policy| &policy.rules);
+    InboundPolicy {
+        is_audited: mode == TrafficMode::Audit,
+        rules: rules.filter(decides).cloned().collect(),
+    }
 }
 
 /// What a policy refers to and is not there, as sentences for its author. It allows the rest.

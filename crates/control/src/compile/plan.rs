@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{Caller, LaneRule, Service, ServiceName, Workload, WorkloadPlan};
 
-use super::access::access;
+use super::access::{access, inbound};
 use super::service::{labels, target_port};
 use crate::mesh::Mesh;
 
@@ -19,11 +19,12 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         ports: workload.ports.clone(),
         served: served(mesh, workload),
         doors: workload.doors.clone(),
-        access: access(mesh, &workload.account),
+        access: access(mesh, workload),
         revoked: mesh.config().revoked.clone(),
         edition: mesh.edition(),
         caller: caller(mesh, workload),
         lanes: lanes(mesh, workload),
+        inbound: inbound(mesh, workload),
     }
 }
 

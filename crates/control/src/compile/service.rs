@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
-    ServiceName, ServicePort, ServiceView, TagRules, TargetPort, TlsRule, Workload,
+    ServiceName, ServicePort, ServiceView, TagRules, TargetPort, TlsRule, TrafficMode, Workload,
 };
 
 use crate::mesh::{Mesh, Touched};
@@ -13,7 +13,7 @@ use crate::mesh::{Mesh, Touched};
 /// Through whose eyes a service is seen.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
-    /// Anybody's: in permissive mode all clients see the same.
+    /// Anybody's: where nothing is strict all clients see the same.
     Anybody,
     /// Those of clients under this account.
     Account(ServiceAccount),
@@ -21,7 +21,7 @@ pub(crate) enum Viewer {
 
 impl Viewer {
     pub(crate) fn of(mesh: &Mesh, client: &Workload) -> Self {
-        match mesh.is_strict() {
+        match mesh.has_strict() {
             true => Self::Account(client.account.clone()),
             false => Self::Anybody,
         }
@@ -30,10 +30,10 @@ impl Viewer {
 
 /// Compiles how a service looks.
 ///
-/// In strict mode a client may call a service when a policy lets it call the account of some
-/// workload behind the service, or behind a backend of its routes; endpoints under other accounts
-/// are left out. A service without workloads has no account that a policy could name: it is
-/// denied, as no policy allows it, and never opened by emptiness.
+/// A client may call a service when it may call some workload behind the service, or behind a
+/// backend of its routes: one that is not strict, or whose account a policy lets it call. Endpoints
+/// that it may not call are left out. In a strict namespace a service without workloads has no account
+/// that a policy could name: it is denied, as no policy allows it, and never opened by emptiness.
 pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
     let permitted = Permitted::to(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
@@ -147,24 +147,36 @@ impl Views {
     }
 }
 
-/// Which accounts a client may call.
+/// Which workloads a client may call.
 enum Permitted<'a> {
     All,
-    Only(BTreeSet<&'a ServiceAccount>),
+    /// Those that are not strict, those under the accounts of `targets`, and those that an access
+    /// policy lets the client call.
+    Only {
+        mesh: &'a Mesh,
+        client: ServiceAccount,
+        targets: BTreeSet<&'a ServiceAccount>,
+    },
 }
 
 impl<'a> Permitted<'a> {
     fn to(mesh: &'a Mesh, viewer: &Viewer) -> Self {
         match viewer {
             Viewer::Anybody => Self::All,
-            Viewer::Account(account) => Self::Only(mesh.destinations(account)),
+            Viewer::Account(account) => {
+                Self::Only { mesh, client: account.clone(), targets: mesh.destinations(account) }
+            }
         }
     }
 
-    fn allows(&self, account: &ServiceAccount) -> bool {
+    fn allows(&self, workload: &Workload) -> bool {
         match self {
             Self::All => true,
-            Self::Only(accounts) => accounts.contains(account),
+            Self::Only { mesh, client, targets } => {
+                mesh.mode_of(workload) != TrafficMode::Strict
+                    || targets.contains(&workload.account)
+                    || mesh.lets_call(client, workload)
+            }
         }
     }
 }
@@ -173,9 +185,14 @@ fn may_reach(mesh: &Mesh, view: &ServiceView, permitted: &Permitted<'_>) -> bool
     if matches!(permitted, Permitted::All) {
         return true;
     }
-    let services = std::iter::once(&view.name).chain(backends(view));
-    let mut workloads = services.flat_map(|name| mesh.behind(name));
-    workloads.any(|workload| permitted.allows(&workload.account))
+    let mut services = std::iter::once(&view.name).chain(backends(view));
+    services.any(|name| {
+        let mut workloads = mesh.behind(name).peekable();
+        match workloads.peek() {
+            Some(_) => workloads.any(|workload| permitted.allows(workload)),
+            None => mesh.config().mode_in(&name.namespace) != TrafficMode::Strict,
+        }
+    })
 }
 
 /// Whether routes are attached to a port, and their rules in order of route and document. A
@@ -262,7 +279,7 @@ fn places<'a>(
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
     let revoked = &mesh.config().revoked;
     let workloads = mesh.behind(service).filter(|workload| !revoked.contains(&workload.account));
-    let workloads = workloads.filter(|workload| permitted.allows(&workload.account));
+    let workloads = workloads.filter(|workload| permitted.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the compiler: what one workload knows, as text.
 
+mod access;
 mod tags;
 
 use std::collections::BTreeSet;

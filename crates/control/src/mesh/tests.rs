@@ -1,6 +1,6 @@
 //! Tests of the mesh: what a change touches, and that it leaves nothing behind.
 
-use leno_model::{Name, Object};
+use leno_model::{Name, Object, ObjectKey, TrafficMode};
 
 use super::*;
 use crate::fixture::{BOOKINFO, mesh, objects, service, strict, workload};
@@ -138,6 +138,44 @@ fn the_mode_touches_everybody_and_going_back_restores_everything() {
     let strict = Object::MeshConfig(mesh.config().clone());
     assert!(mesh.apply(Change::Remove(ObjectKey::MeshConfig)).everybody);
     assert!(mesh.apply(Change::Upsert(strict)).everybody);
+    assert_eq!(mesh, before);
+}
+
+#[test]
+fn a_strict_workload_in_a_permissive_mesh_touches_everybody_as_it_comes_and_goes() {
+    let mut mesh = mesh(BOOKINFO);
+    let before = mesh.clone();
+    let mut details = mesh.workload(&workload("details-1")).unwrap().clone();
+    let permissive = details.clone();
+    details.admission.mode = Some(TrafficMode::Strict);
+    assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).everybody);
+    assert!(mesh.has_strict());
+    details.admission.mode = Some(TrafficMode::Audit);
+    assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).everybody);
+    assert!(!mesh.has_strict() && mesh.has_policed());
+    let touched = mesh.apply(Change::Upsert(Object::Workload(permissive)));
+    assert!(!touched.everybody && touched.workloads.contains(&details.name), "{touched:?}");
+    assert!(!mesh.has_policed());
+    assert_eq!(mesh, before);
+}
+
+#[test]
+fn an_access_policy_touches_what_it_is_about_and_who_may_see_it() {
+    let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
+                  metadata: {name: guard, namespace: bookinfo}\n\
+                  spec: {serviceAccounts: [details], allow: [{from: [{serviceAccount: \"s*\"}]}]}\n";
+    let mut mesh = mesh(BOOKINFO);
+    let touched = mesh.apply(Change::Upsert(object(policy)));
+    let expected = Touched { workloads: workloads(["details-1"]), ..Touched::default() };
+    assert_eq!(touched, expected);
+    assert!(mesh.apply(Change::Upsert(object(policy))).is_empty());
+    let mut mesh = crate::fixture::mesh(&strict(""));
+    let before = mesh.clone();
+    let touched = mesh.apply(Change::Upsert(object(policy)));
+    assert_eq!(touched.workloads, workloads(["details-1"]));
+    assert_eq!(touched.services, services(["details"]));
+    let name = "bookinfo/guard".parse().unwrap();
+    assert_eq!(mesh.apply(Change::Remove(ObjectKey::AccessPolicy(name))), touched);
     assert_eq!(mesh, before);
 }
 

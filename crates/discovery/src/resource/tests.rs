@@ -1,5 +1,6 @@
 //! Every field survives the journey, every wrong one is named, and no bytes are taken on trust.
 
+mod access;
 mod breaker;
 mod tags;
 
@@ -281,28 +282,32 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<std::net::IpAddr>::into)
     ];
-    let tags = (tags::caller(), tags::lanes());
+    let tags = (tags::caller(), tags::lanes(), access::inbound());
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
-        |(account, domain, address, ports, served, doors, access, (caller, lanes))| WorkloadPlan {
-            workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
-            account,
-            trust_domain: TrustDomain(domain),
-            address,
-            ports: ports
-                .into_iter()
-                .map(|(port, protocol)| WorkloadPort {
-                    name: Some(Name::new(&format!("p{port}")).unwrap()).filter(|_| port % 2 == 0),
-                    port,
-                    protocol,
-                })
-                .collect(),
-            served,
-            doors,
-            access,
-            revoked: Default::default(),
-            edition: 0,
-            caller,
-            lanes: lanes.into_iter().collect(),
+        |(account, domain, address, ports, served, doors, access, (caller, lanes, inbound))| {
+            WorkloadPlan {
+                workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
+                account,
+                trust_domain: TrustDomain(domain),
+                address,
+                ports: ports
+                    .into_iter()
+                    .map(|(port, protocol)| WorkloadPort {
+                        name: Some(Name::new(&format!("p{port}")).unwrap())
+                            .filter(|_| port % 2 == 0),
+                        port,
+                        protocol,
+                    })
+                    .collect(),
+                served,
+                doors,
+                access,
+                revoked: Default::default(),
+                edition: 0,
+                caller,
+                lanes: lanes.into_iter().collect(),
+                inbound,
+            }
         },
     )
 }

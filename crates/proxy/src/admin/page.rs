@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use leno_model::{Access, PortSet, ServiceView};
+use leno_model::{Access, PolicyRule, PortSet, ServiceView};
 use serde_json::{Value, json};
 
 use super::Admin;
@@ -38,6 +38,8 @@ pub(super) fn world(admin: &Admin) -> Value {
         "workload": plan.workload.to_string(),
         "ports": ports,
         "access": access(&plan.access),
+        "audited": plan.inbound.is_audited,
+        "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
         "doors": admin.doors.now(),
         "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
         "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
@@ -116,6 +118,16 @@ pub(super) fn removed(admin: &Admin) -> Value {
         })
         .collect();
     json!({ "removed": removed })
+}
+
+fn access_rule(rule: &PolicyRule) -> Value {
+    json!({
+        "policy": rule.policy.to_string(),
+        "rule": rule.name,
+        "action": rule.action.as_str(),
+        "from": rule.peers.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "requests": rule.requests.len(),
+    })
 }
 
 fn access(access: &Access) -> Value {

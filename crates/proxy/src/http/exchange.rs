@@ -144,9 +144,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let access = &bound.scene.plans.access;
             let permit = self.session.permit(&bound.scene)?;
             let permit = access.request(&permit, &self.request.view(aim))?;
-            if let Some(line) = &mut self.record.line {
-                line.policy = access.policy(permit).cloned();
-            }
+            self.record.permit(access, permit);
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ fn body(failure: &Failure) -> String {
     }
     let caption = failure.reason.caption();
     match &failure.policy {
-        Some(policy) => format!("leno: {caption} (TrafficTarget {policy})\n"),
+        Some(policy) => format!("leno: {caption} ({} {policy})\n", policy.kind()),
         None => format!("leno: {caption}\n"),
     }
 }

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_discovery::{ChangeId, Update};
 use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
 use leno_model::{
-    Access, Endpoint, EndpointId, PortView, Protocol, Reach, ServiceAccount, ServiceName,
-    ServiceView, Snapshot, SpiffeId, TrustDomain, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, Endpoint, EndpointId, InboundPolicy, PortView, Protocol, Reach, ServiceAccount,
+    ServiceName, ServiceView, Snapshot, SpiffeId, TrustDomain, WorkloadName, WorkloadPlan,
+    WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
 use socket2::SockRef;
@@ -174,7 +175,13 @@ impl Mesh {
 
     /// Changes what the server enforces.
     pub(crate) fn enforce(&self, access: Access) {
-        self.server.know(serving_plan(&self.server, self.setup.protocol, access), Vec::new());
+        self.enforce_all(access, InboundPolicy::default());
+    }
+
+    /// The same with what else decides.
+    pub(crate) fn enforce_all(&self, access: Access, inbound: InboundPolicy) {
+        let plan = serving_plan(&self.server, self.setup.protocol, access);
+        self.server.know(WorkloadPlan { inbound, ..plan }, Vec::new());
     }
 }
 
@@ -334,6 +341,7 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         edition: 0,
         caller: leno_model::Caller::default(),
         lanes: BTreeMap::new(),
+        inbound: Default::default(),
     }
 }
 

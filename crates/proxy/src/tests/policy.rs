@@ -1,6 +1,9 @@
 //! What strict mode lets through, and what changes when the policies change.
 
-use leno_model::{Access, AccessRule, PathMatch, PolicyName, PortSet, Protocol, RequestMatch};
+use leno_model::{
+    Access, AccessRule, InboundPolicy, PathMatch, PolicyAction, PolicyName, PolicyRule, PortSet,
+    Protocol, RequestMatch,
+};
 use leno_wire::link::StreamKind;
 
 use super::fixture::{
@@ -148,5 +151,106 @@ fn a_port_that_left_the_plan_is_not_served_on_links_that_are_open() {
         assert_eq!(client.ask(GET).await.status, 200);
         mesh.server.know(plan("ratings", Access::Permissive), Vec::new());
         assert_eq!(client.ask(GET).await.verdict(), (404, Some("unknown-service")));
+    });
+}
+
+fn deny(requests: Vec<RequestMatch>) -> PolicyRule {
+    PolicyRule {
+        policy: PolicyName::new("bookinfo", "guard").unwrap(),
+        name: "closed".to_owned(),
+        action: PolicyAction::Deny,
+        peers: Vec::new(),
+        requests,
+        ports: PortSet::All,
+    }
+}
+
+#[test]
+fn audit_lets_in_and_counts_by_reason_and_peer() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        let audited = || {
+            let mut page = String::new();
+            mesh.server.telemetry.expose(&mut page);
+            let is = |line: &&str| line.starts_with("leno_audited_denials_total{");
+            page.lines().filter(is).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let rules = || vec![deny(vec![RequestMatch::default()])];
+        for (is_audited, rules, verdict) in [
+            (true, Vec::new(), (200, None)),
+            (true, rules(), (200, None)),
+            (false, rules(), (403, Some("denied-by-policy"))),
+        ] {
+            mesh.enforce_all(Access::Strict(Vec::new()), InboundPolicy { is_audited, rules });
+            assert_eq!(client.ask(GET).await.verdict(), verdict, "{is_audited}");
+        }
+        until(|| mesh.server.ended() == 3).await;
+        let counted = audited();
+        assert_eq!(counted.len(), 2, "{counted:?}");
+        for (line, reason) in counted.iter().zip(["denied", "denied-by-policy"]) {
+            let end = format!("protocol=\"http\",reason=\"{reason}\"}} 1");
+            assert!(line.ends_with(&end), "{line}");
+            assert!(line.contains("peer=\"bookinfo/productpage\""), "{line}");
+        }
+        assert_eq!(mesh.server.failures().get("denied-by-policy"), Some(&1));
+    });
+}
+
+#[test]
+fn a_denial_names_the_rule() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let inbound = InboundPolicy { rules: vec![deny(Vec::new())], ..InboundPolicy::default() };
+        mesh.enforce_all(Access::Permissive, inbound);
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (403, Some("denied-by-policy")));
+        let named = "(AccessPolicy bookinfo/guard rule closed)";
+        assert!(answer.text().contains(named), "{}", answer.text());
+    });
+}
+
+#[test]
+fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            loop {
+                let Some(bytes) = client.maybe(1).await else { return };
+                client.send(bytes).await;
+            }
+        })
+        .await;
+        let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
+        let mesh = Mesh::new(app.address, setup).await;
+        let open = || async {
+            let mut client = Client::connect(mesh.door).await;
+            client.send("a").await;
+            assert_eq!(client.bytes(1).await, b"a");
+            client
+        };
+        let all = || Access::Strict(vec![rule("productpage", &[], PortSet::All)]);
+        let rules = || vec![deny(Vec::new())];
+        for (access, inbound) in [
+            (Access::Strict(Vec::new()), InboundPolicy::default()),
+            (all(), InboundPolicy { rules: rules(), ..InboundPolicy::default() }),
+        ] {
+            mesh.enforce(Access::Permissive);
+            let mut client = open().await;
+            // What stays allowed, or is only audited, goes on.
+            mesh.enforce(all());
+            mesh.enforce_all(
+                Access::Strict(Vec::new()),
+                InboundPolicy { is_audited: true, rules: rules() },
+            );
+            client.send("b").await;
+            assert_eq!(client.bytes(1).await, b"b");
+            mesh.enforce_all(access, inbound);
+            assert_eq!(client.end().await, End::Reset);
+        }
+        until(|| mesh.server.ended() == 2).await;
+        let failures = mesh.server.failures();
+        assert_eq!((failures["denied"], failures["denied-by-policy"]), (1, 1));
     });
 }

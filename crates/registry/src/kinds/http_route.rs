@@ -186,7 +186,7 @@ pub(super) fn read_headers(fields: &Fields<'_>) -> Vec<FieldMatch> {
     headers
 }
 
-fn read_path(path: &Field<'_>) -> Option<PathMatch> {
+pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
     let fields = path.fields(&["type", "value"])?;
     let kind = match fields.find("type") {
         Some(field) => field.word(&[

@@ -1,25 +1,56 @@
 //! Reads `leno.dev/v1alpha1` `MeshConfig`.
 
-use leno_model::{MeshConfig, TrafficMode, TrustDomain};
+use std::collections::BTreeMap;
+
+use leno_model::{Admission, MeshConfig, Name, TrafficMode, TrustDomain};
 
 use super::smi::read_account;
-use crate::field::Field;
+use crate::field::{Field, Fields};
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
-    let fields = spec.fields(&["trustDomain", "trafficMode", "revoked"])?;
+    let fields = spec.fields(&["trustDomain", "trafficMode", "revoked", "namespaces"])?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
         config.trust_domain = TrustDomain(field.name()?);
     }
-    if let Some(field) = fields.find("trafficMode") {
-        config.mode = field.word(&[
-            (TrafficMode::Permissive.as_str(), TrafficMode::Permissive),
-            (TrafficMode::Strict.as_str(), TrafficMode::Strict),
-        ])?;
-    }
+    let admission = admission(&fields)?;
+    config.mode = admission.mode.unwrap_or(config.mode);
     config.revoked.extend(fields.each("revoked", REVOKED_MAX, read_account));
+    if let Some(field) = fields.find("namespaces") {
+        config.namespaces = namespaces(field)?;
+    }
     Some(config)
+}
+
+/// What a mesh, a namespace or a workload says about who is let in.
+pub(super) fn admission(fields: &Fields<'_>) -> Option<Admission> {
+    let mode = match fields.find("trafficMode") {
+        Some(field) => Some(
+            field.word(&TrafficMode::ALL.iter().map(|m| (m.as_str(), *m)).collect::<Vec<_>>())?,
+        ),
+        None => None,
+    };
+    Some(Admission { mode })
+}
+
+fn namespaces(field: &Field<'_>) -> Option<BTreeMap<Name, Admission>> {
+    let mut namespaces = BTreeMap::new();
+    for element in field.list(NAMESPACES_MAX)? {
+        let Some(fields) = element.fields(&["name", "trafficMode"]) else { continue };
+        let name = fields.require("name").and_then(Field::label);
+        let admission = admission(&fields);
+        let (Some(name), Some(admission)) = (name, admission) else { continue };
+        if admission == Admission::default() {
+            element.refuse("says nothing about the namespace", "add `trafficMode`");
+        }
+        if namespaces.insert(name, admission).is_some() {
+            element.refuse("is about a namespace that is listed already", "remove one of the two");
+        }
+    }
+    Some(namespaces)
 }
 
 /// The most accounts that can be revoked: each sidecar is told of all of them.
 const REVOKED_MAX: usize = 1024;
+/// The most namespaces that differ from the mesh.
+const NAMESPACES_MAX: usize = 1024;

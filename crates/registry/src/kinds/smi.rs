@@ -129,7 +129,7 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
 }
 
 /// No methods, or `*` among them, are all methods.
-fn read_methods(fields: &Fields<'_>) -> Vec<String> {
+pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
     let mut any = false;
     for method in fields.each("methods", LIST_MAX, |field| field.word(METHODS)) {

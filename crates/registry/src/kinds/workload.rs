@@ -8,10 +8,11 @@ use leno_model::{
 };
 
 use super::Head;
+use super::mesh_config::admission;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
-    let fields = spec.fields(&["serviceAccount", "ports", "address", "run", "env", "outbound"])?;
+    let fields = spec.fields(FIELDS)?;
     let account = match fields.find("serviceAccount") {
         Some(field) => field.name(),
         None => Name::new(ACCOUNT_DEFAULT).ok(),
@@ -21,6 +22,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         None => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
     };
     let ports = read_ports(&fields);
+    let admission = admission(&fields);
     let run = fields.each("run", RUN_ARGUMENTS_MAX, Field::spelling);
     let env = read_env(&fields);
     let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
@@ -36,6 +38,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         run,
         env,
         doors,
+        admission: admission?,
     })
 }
 
@@ -219,6 +222,8 @@ fn service_reference(text: &str, namespace: &Name) -> Option<ServiceName> {
     suffix.starts_with(&rest).then_some(ServiceName { namespace, name })
 }
 
+const FIELDS: &[&str] =
+    &["serviceAccount", "ports", "address", "run", "env", "outbound", "trafficMode"];
 /// The account of workloads that do not say, as in Kubernetes.
 const ACCOUNT_DEFAULT: &str = "default";
 /// The namespace of the control plane's own account.

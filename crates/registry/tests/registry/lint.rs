@@ -74,7 +74,7 @@ fn names_what_refers_to_nothing() {
         &expect![[r#"
         Workload default/web: spec.outbound[0].service: there is no Service default/wbe; did you mean `web`?
         Workload default/web: spec.outbound[1].port: the Service default/web has no port 81; use `80`, `8080` or `90`
-        Workload default/other: spec.serviceAccount: no TrafficTarget mentions the account default/other: in strict mode the workload calls nobody and nobody calls it; name it as a source or destination of a TrafficTarget
+        Workload default/other: spec.serviceAccount: no policy mentions the account default/other: in strict mode the workload calls nobody and nobody calls it; name it as a source or destination of a TrafficTarget, or in an AccessPolicy
         Service default/web: spec.ports[1].targetPort: no selected workload has a port 8080; use a port that the workloads list
         Service default/web: spec.ports[2].targetPort: no selected workload has a port "metrics"; use a port that the workloads list
         Service default/lost: spec.selector: selects no workload of the namespace; use labels that a Workload of the same namespace has

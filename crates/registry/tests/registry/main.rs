@@ -1,6 +1,8 @@
 //! The registry from outside: manifests in, changes, refusals and warnings out.
 
 #[cfg(test)]
+mod access_policy;
+#[cfg(test)]
 mod arbitrary;
 #[cfg(test)]
 mod circuit_breakers;

@@ -85,6 +85,7 @@ fn reads_the_promised_form_as_written() {
             port: 9080,
             listen: "127.0.0.1:19081".parse().unwrap(),
         }],
+        admission: Default::default(),
     };
     let service = Service {
         name: "bookinfo/ratings".parse().unwrap(),
@@ -134,6 +135,28 @@ fn reads_strict_mode_and_another_trust_domain() {
     );
     assert_eq!(config.trust_domain.to_string(), "edge.example.com");
     assert_eq!(config.mode, TrafficMode::Strict);
+}
+
+#[test]
+fn the_most_specific_mode_wins() {
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec: {trafficMode: strict, namespaces: [{name: shop, trafficMode: audit}]}"
+    );
+    for (namespace, own, expected) in [
+        ("shop", "", TrafficMode::Audit),
+        ("shop", "spec: {trafficMode: permissive}", TrafficMode::Permissive),
+        ("other", "", TrafficMode::Strict),
+        ("other", "spec: {trafficMode: audit}", TrafficMode::Audit),
+    ] {
+        let own = if own.is_empty() { "spec: {}" } else { own };
+        let text = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+             metadata: {{name: a, namespace: {namespace}}}\n{own}"
+        );
+        assert_eq!(config.mode_of(&only!(Workload, &text)), expected, "{namespace} {own}");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ fn examples_of_routes_are_read_as_they_stand() {
         ("grpc-route.md", "kind: GRPCRoute\n"),
         ("tls-route.md", "kind: TLSRoute\n"),
         ("reference-grant.md", "kind: ReferenceGrant\n"),
+        ("access-policy.md", "kind: AccessPolicy\n"),
     ] {
         let examples = examples(page);
         assert!(examples.iter().any(|example| example.contains(kind)), "{page}");

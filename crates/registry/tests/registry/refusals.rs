@@ -87,7 +87,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `TagRoute`, `SermantRouteRule`, `Lane` or `ReferenceGrant`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant` or `AccessPolicy`
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
@@ -218,13 +218,23 @@ fn refuses_mesh_configs_of_unknown_modes() {
             "{trafficMode: open}",
             "{trustDomain: a_b}",
             "{trustDomain: a/b, trafficmode: strict}",
+            "{namespaces: {shop: strict}}",
+            "{namespaces: [{name: shop}]}",
+            "{namespaces: [{name: shop, trafficMode: audits}]}",
+            "{namespaces: [{trafficMode: audit}]}",
+            "{namespaces: [{name: a, trafficMode: audit}, {name: a, trafficMode: strict}]}",
         ],
         &expect![[r#"
             4:21: MeshConfig x: spec.trafficMode: "Strict" is not known here; did you mean `strict`?
-            4:21: MeshConfig x: spec.trafficMode: "open" is not known here; use `permissive` or `strict`
+            4:21: MeshConfig x: spec.trafficMode: "open" is not known here; use `permissive`, `strict` or `audit`
             4:21: MeshConfig x: spec.trustDomain: "a_b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
             4:39: MeshConfig x: spec.trafficmode: is not a field that is known here; did you mean `trafficMode`?
             4:21: MeshConfig x: spec.trustDomain: "a/b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
+            4:20: MeshConfig x: spec.namespaces: is a map, not a list; write a list, each element after `- `
+            4:21: MeshConfig x: spec.namespaces[0]: says nothing about the namespace; add `trafficMode`
+            4:47: MeshConfig x: spec.namespaces[0].trafficMode: "audits" is not known here; did you mean `audit`?
+            4:21: MeshConfig x: spec.namespaces[0].name: is missing; add `name`
+            4:52: MeshConfig x: spec.namespaces[1]: is about a namespace that is listed already; remove one of the two
         "#]],
     );
 }

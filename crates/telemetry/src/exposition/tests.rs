@@ -33,6 +33,8 @@ fn the_page_is_as_the_format_demands() {
         let outcome = Outcome { status, reason, grpc, duration, bytes_in: 10, bytes_out: 100 };
         shard.record(ratings, &outcome);
     }
+    shard.audit(ratings, "denied");
+    shard.audit(ratings, "denied");
     shard.refuse("plaintext-refused");
     shard.connection_opened(ConnectionSide::Downstream);
     shard.add(Count::UpstreamConnected, 3);

@@ -1,6 +1,6 @@
 //! Tables of peers, policies and requests.
 
-use leno_model::{PathMatch, RequestMatch};
+use leno_model::{PathMatch, PolicyName, RequestMatch};
 
 use super::*;
 
@@ -44,11 +44,23 @@ fn stock() -> InboundAccess {
     ])
 }
 
+/// The port of connections in tests that are not about ports.
+const PORT: u16 = 5432;
+
+/// What is said to opaque bytes of the same peer to this port.
+fn tcp(access: &InboundAccess, permit: &ConnectionPermit, port: u16) -> Result<Permit, Denial> {
+    access.tcp(&access.connection(Some(permit.peer()), port)?)
+}
+
 /// `policy`, or `reason policy`, or `reason`.
 fn told(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
-    let name = |policy: Option<&PolicyName>| policy.map_or(String::new(), |p| p.name.to_string());
+    let name =
+        |ruling: Option<&Ruling>| ruling.map_or(String::new(), |it| it.policy.name.to_string());
     match decision {
-        Ok(permit) => name(access.policy(permit)),
+        Ok(permit) => match permit.would_deny() {
+            None => name(access.ruling(permit)),
+            Some(reason) => format!("not {} {}", reason.label(), name(access.ruling(permit))),
+        },
         Err(denial) => format!("{} {}", denial.reason.label(), name(denial.policy.as_ref())),
     }
 }
@@ -64,11 +76,11 @@ fn get(access: &InboundAccess, permit: &ConnectionPermit, path: &str) -> String 
 fn connections_need_an_identity_of_this_trust_domain() {
     let foreign = SpiffeId { trust_domain: TrustDomain::new("other.org").unwrap(), ..peer("shop") };
     for access in [stock(), InboundAccess::compile(&Access::Permissive, &domain()).unwrap()] {
-        let reason = |peer| access.connection(peer).map_err(|denial| denial.reason).err();
+        let reason = |peer| access.connection(peer, PORT).map_err(|denial| denial.reason).err();
         assert_eq!(reason(None), Some(Reason::PlaintextRefused));
         assert_eq!(reason(Some(&foreign)), Some(Reason::ForeignTrustDomain));
         assert_eq!(reason(Some(&peer("shop"))), None);
-        assert_eq!(access.connection(Some(&peer("shop"))).unwrap().peer(), &peer("shop"));
+        assert_eq!(access.connection(Some(&peer("shop")), PORT).unwrap().peer(), &peer("shop"));
     }
 }
 
@@ -77,14 +89,14 @@ fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
     let permissive = || InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
     for before in [stock, permissive] {
         let access = before();
-        let permit = access.connection(Some(&peer("shop"))).unwrap();
-        let other = access.connection(Some(&peer("ops"))).unwrap();
+        let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
+        let other = access.connection(Some(&peer("ops")), PORT).unwrap();
         assert!(!get(&access, &permit, "/items").contains("revoked"));
-        let access = before().without([peer("shop").account].into());
-        let refused = access.connection(Some(&peer("shop"))).map_err(|denial| denial.reason);
+        let access = InboundAccess { revoked: [peer("shop").account].into(), ..before() };
+        let refused = access.connection(Some(&peer("shop")), PORT).map_err(|denial| denial.reason);
         assert_eq!(refused.err(), Some(Reason::RevokedPeer));
         assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
-        let tcp = access.tcp(&permit, 22).map_err(|denial| denial.reason);
+        let tcp = tcp(&access, &permit, 22).map_err(|denial| denial.reason);
         assert_eq!(tcp.err(), Some(Reason::RevokedPeer));
         assert!(!get(&access, &other, "/items").contains("revoked"));
     }
@@ -93,9 +105,9 @@ fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
 #[test]
 fn permissive_lets_every_member_in() {
     let access = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
-    let permit = access.connection(Some(&peer("anyone"))).unwrap();
+    let permit = access.connection(Some(&peer("anyone")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/items/../admin"), "");
-    assert!(access.tcp(&permit, 22).is_ok());
+    assert!(tcp(&access, &permit, 22).is_ok());
 }
 
 #[test]
@@ -116,16 +128,41 @@ fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
         ("stranger", "/items", "denied "),
         ("stranger", "/other", "denied "),
     ] {
-        let permit = access.connection(Some(&peer(name))).unwrap();
+        let permit = access.connection(Some(&peer(name)), PORT).unwrap();
         assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
     }
+}
+
+#[test]
+fn audit_lets_in_whom_strict_denies_and_says_why() {
+    let access = InboundAccess { is_audited: true, ..stock() };
+    for (name, path, expected) in [
+        ("shop", "/items", "read"),
+        ("shop", "/admin/x", "not denied operate"),
+        ("shop", "/other", "not no-policy-route "),
+        ("stranger", "/items", "not denied "),
+    ] {
+        let permit = access.connection(Some(&peer(name)), PORT).unwrap();
+        assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
+    }
+    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
+    assert_eq!(told(&access, tcp(&access, &permit, 5432)), "not denied operate");
+    let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
+    assert_eq!(told(&access, tcp(&access, &permit, 5432)), "operate");
+    // Who is no member is not let in: that is no matter of policies.
+    let access = InboundAccess { revoked: [peer("shop").account].into(), ..access };
+    assert!(access.connection(None, PORT).is_err());
+    assert_eq!(get(&access, &permit, "/items"), "not denied read");
+    let permit = stock().connection(Some(&peer("shop")), PORT).unwrap();
+    assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
 }
 
 #[test]
 fn the_same_account_name_in_another_namespace_is_somebody_else() {
     let access = stock();
     let other = ServiceAccount::new("elsewhere", "shop").unwrap();
-    let permit = access.connection(Some(&SpiffeId { account: other, ..peer("shop") })).unwrap();
+    let permit =
+        access.connection(Some(&SpiffeId { account: other, ..peer("shop") }), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/items"), "denied ");
 }
 
@@ -139,28 +176,28 @@ fn tcp_needs_a_policy_that_names_the_port() {
         ("shop", 5432, "denied operate"),
         ("stranger", 5432, "denied operate"),
     ] {
-        let permit = access.connection(Some(&peer(name))).unwrap();
-        assert_eq!(told(&access, access.tcp(&permit, port)), expected, "{name} {port}");
+        let permit = access.connection(Some(&peer(name)), PORT).unwrap();
+        assert_eq!(told(&access, tcp(&access, &permit, port)), expected, "{name} {port}");
     }
     let mut all = rule("all", &["ops"], &[], &[]);
     all.tcp = PortSet::All;
     let access = strict(vec![all]);
-    let permit = access.connection(Some(&peer("ops"))).unwrap();
-    assert_eq!(told(&access, access.tcp(&permit, 1)), "all");
+    let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
+    assert_eq!(told(&access, tcp(&access, &permit, 1)), "all");
 }
 
 #[test]
 fn no_policies_allow_nothing() {
     let access = strict(Vec::new());
-    let permit = access.connection(Some(&peer("shop"))).unwrap();
+    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/"), "denied ");
-    assert_eq!(told(&access, access.tcp(&permit, 80)), "denied ");
+    assert_eq!(told(&access, tcp(&access, &permit, 80)), "denied ");
 }
 
 #[test]
 fn a_permit_is_worth_no_more_than_the_rules_of_today() {
     let before = stock();
-    let permit = before.connection(Some(&peer("shop"))).unwrap();
+    let permit = before.connection(Some(&peer("shop")), PORT).unwrap();
     assert!(before.is_current(&permit));
 
     // Other rules stand at the indices that the permit remembers.
@@ -172,10 +209,10 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
     assert_eq!(get(&after, &permit, "/admin/x"), "denied operate");
     assert_eq!(get(&after, &permit, "/items"), "no-policy-route ");
     assert_eq!(get(&after, &permit, "/sell"), "sell");
-    assert_eq!(told(&after, after.tcp(&permit, 5432)), "denied operate");
+    assert_eq!(told(&after, after.tcp(&permit)), "denied operate");
 
     let permissive = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
-    let permit = permissive.connection(Some(&peer("stranger"))).unwrap();
+    let permit = permissive.connection(Some(&peer("stranger")), PORT).unwrap();
     assert_eq!(get(&after, &permit, "/sell"), "denied ");
 
     let moved = TrustDomain::new("moved.org").unwrap();
@@ -186,7 +223,7 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
 #[test]
 fn rules_about_paths_do_not_apply_to_paths_that_climb() {
     let access = stock();
-    let permit = access.connection(Some(&peer("shop"))).unwrap();
+    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
     for path in [
         "/items/../admin/x",
         "/items/..",
@@ -215,14 +252,14 @@ fn rules_about_paths_do_not_apply_to_paths_that_climb() {
         assert_eq!(get(&access, &permit, path), "read", "{path}");
     }
     let everywhere = strict(vec![rule("all", &["shop"], &[".*"], &[])]);
-    let permit = everywhere.connection(Some(&peer("shop"))).unwrap();
+    let permit = everywhere.connection(Some(&peer("shop")), PORT).unwrap();
     assert_eq!(get(&everywhere, &permit, "/items/../admin"), "all");
 }
 
 #[test]
 fn methods_count() {
     let access = stock();
-    let permit = access.connection(Some(&peer("shop"))).unwrap();
+    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "POST", path: "/items", query: None, authority: "", fields: &fields };
@@ -234,6 +271,9 @@ fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
     let bad = Access::Strict(vec![rule("read", &["shop"], &["("], &[])]);
     let error = InboundAccess::compile(&bad, &domain()).unwrap_err().to_string();
     assert!(error.starts_with("TrafficTarget stock/read: "), "{error}");
-    let denial = Denial::new(Reason::Denied, Some(&PolicyName::new("stock", "read").unwrap()));
+    let denial = Denial {
+        reason: Reason::Denied,
+        policy: Some(Ruling::target(PolicyName::new("stock", "read").unwrap())),
+    };
     assert!(denial.to_string().contains("stock/read"), "{denial}");
 }

@@ -1,0 +1,78 @@
+//! What else decides about who may come in, as it travels.
+
+use leno_model::{InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet};
+
+use super::field::{Invalid, each, parsed, port};
+use super::request;
+use crate::proto;
+
+/// Absent when it says nothing.
+pub(super) fn to_wire(policy: &InboundPolicy) -> Option<proto::InboundPolicy> {
+    let InboundPolicy { is_audited, rules } = policy;
+    let rules = rules.iter().map(rule_to_wire).collect();
+    let wire = proto::InboundPolicy { audited: *is_audited, rules };
+    (*policy != InboundPolicy::default()).then_some(wire)
+}
+
+pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPolicy, Invalid> {
+    let Some(wire) = wire else { return Ok(InboundPolicy::default()) };
+    let rules = each("rules", wire.rules, rule_from_wire)?;
+    Ok(InboundPolicy { is_audited: wire.audited, rules })
+}
+
+fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
+    let action = match rule.action {
+        PolicyAction::Deny => proto::PolicyAction::Deny,
+        PolicyAction::Allow => proto::PolicyAction::Allow,
+    };
+    let (all_ports, ports) = match &rule.ports {
+        PortSet::All => (true, Vec::new()),
+        PortSet::Only(ports) => (false, ports.iter().map(|port| u32::from(*port)).collect()),
+    };
+    let peer = |peer: &PeerMatch| proto::PeerPattern {
+        namespace: peer.namespace.to_string(),
+        account: peer.account.to_string(),
+    };
+    proto::PolicyRule {
+        policy: rule.policy.to_string(),
+        name: rule.name.clone(),
+        action: action.into(),
+        peers: rule.peers.iter().map(peer).collect(),
+        requests: rule.requests.iter().map(request::to_wire).collect(),
+        all_ports,
+        ports,
+    }
+}
+
+/// An action that this version does not know must not be taken for another.
+fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
+    let action = match wire.action() {
+        proto::PolicyAction::Deny => PolicyAction::Deny,
+        proto::PolicyAction::Allow => PolicyAction::Allow,
+        proto::PolicyAction::Unspecified => {
+            return Err(Invalid::new("action", "is missing, or unknown to this version"));
+        }
+    };
+    let ports = match (wire.all_ports, wire.ports.is_empty()) {
+        (true, true) => PortSet::All,
+        (true, false) => return Err(Invalid::new("ports", "must be empty when all_ports is set")),
+        (false, _) => PortSet::Only(each("ports", wire.ports, |number| port("", number))?),
+    };
+    Ok(PolicyRule {
+        policy: parsed("policy", &wire.policy)?,
+        name: wire.name,
+        action,
+        peers: each("peers", wire.peers, |peer| {
+            Ok(PeerMatch {
+                namespace: pattern("namespace", &peer.namespace)?,
+                account: pattern("account", &peer.account)?,
+            })
+        })?,
+        requests: each("requests", wire.requests, request::from_wire)?,
+        ports,
+    })
+}
+
+fn pattern(field: &str, text: &str) -> Result<NamePattern, Invalid> {
+    NamePattern::new(text).map_err(|error| Invalid::new(field, error.to_string()))
+}

@@ -1,0 +1,56 @@
+//! Rules of access policies, at random, and what is refused of them.
+
+use leno_model::{InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyName, PolicyRule};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::proto;
+use crate::resource::inbound;
+
+pub(super) fn inbound() -> impl Strategy<Value = InboundPolicy> {
+    let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
+    let peer = (pattern(), pattern());
+    let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
+    let action = prop_oneof![Just(PolicyAction::Deny), Just(PolicyAction::Allow)];
+    let ports = prop_oneof![Just(PortSet::All), vec(1u16.., 0..3).prop_map(PortSet::Only)];
+    let rule = (name(), ".{0,9}", action, vec(peer, 0..3), vec(request(), 0..3), ports);
+    let rule = rule.prop_map(|(policy, name, action, peers, requests, ports)| PolicyRule {
+        policy: PolicyName { namespace: policy.clone(), name: policy },
+        name,
+        action,
+        peers,
+        requests,
+        ports,
+    });
+    (any::<bool>(), vec(rule, 0..3))
+        .prop_map(|(is_audited, rules)| InboundPolicy { is_audited, rules })
+}
+
+#[test]
+fn a_rule_that_is_not_understood_is_not_taken_for_another() {
+    let rule = || proto::PolicyRule {
+        policy: "a/b".to_owned(),
+        action: proto::PolicyAction::Deny.into(),
+        all_ports: true,
+        ..proto::PolicyRule::default()
+    };
+    let peer = proto::PeerPattern { namespace: "a".to_owned(), account: "B".to_owned() };
+    for (wrong, field) in [
+        (proto::PolicyRule { action: 7, ..rule() }, "rules[0].action"),
+        (proto::PolicyRule { action: 0, ..rule() }, "rules[0].action"),
+        (proto::PolicyRule { ports: vec![80], ..rule() }, "rules[0].ports"),
+        (
+            proto::PolicyRule { ports: vec![70_000], all_ports: false, ..rule() },
+            "rules[0].ports[0]",
+        ),
+        (proto::PolicyRule { policy: "a".to_owned(), ..rule() }, "rules[0].policy"),
+        (proto::PolicyRule { peers: vec![peer], ..rule() }, "rules[0].peers[0].account"),
+    ] {
+        let wire = proto::InboundPolicy { audited: false, rules: vec![wrong] };
+        let invalid = inbound::from_wire(Some(wire)).map(|_| ()).unwrap_err();
+        assert_eq!(invalid.field, field, "{}", invalid.reason);
+    }
+    let fine = proto::InboundPolicy { audited: false, rules: vec![rule()] };
+    assert_eq!(inbound::from_wire(Some(fine)).unwrap().rules.len(), 1);
+}

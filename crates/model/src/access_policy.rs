@@ -1,0 +1,244 @@
+//! Access policies: allow and deny rules on who calls, what is asked, and at which port.
+
+use std::fmt;
+
+use crate::identity::ServiceAccount;
+use crate::name::{Name, PolicyName};
+use crate::policy::PortSet;
+use crate::route::RequestMatch;
+
+/// Rules for the workloads of one namespace, or of some of its accounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessPolicy {
+    /// Its name.
+    pub name: PolicyName,
+    /// The accounts whose workloads it is about; all of the namespace when empty.
+    pub accounts: Vec<Name>,
+    /// Its rules, in the order of the document, those that deny first.
+    pub rules: Vec<PolicyRule>,
+}
+
+impl AccessPolicy {
+    /// Whether it is about workloads under this account.
+    #[must_use]
+    pub fn is_about(&self, account: &ServiceAccount) -> bool {
+        account.namespace == self.name.namespace
+            && (self.accounts.is_empty() || self.accounts.contains(&account.name))
+    }
+
+    /// Whether a rule allows something to this account.
+    #[must_use]
+    pub fn allows_something_to(&self, account: &ServiceAccount) -> bool {
+        let allowing = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
+        allowing.into_iter().any(|rule| rule.names(Some(account)))
+    }
+}
+
+/// What decides about who may come in, beside [`Access`](crate::Access).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct InboundPolicy {
+    /// Whom policies deny is let in, counted and told.
+    pub is_audited: bool,
+    /// The rules of access policies; those that deny come before everything else.
+    pub rules: Vec<PolicyRule>,
+}
+
+/// One rule of an [`AccessPolicy`]; all its parts must hold.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PolicyRule {
+    /// The policy that it came from.
+    pub policy: PolicyName,
+    /// Its own name, or its place in the document, such as `deny[0]`.
+    pub name: String,
+    /// What it does.
+    pub action: PolicyAction,
+    /// Who calls, any of these. Everybody when empty: to allow, every member of the mesh; to deny,
+    /// also who proved no identity.
+    pub peers: Vec<PeerMatch>,
+    /// What is asked, any of these. When empty everything: requests, and opaque bytes as well.
+    pub requests: Vec<RequestMatch>,
+    /// The ports of the workload that it is about.
+    pub ports: PortSet,
+}
+
+impl PolicyRule {
+    /// Whether it is about this caller; `None` is one that proved no identity.
+    #[must_use]
+    pub fn names(&self, caller: Option<&ServiceAccount>) -> bool {
+        match caller {
+            None => self.peers.is_empty() && self.action == PolicyAction::Deny,
+            Some(account) => {
+                self.peers.is_empty() || self.peers.iter().any(|peer| peer.fits(account))
+            }
+        }
+    }
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyAction {
+    /// What fits is denied, whatever else allows it.
+    Deny,
+    /// What fits is allowed, unless something denies it.
+    Allow,
+}
+
+impl PolicyAction {
+    /// The word used in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Deny => "deny",
+            Self::Allow => "allow",
+        }
+    }
+}
+
+/// Accounts that a rule names; both parts must hold.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PeerMatch {
+    /// The namespace of the account.
+    pub namespace: NamePattern,
+    /// The name of the account.
+    pub account: NamePattern,
+}
+
+impl PeerMatch {
+    /// Whether it names this account.
+    #[must_use]
+    pub fn fits(&self, account: &ServiceAccount) -> bool {
+        self.namespace.fits(account.namespace.as_str()) && self.account.fits(account.name.as_str())
+    }
+}
+
+/// `namespace/account`, with wildcards.
+impl fmt::Display for PeerMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.account)
+    }
+}
+
+/// A name in which each `*` stands for any characters, none as well.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct NamePattern(String);
+
+impl NamePattern {
+    /// Checks and keeps a pattern.
+    ///
+    /// # Errors
+    /// [`InvalidNamePattern`] when it has other characters than names have, beside `*`.
+    pub fn new(text: &str) -> Result<Self, InvalidNamePattern> {
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.*".contains(&b);
+        match !text.is_empty() && text.len() <= PATTERN_BYTES_MAX && text.bytes().all(fits) {
+            true => Ok(Self(text.to_owned())),
+            false => {
+                Err(InvalidNamePattern { text: text.chars().take(PATTERN_BYTES_MAX).collect() })
+            }
+        }
+    }
+
+    /// Whether a name fits.
+    #[must_use]
+    pub fn fits(&self, name: &str) -> bool {
+        let mut parts = self.0.split('*');
+        let first = parts.next().unwrap_or_default();
+        let Some(mut rest) = name.strip_prefix(first) else {
+            return false;
+        };
+        let Some(last) = parts.next_back() else {
+            return rest.is_empty();
+        };
+        // The first place of each part leaves the most for those after it.
+        for part in parts {
+            match rest.find(part) {
+                Some(at) => rest = rest.get(at + part.len()..).unwrap_or_default(),
+                None => return false,
+            }
+        }
+        rest.ends_with(last)
+    }
+
+    /// Whether it stands for one name only.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        !self.0.contains('*')
+    }
+
+    /// As it was written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&Name> for NamePattern {
+    fn from(name: &Name) -> Self {
+        Self(name.as_str().to_owned())
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text that cannot be a pattern of names.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a pattern of names: use lower-case letters, digits, `-`, `.` and `*`")]
+pub struct InvalidNamePattern {
+    /// What was given, cut to 253 characters.
+    pub text: String,
+}
+
+const PATTERN_BYTES_MAX: usize = 253;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, fit, unfit) in [
+            ("web", &["web"][..], &["web-1", "a-web", ""][..]),
+            ("*", &["web", "a", ""], &[]),
+            ("web-*", &["web-1", "web-"], &["web", "a-web-1"]),
+            ("*-web", &["a-web", "-web"], &["web", "a-web-1"]),
+            ("a*b*c", &["abc", "a-b-c", "abbc", "abcbc"], &["ab", "acb", "xabc", "abcd"]),
+            ("*a*", &["a", "bab"], &["b"]),
+            ("ab*ba", &["abba", "ab-ba"], &["aba", "ab"]),
+            ("**", &["", "x"], &[]),
+        ] {
+            let it = NamePattern::new(pattern).unwrap();
+            assert!(fit.iter().all(|name| it.fits(name)), "{pattern}");
+            assert!(!unfit.iter().any(|name| it.fits(name)), "{pattern}");
+        }
+        for bad in ["", "Web", "a/b", "a b", "a?"] {
+            assert!(NamePattern::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn to_allow_everybody_is_to_allow_members_only() {
+        let rule = |action, peers| PolicyRule {
+            policy: PolicyName::new("shop", "p").unwrap(),
+            name: "r".to_owned(),
+            action,
+            peers,
+            requests: Vec::new(),
+            ports: PortSet::All,
+        };
+        let member = ServiceAccount::new("shop", "web").unwrap();
+        let any = NamePattern::new("*").unwrap();
+        let named = vec![PeerMatch { namespace: any.clone(), account: any }];
+        for (action, peers, strangers) in [
+            (PolicyAction::Allow, Vec::new(), false),
+            (PolicyAction::Deny, Vec::new(), true),
+            (PolicyAction::Deny, named, false),
+        ] {
+            let rule = rule(action, peers);
+            assert!(rule.names(Some(&member)));
+            assert_eq!(rule.names(None), strangers, "{rule:?}");
+        }
+    }
+}

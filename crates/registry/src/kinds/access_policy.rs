@@ -1,0 +1,159 @@
+//! Reads `leno.dev/v1alpha1` `AccessPolicy`.
+
+use leno_model::{
+    AccessPolicy, Name, NamePattern, PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule,
+    PortSet, RequestMatch,
+};
+
+use super::Head;
+use super::http_route::{read_headers, read_path};
+use super::smi::read_methods;
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
+    let fields = spec.fields(&["serviceAccounts", "deny", "allow"])?;
+    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let accounts = match fields.find("serviceAccounts") {
+        Some(field) => not_empty(field, "or leave it out for all workloads of the namespace")?
+            .iter()
+            .filter_map(Field::name)
+            .collect(),
+        None => Vec::new(),
+    };
+    if fields.find("deny").is_none() && fields.find("allow").is_none() {
+        spec.refuse("has no rules", "add `deny` or `allow`");
+    }
+    let mut rules = Vec::new();
+    for action in [PolicyAction::Deny, PolicyAction::Allow] {
+        let Some(field) = fields.find(action.as_str()) else { continue };
+        for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
+            let Some(rule) = read_rule(element, &name, (action, index)) else { continue };
+            if rules.iter().any(|known: &PolicyRule| known.name == rule.name) {
+                element.refuse("its name is taken by another rule", "use another name");
+            }
+            rules.push(rule);
+        }
+    }
+    Some(AccessPolicy { name, accounts, rules })
+}
+
+fn read_rule(
+    element: &Field<'_>,
+    policy: &PolicyName,
+    (action, index): (PolicyAction, usize),
+) -> Option<PolicyRule> {
+    let fields = element.fields(&["name", "from", "requests", "ports"])?;
+    let name = match fields.find("name") {
+        Some(field) => field.name()?.to_string(),
+        None => format!("{}[{index}]", action.as_str()),
+    };
+    let peers = elements(&fields, "from", "or leave it out for everybody", |field| {
+        read_peer(field, &policy.namespace)
+    });
+    let requests = elements(&fields, "requests", "or leave it out for everything", |field| {
+        read_request(field, action)
+    });
+    let ports = match fields.find("ports") {
+        Some(field) => {
+            let ports = not_empty(field, "or leave it out for all ports")?;
+            PortSet::Only(ports.iter().filter_map(Field::port).collect())
+        }
+        None => PortSet::All,
+    };
+    let policy = policy.clone();
+    Some(PolicyRule { policy, name, action, peers: peers?, requests: requests?, ports })
+}
+
+/// What `read` makes of the elements of a list that is not empty when it is there.
+fn elements<'a, T>(
+    fields: &Fields<'a>,
+    key: &str,
+    otherwise: &str,
+    read: impl Fn(&Field<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
+    match fields.find(key) {
+        Some(field) => Some(not_empty(field, otherwise)?.iter().filter_map(read).collect()),
+        None => Some(Vec::new()),
+    }
+}
+
+/// An empty list reads as nothing and as everything.
+fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
+    let elements = field.list(LIST_MAX)?;
+    if elements.is_empty() {
+        field.refuse(
+            "is empty, which reads as nothing and as everything",
+            format!("add an element, {otherwise}"),
+        );
+        return None;
+    }
+    Some(elements)
+}
+
+fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
+    let fields = element.fields(&["namespace", "serviceAccount"])?;
+    let namespace = fields.find("namespace");
+    let account = fields.find("serviceAccount");
+    if namespace.is_none() && account.is_none() {
+        element.refuse("names nobody", "add `namespace` or `serviceAccount`");
+        return None;
+    }
+    let pattern = |field: &Field<'_>| {
+        field.parsed(
+            |text| NamePattern::new(text).ok(),
+            "a pattern of names",
+            "use lower-case letters, digits, `-`, `.`, and `*` for any characters",
+        )
+    };
+    let namespace = match namespace {
+        Some(field) => pattern(field),
+        None => Some(NamePattern::from(own)),
+    };
+    let account = match account {
+        Some(field) => pattern(field),
+        None => NamePattern::new("*").ok(),
+    };
+    Some(PeerMatch { namespace: namespace?, account: account? })
+}
+
+fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
+    let fields = element.fields(&["methods", "path", "headers"])?;
+    let path = match fields.find("path") {
+        Some(field) => read_path(field).filter(|path| is_plain(field, path, action)),
+        None => Some(PathMatch::Any),
+    };
+    let methods = read_methods(&fields);
+    let request =
+        RequestMatch { path: path?, methods, headers: read_headers(&fields), query: Vec::new() };
+    let says_something = ["methods", "path", "headers"].iter().any(|key| match fields.find(key) {
+        Some(field) => !matches!(field.value(), Value::List(list) if list.is_empty()),
+        None => false,
+    });
+    if !says_something {
+        element.refuse("says nothing about a request", "add `methods`, `path` or `headers`");
+        return None;
+    }
+    Some(request)
+}
+
+/// A rule that denies holds for every spelling of a path, and is written in the plain one.
+fn is_plain(field: &Field<'_>, path: &PathMatch, action: PolicyAction) -> bool {
+    let written = match path {
+        PathMatch::Exact(text) | PathMatch::Prefix(text) => text.as_str(),
+        PathMatch::Any | PathMatch::Regex(_) => "",
+    };
+    let is_odd = action == PolicyAction::Deny && written.contains(['%', ';']);
+    if is_odd {
+        field.refuse(
+            format!("{written:?} has a `%` or `;`, and a rule that denies is about plain paths"),
+            "write the path decoded and without parameters: the rule holds for every spelling",
+        );
+    }
+    !is_odd
+}
+
+/// The most rules of one kind in a policy.
+const RULES_MAX: usize = 256;
+/// The most accounts, peers, requests or ports of a rule.
+const LIST_MAX: usize = 256;

@@ -1,0 +1,157 @@
+//! Looks at who is let in: by which mode, and by which rules of access policies.
+
+use leno_model::{
+    AccessPolicy, MeshConfig, PolicyAction, PolicyRule, PortSet, Protocol, ServiceAccount,
+    TrafficMode, Workload, WorkloadPort,
+};
+
+use super::{Lint, World, suggestion};
+
+impl World<'_> {
+    pub(super) fn lint_mesh_config(&self, config: &MeshConfig, lint: &mut Lint<'_>) {
+        for name in config.namespaces.keys() {
+            let mut workloads = self.workloads.iter();
+            if !workloads.any(|workload| workload.name.namespace == *name) {
+                lint.warn(
+                    "spec.namespaces".to_owned(),
+                    format!("no workload is in the namespace {name}"),
+                    "correct the name, or remove the entry",
+                );
+            }
+        }
+    }
+
+    /// A strict workload that no policy is about.
+    pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut Lint<'_>) {
+        let account = &workload.account;
+        let mode = self.config.mode_of(workload);
+        let allows = |policy: &&AccessPolicy| {
+            let mut rules = policy.rules.iter();
+            let allows = rules.any(|rule| rule.action == PolicyAction::Allow);
+            policy.is_about(account) && allows || policy.allows_something_to(account)
+        };
+        let is_mentioned =
+            self.mentioned.contains(account) || self.access_policies.iter().any(allows);
+        if mode != TrafficMode::Strict || is_mentioned {
+            return;
+        }
+        let all_strict = self.workloads.iter().all(|it| self.config.mode_of(it) == mode);
+        let calls = if all_strict { "the workload calls nobody and " } else { "" };
+        lint.warn(
+            "spec.serviceAccount".to_owned(),
+            format!(
+                "no policy mentions the account {account}: in strict mode {calls}nobody calls it"
+            ),
+            "name it as a source or destination of a TrafficTarget, or in an AccessPolicy",
+        );
+    }
+
+    pub(super) fn lint_access_policy(&self, policy: &AccessPolicy, lint: &mut Lint<'_>) {
+        let namespace = &policy.name.namespace;
+        for (index, name) in policy.accounts.iter().enumerate() {
+            let account = ServiceAccount { namespace: namespace.clone(), name: name.clone() };
+            if !self.accounts.contains(&account) {
+                let known = self.accounts.iter().filter(|known| known.namespace == *namespace);
+                let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+                lint.warn(
+                    format!("spec.serviceAccounts[{index}]"),
+                    format!("no workload runs under the account {account}"),
+                    suggestion(name.as_str(), &known, "add a Workload with it"),
+                );
+            }
+        }
+        let about = |workload: &&&Workload| policy.is_about(&workload.account);
+        let workloads: Vec<&Workload> = self.workloads.iter().filter(about).copied().collect();
+        if workloads.is_empty() && policy.accounts.is_empty() {
+            lint.warn(
+                "spec".to_owned(),
+                format!("no workload is in the namespace {namespace}"),
+                "put the policy into the namespace of the workloads that are called",
+            );
+        }
+        let mut counts = [0, 0];
+        for rule in &policy.rules {
+            let count = &mut counts[usize::from(rule.action == PolicyAction::Allow)];
+            let field = format!("spec.{}[{count}]", rule.action.as_str());
+            *count += 1;
+            self.lint_policy_rule(rule, (&field, &workloads), lint);
+            lint_shadowed_rule(policy, rule, &field, lint);
+        }
+    }
+
+    /// A rule that can never decide anything.
+    fn lint_policy_rule(
+        &self,
+        rule: &PolicyRule,
+        (field, workloads): (&str, &[&Workload]),
+        lint: &mut Lint<'_>,
+    ) {
+        for (index, peer) in rule.peers.iter().enumerate() {
+            if !self.accounts.iter().any(|account| peer.fits(account)) {
+                lint.warn(
+                    format!("{field}.from[{index}]"),
+                    format!("no workload runs under an account that fits {peer}"),
+                    "correct the names, or add a Workload with such an account",
+                );
+            }
+        }
+        let modes = || workloads.iter().map(|workload| self.config.mode_of(workload));
+        let permissive = || modes().all(|mode| mode == TrafficMode::Permissive);
+        if rule.action == PolicyAction::Allow && !workloads.is_empty() && permissive() {
+            lint.warn(
+                field.to_owned(),
+                "allows what permissive mode allows already".to_owned(),
+                "set `trafficMode` to strict or audit, or remove the rule",
+            );
+        }
+        let ports = || workloads.iter().flat_map(|workload| &workload.ports);
+        if let PortSet::Only(numbers) = &rule.ports {
+            for (index, number) in numbers.iter().enumerate() {
+                // A workload without listed ports may listen anywhere.
+                let listens = |it: &&Workload| {
+                    it.ports.is_empty() || it.ports.iter().any(|port| port.port == *number)
+                };
+                if !workloads.is_empty() && !workloads.iter().any(listens) {
+                    lint.warn(
+                        format!("{field}.ports[{index}]"),
+                        format!("no workload of the policy has a port {number}"),
+                        "use ports of the workload, not of the service",
+                    );
+                }
+            }
+        }
+        let concerned = |port: &&WorkloadPort| match &rule.ports {
+            PortSet::All => true,
+            PortSet::Only(numbers) => numbers.contains(&port.port),
+        };
+        let mut concerned = ports().filter(concerned).peekable();
+        if !rule.requests.is_empty()
+            && concerned.peek().is_some()
+            && concerned.all(|port| port.protocol == Protocol::Tcp)
+        {
+            lint.warn(
+                format!("{field}.requests"),
+                "can never match: the ports carry TCP, in which nobody sees requests".to_owned(),
+                "remove `requests`, or use ports that speak HTTP",
+            );
+        }
+    }
+}
+
+/// A rule that another one of the policy leaves nothing to decide.
+fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lint: &mut Lint<'_>) {
+    let everything = |other: &&PolicyRule| {
+        other.requests.is_empty()
+            && (other.ports == PortSet::All || other.ports == rule.ports)
+            && (other.peers.is_empty() || other.peers == rule.peers)
+            && (other.action == rule.action || other.action == PolicyAction::Deny)
+    };
+    let mut before = policy.rules.iter().take_while(|other| !std::ptr::eq(*other, rule));
+    if let Some(other) = before.find(everything) {
+        lint.warn(
+            field.to_owned(),
+            format!("can never decide: the rule {} does for all that it is about", other.name),
+            "remove one of the two, or say in `from`, `requests` or `ports` what differs",
+        );
+    }
+}

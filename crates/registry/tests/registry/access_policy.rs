@@ -1,0 +1,132 @@
+//! Access policies: what is read, what is refused, what is odd.
+
+use expect_test::{Expect, expect};
+use leno_model::{AccessPolicy, Object, PathMatch, PolicyAction, PortSet};
+use leno_registry::{lint, read_str};
+
+use crate::refusals::check_specs;
+
+fn read(text: &str) -> Vec<Object> {
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    objects.into_iter().map(|(object, _)| object).collect()
+}
+
+fn policy(spec: &str) -> AccessPolicy {
+    let text = format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
+         metadata: {{name: guard, namespace: shop}}\nspec: {spec}\n"
+    );
+    match read(&text).pop() {
+        Some(Object::AccessPolicy(policy)) => policy,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_a_rule_leaves_out_is_everything() {
+    let read = policy(
+        "{serviceAccounts: [stock], allow: [{}, {name: mine, from: [{serviceAccount: \"web*\"}], \
+         requests: [{methods: [GET, \"*\"], path: {value: /items/}}], ports: [80]}], \
+         deny: [{from: [{namespace: \"*\"}]}]}",
+    );
+    let names: Vec<(&str, PolicyAction)> =
+        read.rules.iter().map(|rule| (rule.name.as_str(), rule.action)).collect();
+    let (allow, deny) = (PolicyAction::Allow, PolicyAction::Deny);
+    assert_eq!(names, [("deny[0]", deny), ("allow[0]", allow), ("mine", allow)]);
+    assert_eq!(read.accounts.len(), 1);
+    let [everywhere, everything, mine] = read.rules.as_slice() else { panic!("{read:?}") };
+    assert_eq!(everywhere.peers[0].to_string(), "*/*");
+    assert!(everything.peers.is_empty() && everything.requests.is_empty());
+    assert_eq!(everything.ports, PortSet::All);
+    assert_eq!(mine.peers[0].to_string(), "shop/web*");
+    assert_eq!(mine.requests[0].path, PathMatch::Prefix("/items".to_owned()));
+    assert!(mine.requests[0].methods.is_empty());
+    assert_eq!(mine.ports, PortSet::Only(vec![80]));
+}
+
+#[test]
+fn refuses_what_could_be_read_two_ways() {
+    check_specs(
+        "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: x}",
+        &[
+            "{}",
+            "{serviceAccounts: [], deny: [{}]}",
+            "{deny: [{from: []}]}",
+            "{deny: [{from: [{}]}]}",
+            "{deny: [{from: [{serviceAccount: \"Web\"}]}]}",
+            "{deny: [{from: [{account: web}]}]}",
+            "{deny: [{requests: []}]}",
+            "{deny: [{requests: [{}]}]}",
+            "{deny: [{requests: [{methods: []}]}]}",
+            "{deny: [{requests: [{method: GET}]}]}",
+            "{deny: [{requests: [{path: {type: Exact, value: /%61}}]}]}",
+            "{deny: [{requests: [{path: {type: RegularExpression, value: \"(\"}}]}]}",
+            "{deny: [{ports: []}]}",
+            "{deny: [{ports: [0]}]}",
+            "{deny: [{name: a}], allow: [{name: a}]}",
+        ],
+        &expect![[r#"
+            spec: has no rules; add `deny` or `allow`
+            spec.serviceAccounts: is empty, which reads as nothing and as everything; add an element, or leave it out for all workloads of the namespace
+            spec.deny[0].from: is empty, which reads as nothing and as everything; add an element, or leave it out for everybody
+            spec.deny[0].from[0]: names nobody; add `namespace` or `serviceAccount`
+            spec.deny[0].from[0].serviceAccount: "Web" is not a pattern of names; use lower-case letters, digits, `-`, `.`, and `*` for any characters
+            spec.deny[0].from[0].account: is not a field that is known here; remove it, or use `namespace` or `serviceAccount`
+            spec.deny[0].from[0]: names nobody; add `namespace` or `serviceAccount`
+            spec.deny[0].requests: is empty, which reads as nothing and as everything; add an element, or leave it out for everything
+            spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
+            spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
+            spec.deny[0].requests[0].method: is not a field that is known here; did you mean `methods`?
+            spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
+            spec.deny[0].requests[0].path: "/%61" has a `%` or `;`, and a rule that denies is about plain paths; write the path decoded and without parameters: the rule holds for every spelling
+            spec.deny[0].requests[0].path.value: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
+            spec.deny[0].ports: is empty, which reads as nothing and as everything; add an element, or leave it out for all ports
+            spec.deny[0].ports[0]: 0 is out of range; use a number from 1 to 65535
+            spec.allow[0]: its name is taken by another rule; use another name
+        "#]],
+    );
+}
+
+fn check(spec: &str, mode: &str, expected: &Expect) {
+    let text = format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+         spec: {{trafficMode: {mode}}}\n---\n\
+         apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+         metadata: {{name: stock-1, namespace: shop}}\n\
+         spec: {{serviceAccount: stock, ports: [{{port: 80, protocol: HTTP}}, \
+         {{port: 5432, protocol: TCP}}]}}\n---\n\
+         apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+         metadata: {{name: web-1, namespace: shop}}\nspec: {{serviceAccount: web}}\n---\n\
+         apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
+         metadata: {{name: guard, namespace: shop}}\nspec: {spec}\n"
+    );
+    let lines: Vec<String> = lint(&read(&text)).iter().map(|w| format!("{w}\n")).collect();
+    expected.assert_eq(&lines.concat());
+}
+
+#[test]
+fn rules_that_can_never_decide_are_remarked() {
+    check(
+        "{serviceAccounts: [stock], deny: [{requests: [{methods: [DELETE]}]}], \
+         allow: [{from: [{serviceAccount: \"web*\"}], ports: [80, 5432]}]}",
+        "strict",
+        &expect![[""]],
+    );
+    check(
+        "{serviceAccounts: [stock, stok], deny: [{from: [{namespace: else}]}, \
+         {ports: [5432], requests: [{methods: [GET]}]}, {ports: [81]}, {name: all}, {name: again}], \
+         allow: [{from: [{serviceAccount: web}]}]}",
+        "permissive",
+        &expect![[r#"
+            AccessPolicy shop/guard: spec.serviceAccounts[1]: no workload runs under the account shop/stok; did you mean `stock`?
+            AccessPolicy shop/guard: spec.deny[0].from[0]: no workload runs under an account that fits else/*; correct the names, or add a Workload with such an account
+            AccessPolicy shop/guard: spec.deny[1].requests: can never match: the ports carry TCP, in which nobody sees requests; remove `requests`, or use ports that speak HTTP
+            AccessPolicy shop/guard: spec.deny[2].ports[0]: no workload of the policy has a port 81; use ports of the workload, not of the service
+            AccessPolicy shop/guard: spec.deny[4]: can never decide: the rule all does for all that it is about; remove one of the two, or say in `from`, `requests` or `ports` what differs
+            AccessPolicy shop/guard: spec.allow[0]: allows what permissive mode allows already; set `trafficMode` to strict or audit, or remove the rule
+            AccessPolicy shop/guard: spec.allow[0]: can never decide: the rule all does for all that it is about; remove one of the two, or say in `from`, `requests` or `ports` what differs
+        "#]],
+    );
+    check("{allow: [{requests: [{methods: [GET]}]}]}", "strict", &expect![[""]]);
+}

@@ -1,0 +1,154 @@
+//! Rules of access policies: who is denied or allowed before anything else is asked.
+
+use std::collections::BTreeSet;
+
+use leno_model::{
+    ObjectKey, PolicyAction, PolicyRule, PortSet, Protocol, Reason, ServiceAccount, WorkloadPort,
+};
+
+use super::ruling::Ruling;
+use super::{By, Judgement, fits};
+use crate::matcher::{PathKind, RequestMatcher, Spelling};
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+
+/// The rules of all access policies of a workload, compiled.
+#[derive(Debug)]
+pub(super) struct PolicyRules {
+    rules: Box<[CompiledRule]>,
+    /// The ports where nobody speaks HTTP: rules about requests have no say there.
+    opaque: BTreeSet<u16>,
+}
+
+#[derive(Debug)]
+struct CompiledRule {
+    ruling: Ruling,
+    rule: PolicyRule,
+    requests: Box<[RequestMatcher]>,
+}
+
+/// The rules that concern one peer at one port: looked up once for a connection, so that requests
+/// compare no identities.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PeerRules {
+    /// The first that denies everything.
+    denied: Option<usize>,
+    /// Those that deny some requests.
+    deny: Box<[usize]>,
+    /// The first that allows everything.
+    allowed: Option<usize>,
+    /// Those that allow some requests.
+    allow: Box<[usize]>,
+    /// Whether requests may hide in opaque bytes.
+    may_hide: bool,
+}
+
+impl PolicyRules {
+    /// Compiles the rules for a workload with these ports; `None` when there are none.
+    pub(super) fn compile(
+        rules: &[PolicyRule],
+        ports: &[WorkloadPort],
+    ) -> Result<Option<Self>, BadPattern> {
+        if rules.is_empty() {
+            return Ok(None);
+        }
+        let opaque = ports.iter().filter(|port| port.protocol == Protocol::Tcp);
+        Ok(Some(Self {
+            rules: rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>()?,
+            opaque: opaque.map(|port| port.port).collect(),
+        }))
+    }
+
+    /// What concerns this peer, who may have proved no identity, at this port.
+    pub(super) fn of_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
+        let concerning = |action: PolicyAction, about_requests: bool| {
+            let all = self.rules.iter().enumerate();
+            let concerning = all.filter(move |(_, it)| {
+                it.rule.action == action
+                    && it.requests.is_empty() != about_requests
+                    && contains(&it.rule.ports, port)
+                    && it.rule.names(peer)
+            });
+            concerning.map(|(index, _)| index)
+        };
+        PeerRules {
+            denied: concerning(PolicyAction::Deny, false).next(),
+            deny: concerning(PolicyAction::Deny, true).collect(),
+            allowed: concerning(PolicyAction::Allow, false).next(),
+            allow: concerning(PolicyAction::Allow, true).collect(),
+            may_hide: !self.opaque.contains(&port),
+        }
+    }
+
+    /// What the rules say to a request; `None` when none of them fits.
+    pub(super) fn judge_request(
+        &self,
+        peer: &PeerRules,
+        request: &RequestView<'_>,
+        path: PathKind,
+    ) -> Option<Judgement> {
+        if let Some(index) = peer.denied {
+            return Some(denied(index));
+        }
+        if !peer.deny.is_empty() {
+            let spelling = Spelling::of(request.path, path);
+            let denies = |m: &RequestMatcher| m.may_mean(request, &spelling);
+            if let Some(index) = self.first(&peer.deny, denies) {
+                return Some(denied(index));
+            }
+        }
+        let allows = |m: &RequestMatcher| fits(m, request, path);
+        let allowed = peer.allowed.or_else(|| self.first(&peer.allow, allows));
+        allowed.map(|index| Ok(By::Policy(index)))
+    }
+
+    /// What the rules say to opaque bytes. Where HTTP may be spoken a rule that denies some
+    /// requests denies all bytes: nobody sees whether such a request is among them.
+    pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<Judgement> {
+        let hidden = peer.deny.first().filter(|_| peer.may_hide);
+        if let Some(index) = peer.denied.or(hidden.copied()) {
+            return Some(denied(index));
+        }
+        peer.allowed.map(|index| Ok(By::Policy(index)))
+    }
+
+    /// The name of a rule.
+    pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
+        self.rules.get(index).map(|rule| &rule.ruling)
+    }
+
+    fn first(&self, among: &[usize], fits: impl Fn(&RequestMatcher) -> bool) -> Option<usize> {
+        let fitting = |index: &&usize| {
+            let rule = self.rules.get(**index);
+            rule.is_some_and(|rule| rule.requests.iter().any(&fits))
+        };
+        among.iter().find(fitting).copied()
+    }
+}
+
+impl CompiledRule {
+    fn compile(rule: &PolicyRule) -> Result<Self, BadPattern> {
+        let requests = rule.requests.iter().map(RequestMatcher::compile);
+        Ok(Self {
+            ruling: Ruling::policy(rule.policy.clone(), &rule.name),
+            requests: requests
+                .collect::<Result<_, _>>()
+                .map_err(|bad| bad.within(ObjectKey::AccessPolicy(rule.policy.clone())))?,
+            rule: rule.clone(),
+        })
+    }
+}
+
+fn denied(index: usize) -> Judgement {
+    Err((Reason::DeniedByPolicy, By::Policy(index)))
+}
+
+fn contains(ports: &PortSet, port: u16) -> bool {
+    match ports {
+        PortSet::All => true,
+        PortSet::Only(ports) => ports.contains(&port),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+//! The truth table of access policies, alone and beside `TrafficTarget`s.
+
+use leno_model::{
+    Access, AccessRule, FieldMatch, InboundPolicy, NamePattern, PathMatch, PeerMatch, PolicyName,
+    RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
+};
+
+use super::*;
+use crate::authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
+
+fn rule(action: PolicyAction, name: &str) -> PolicyRule {
+    PolicyRule {
+        policy: PolicyName::new("stock", "guard").unwrap(),
+        name: name.to_owned(),
+        action,
+        peers: Vec::new(),
+        requests: Vec::new(),
+        ports: PortSet::All,
+    }
+}
+
+fn deny(name: &str) -> PolicyRule {
+    rule(PolicyAction::Deny, name)
+}
+
+fn allow(name: &str) -> PolicyRule {
+    rule(PolicyAction::Allow, name)
+}
+
+fn from(pattern: &str, rule: PolicyRule) -> PolicyRule {
+    let (namespace, account) = pattern.split_once('/').unwrap();
+    let pattern = |text| NamePattern::new(text).unwrap();
+    let peer = PeerMatch { namespace: pattern(namespace), account: pattern(account) };
+    PolicyRule { peers: vec![peer], ..rule }
+}
+
+fn asking(requests: &[(&str, PathMatch)], rule: PolicyRule) -> PolicyRule {
+    let request = |(method, path): &(&str, PathMatch)| RequestMatch {
+        path: path.clone(),
+        methods: method.split_whitespace().map(str::to_owned).collect(),
+        ..RequestMatch::default()
+    };
+    PolicyRule { requests: requests.iter().map(request).collect(), ..rule }
+}
+
+fn at(ports: &[u16], rule: PolicyRule) -> PolicyRule {
+    PolicyRule { ports: PortSet::Only(ports.to_vec()), ..rule }
+}
+
+fn below(prefix: &str) -> PathMatch {
+    PathMatch::Prefix(prefix.to_owned())
+}
+
+/// Port 80 speaks HTTP, port 90 is to be detected, port 5432 is opaque.
+fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAccess {
+    let port = |port, protocol| WorkloadPort { name: None, port, protocol };
+    let plan = WorkloadPlan {
+        workload: WorkloadName::new("stock", "stock-1").unwrap(),
+        account: ServiceAccount::new("stock", "stock").unwrap(),
+        trust_domain: TrustDomain::new("cluster.local").unwrap(),
+        address: [127, 0, 0, 1].into(),
+        ports: vec![
+            port(80, Protocol::Http),
+            port(90, Protocol::Detect),
+            port(5432, Protocol::Tcp),
+        ],
+        served: Default::default(),
+        doors: Vec::new(),
+        access: mode,
+        revoked: Default::default(),
+        edition: 0,
+        caller: Default::default(),
+        lanes: Default::default(),
+        inbound: InboundPolicy { is_audited, rules },
+    };
+    InboundAccess::of(&plan).unwrap()
+}
+
+fn strict(rules: Vec<PolicyRule>) -> InboundAccess {
+    access(Access::Strict(Vec::new()), false, rules)
+}
+
+fn connect(access: &InboundAccess, peer: &str, port: u16) -> ConnectionPermit {
+    let (namespace, name) = peer.split_once('/').unwrap();
+    let account = ServiceAccount::new(namespace, name).unwrap();
+    let trust_domain = TrustDomain::new("cluster.local").unwrap();
+    access.connection(Some(&SpiffeId { trust_domain, account }), port).unwrap()
+}
+
+/// The reason and the rule, or what is there of them.
+fn told(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+    let rule = |ruling: Option<&Ruling>| match ruling {
+        None => String::new(),
+        Some(Ruling { rule: Some(rule), .. }) => rule.to_string(),
+        Some(ruling) => ruling.policy.name.to_string(),
+    };
+    let (reason, rule) = match &decision {
+        Ok(permit) => {
+            let audited = permit.would_deny().map(|reason| format!("not {}", reason.label()));
+            (audited.unwrap_or("ok".to_owned()), rule(access.ruling(*permit)))
+        }
+        Err(denial) => (denial.reason.label().to_owned(), rule(denial.policy.as_ref())),
+    };
+    format!("{reason} {rule}").trim_end().to_owned()
+}
+
+fn ask(access: &InboundAccess, peer: &str, what: &str) -> String {
+    ask_with(access, peer, what, &[])
+}
+
+fn ask_with(access: &InboundAccess, peer: &str, what: &str, fields: &[(&str, &str)]) -> String {
+    let (method, path) = what.split_once(' ').unwrap();
+    let field = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let fields: Vec<(String, String)> = fields.iter().map(field).collect();
+    let request = RequestView { method, path, query: None, authority: "stock", fields: &fields };
+    told(access, access.request(&connect(access, peer, 80), &request))
+}
+
+fn bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
+    told(access, access.tcp(&connect(access, peer, port)))
+}
+
+/// A `TrafficTarget` that lets `shop/web` read everything and use all ports.
+fn target() -> Access {
+    let request = RequestMatch { methods: vec!["GET".to_owned()], ..RequestMatch::default() };
+    Access::Strict(vec![AccessRule {
+        policy: PolicyName::new("stock", "target").unwrap(),
+        sources: vec![ServiceAccount::new("shop", "web").unwrap()],
+        http: vec![request],
+        tcp: PortSet::All,
+    }])
+}
+
+#[test]
+fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
+    let none = || access(Access::Permissive, false, Vec::new());
+    assert_eq!(ask(&none(), "shop/web", "GET /"), "ok");
+    let rules = || {
+        vec![
+            asking(&[("DELETE", PathMatch::Any)], deny("no-deletes")),
+            from("shop/*", asking(&[("GET DELETE", below("/items"))], allow("items"))),
+        ]
+    };
+    for (mode, is_audited, answers) in [
+        (
+            Access::Permissive,
+            false,
+            ["ok items", "denied-by-policy no-deletes", "ok", "ok", "denied-by-policy no-deletes"],
+        ),
+        (
+            Access::Strict(Vec::new()),
+            false,
+            [
+                "ok items",
+                "denied-by-policy no-deletes",
+                "denied",
+                "denied",
+                "denied-by-policy no-deletes",
+            ],
+        ),
+        (
+            Access::Strict(Vec::new()),
+            true,
+            [
+                "ok items",
+                "not denied-by-policy no-deletes",
+                "not denied",
+                "not denied",
+                "not denied-by-policy no-deletes",
+            ],
+        ),
+        (
+            target(),
+            false,
+            [
+                "ok items",
+                "denied-by-policy no-deletes",
+                "ok target",
+                "denied",
+                "denied-by-policy no-deletes",
+            ],
+        ),
+    ] {
+        let asked = [
+            ("shop/web", "GET /items/1"),
+            ("shop/web", "DELETE /items/1"),
+            ("shop/web", "GET /other"),
+            ("else/web", "GET /items/1"),
+            ("else/web", "DELETE /other"),
+        ];
+        let access = access(mode, is_audited, rules());
+        let found = asked.map(|(peer, what)| ask(&access, peer, what));
+        assert_eq!(found, answers, "{access:?}");
+    }
+    // TrafficTargets that name the peer, and nothing that fits.
+    let access = access(target(), false, rules());
+    assert_eq!(ask(&access, "shop/web", "POST /other"), "no-policy-route");
+}
+
+#[test]
+fn peers_are_named_by_account_and_namespace_with_wildcards() {
+    let access = strict(vec![
+        from("test-*/*", deny("tests")),
+        from("shop/web-*", allow("web")),
+        from("*/admin", allow("admins")),
+    ]);
+    for (peer, expected) in [
+        ("shop/web-1", "ok web"),
+        ("shop/web", "denied"),
+        ("elsewhere/web-1", "denied"),
+        ("elsewhere/admin", "ok admins"),
+        ("test-1/admin", "denied-by-policy tests"),
+    ] {
+        assert_eq!(ask(&access, peer, "GET /"), expected, "{peer}");
+    }
+}
+
+#[test]
+fn bytes_are_judged_by_identity_and_port_alone() {
+    let by_port = strict(vec![at(&[5432], allow("database"))]);
+    assert_eq!(bytes(&by_port, "shop/web", 5432), "ok database");
+    assert_eq!(bytes(&by_port, "shop/web", 80), "denied");
+    assert_eq!(ask(&by_port, "shop/web", "GET /"), "denied");
+    // What allows some requests opens no port to bytes.
+    let by_request = strict(vec![asking(&[("GET", PathMatch::Any)], allow("reads"))]);
+    assert_eq!(ask(&by_request, "shop/web", "GET /"), "ok reads");
+    assert_eq!(bytes(&by_request, "shop/web", 80), "denied");
+    // What denies some requests denies bytes in which they might hide.
+    let hidden = asking(&[("DELETE", PathMatch::Any)], deny("no-deletes"));
+    let hidden = access(Access::Permissive, false, vec![hidden]);
+    assert_eq!(bytes(&hidden, "shop/web", 80), "denied-by-policy no-deletes");
+    assert_eq!(bytes(&hidden, "shop/web", 90), "denied-by-policy no-deletes");
+    assert_eq!(bytes(&hidden, "shop/web", 5432), "ok");
+    let denied = access(Access::Permissive, false, vec![at(&[5432], deny("closed"))]);
+    assert_eq!(bytes(&denied, "shop/web", 5432), "denied-by-policy closed");
+    assert_eq!(bytes(&denied, "shop/web", 80), "ok");
+    let both = access(target(), false, vec![at(&[5432], deny("closed"))]);
+    assert_eq!(bytes(&both, "shop/web", 5432), "denied-by-policy closed");
+    assert_eq!(bytes(&both, "shop/web", 80), "ok target");
+}
+
+#[test]
+fn a_denial_of_a_path_holds_for_every_spelling_of_it() {
+    let admin = || asking(&[("", below("/admin"))], deny("admin"));
+    let closed = access(Access::Permissive, false, vec![admin()]);
+    for path in [
+        "/admin",
+        "/admin/x",
+        "/%61dmin",
+        "/admin%2fx",
+        "//admin",
+        r"/\admin",
+        "/admin;a=b/x",
+        "/%2561/../admin",
+        "/items/../admin",
+        "/items/%2e%2e/admin",
+        "/items/..;/admin",
+    ] {
+        assert_eq!(
+            ask(&closed, "shop/web", &format!("GET {path}")),
+            "denied-by-policy admin",
+            "{path}"
+        );
+    }
+    for path in ["/", "/administrator", "/items/admin", "/a%64", "/items;admin", "/items//x"] {
+        assert_eq!(ask(&closed, "shop/web", &format!("GET {path}")), "ok", "{path}");
+    }
+    let exact = PathMatch::Exact("/a".to_owned());
+    let regex = PathMatch::Regex("/b[0-9]+".to_owned());
+    let closed =
+        access(Access::Permissive, false, vec![asking(&[("", exact), ("", regex)], deny("ab"))]);
+    for (path, expected) in [
+        ("/a", "denied-by-policy ab"),
+        ("/%61", "denied-by-policy ab"),
+        ("/b12", "denied-by-policy ab"),
+        ("/%62%31", "denied-by-policy ab"),
+        ("/a/b", "ok"),
+        ("/bx", "ok"),
+    ] {
+        assert_eq!(ask(&closed, "shop/web", &format!("GET {path}")), expected, "{path}");
+    }
+    // A rule that allows is missed by every odd spelling that climbs.
+    let open = strict(vec![asking(&[("", below("/items"))], allow("items"))]);
+    assert_eq!(ask(&open, "shop/web", "GET /items/1"), "ok items");
+    assert_eq!(ask(&open, "shop/web", "GET /items/../admin"), "denied");
+}
+
+#[test]
+fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
+    let header = |name: &str, value: ValueMatch| FieldMatch { name: name.to_owned(), value };
+    let closed = |value| {
+        let request = RequestMatch {
+            headers: vec![header("x-team", value)],
+            methods: vec!["PURGE".to_owned()],
+            ..RequestMatch::default()
+        };
+        access(
+            Access::Permissive,
+            false,
+            vec![PolicyRule { requests: vec![request], ..deny("team") }],
+        )
+    };
+    for value in [ValueMatch::Exact("red".to_owned()), ValueMatch::Regex("r.d".to_owned())] {
+        let access = closed(value);
+        for (method, fields, expected) in [
+            ("PURGE", &[("x-team", "red")][..], "denied-by-policy team"),
+            ("purge", &[("X-Team", "red")], "denied-by-policy team"),
+            ("PURGE", &[("x-team", "blue"), ("x-team", "red")], "denied-by-policy team"),
+            ("PURGE", &[("x-team", "blue")], "ok"),
+            ("PURGE", &[], "ok"),
+            ("GET", &[("x-team", "red")], "ok"),
+        ] {
+            let what = format!("{method} /");
+            assert_eq!(ask_with(&access, "shop/web", &what, fields), expected, "{fields:?}");
+        }
+    }
+}
+
+#[test]
+fn permits_of_other_rules_are_judged_by_those_of_today() {
+    let before = strict(vec![allow("all")]);
+    let permit = connect(&before, "shop/web", 80);
+    let after = strict(vec![at(&[80], deny("closed")), allow("all")]);
+    assert_eq!(told(&before, before.tcp(&permit)), "ok all");
+    assert_eq!(told(&after, after.tcp(&permit)), "denied-by-policy closed");
+}
+
+#[test]
+fn a_bad_pattern_names_its_policy() {
+    let bad = asking(&[("", PathMatch::Regex("(".to_owned()))], deny("bad"));
+    let error = PolicyRules::compile(&[bad], &[]).unwrap_err().to_string();
+    assert!(error.starts_with("AccessPolicy stock/guard: "), "{error}");
+}

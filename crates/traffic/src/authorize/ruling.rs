@@ -1,0 +1,76 @@
+//! Rulings: what decided about a peer, in the words of operators.
+
+use std::fmt;
+
+use leno_model::{PolicyName, Reason};
+
+/// The policy that decided, and the rule of it where rules have names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ruling {
+    /// Its name.
+    pub policy: PolicyName,
+    /// The rule of an `AccessPolicy`; those of a `TrafficTarget` have no names.
+    pub rule: Option<Box<str>>,
+}
+
+impl Ruling {
+    /// Of a `TrafficTarget`.
+    pub(super) fn target(policy: PolicyName) -> Self {
+        Self { policy, rule: None }
+    }
+
+    /// Of an `AccessPolicy`.
+    pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
+        Self { policy, rule: Some(rule.into()) }
+    }
+
+    /// The kind of the policy, as manifests write it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self.rule {
+            None => "TrafficTarget",
+            Some(_) => "AccessPolicy",
+        }
+    }
+}
+
+/// `namespace/name`, and the rule if it has a name.
+impl fmt::Display for Ruling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.policy.fmt(f)?;
+        match &self.rule {
+            Some(rule) => write!(f, " rule {rule}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a peer was not let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denial {
+    /// The reason, which also gives the status.
+    pub reason: Reason,
+    /// The policy that denies it; or the one that allows it to others, if one does.
+    pub policy: Option<Ruling>,
+}
+
+impl Denial {
+    /// A denial that no policy stands behind.
+    #[must_use]
+    pub fn unnamed(reason: Reason) -> Self {
+        Self { reason, policy: None }
+    }
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason.label(), self.reason.caption())?;
+        match (&self.policy, self.reason) {
+            (Some(policy), Reason::DeniedByPolicy) => write!(f, " (policy {policy})"),
+            (Some(policy), _) => write!(f, " (policy {policy} allows it to others)"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Denial {}

@@ -1,0 +1,154 @@
+//! Who is let in, through real sidecars: modes and policies, changed while requests flow.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, server, server_of};
+use leno_tests::{Application, Connection, Mesh, Response, eventually, free_port, get};
+
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    stock: Application,
+}
+
+/// The settings of the mesh; `more` are further fields.
+fn config(mode: &str, more: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+         spec: {{trafficMode: {mode}{more}}}\n"
+    )
+}
+
+fn manifests(config: &str, stock: &str, (port, door): (u16, u16)) -> String {
+    let account = "  serviceAccount: stock\n";
+    let with = server("stock", port, &[]).replace(account, &format!("{account}{stock}"));
+    [config, &with, &client("web", &[], &[("stock", door)])].concat()
+}
+
+impl Shop {
+    /// A strict mesh in which no policy lets `web` call `stock`.
+    fn open() -> Self {
+        let stock = Application::echo();
+        let (port, door) = (stock.port(), free_port());
+        let mesh = Mesh::up(&manifests(&config("strict", ""), "", (port, door)));
+        Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), stock }
+    }
+
+    /// Writes the manifests anew: the settings of the mesh, and further fields of `stock-1`.
+    fn rewrite(&self, config: &str, stock: &str) {
+        let ports = (self.stock.port(), self.door.port());
+        self.mesh.write("mesh.yaml", &manifests(config, stock, ports));
+    }
+
+    /// Waits until a GET of this path is answered so, by the application or by a sidecar.
+    fn turns(&self, path: &str, expected: (u16, Option<&str>)) {
+        let is = |answer: &Response| (answer.status, answer.reason()) == expected;
+        let what = format!("{path} is answered {expected:?}");
+        eventually(&what, PATIENCE, || get(self.door, path).ok().filter(is));
+    }
+
+    /// What audit mode has counted for a reason.
+    fn audited(&self, reason: &str) -> f64 {
+        let series = format!(
+            "leno_audited_denials_total{{direction=\"inbound\",service=\"shop/stock\",port=\"{}\",\
+             route=\"\",peer=\"shop/web\",protocol=\"http\",reason=\"{reason}\"}}",
+            self.stock.port()
+        );
+        self.mesh.sidecar("shop/stock-1").metric(&series)
+    }
+
+    fn explained(&self, path: &str) -> String {
+        let url = format!("http://stock:9080{path}");
+        let files = self.mesh.file("");
+        let mut command = leno_tests::leno();
+        command.args(["explain", "request", "--from", "shop/web-1", "--url", &url, "-f"]);
+        let output = command.arg(files).output().expect("leno runs");
+        String::from_utf8(output.stdout).expect("text")
+    }
+}
+
+#[test]
+fn audit_counts_what_strict_would_deny_until_it_is_strict() {
+    let shop = Shop::open();
+    shop.turns("/items", (403, Some("denied-outbound")));
+    let audited = config("strict", ", namespaces: [{name: shop, trafficMode: audit}]");
+    shop.rewrite(&audited, "");
+    shop.turns("/items", (200, None));
+    let before = shop.audited("denied");
+    assert!(before >= 1.0, "{before}");
+    let mut connection = Connection::open(shop.door).unwrap();
+    for _ in 0..5 {
+        assert_eq!(connection.get("/items").unwrap().status, 200);
+    }
+    assert_eq!(shop.audited("denied") - before, 5.0);
+    let told = shop.explained("/items");
+    assert!(told.contains("let in by audit mode; in strict mode 403 denied"), "{told}");
+    assert!(told.contains("verdict   200-range"), "{told}");
+    // The workload's own mode goes before that of its namespace.
+    shop.rewrite(&audited, "  trafficMode: strict\n");
+    shop.turns("/items", (403, Some("denied-outbound")));
+}
+
+#[test]
+fn rules_allow_and_deny_and_close_what_they_do_not_allow_any_more() {
+    let shop = Shop::open();
+    shop.turns("/items", (403, Some("denied-outbound")));
+    let policy = |deny: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1
+kind: AccessPolicy
+metadata: {{name: guard, namespace: shop}}
+spec:
+  serviceAccounts: [stock]
+  deny: [{deny}]
+  allow:
+  - {{name: reads, from: [{{serviceAccount: \"w*\"}}], requests: [{{methods: [GET], path: {{value: /items}}}}]}}
+"
+        )
+    };
+    let admin = "{name: admin, requests: [{path: {value: /items/admin}}]}";
+    shop.mesh.write("policy.yaml", &policy(admin));
+    shop.turns("/items/1", (200, None));
+    let mut connection = Connection::open(shop.door).unwrap();
+    for (path, status, reason) in [
+        ("/items/1", 200, None),
+        ("/items/admin", 403, Some("denied-by-policy")),
+        ("/items/%61dmin", 403, Some("denied-by-policy")),
+        ("/items/1", 200, None),
+        ("/other", 403, Some("denied")),
+    ] {
+        let answer = connection.get(path).unwrap();
+        assert_eq!((answer.status, answer.reason()), (status, reason), "{path}");
+    }
+    let told = shop.explained("/items/1");
+    assert!(told.contains("allowed by the AccessPolicy shop/guard rule reads"), "{told}");
+    let told = shop.explained("/items/admin");
+    let denied = "403 denied-by-policy (the AccessPolicy shop/guard rule admin denies it)";
+    assert!(told.contains(denied), "{told}");
+    // The connection stays, and what comes on it is judged by the rules of the day.
+    shop.mesh.write("policy.yaml", &policy("{from: [{serviceAccount: web}]}"));
+    shop.turns("/items/1", (403, Some("denied-by-policy")));
+    assert_eq!(connection.get("/items/1").unwrap().reason(), Some("denied-by-policy"));
+    shop.mesh.remove("policy.yaml");
+    shop.turns("/items/1", (403, Some("denied-outbound")));
+}
+
+#[test]
+fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
+    let stock = Application::echo();
+    let door = free_port();
+    let tcp = server_of("stock", (stock.port(), "TCP"), &[]);
+    let mesh = [config("permissive", ""), tcp, client("web", &[], &[("stock", door)])].concat();
+    let mesh = Mesh::up(&mesh);
+    let mut connection = Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, door))).unwrap();
+    assert_eq!(connection.get("/items").unwrap().status, 200);
+    let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
+                  metadata: {name: guard, namespace: shop}\n\
+                  spec: {deny: [{from: [{serviceAccount: \"*\"}]}]}\n";
+    mesh.write("policy.yaml", policy);
+    let ended = connection.rest();
+    assert!(ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
