@@ -13,7 +13,9 @@ use crate::route::HttpRoute;
 use crate::service::Service;
 use crate::service_policy::{ServicePolicy, ServicePolicyName};
 use crate::tag::{Lane, SermantRouteRule, TagRoute};
+use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
+use crate::traffic_split::TrafficSplit;
 use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
@@ -56,6 +58,10 @@ pub enum Object {
     Lane(Lane),
     /// A Gateway API grant.
     ReferenceGrant(ReferenceGrant),
+    /// SMI shares.
+    TrafficSplit(TrafficSplit),
+    /// A Gateway API route of connections.
+    GatewayTcpRoute(GatewayTcpRoute),
 }
 
 impl Object {
@@ -77,6 +83,8 @@ impl Object {
             Self::SermantRouteRule(o) => ObjectKey::SermantRouteRule(o.name.clone()),
             Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
             Self::ReferenceGrant(o) => ObjectKey::ReferenceGrant(o.name.clone()),
+            Self::TrafficSplit(o) => ObjectKey::TrafficSplit(o.name.clone()),
+            Self::GatewayTcpRoute(o) => ObjectKey::GatewayTcpRoute(o.rule.route.clone()),
         }
     }
 }
@@ -112,6 +120,10 @@ pub enum ObjectKey {
     Lane(TagRouteName),
     /// A Gateway API grant.
     ReferenceGrant(GrantName),
+    /// SMI shares.
+    TrafficSplit(RouteName),
+    /// A Gateway API route of connections.
+    GatewayTcpRoute(RouteName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -132,6 +144,8 @@ impl fmt::Display for ObjectKey {
             Self::SermantRouteRule(name) => write!(f, "SermantRouteRule {name}"),
             Self::Lane(name) => write!(f, "Lane {name}"),
             Self::ReferenceGrant(name) => write!(f, "ReferenceGrant {name}"),
+            Self::TrafficSplit(name) => write!(f, "TrafficSplit {name}"),
+            Self::GatewayTcpRoute(name) => write!(f, "TCPRoute {name}"),
         }
     }
 }

@@ -11,4 +11,6 @@ mod netns;
 mod one_machine;
 mod peers;
 #[cfg(test)]
+mod splits;
+#[cfg(test)]
 mod tags;

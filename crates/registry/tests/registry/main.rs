@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod arbitrary;
 #[cfg(test)]
+mod gateway_tcp_route;
+#[cfg(test)]
 mod lint;
 #[cfg(test)]
 #[path = "../corpus/manifest.rs"]
@@ -21,5 +23,7 @@ mod service_policies;
 mod tags;
 #[cfg(test)]
 mod tls_route;
+#[cfg(test)]
+mod traffic_split;
 #[cfg(test)]
 mod watch;
