@@ -3,6 +3,7 @@
 mod access;
 mod plan;
 mod service;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::mesh::Mesh;
 
 pub(crate) use self::access::missing;
 pub(crate) use self::service::{Viewer, Views, view};
+pub(crate) use self::split::{rivals, tcp_rival};
 
 /// What one workload's sidecar should know, before it is numbered and sent.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -209,6 +209,19 @@ fn led([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String 
     )
 }
 
+/// What a split of a service says.
+fn split([root, backend]: [&str; 2], matches: &str) -> String {
+    format!("spec: {{service: {root}, {matches}backends: [{{service: {backend}, weight: 1}}]}}")
+}
+
+/// The version that a kind of route is read in.
+fn gateway_version(kind: &str) -> &'static str {
+    match kind {
+        "TCPRoute" => "gateway.networking.k8s.io/v1alpha2",
+        _ => "gateway.networking.k8s.io/v1",
+    }
+}
+
 /// What a service says that chooses by two labels.
 fn chosen([app, tier]: [&str; 2], port: &str) -> String {
     format!(
@@ -222,7 +235,11 @@ fn labels(app: &str, tier: &str) -> String {
 }
 
 /// Kinds of routes that have one form.
-const ROUTES: &[&str] = &["HTTPRoute", "HTTPRoute", "GRPCRoute"];
+const ROUTES: &[&str] = &["HTTPRoute", "HTTPRoute", "GRPCRoute", "TCPRoute"];
+/// The version of splits.
+const SMI_SPLIT: &str = "split.smi-spec.io/v1alpha4";
+/// Which requests a split may be for.
+const MATCHES: &[&str] = &["", "matches: [{kind: HTTPRouteGroup, name: a}], "];
 /// What a `TagRoute` may be for beside one service.
 const SCOPES: &[&str] = &["mesh", "namespace"];
 
@@ -264,11 +281,10 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             head("Service", "v1", ""),
         ),
         3 => format!("{}{}", head("Service", "v1", ""), chosen([one, two], three)),
-        4 => format!(
-            "{}{}",
-            head(dice.pick(ROUTES), "gateway.networking.k8s.io/v1", ""),
-            led([one, port], [two, three], other),
-        ),
+        4 => {
+            let kind = dice.pick(ROUTES);
+            head(kind, gateway_version(kind), "") + &led([one, port], [two, three], other)
+        }
         5 => format!(
             "{}spec: {{destination: {}, sources: [{}, {}], rules: \
              [{{kind: HTTPRouteGroup, name: {one}, matches: [{two}]}}, {{kind: TCPRoute, name: {three}}}]}}",
@@ -299,6 +315,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         ),
         13 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
         12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
+        13 => head("TrafficSplit", SMI_SPLIT, "") + &split([one, two], dice.pick(MATCHES)),
         _ => format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
              spec: {{trustDomain: cluster.local, trafficMode: {}, \

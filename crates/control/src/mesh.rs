@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Change, GrantName, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey, PolicyName,
-    ReferenceGrant, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName,
-    TargetRule, TcpRoute, TcpRouteName, TlsRoute, TrafficMode, TrafficTarget, Workload,
-    WorkloadName,
+    Change, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey,
+    PolicyName, ReferenceGrant, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount,
+    ServiceName, TargetRule, TcpRoute, TcpRouteName, TlsRoute, TrafficMode, TrafficSplit,
+    TrafficTarget, Workload, WorkloadName,
 };
 
 pub(crate) use attached::{Attached, Route};
@@ -36,6 +36,8 @@ pub(crate) struct Mesh {
     services: BTreeMap<ServiceName, Service>,
     routes: Attached<(RouteKind, RouteName), HttpRoute>,
     tls_routes: Attached<RouteName, TlsRoute>,
+    splits: Attached<RouteName, TrafficSplit>,
+    gateway_tcp_routes: Attached<RouteName, GatewayTcpRoute>,
     targets: BTreeMap<PolicyName, TrafficTarget>,
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
@@ -118,6 +120,14 @@ impl Mesh {
         &self.tls_routes
     }
 
+    pub(crate) fn splits(&self) -> &Attached<RouteName, TrafficSplit> {
+        &self.splits
+    }
+
+    pub(crate) fn gateway_tcp_routes(&self) -> &Attached<RouteName, GatewayTcpRoute> {
+        &self.gateway_tcp_routes
+    }
+
     pub(crate) fn targets(&self) -> impl ExactSizeIterator<Item = &TrafficTarget> {
         self.targets.values()
     }
@@ -194,8 +204,8 @@ impl Mesh {
         let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
         let routes = self.routes.all().cloned().map(|route| match route.kind {
-            RouteKind::Http => Object::HttpRoute(route),
             RouteKind::Grpc => Object::GrpcRoute(route),
+            RouteKind::Http | RouteKind::Split | RouteKind::Tcp => Object::HttpRoute(route),
         });
         let tls_routes = self.tls_routes.all().cloned().map(Object::TlsRoute);
         let targets = self.targets.values().cloned().map(Object::TrafficTarget);
@@ -215,6 +225,8 @@ impl Mesh {
             .chain(self.tags.objects())
             .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
+            .chain(self.splits.all().cloned().map(Object::TrafficSplit))
+            .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
             .collect()
     }
 }
@@ -303,6 +315,14 @@ impl Mesh {
             Object::AccessPolicy(policy) => {
                 self.set_access_policy(&policy.name.clone(), Some(policy), touched);
             }
+            Object::GatewayTcpRoute(route) => {
+                let name = route.rule.route.clone();
+                touched.services.extend(self.gateway_tcp_routes.set(&name, Some(route)));
+            }
+            Object::TrafficSplit(split) => {
+                let name = split.name.clone();
+                touched.services.extend(self.splits.set(&name, Some(split)));
+            }
         }
     }
 
@@ -344,6 +364,10 @@ impl Mesh {
             }
             ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, touched),
             ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, touched),
+            ObjectKey::GatewayTcpRoute(name) => {
+                touched.services.extend(self.gateway_tcp_routes.set(name, None));
+            }
+            ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }
     }
 
@@ -432,15 +456,9 @@ impl Mesh {
     fn set_grant(&mut self, name: &GrantName, new: Option<ReferenceGrant>, touched: &mut Touched) {
         let old = self.grants.remove(name);
         if old != new {
-            // The parents of all routes that lead into its namespace from another.
-            let crosses = |route: &&HttpRoute| {
-                let mut backends = route.rules.iter().flat_map(|rule| &rule.backends);
-                route.name.namespace != name.namespace
-                    && backends.any(|backend| backend.service.namespace == name.namespace)
-            };
-            let routes = self.routes.all().filter(crosses);
-            let parents = routes.flat_map(|route| &route.parents);
-            touched.services.extend(parents.map(|parent| parent.service.clone()));
+            touched.services.extend(self.routes.leading_into(&name.namespace));
+            touched.services.extend(self.splits.leading_into(&name.namespace));
+            touched.services.extend(self.gateway_tcp_routes.leading_into(&name.namespace));
         }
         if let Some(new) = new {
             self.grants.insert(name.clone(), new);
@@ -484,7 +502,8 @@ impl Mesh {
         touched.services.insert(name.clone());
         if self.has_strict() {
             let parents = self.routes.leading_to(name).chain(self.tls_routes.leading_to(name));
-            touched.services.extend(parents.cloned());
+            touched.services.extend(parents.chain(self.splits.leading_to(name)).cloned());
+            touched.services.extend(self.gateway_tcp_routes.leading_to(name).cloned());
         }
     }
 
@@ -513,6 +532,9 @@ impl Mesh {
     }
 
     fn touch_users_of_group(&self, name: &RouteGroupName, touched: &mut Touched) {
+        let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
+        let splits = self.splits.all().filter(uses);
+        touched.services.extend(splits.map(|split| split.root.service.clone()));
         self.touch_users(touched, |rule| match rule {
             TargetRule::Http { group, .. } => group == name,
             TargetRule::Tcp { .. } => false,

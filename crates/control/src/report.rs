@@ -2,10 +2,13 @@
 
 mod changes;
 mod policies;
+mod shares;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_model::{HttpRoute, RouteName, Service, Workload};
+use leno_model::{
+    HttpRoute, RouteKind, RouteName, RouteParent, Service, WeightedBackend, Workload,
+};
 use leno_registry::{Warning, lint};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -132,6 +135,9 @@ impl Report<'_> {
         let workloads = self.mesh.behind(&service.name);
         let routes = self.mesh.routes().of(&service.name).map(|route| &route.name);
         let routes = routes.chain(self.mesh.tls_routes().of(&service.name).map(|r| &r.rule.route));
+        let tcp = self.mesh.gateway_tcp_routes().of(&service.name).map(|r| &r.rule.route);
+        let routes = routes.chain(tcp);
+        let routes = routes.chain(self.mesh.splits().of(&service.name).map(|split| &split.name));
         ServiceStatus {
             name: service.name.to_string(),
             selector: service.selector.clone(),
@@ -193,32 +199,35 @@ impl Report<'_> {
     pub(crate) fn routes(&self) -> Vec<RouteStatus> {
         let http = self.mesh.routes().all().map(|route| {
             let name = (route.kind.as_str(), &route.name);
-            let mut status = self.route(name, route.rules.len(), route);
+            let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
+            let mut status = self.route(name, route.rules.len(), &route.parents, &backends);
             status.problems.extend(self.overruled(route));
-            status.problems.extend(self.ungranted(route));
+            status.problems.extend(self.ungranted((route.kind, &route.name), route));
             status
         });
         let tls = self.mesh.tls_routes().all();
-        let tls = tls.map(|route| self.route(("TLSRoute", &route.rule.route), 1, route));
-        http.chain(tls).collect()
+        let tls = tls.map(|route| {
+            let backends: Vec<_> = route.rule.backends.iter().collect();
+            self.route(("TLSRoute", &route.rule.route), 1, &route.parents, &backends)
+        });
+        let tcp = self.mesh.gateway_tcp_routes().all();
+        let tcp = tcp.map(|route| self.gateway_tcp_route(route));
+        let splits = self.mesh.splits().all().map(|split| self.split(split));
+        http.chain(tls).chain(tcp).chain(splits).collect()
     }
 
     fn route(
         &self,
         (kind, name): (&str, &RouteName),
         rules: usize,
-        route: &impl Route,
+        parents: &[RouteParent],
+        backends: &[&WeightedBackend],
     ) -> RouteStatus {
-        let parents = route.parents().iter().map(|parent| match parent.port {
-            Some(port) => format!("{}:{port}", parent.service),
-            None => parent.service.to_string(),
-        });
         let mut problems = Vec::new();
-        for (service, port) in route
-            .parents()
+        for (service, port) in parents
             .iter()
             .map(|parent| (&parent.service, parent.port))
-            .chain(route.backends().map(|backend| (&backend.service, Some(backend.port))))
+            .chain(backends.iter().map(|backend| (&backend.service, Some(backend.port))))
         {
             let problem = match (self.mesh.service(service), port) {
                 (None, _) => format!("Service {service} does not exist"),
@@ -231,7 +240,11 @@ impl Report<'_> {
                 problems.push(problem);
             }
         }
-        let shares = route.backends();
+        let parents = parents.iter().map(|parent| match parent.port {
+            Some(port) => format!("{}:{port}", parent.service),
+            None => parent.service.to_string(),
+        });
+        let shares = backends.iter();
         let shares = shares.map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
         RouteStatus {
             kind: kind.to_owned(),
@@ -244,11 +257,11 @@ impl Report<'_> {
     }
 
     /// The services of other namespaces that a route may not lead to.
-    fn ungranted(&self, route: &HttpRoute) -> Vec<String> {
-        let key = (route.kind, &route.name);
-        let mut ungranted: Vec<String> = Route::backends(route)
-            .filter(|backend| !self.mesh.may_lead(key, &backend.service))
-            .map(|backend| format!("no ReferenceGrant permits the Service {}", backend.service))
+    fn ungranted(&self, key: (RouteKind, &RouteName), route: &impl Route) -> Vec<String> {
+        let mut ungranted: Vec<String> = route
+            .leads_to()
+            .filter(|service| !self.mesh.may_lead(key, service))
+            .map(|service| format!("no ReferenceGrant permits the Service {service}"))
             .collect();
         ungranted.dedup();
         ungranted

@@ -209,7 +209,7 @@ impl ProxyStatus {
 /// A route.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
-    /// `HTTPRoute`, `GRPCRoute` or `TLSRoute`.
+    /// `HTTPRoute`, `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`.
     pub kind: String,
     /// `namespace/name`.
     pub name: String,

@@ -43,6 +43,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
         tags: None,
+        tcp_rule: None,
     };
     ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
 }

@@ -464,6 +464,8 @@ pub struct ServicePort {
     pub tls_rules: ::prost::alloc::vec::Vec<TlsRule>,
     #[prost(message, optional, tag = "30")]
     pub treatment: ::core::option::Option<Treatment>,
+    #[prost(message, optional, tag = "80")]
+    pub tcp_rule: ::core::option::Option<TcpRule>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Treatment {
@@ -629,6 +631,8 @@ pub struct Rule {
     pub actions: ::core::option::Option<RuleActions>,
     #[prost(bool, tag = "11")]
     pub grpc: bool,
+    #[prost(enumeration = "RuleObject", tag = "80")]
+    pub object: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RuleActions {
@@ -715,6 +719,17 @@ pub struct TlsRule {
     pub hostnames: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "3")]
     pub backends: ::prost::alloc::vec::Vec<Backend>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TcpRule {
+    #[prost(string, tag = "1")]
+    pub route: ::prost::alloc::string::String,
+    #[prost(enumeration = "RuleObject", tag = "2")]
+    pub object: i32,
+    #[prost(message, repeated, tag = "3")]
+    pub backends: ::prost::alloc::vec::Vec<Backend>,
+    #[prost(uint32, tag = "4")]
+    pub ungranted_weight: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Backend {
@@ -1023,6 +1038,35 @@ impl Protocol {
             "PROTOCOL_GRPC" => Some(Self::Grpc),
             "PROTOCOL_TCP" => Some(Self::Tcp),
             "PROTOCOL_DETECT" => Some(Self::Detect),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RuleObject {
+    Unspecified = 0,
+    TrafficSplit = 1,
+    TcpRoute = 2,
+}
+impl RuleObject {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RULE_OBJECT_UNSPECIFIED",
+            Self::TrafficSplit => "RULE_OBJECT_TRAFFIC_SPLIT",
+            Self::TcpRoute => "RULE_OBJECT_TCP_ROUTE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RULE_OBJECT_UNSPECIFIED" => Some(Self::Unspecified),
+            "RULE_OBJECT_TRAFFIC_SPLIT" => Some(Self::TrafficSplit),
+            "RULE_OBJECT_TCP_ROUTE" => Some(Self::TcpRoute),
             _ => None,
         }
     }

@@ -14,7 +14,9 @@ use crate::route::HttpRoute;
 use crate::service::Service;
 use crate::service_policy::{ServicePolicy, ServicePolicyName};
 use crate::tag::{Lane, SermantRouteRule, TagRoute};
+use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
+use crate::traffic_split::TrafficSplit;
 use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
@@ -59,6 +61,10 @@ pub enum Object {
     ReferenceGrant(ReferenceGrant),
     /// Allow and deny rules.
     AccessPolicy(AccessPolicy),
+    /// SMI shares.
+    TrafficSplit(TrafficSplit),
+    /// A Gateway API route of connections.
+    GatewayTcpRoute(GatewayTcpRoute),
 }
 
 impl Object {
@@ -81,6 +87,8 @@ impl Object {
             Self::Lane(o) => ObjectKey::Lane(o.name.clone()),
             Self::ReferenceGrant(o) => ObjectKey::ReferenceGrant(o.name.clone()),
             Self::AccessPolicy(o) => ObjectKey::AccessPolicy(o.name.clone()),
+            Self::TrafficSplit(o) => ObjectKey::TrafficSplit(o.name.clone()),
+            Self::GatewayTcpRoute(o) => ObjectKey::GatewayTcpRoute(o.rule.route.clone()),
         }
     }
 }
@@ -118,6 +126,10 @@ pub enum ObjectKey {
     ReferenceGrant(GrantName),
     /// Allow and deny rules.
     AccessPolicy(PolicyName),
+    /// SMI shares.
+    TrafficSplit(RouteName),
+    /// A Gateway API route of connections.
+    GatewayTcpRoute(RouteName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -139,6 +151,8 @@ impl fmt::Display for ObjectKey {
             Self::Lane(name) => write!(f, "Lane {name}"),
             Self::ReferenceGrant(name) => write!(f, "ReferenceGrant {name}"),
             Self::AccessPolicy(name) => write!(f, "AccessPolicy {name}"),
+            Self::TrafficSplit(name) => write!(f, "TrafficSplit {name}"),
+            Self::GatewayTcpRoute(name) => write!(f, "TCPRoute {name}"),
         }
     }
 }

@@ -19,7 +19,9 @@ pub mod service;
 pub mod service_policy;
 pub mod snapshot;
 pub mod tag;
+pub mod tcp_rule;
 pub mod tls_route;
+pub mod traffic_split;
 pub mod workload;
 
 pub use access_policy::{
@@ -60,5 +62,7 @@ pub use tag::{
     TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue,
     TextRelation, ValueTest, Weights,
 };
+pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
+pub use traffic_split::{SplitBackend, TrafficSplit};
 pub use workload::{Door, Workload, WorkloadPort};

@@ -116,7 +116,7 @@ object_name! {
     ServiceName
 }
 object_name! {
-    /// The name of an `HTTPRoute`.
+    /// The name of an `HTTPRoute`, or of another object whose rules choose backends.
     RouteName
 }
 object_name! {

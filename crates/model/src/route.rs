@@ -19,13 +19,18 @@ pub struct HttpRoute {
     pub kind: RouteKind,
 }
 
-/// The kind of a route: in which words its rules were written. As rules they are the same.
+/// The kind of a route: in which words its rules were written. As rules they are the same. Where
+/// several are attached to one port, the last in this order decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum RouteKind {
+    /// A `TrafficSplit`.
+    Split,
+    /// A `TCPRoute` of the Gateway API.
+    Tcp,
     /// An `HTTPRoute`.
     #[default]
     Http,
-    /// A `GRPCRoute`; it goes before an `HTTPRoute` on the same port.
+    /// A `GRPCRoute`.
     Grpc,
 }
 
@@ -34,6 +39,8 @@ impl RouteKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Split => "TrafficSplit",
+            Self::Tcp => "TCPRoute",
             Self::Http => "HTTPRoute",
             Self::Grpc => "GRPCRoute",
         }
@@ -43,6 +50,8 @@ impl RouteKind {
     #[must_use]
     pub fn key(self, name: RouteName) -> ObjectKey {
         match self {
+            Self::Split => ObjectKey::TrafficSplit(name),
+            Self::Tcp => ObjectKey::GatewayTcpRoute(name),
             Self::Http => ObjectKey::HttpRoute(name),
             Self::Grpc => ObjectKey::GrpcRoute(name),
         }

@@ -13,6 +13,7 @@ use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
 use crate::tag::{Caller, LaneRule, TagRules};
+use crate::tcp_rule::TcpRule;
 use crate::tls_route::TlsRule;
 use crate::workload::{Door, WorkloadPort};
 
@@ -84,8 +85,10 @@ pub struct PortView {
     /// What is spoken there.
     pub protocol: Protocol,
     /// Whether an `HTTPRoute` is attached: then a request that no rule matches is answered 404.
+    /// Otherwise it goes to the port's own endpoints.
     pub routed: bool,
-    /// The rules of all attached routes, in order of route name and then of the document.
+    /// The rules of all attached routes, in order of route name and then of the document; or those
+    /// of splits.
     pub rules: Vec<RouteRule>,
     /// Where it can be reached, ordered by id.
     pub endpoints: Vec<Arc<Endpoint>>,
@@ -96,6 +99,9 @@ pub struct PortView {
     pub treatment: Treatment,
     /// Which of its endpoints take which requests; any take all when absent.
     pub tags: Option<Arc<TagRules>>,
+    /// Where connections go in which no request is seen, and that no rule for encrypted sessions
+    /// is about; to its own endpoints when absent.
+    pub tcp_rule: Option<TcpRule>,
 }
 
 impl PortView {
@@ -103,6 +109,7 @@ impl PortView {
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let rules = self.rules.iter().map(|rule| &rule.backends);
         let tls_rules = self.tls_rules.iter().map(|rule| &rule.backends);
-        rules.chain(tls_rules).flatten()
+        let tcp_rule = self.tcp_rule.iter().map(|rule| &rule.backends);
+        rules.chain(tls_rules).chain(tcp_rule).flatten()
     }
 }

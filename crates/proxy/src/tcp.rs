@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use leno_model::{Reach, Reason, ServiceName};
+use leno_model::{Reach, Reason, ServiceName, WeightedBackend};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
-use leno_traffic::{PortPlan, TlsChoice};
+use leno_traffic::{PortPlan, TlsChoice, tcp_backend};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::{ResetCode, StreamKind};
 use leno_wire::sniff::Sniffed;
@@ -146,7 +146,7 @@ async fn open(
     }
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     let port = match port.tls_routes.is_trivial() {
-        true => port,
+        true => by_share(worker, (&scene, port), record)?,
         false => by_server_name(worker, (&scene, port), client, record).await?,
     };
     let ward = worker.ward(port, scene.version);
@@ -197,7 +197,7 @@ async fn by_server_name<'a>(
     // Silence means a protocol in which the server speaks first.
     match timeout(limits.detect_timeout, detect(io, early)).await {
         Ok(Sniffed::Tls) => {}
-        Ok(_) | Err(_) => return Ok(port),
+        Ok(_) | Err(_) => return by_share(worker, (scene, port), record),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
@@ -205,11 +205,7 @@ async fn by_server_name<'a>(
         TlsChoice::Direct => Ok(port),
         TlsChoice::To { rule, backend } => {
             record.subject.route = Some(rule.route.clone());
-            let behind = scene.plans.service(&backend.service);
-            let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
-            let behind = behind.ok_or(Reason::InvalidBackend)?;
-            record.subject.service = Some(backend.service.clone());
-            Ok(behind)
+            behind(scene, backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
@@ -217,6 +213,34 @@ async fn by_server_name<'a>(
             Err(Reason::InvalidBackend)
         }
     }
+}
+
+/// Where a connection goes in which no request is seen: to the service's own endpoints, or to the
+/// backend of a rule whose turn it is.
+fn by_share<'a>(
+    worker: &Worker,
+    (scene, port): (&'a Scene, &'a PortPlan),
+    record: &mut Record<'_>,
+) -> Result<&'a PortPlan, Reason> {
+    let Some(rule) = &port.tcp_rule else {
+        return Ok(port);
+    };
+    record.subject.route = Some(rule.route.clone());
+    let backend = tcp_backend(rule, worker.draw()).ok_or(Reason::InvalidBackend)?;
+    behind(scene, backend, record)
+}
+
+/// The port that a backend of a rule is.
+fn behind<'a>(
+    scene: &'a Scene,
+    backend: &WeightedBackend,
+    record: &mut Record<'_>,
+) -> Result<&'a PortPlan, Reason> {
+    let service = scene.plans.service(&backend.service);
+    let port = service.and_then(|plan| plan.ports.get(&backend.port));
+    let port = port.ok_or(Reason::InvalidBackend)?;
+    record.subject.service = Some(backend.service.clone());
+    Ok(port)
 }
 
 /// Opens a stream to the application behind one endpoint, which has taken it when this returns:

@@ -3,6 +3,7 @@
 mod access_policy;
 mod circuit_breaker;
 mod filter;
+mod gateway_tcp_route;
 mod grpc_route;
 mod http_route;
 mod lane;
@@ -17,6 +18,7 @@ mod service_policy;
 mod smi;
 mod tag_route;
 mod tls_route;
+mod traffic_split;
 mod upstream_traffic_setting;
 mod workload;
 
@@ -159,6 +161,9 @@ enum Kind {
     Lane,
     ReferenceGrant,
     AccessPolicy,
+    TrafficSplit,
+    /// Of the Gateway API; SMI has a kind of the same name.
+    GatewayTcpRoute,
 }
 
 impl Kind {
@@ -181,6 +186,8 @@ impl Kind {
         Self::Lane,
         Self::ReferenceGrant,
         Self::AccessPolicy,
+        Self::TrafficSplit,
+        Self::GatewayTcpRoute,
     ];
 
     const fn word(self) -> &'static str {
@@ -192,7 +199,7 @@ impl Kind {
             Self::TlsRoute => "TLSRoute",
             Self::TrafficTarget => "TrafficTarget",
             Self::HttpRouteGroup => "HTTPRouteGroup",
-            Self::TcpRoute => "TCPRoute",
+            Self::TcpRoute | Self::GatewayTcpRoute => "TCPRoute",
             Self::GrpcRoute => "GRPCRoute",
             Self::ServicePolicy(kind) => kind.as_str(),
             Self::TagRoute => "TagRoute",
@@ -200,6 +207,7 @@ impl Kind {
             Self::Lane => "Lane",
             Self::ReferenceGrant => "ReferenceGrant",
             Self::AccessPolicy => "AccessPolicy",
+            Self::TrafficSplit => "TrafficSplit",
         }
     }
 
@@ -228,11 +236,24 @@ impl Kind {
             ],
             Self::TrafficTarget => &["access.smi-spec.io/v1alpha3"],
             Self::HttpRouteGroup | Self::TcpRoute => &["specs.smi-spec.io/v1alpha4"],
+            Self::GatewayTcpRoute => &["gateway.networking.k8s.io/v1alpha2"],
+            Self::TrafficSplit => &["split.smi-spec.io/v1alpha4", "split.smi-spec.io/v1alpha2"],
         }
     }
 
     fn words() -> Vec<&'static str> {
-        Self::ALL.iter().map(|kind| kind.word()).collect()
+        let mut words: Vec<&str> = Vec::new();
+        for word in Self::ALL.iter().map(|kind| kind.word()) {
+            if !words.contains(&word) {
+                words.push(word);
+            }
+        }
+        words
+    }
+
+    /// The kinds of this name: each has versions of its own.
+    fn called(word: &str) -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(move |kind| kind.word() == word)
     }
 
     fn find(word: &str) -> Option<Self> {
@@ -290,6 +311,11 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::Lane => lane::read(head, spec).map(Object::Lane),
         Kind::ReferenceGrant => reference_grant::read(head, spec).map(Object::ReferenceGrant),
         Kind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
+        Kind::GatewayTcpRoute => gateway_tcp_route::read(head, spec).map(Object::GatewayTcpRoute),
+        Kind::TrafficSplit => {
+            let version = fields.find("apiVersion").and_then(Field::text).unwrap_or_default();
+            traffic_split::read(head, spec, version).map(Object::TrafficSplit)
+        }
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object
@@ -311,14 +337,16 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
         kind_field.refuse(problem, remedy);
         return None;
     };
-    if !kind.api_versions().contains(&version) {
+    let found = Kind::called(kind.word()).find(|kind| kind.api_versions().contains(&version));
+    if found.is_none() {
+        let read: Vec<&str> =
+            Kind::called(kind.word()).flat_map(Kind::api_versions).copied().collect();
         version_field.refuse(
             format!("{} is not read for {word}", version_field.shown()),
-            format!("use {}", one_of(kind.api_versions())),
+            format!("use {}", one_of(&read)),
         );
-        return None;
     }
-    Some(kind)
+    found
 }
 
 fn read_head(kind: Kind, metadata: &Field<'_>) -> Option<Head> {

@@ -7,16 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    AccessPolicy, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object, ObjectKey, ReferenceGrant,
-    RouteGroupName, RouteParent, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName,
-    TagScope, TargetPort, TargetRule, TcpRouteName, TlsRoute, TrafficTarget, WeightedBackend,
-    Workload,
+    AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object, ObjectKey,
+    ReferenceGrant, RouteGroupName, RouteKind, RouteParent, Service, ServiceAccount, ServiceName,
+    ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule, TcpRouteName, TlsRoute,
+    TrafficMode, TrafficSplit, TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};
 use crate::suggest::{closest, one_of};
 
+mod gateway_tcp_route;
 mod service_policy;
+mod traffic_split;
 
 /// What is odd about these objects taken together. Warnings, not refusals: the missing half may
 /// come from elsewhere, or later.
@@ -41,8 +43,10 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
             Object::Lane(lane) => world.lint_lane(lane, &mut notes),
             Object::MeshConfig(config) => world.lint_mesh_config(config, &mut notes),
-            Object::HttpRouteGroup(_) | Object::TcpRoute(_) | Object::ReferenceGrant(_) => {}
             Object::AccessPolicy(policy) => world.lint_access_policy(policy, &mut notes),
+            Object::TrafficSplit(split) => world.lint_split(split, &mut notes),
+            Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut notes),
+            Object::HttpRouteGroup(_) | Object::TcpRoute(_) | Object::ReferenceGrant(_) => {}
         }
     }
     world.lint_listeners(&mut warnings);
@@ -57,6 +61,10 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
+    /// What of the Gateway API is attached where.
+    attached: Vec<(ObjectKey, &'a [RouteParent])>,
+    splits: Vec<&'a TrafficSplit>,
+    gateway_tcp_routes: Vec<&'a GatewayTcpRoute>,
     policies: Vec<&'a ServicePolicy>,
     grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
@@ -99,6 +107,13 @@ impl<'a> World<'a> {
     fn of(objects: &'a [Object]) -> Self {
         let mut world = Self::default();
         for object in objects {
+            if let Object::HttpRoute(HttpRoute { parents, .. })
+            | Object::GrpcRoute(HttpRoute { parents, .. })
+            | Object::TlsRoute(TlsRoute { parents, .. })
+            | Object::GatewayTcpRoute(GatewayTcpRoute { parents, .. }) = object
+            {
+                world.attached.push((object.key(), parents));
+            }
             match object {
                 Object::Workload(workload) => {
                     world.workloads.push(workload);
@@ -131,6 +146,8 @@ impl<'a> World<'a> {
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::ReferenceGrant(grant) => world.grants.push(grant),
                 Object::AccessPolicy(policy) => world.access_policies.push(policy),
+                Object::TrafficSplit(split) => world.splits.push(split),
+                Object::GatewayTcpRoute(route) => world.gateway_tcp_routes.push(route),
             }
         }
         world
@@ -189,7 +206,8 @@ impl<'a> World<'a> {
         self.lint_parents(&route.parents, lint);
         for (index, rule) in route.rules.iter().enumerate() {
             self.lint_backends(index, &rule.backends, lint);
-            self.lint_grants(route, (index, &rule.backends), lint);
+            let own = (route.kind, &route.name.namespace);
+            self.lint_grants(own, (index, &rule.backends), lint);
         }
     }
 
@@ -201,16 +219,15 @@ impl<'a> World<'a> {
     /// Backends in other namespaces that no grant permits.
     fn lint_grants(
         &self,
-        route: &HttpRoute,
+        (kind, own): (RouteKind, &Name),
         (rule, backends): (usize, &[WeightedBackend]),
         lint: &mut Lint<'_>,
     ) {
-        let own = &route.name.namespace;
         for (index, backend) in backends.iter().enumerate() {
             let theirs = &backend.service.namespace;
-            let permits = |it: &&ReferenceGrant| it.permits(route.kind, own, &backend.service);
+            let permits = |it: &&ReferenceGrant| it.permits(kind, own, &backend.service);
             if own != theirs && !self.grants.iter().any(permits) {
-                let kind = route.kind.as_str();
+                let kind = kind.as_str();
                 lint.warn(
                     format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
                     format!(

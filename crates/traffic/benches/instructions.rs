@@ -147,6 +147,7 @@ fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
         tls_rules: Vec::new(),
         treatment: Treatment::default(),
         tags: None,
+        tcp_rule: None,
     };
     PortRoutes::compile(&view).expect("the rules are valid")
 }

@@ -17,6 +17,7 @@ pub mod request;
 pub mod retry;
 pub mod route;
 pub mod tag;
+pub mod tcp_rule;
 pub mod tls_route;
 pub mod treatment;
 
@@ -35,4 +36,5 @@ pub use request::{Fields, RequestView};
 pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
 pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
 pub use tag::{Chance, Draw, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};
+pub use tcp_rule::tcp_backend;
 pub use tls_route::{TlsChoice, TlsRoutes};

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leno_model::{Caller, Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot};
+use leno_model::{
+    Caller, Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot, TcpRule,
+};
 
 use crate::authorize::InboundAccess;
 use crate::pattern::BadPattern;
@@ -113,6 +115,8 @@ pub struct PortPlan {
     pub treatment: Option<Arc<PortTreatment>>,
     /// Which of them take which requests; any take all when absent.
     pub tags: Option<Box<TagPlan>>,
+    /// Where connections go in which no request is seen; to its own endpoints when absent.
+    pub tcp_rule: Option<Box<TcpRule>>,
 }
 
 impl PortPlan {
@@ -143,7 +147,8 @@ impl PortPlan {
             }
         };
         let protocol = view.protocol;
-        Ok(Self { routes, tls_routes, protocol, endpoints, treatment, tags })
+        let tcp_rule = view.tcp_rule.clone().map(Box::new);
+        Ok(Self { routes, tls_routes, protocol, endpoints, treatment, tags, tcp_rule })
     }
 }
 

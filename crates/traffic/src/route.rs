@@ -29,6 +29,8 @@ use self::index::Index;
 #[derive(Debug, Clone)]
 pub struct PortRoutes {
     attached: bool,
+    /// Neither rules nor attached routes.
+    trivial: bool,
     index: Index,
     rules: Box<[CompiledRule]>,
 }
@@ -49,6 +51,7 @@ impl PortRoutes {
         }
         Ok(Self {
             attached: view.routed,
+            trivial: !view.routed && view.rules.is_empty(),
             index: Index::build(matches),
             rules: view.rules.iter().enumerate().map(CompiledRule::new).collect(),
         })
@@ -57,12 +60,12 @@ impl PortRoutes {
     /// Where a request goes; `draw` is a random number that chooses among weighted backends.
     #[must_use]
     pub fn choose(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {
-        if !self.attached {
+        if self.trivial {
             return RouteChoice::Direct;
         }
         let decisive = self.index.find(request);
         let Some(rule) = decisive.and_then(|found| self.rules.get(found.rule)) else {
-            return RouteChoice::NoRoute;
+            return if self.attached { RouteChoice::NoRoute } else { RouteChoice::Direct };
         };
         if rule.actions.as_ref().is_some_and(|actions| actions.redirects()) {
             return RouteChoice::Redirect { rule };
@@ -73,10 +76,11 @@ impl PortRoutes {
         }
     }
 
-    /// Whether no route is attached: every request goes to the service's own endpoints.
+    /// Whether there are no rules, and no route is attached: every request goes to the service's
+    /// own endpoints.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
-        !self.attached
+        self.trivial
     }
 
     /// The rules, in the order of the port's view.
@@ -89,7 +93,7 @@ impl PortRoutes {
 /// Where a request goes.
 #[derive(Debug, Clone, Copy)]
 pub enum RouteChoice<'a> {
-    /// No route is attached: to the service's own endpoints.
+    /// No route is attached, and no rule of a split is about it: to the service's own endpoints.
     Direct,
     /// A rule decided. Its backend may still be unknown to the mesh; then the answer is
     /// `invalid-backend` as well.

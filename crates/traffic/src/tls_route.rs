@@ -121,6 +121,7 @@ mod tests {
             tls_rules,
             treatment: leno_model::Treatment::default(),
             tags: None,
+            tcp_rule: None,
         })
     }
 

@@ -13,4 +13,6 @@ mod netns;
 mod one_machine;
 mod peers;
 #[cfg(test)]
+mod splits;
+#[cfg(test)]
 mod tags;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
-    Endpoint, Object, Protocol, Reach, Reason, RouteRule, ServiceName, Snapshot, SpiffeId,
-    WeightedBackend, Workload,
+    Endpoint, Object, PolicyName, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
+    ServiceName, Snapshot, SpiffeId, WeightedBackend, Workload,
 };
 use leno_traffic::{
     CompiledActions, InboundAccess, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
@@ -151,7 +151,10 @@ impl Decision {
         self.protocol = Some(port.protocol);
         let mut backends = if is_opaque(port.protocol) {
             // Nobody sees a request there: routes do not apply.
-            vec![self.itself(question, port, None)]
+            match self.shared_out(objects, plans, port, question) {
+                Ok(backends) => backends,
+                Err(reason) => return Ok(Err(reason)),
+            }
         } else {
             match self.routed(objects, plans, port, question) {
                 Ok(backends) => backends,
@@ -196,13 +199,14 @@ impl Decision {
         let fields = question.fields();
         let view = question.view(&fields);
         let choice = port.routes.choose(&view, 0);
-        if let RouteChoice::Direct = choice {
-            return Ok(vec![self.itself(question, port, Some(&view))]);
-        }
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
         let rules = views.and_then(|view| view.ports.get(&question.target.port));
         let rules = rules.map_or(&[][..], |port| &port.rules);
+        if let RouteChoice::Direct = choice {
+            self.rivals = rivals(rules, None, &view);
+            return Ok(vec![self.itself(question, port, Some(&view))]);
+        }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
         | RouteChoice::InvalidBackend { rule }) = choice
@@ -211,7 +215,7 @@ impl Decision {
             return Err(Reason::NoRoute);
         };
         if let Some(decisive) = rules.get(rule.index) {
-            let fits = |request: &leno_model::RequestMatch| {
+            let fits = |request: &RequestMatch| {
                 RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(&view))
             };
             let mut fitting = decisive.matches.iter().enumerate().filter(|(_, it)| fits(it));
@@ -237,18 +241,45 @@ impl Decision {
         if self.redirection.is_some() {
             return Ok(Vec::new());
         }
-        let decisive = rules.get(rule.index);
-        let ungranted = decisive.map_or(0, |rule| rule.actions.ungranted_weight);
+        self.shares(objects, plans, question.target.port, Some(&view))
+    }
+
+    /// The backends of the rule for connections in which no request is seen, or the service's own
+    /// endpoints.
+    fn shared_out(
+        &mut self,
+        objects: &[Object],
+        plans: &Plans,
+        port: &PortPlan,
+        question: &Question,
+    ) -> Result<Vec<DecidedBackend>, Reason> {
+        let Some(rule) = &port.tcp_rule else {
+            return Ok(vec![self.itself(question, port, None)]);
+        };
+        self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
+        self.shares(objects, plans, question.target.port, None)
+    }
+
+    /// The backends of the rule that decided, and those that no grant permits.
+    fn shares(
+        &self,
+        objects: &[Object],
+        plans: &Plans,
+        port: u16,
+        request: Option<&RequestView<'_>>,
+    ) -> Result<Vec<DecidedBackend>, Reason> {
+        let route = self.route.as_ref().ok_or(Reason::InvalidBackend)?;
+        let rule = &route.rule;
         let total = rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>();
-        let total = total + u64::from(ungranted);
+        let total = total + u64::from(rule.actions.ungranted_weight);
         if total == 0 {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
         let mut decided: Vec<DecidedBackend> =
-            backends.map(|backend| decided_backend(plans, backend, total, &view)).collect();
-        if let Some(route) = self.route.as_ref().filter(|_| ungranted > 0) {
-            let written = written(objects, route);
+            backends.map(|backend| decided_backend(plans, backend, total, request)).collect();
+        if rule.actions.ungranted_weight > 0 {
+            let written = written(objects, route, port);
             let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
             decided.extend(lost.filter(|backend| backend.weight > 0).map(|backend| {
                 let share = f64::from(backend.weight) / total as f64;
@@ -363,12 +394,12 @@ fn decided_backend(
     plans: &Plans,
     backend: &WeightedBackend,
     total: u64,
-    request: &RequestView<'_>,
+    request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
     let share = f64::from(backend.weight) / total as f64;
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_port(backend, share, port, Some(request))
+    with_port(backend, share, port, request)
 }
 
 fn with_port(
@@ -414,16 +445,21 @@ fn with_port(
 }
 
 /// The backends of a rule as its author wrote them.
-fn written<'a>(objects: &'a [Object], route: &DecidedRoute) -> &'a [WeightedBackend] {
+fn written(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedBackend> {
+    let (kind, name) = (route.rule.kind, &route.rule.route);
     let found = objects.iter().find_map(|object| match object {
-        Object::HttpRoute(it) | Object::GrpcRoute(it)
-            if (it.kind, &it.name) == (route.rule.kind, &route.rule.route) =>
-        {
-            it.rules.get(route.index)
+        Object::HttpRoute(it) | Object::GrpcRoute(it) if (it.kind, &it.name) == (kind, name) => {
+            it.rules.get(route.index).map(|rule| rule.backends.clone())
+        }
+        Object::GatewayTcpRoute(it) if (RouteKind::Tcp, &it.rule.route) == (kind, name) => {
+            Some(it.rule.backends.clone())
+        }
+        Object::TrafficSplit(it) if (RouteKind::Split, &it.name) == (kind, name) => {
+            Some(it.at(port))
         }
         _ => None,
     });
-    found.map_or(&[], |rule| &rule.backends)
+    found.unwrap_or_default()
 }
 
 /// What the sidecar that has this snapshot says to the peer at a port of its application: to the

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use leno_model::{
     FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RetryRule,
-    RuleActions, ValueMatch,
+    RouteKind, RuleActions, ValueMatch,
 };
 use leno_traffic::Ruling;
 use serde_json::{Value, json};
@@ -47,7 +47,11 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
             }
         }
         None if decision.protocol.is_some() && decision.refused.is_none() => {
-            line("route", "none is attached: to the service's own endpoints");
+            let why = match decision.rivals.is_empty() {
+                true => "none is attached",
+                false => "no split is about it",
+            };
+            line("route", &format!("{why}: to the service's own endpoints"));
         }
         None => {}
     }
@@ -201,14 +205,16 @@ fn told_route(route: &DecidedRoute) -> String {
     let timeout = rule
         .request_timeout
         .map_or(String::new(), |timeout| format!(", at most {timeout:?} for the whole exchange"));
-    format!(
-        "{} {}: rules[{}].matches[{}] ({}){timeout}",
-        rule.kind.as_str(),
-        rule.route,
-        route.index,
-        route.fits,
-        fits.unwrap_or_default()
-    )
+    let place = told_place(rule.kind, route.index, route.fits);
+    format!("{} {}: {place}({}){timeout}", rule.kind.as_str(), rule.route, fits.unwrap_or_default())
+}
+
+/// The place of a match in its route; the requests of a split are described elsewhere.
+fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
+    match kind {
+        RouteKind::Http | RouteKind::Grpc => format!("rules[{rule}].matches[{index}] "),
+        RouteKind::Split | RouteKind::Tcp => String::new(),
+    }
 }
 
 /// What a rule does to requests and answers, a line each.
@@ -268,8 +274,9 @@ fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
 
 fn told_rival(rival: &Rival) -> String {
     let Rival { kind, route, rule, index, request, why } = rival;
+    let place = told_place(*kind, *rule, *index);
     let (kind, request) = (kind.as_str(), told_match(request));
-    format!("{kind} {route}: rules[{rule}].matches[{index}] ({request}): {}", why.told())
+    format!("{kind} {route}: {place}({request}): {}", why.told())
 }
 
 fn json_rival(rival: &Rival) -> Value {

@@ -355,3 +355,93 @@ fn nobody_with_the_tags_is_a_refusal() {
         "#]],
     );
 }
+
+#[test]
+fn a_traffic_split_decides_what_it_is_about() {
+    let splits = "---
+apiVersion: split.smi-spec.io/v1alpha2
+kind: TrafficSplit
+metadata: {name: ratings, namespace: shop}
+spec: {service: ratings, backends: [{service: reviews-v2, weight: 1}, {service: nobody, weight: 3}]}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: gold, namespace: shop}
+spec: {matches: [{name: gold, headers: {x-tier: gold}}]}
+---
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {name: gold, namespace: shop}
+spec:
+  service: ratings
+  matches: [{kind: HTTPRouteGroup, name: gold}]
+  backends: [{service: ratings, weight: 1}]
+";
+    let place = Place::with(&[("mesh.yaml", MESH), ("splits.yaml", splits)]);
+    let ask = |more: &[&str]| {
+        let url = "http://ratings:9080/ratings/1";
+        let files = ["-f", "mesh.yaml", "-f", "splits.yaml", "request", "--from", "shop/page-1"];
+        place.leno(&[&["explain"], &files[..], &["--url", url], more].concat()).out
+    };
+    expect![[r#"
+        request   GET http://ratings:9080/ratings/1
+        from      shop/page-1 (account shop/page)
+        service   shop/ratings port 9080 (HTTP)
+        route     TrafficSplit shop/ratings: (every request)
+        passed by TrafficSplit shop/gold: (header x-tier matches gold): the header x-tier does not fit
+        backend   shop/reviews-v2 port 9080, 25 % of such requests
+                  shop/reviews-v2-1 (account shop/reviews): 404 no-policy-route
+        backend   shop/nobody port 9080, 75 % of such requests: 500 invalid-backend
+        verdict   it depends on the endpoint (no-policy-route, invalid-backend): see the lines above
+    "#]].assert_eq(&ask(&[]));
+    expect![[r#"
+        request   GET http://ratings:9080/ratings/1
+        from      shop/page-1 (account shop/page)
+        service   shop/ratings port 9080 (HTTP)
+        route     TrafficSplit shop/gold: (header x-tier matches gold)
+        passed by TrafficSplit shop/ratings: (every request): fits, but names fewer headers
+        backend   shop/ratings port 9080, 100 % of such requests
+                  shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
+        verdict   200-range: allowed; the application answers
+    "#]]
+    .assert_eq(&ask(&["-H", "x-tier: gold"]));
+}
+
+#[test]
+fn connections_are_split_where_no_request_is_seen() {
+    let documents = "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: client, namespace: shop}
+spec: {}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: db-1, namespace: shop, labels: {app: db}}
+spec: {ports: [{port: 5432, protocol: TCP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {selector: {app: db}, ports: [{port: 5432}]}
+---
+apiVersion: split.smi-spec.io/v1alpha2
+kind: TrafficSplit
+metadata: {name: db, namespace: shop}
+spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, weight: 1}]}
+";
+    let place = Place::with(&[("mesh.yaml", documents)]);
+    let arguments = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/client", "--url"];
+    let done = place.leno(&[&arguments[..], &["http://db.shop:5432/"]].concat());
+    expect![[r#"
+        request   GET http://db.shop:5432/
+        from      shop/client (account shop/default)
+        service   shop/db port 5432 (TCP)
+                  its bytes are carried without a look at requests: TCP rules decide
+        route     TrafficSplit shop/db: (every request)
+        backend   shop/db port 5432, 75 % of such requests
+                  shop/db-1 (account shop/default): lets every member of the mesh in
+        backend   other/db port 5432, 25 % of such requests: 500 invalid-backend (no ReferenceGrant permits it)
+        verdict   it depends on the endpoint (allowed, invalid-backend): see the lines above
+    "#]].assert_eq(&done.out);
+}

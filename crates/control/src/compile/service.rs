@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteRule, Service, ServiceAccount,
-    ServiceName, ServicePort, ServiceView, TagRules, TargetPort, TlsRule, TrafficMode, Workload,
+    Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteKind, RouteName, RouteRule,
+    Service, ServiceAccount, ServiceName, ServicePort, ServiceView, TagRules, TargetPort, TlsRule,
+    TrafficMode, WeightedBackend, Workload,
 };
 
+use super::split;
 use crate::mesh::{Mesh, Touched};
 
 /// Through whose eyes a service is seen.
@@ -48,6 +50,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             tls_rules: tls_rules(mesh, &service.name, port.port),
             treatment: mesh.treatment(&service.name, port.port),
             tags,
+            tcp_rule: split::tcp_rule(mesh, &service.name, port.port),
         };
         (port.port, view)
     });
@@ -197,27 +200,42 @@ fn may_reach(mesh: &Mesh, view: &ServiceView, permitted: &Permitted<'_>) -> bool
 
 /// Whether routes are attached to a port, and their rules in order of route and document. A
 /// backend that does not exist keeps its share: those requests are answered 500. Of two kinds of
-/// routes only the more specific one has a say: a `GRPCRoute` before an `HTTPRoute`.
+/// routes only the more specific one has a say: a `GRPCRoute` before an `HTTPRoute`. Without any,
+/// splits have.
 fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>) {
     let attached: Vec<&HttpRoute> = mesh.routes().of_port(service, port).collect();
     let kind = attached.iter().map(|route| route.kind).max();
+    if kind.is_none() {
+        return (false, split::rules(mesh, service, port));
+    }
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
     let rules = heard.flat_map(|route| route.rules.iter());
-    (kind.is_some(), rules.map(|rule| granted(mesh, rule)).collect())
+    (true, rules.map(|rule| granted(mesh, rule)).collect())
 }
 
 /// The rule without the backends that it may not lead to; their share is refused.
 fn granted(mesh: &Mesh, rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     let RouteRule { route, kind, backends, actions, .. } = &mut rule;
+    actions.ungranted_weight = take_ungranted(mesh, (*kind, route), backends);
+    rule
+}
+
+/// Takes the backends away that an object may not lead to, and says what they weighed.
+pub(super) fn take_ungranted(
+    mesh: &Mesh,
+    object: (RouteKind, &RouteName),
+    backends: &mut Vec<WeightedBackend>,
+) -> u32 {
+    let mut weight: u32 = 0;
     backends.retain(|backend| {
-        let may_lead = mesh.may_lead((*kind, route), &backend.service);
+        let may_lead = mesh.may_lead(object, &backend.service);
         if !may_lead {
-            actions.ungranted_weight = actions.ungranted_weight.saturating_add(backend.weight);
+            weight = weight.saturating_add(backend.weight);
         }
         may_lead
     });
-    rule
+    weight
 }
 
 /// The rules for sessions that applications encrypt, in order of route.

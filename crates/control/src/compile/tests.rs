@@ -71,6 +71,13 @@ fn render(world: &World) -> String {
                 let (hosts, backends) = (hosts.join(" "), backends.join(" "));
                 writeln!(out, "    {hosts} by {} to {backends}", rule.route).unwrap();
             }
+            if let Some(rule) = &port.tcp_rule {
+                let backends = rule.backends.iter();
+                let backends: Vec<String> =
+                    backends.map(|b| format!("{}:{}*{}", b.service, b.port, b.weight)).collect();
+                let backends = backends.join(" ");
+                writeln!(out, "    connections by {} to {backends}", rule.route).unwrap();
+            }
             for endpoint in &port.endpoints {
                 let (name, account) = (&endpoint.id.workload, &endpoint.account);
                 writeln!(out, "    {} {name} as {account}", endpoint.address).unwrap();
@@ -136,6 +143,41 @@ spec:
         bookinfo/reviews-v2 Allowed
           9080 HTTP
             10.0.0.4:19083 bookinfo/reviews-v2-1 as bookinfo/reviews-beta
+        bookinfo/nowhere does not exist
+    "#]],
+    );
+}
+
+#[test]
+fn a_strict_client_reaches_the_root_of_a_split_through_a_backend() {
+    let split = r#"
+---
+apiVersion: split.smi-spec.io/v1alpha2
+kind: TrafficSplit
+metadata: {name: details, namespace: bookinfo}
+spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: nowhere, weight: 2}]}
+"#;
+    check(
+        &strict(split),
+        "productpage-1",
+        &["details"],
+        &expect![[r#"
+        bookinfo/productpage-1 is bookinfo/productpage at 127.0.0.1
+          serves bookinfo/productpage on 9080
+          door 127.0.0.1:19080 to bookinfo/reviews:9080
+          lets in by 0 rules
+        bookinfo/details Allowed
+          9080 HTTP
+            by bookinfo/details to bookinfo/reviews-v1:9080*1 bookinfo/nowhere:9080*2
+            connections by bookinfo/details to bookinfo/reviews-v1:9080*1 bookinfo/nowhere:9080*2
+        bookinfo/reviews Allowed
+          9080 HTTP routed
+            by bookinfo/reviews to bookinfo/reviews-v1:9080*90 bookinfo/reviews-v2:9080*10
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+        bookinfo/reviews-v1 Allowed
+          9080 HTTP
+            10.0.0.3:19082 bookinfo/reviews-v1-1 as bookinfo/reviews
+        bookinfo/reviews-v2 Denied
         bookinfo/nowhere does not exist
     "#]],
     );

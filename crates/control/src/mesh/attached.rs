@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{HttpRoute, RouteParent, ServiceName, TlsRoute, WeightedBackend};
+use leno_model::{
+    GatewayTcpRoute, HttpRoute, Name, RouteParent, ServiceName, TlsRoute, TrafficSplit,
+};
 
 use super::index::Index;
 
@@ -11,8 +13,8 @@ pub(crate) trait Route: PartialEq {
     /// The services whose traffic it decides.
     fn parents(&self) -> &[RouteParent];
 
-    /// Where it leads.
-    fn backends(&self) -> impl Iterator<Item = &WeightedBackend>;
+    /// The services that it leads to.
+    fn leads_to(&self) -> impl Iterator<Item = &ServiceName>;
 }
 
 impl Route for HttpRoute {
@@ -20,8 +22,8 @@ impl Route for HttpRoute {
         &self.parents
     }
 
-    fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
-        self.rules.iter().flat_map(|rule| &rule.backends)
+    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+        self.rules.iter().flat_map(|rule| &rule.backends).map(|backend| &backend.service)
     }
 }
 
@@ -30,8 +32,28 @@ impl Route for TlsRoute {
         &self.parents
     }
 
-    fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
-        self.rule.backends.iter()
+    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+        self.rule.backends.iter().map(|backend| &backend.service)
+    }
+}
+
+impl Route for GatewayTcpRoute {
+    fn parents(&self) -> &[RouteParent] {
+        &self.parents
+    }
+
+    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+        self.rule.backends.iter().map(|backend| &backend.service)
+    }
+}
+
+impl Route for TrafficSplit {
+    fn parents(&self) -> &[RouteParent] {
+        std::slice::from_ref(&self.root)
+    }
+
+    fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
+        self.backends.iter().map(|backend| &backend.service)
     }
 }
 
@@ -76,6 +98,16 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         routes.flat_map(|route| route.parents().iter().map(|parent| &parent.service))
     }
 
+    /// The services of other namespaces that some route leads from into this one.
+    pub(crate) fn leading_into(&self, namespace: &Name) -> impl Iterator<Item = ServiceName> {
+        let parents = self
+            .routes
+            .values()
+            .filter(move |route| route.leads_to().any(|backend| backend.namespace == *namespace));
+        let parents = parents.flat_map(|route| route.parents()).map(|parent| &parent.service);
+        parents.filter(move |parent| parent.namespace != *namespace).cloned()
+    }
+
     /// Puts a route in place of the one with this name, or takes that away. Returns the services
     /// whose traffic is decided differently now.
     pub(crate) fn set(&mut self, name: &K, new: Option<R>) -> BTreeSet<ServiceName> {
@@ -87,8 +119,8 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
                 self.by_parent.remove(&parent.service, name);
                 parents.insert(parent.service.clone());
             }
-            for backend in old.backends() {
-                self.by_backend.remove(&backend.service, name);
+            for backend in old.leads_to() {
+                self.by_backend.remove(backend, name);
             }
         }
         if let Some(new) = new {
@@ -96,8 +128,8 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
                 self.by_parent.insert(&parent.service, name);
                 parents.insert(parent.service.clone());
             }
-            for backend in new.backends() {
-                self.by_backend.insert(&backend.service, name);
+            for backend in new.leads_to() {
+                self.by_backend.insert(backend, name);
             }
             self.routes.insert(name.clone(), new);
         }

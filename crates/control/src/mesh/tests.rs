@@ -3,7 +3,7 @@
 use leno_model::{Name, Object, ObjectKey, TrafficMode};
 
 use super::*;
-use crate::fixture::{BOOKINFO, mesh, objects, service, strict, workload};
+use crate::fixture::{BOOKINFO, STRICT, mesh, objects, service, strict, workload};
 
 fn object(yaml: &str) -> Object {
     objects(yaml).pop().unwrap()
@@ -83,6 +83,41 @@ spec:
     let touched = mesh.apply(Change::Upsert(object(moved)));
     let expected = Touched { services: services(["reviews", "details"]), ..Touched::default() };
     assert_eq!(touched, expected);
+}
+
+#[test]
+fn what_a_split_stands_on_touches_its_root() {
+    let split = r#"
+---
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {name: details, namespace: bookinfo}
+spec:
+  service: details
+  matches: [{kind: HTTPRouteGroup, name: reviews}]
+  backends: [{service: other/details, weight: 1}]
+"#;
+    let grant = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: ReferenceGrant
+metadata: {name: any, namespace: other}
+spec:
+  from: [{group: split.smi-spec.io, kind: TrafficSplit, namespace: bookinfo}]
+  to: [{group: "", kind: Service}]
+"#;
+    let mut mesh = mesh(&[BOOKINFO, split].concat());
+    let group = objects(STRICT).into_iter().find(|it| matches!(it, Object::HttpRouteGroup(_)));
+    let root = Touched { services: services(["details"]), ..Touched::default() };
+    for object in [group.unwrap(), object(grant), object(split)] {
+        let key = object.key();
+        let touched = mesh.apply(Change::Upsert(object));
+        // The split itself is the same as before.
+        let expected =
+            if matches!(key, ObjectKey::TrafficSplit(_)) { &Touched::default() } else { &root };
+        assert_eq!(touched, *expected, "{key}");
+    }
+    let key = objects(split).pop().unwrap().key();
+    assert_eq!(mesh.apply(Change::Remove(key)), root);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    HostPattern, PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView, TlsRule,
+    HostPattern, PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView, TcpRule, TlsRule,
     WeightedBackend,
 };
 
@@ -43,6 +43,7 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         tls_rules: view.tls_rules.iter().map(tls_rule_to_wire).collect(),
         treatment: treatment::to_wire(&view.treatment),
         tags: view.tags.as_deref().map(tag::to_wire),
+        tcp_rule: view.tcp_rule.as_ref().map(tcp_rule_to_wire),
     }
 }
 
@@ -61,6 +62,11 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
             .map(|tags| tag::from_wire(tags).map(Arc::new))
             .transpose()
             .map_err(|invalid| invalid.under("tags"))?,
+        tcp_rule: wire
+            .tcp_rule
+            .map(tcp_rule_from_wire)
+            .transpose()
+            .map_err(|invalid| invalid.under("tcp_rule"))?,
     };
     Ok((port("port", wire.port)?, view))
 }
@@ -73,6 +79,7 @@ fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
         timeout_nanoseconds: rule.request_timeout.map(action::nanoseconds),
         actions: action::to_wire(&rule.actions),
         grpc: rule.kind == RouteKind::Grpc,
+        object: object_to_wire(rule.kind).into(),
     }
 }
 
@@ -88,7 +95,48 @@ fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
         backends: each("backends", wire.backends, backend_from_wire)?,
         request_timeout: wire.timeout_nanoseconds.map(Duration::from_nanos),
         actions: actions.map_err(|invalid| invalid.under("actions"))?.unwrap_or_default(),
-        kind: if wire.grpc { RouteKind::Grpc } else { RouteKind::Http },
+        kind: kind_from_wire(wire.grpc, wire.object)?,
+    })
+}
+
+fn object_to_wire(kind: RouteKind) -> proto::RuleObject {
+    match kind {
+        RouteKind::Http | RouteKind::Grpc => proto::RuleObject::Unspecified,
+        RouteKind::Split => proto::RuleObject::TrafficSplit,
+        RouteKind::Tcp => proto::RuleObject::TcpRoute,
+    }
+}
+
+fn kind_from_wire(grpc: bool, object: i32) -> Result<RouteKind, Invalid> {
+    match (grpc, proto::RuleObject::try_from(object)) {
+        (false, Ok(proto::RuleObject::Unspecified)) => Ok(RouteKind::Http),
+        (true, Ok(proto::RuleObject::Unspecified)) => Ok(RouteKind::Grpc),
+        (false, Ok(proto::RuleObject::TrafficSplit)) => Ok(RouteKind::Split),
+        (false, Ok(proto::RuleObject::TcpRoute)) => Ok(RouteKind::Tcp),
+        (true, Ok(_)) => Err(Invalid::new("object", "must be absent for a GRPCRoute")),
+        (_, Err(_)) => Err(Invalid::new("object", "is not known to this version")),
+    }
+}
+
+fn tcp_rule_to_wire(rule: &TcpRule) -> proto::TcpRule {
+    proto::TcpRule {
+        route: rule.route.to_string(),
+        object: object_to_wire(rule.kind).into(),
+        backends: rule.backends.iter().map(backend_to_wire).collect(),
+        ungranted_weight: rule.ungranted_weight,
+    }
+}
+
+fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invalid> {
+    let kind = kind_from_wire(false, wire.object)?;
+    if kind == RouteKind::Http {
+        return Err(Invalid::new("object", "is missing"));
+    }
+    Ok(TcpRule {
+        route: parsed("route", &wire.route)?,
+        kind,
+        backends: each("backends", wire.backends, backend_from_wire)?,
+        ungranted_weight: wire.ungranted_weight,
     })
 }
 

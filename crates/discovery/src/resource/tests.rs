@@ -15,9 +15,9 @@ use leno_model::{
     HeaderEdits, HostPattern, Name, OutlierRemoval, PathEdit, PathMatch, PortSet, PortView,
     Protocol, Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule,
     RouteKind, RouteRule, RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule,
-    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TlsRule,
-    Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan,
-    WorkloadPort,
+    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule,
+    TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName,
+    WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -380,7 +380,19 @@ fn service() -> impl Strategy<Value = ServiceView> {
         hostnames,
         backends,
     });
-    let kind = prop_oneof![Just(RouteKind::Http), Just(RouteKind::Grpc)];
+    let tcp_rule = (name(), vec(backend(), 0..3), any::<u32>());
+    let tcp_rule = tcp_rule.prop_map(|(name, backends, ungranted_weight)| TcpRule {
+        route: leno_model::RouteName { namespace: name.clone(), name },
+        kind: RouteKind::Split,
+        backends,
+        ungranted_weight,
+    });
+    let kind = prop_oneof![
+        Just(RouteKind::Http),
+        Just(RouteKind::Grpc),
+        Just(RouteKind::Split),
+        Just(RouteKind::Tcp)
+    ];
     let rule = (name(), vec(request(), 1..3), vec(backend(), 0..3), timeout, actions(), kind);
     let rule =
         rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
@@ -391,11 +403,11 @@ fn service() -> impl Strategy<Value = ServiceView> {
             actions,
             kind,
         });
-    let rules = (vec(rule, 0..3), vec(tls_rule, 0..3));
+    let rules = (vec(rule, 0..3), vec(tls_rule, 0..3), prop::option::of(tcp_rule));
     let tags = prop::option::of(tags::rules().prop_map(Arc::new));
     let port = (prop::option::of(name()), protocol(), any::<bool>(), rules, (treatment(), tags));
-    let port =
-        port.prop_map(|(name, protocol, routed, (rules, tls_rules), (treatment, tags))| PortView {
+    let port = port.prop_map(
+        |(name, protocol, routed, (rules, tls_rules, tcp_rule), (treatment, tags))| PortView {
             name,
             protocol,
             routed,
@@ -404,7 +416,9 @@ fn service() -> impl Strategy<Value = ServiceView> {
             tls_rules,
             treatment,
             tags,
-        });
+            tcp_rule,
+        },
+    );
     (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, denied, ports)| match denied {
             true => ServiceView { name, reach: Reach::Denied, ports: BTreeMap::new() },

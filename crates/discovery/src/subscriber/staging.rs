@@ -212,8 +212,10 @@ fn leading_to(view: &ServiceView, backend: &ServiceName) -> Option<ObjectKey> {
     ports.find_map(|port| {
         let rule = port.rules.iter().find(|rule| names(&rule.backends, backend));
         let tls = port.tls_rules.iter().find(|rule| names(&rule.backends, backend));
+        let tcp = port.tcp_rule.iter().find(|rule| names(&rule.backends, backend));
         let key = rule.map(|rule| rule.kind.key(rule.route.clone()));
-        key.or_else(|| tls.map(|rule| ObjectKey::TlsRoute(rule.route.clone())))
+        let key = key.or_else(|| tls.map(|rule| ObjectKey::TlsRoute(rule.route.clone())));
+        key.or_else(|| tcp.map(|rule| rule.kind.key(rule.route.clone())))
     })
 }
 

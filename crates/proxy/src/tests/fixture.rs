@@ -323,6 +323,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
         tags: None,
+        tcp_rule: None,
     };
     ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
 }

@@ -45,6 +45,7 @@ pub(super) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
         tags: None,
+        tcp_rule: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
     vec![ServiceView { name: service(), reach: Reach::Allowed, ports }, backend]

@@ -436,7 +436,7 @@ pub(super) const BACKENDS_MAX: usize = 16;
 const FIELDS_MAX: usize = 16;
 const FIELD_NAME_BYTES_MAX: usize = 256;
 const PATH_BYTES_MAX: usize = 1024;
-const WEIGHT_MAX: u32 = 1_000_000;
+pub(super) const WEIGHT_MAX: u32 = 1_000_000;
 /// Every status that may be named, once.
 const RETRY_CODES_MAX: usize = 200;
 /// Retries when a rule does not say how many.

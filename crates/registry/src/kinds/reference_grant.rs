@@ -23,9 +23,10 @@ fn listed<T>(field: &Field<'_>, read: fn(&Field<'_>) -> Option<T>) -> Vec<T> {
 
 fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
     let fields = element.fields(&["group", "kind", "namespace"])?;
-    fields.require("group").and_then(|field| field.word(&[("gateway.networking.k8s.io", ())]));
-    let kinds = [("HTTPRoute", RouteKind::Http), ("GRPCRoute", RouteKind::Grpc)];
-    let kind = fields.require("kind").and_then(|field| field.word(&kinds));
+    let groups: [(&str, &[(&str, RouteKind)]); 2] =
+        [("gateway.networking.k8s.io", &GATEWAY_KINDS), ("split.smi-spec.io", &SPLIT_KINDS)];
+    let kinds = fields.require("group").and_then(|field| field.word(&groups));
+    let kind = fields.require("kind").and_then(|field| field.word(kinds?));
     let namespace = fields.require("namespace").and_then(Field::label);
     Some(GrantedRoutes { kind: kind?, namespace: namespace? })
 }
@@ -40,4 +41,7 @@ fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
     }
 }
 
+const GATEWAY_KINDS: [(&str, RouteKind); 3] =
+    [("HTTPRoute", RouteKind::Http), ("GRPCRoute", RouteKind::Grpc), ("TCPRoute", RouteKind::Tcp)];
+const SPLIT_KINDS: [(&str, RouteKind); 1] = [("TrafficSplit", RouteKind::Split)];
 const ELEMENTS_MAX: usize = 16;

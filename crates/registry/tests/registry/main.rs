@@ -7,6 +7,8 @@ mod arbitrary;
 #[cfg(test)]
 mod circuit_breakers;
 #[cfg(test)]
+mod gateway_tcp_route;
+#[cfg(test)]
 mod lint;
 #[cfg(test)]
 #[path = "../corpus/manifest.rs"]
@@ -25,5 +27,7 @@ mod service_policies;
 mod tags;
 #[cfg(test)]
 mod tls_route;
+#[cfg(test)]
+mod traffic_split;
 #[cfg(test)]
 mod watch;

@@ -445,6 +445,7 @@ spec:
   from:
   - {group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}
   - {group: gateway.networking.k8s.io, kind: GRPCRoute, namespace: shop}
+  - {group: split.smi-spec.io, kind: TrafficSplit, namespace: shop}
   to: [{group: "", kind: Service, name: api}, {group: "", kind: Service, name: db}]
 "#
     );
@@ -452,6 +453,7 @@ spec:
     let api = ServiceName::new("stock", "api").unwrap();
     assert!(grant.permits(RouteKind::Http, &shop, &api));
     assert!(grant.permits(RouteKind::Grpc, &shop, &api));
+    assert!(grant.permits(RouteKind::Split, &shop, &api));
     for (namespace, service) in
         [("other", "stock/api"), ("shop", "stock/web"), ("shop", "other/api")]
     {

@@ -20,6 +20,8 @@ fn examples_of_routes_are_read_as_they_stand() {
         ("tls-route.md", "kind: TLSRoute\n"),
         ("reference-grant.md", "kind: ReferenceGrant\n"),
         ("access-policy.md", "kind: AccessPolicy\n"),
+        ("tcp-route.md", "kind: TCPRoute\n"),
+        ("traffic-split.md", "kind: TrafficSplit\n"),
     ] {
         let examples = examples(page);
         assert!(examples.iter().any(|example| example.contains(kind)), "{page}");

@@ -43,6 +43,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
         tags: None,
+        tcp_rule: None,
     };
     Arc::new(ServiceView {
         name: service(name),

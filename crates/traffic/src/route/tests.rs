@@ -33,6 +33,7 @@ fn port(rules: Vec<RouteRule>) -> PortView {
         tls_rules: Vec::new(),
         treatment: leno_model::Treatment::default(),
         tags: None,
+        tcp_rule: None,
     }
 }
 
@@ -130,6 +131,20 @@ fn without_routes_traffic_goes_straight_and_with_empty_ones_nowhere() {
     let direct = PortRoutes::compile(&view).unwrap();
     assert!(matches!(direct.choose(&request, 0), RouteChoice::Direct));
     assert!(direct.is_trivial());
+}
+
+#[test]
+fn what_no_rule_of_a_split_is_about_goes_straight() {
+    let fields = Vec::<(String, String)>::new();
+    let request =
+        |path| RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
+    let path = PathMatch::Exact("/split".to_owned());
+    let some = rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
+    let view = PortView { routed: false, ..port(vec![some]) };
+    let routes = PortRoutes::compile(&view).unwrap();
+    assert!(!routes.is_trivial());
+    assert!(matches!(routes.choose(&request("/split"), 0), RouteChoice::To { .. }));
+    assert!(matches!(routes.choose(&request("/"), 0), RouteChoice::Direct));
 }
 
 /// The backends that 1,000 draws in a row choose.

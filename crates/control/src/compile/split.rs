@@ -1,0 +1,105 @@
+//! Rules that say of everything at a port where it goes: those of TCP routes, and of splits where
+//! no route is attached.
+
+use leno_model::{ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit};
+
+use super::service::take_ungranted;
+use crate::mesh::Mesh;
+
+/// The rules for requests to a port that no `HTTPRoute` or `GRPCRoute` is attached to: that of a
+/// TCP route; or those of splits, first the ones for some requests, by name, then the one for
+/// everything. What no rule is about goes to the service's own endpoints.
+pub(super) fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> Vec<RouteRule> {
+    if let Some(rule) = tcp_route(mesh, service, port) {
+        return vec![rule.for_requests()];
+    }
+    if gateway_route(mesh, service, port).is_some() {
+        return Vec::new();
+    }
+    let for_some = mesh.splits().of(service).filter(|split| split.groups.is_some());
+    let splits = for_some.chain(for_everything(mesh, service));
+    splits.filter_map(|split| rule(mesh, split, port)).collect()
+}
+
+/// Where the connections to a port go in which no request is seen: no split for some requests is
+/// about them.
+pub(super) fn tcp_rule(mesh: &Mesh, service: &ServiceName, port: u16) -> Option<TcpRule> {
+    if let Some(rule) = tcp_route(mesh, service, port) {
+        return Some(rule);
+    }
+    if gateway_route(mesh, service, port).is_some() {
+        return None;
+    }
+    for_everything(mesh, service).map(|split| shares(mesh, split, port))
+}
+
+/// What decides instead of a split, as sentences for its author.
+pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<String> {
+    let root = &split.root.service;
+    let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
+    let gateway = ports.filter_map(|port| {
+        let route = gateway_route(mesh, root, port.port)?;
+        Some(format!("{route} is attached to port {}, and decides there alone", port.port))
+    });
+    let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
+    let first = first.filter(|first| first.name != split.name);
+    let other = first.map(|first| {
+        format!("TrafficSplit {} is for the same service, and comes first by name", first.name)
+    });
+    gateway.chain(other).collect()
+}
+
+/// The TCP route that decides instead of another one at a port, as a sentence for its author.
+pub(crate) fn tcp_rival(
+    mesh: &Mesh,
+    name: &RouteName,
+    (service, port): (&ServiceName, u16),
+) -> Option<String> {
+    let first = &mesh.gateway_tcp_routes().of_port(service, port).next()?.rule.route;
+    let other = (first != name).then_some(first)?;
+    Some(format!("TCPRoute {other} is attached to port {port} too, and comes first by name"))
+}
+
+/// The rule of the first TCP route by name that is attached to a port.
+fn tcp_route(mesh: &Mesh, service: &ServiceName, port: u16) -> Option<TcpRule> {
+    let route = mesh.gateway_tcp_routes().of_port(service, port).next()?;
+    Some(granted(mesh, route.rule.clone()))
+}
+
+/// The first split of a root that is not only for some requests.
+fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
+    mesh.splits().of(root).find(|split| split.groups.is_none())
+}
+
+/// A route of the Gateway API that is attached to a port: beside it splits have no say there.
+fn gateway_route(mesh: &Mesh, service: &ServiceName, port: u16) -> Option<ObjectKey> {
+    let http = mesh.routes().of_port(service, port).max_by_key(|route| route.kind);
+    let http = http.map(|route| route.kind.key(route.name.clone()));
+    let tcp = mesh.gateway_tcp_routes().of_port(service, port);
+    let mut tcp = tcp.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
+    let tls = mesh.tls_routes().of_port(service, port);
+    let mut tls = tls.map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
+    http.or_else(|| tcp.next()).or_else(|| tls.next())
+}
+
+/// The rule of a split; `None` when there is no request that it is about.
+fn rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule> {
+    let mut rule = shares(mesh, split, port).for_requests();
+    if let Some(groups) = &split.groups {
+        let groups = groups.iter().filter_map(|group| mesh.group(group));
+        let matches = groups.flat_map(|group| &group.matches);
+        rule.matches = matches.map(|named| named.request.clone()).collect();
+    }
+    (!rule.matches.is_empty()).then_some(rule)
+}
+
+fn shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
+    let (route, kind) = (split.name.clone(), RouteKind::Split);
+    granted(mesh, TcpRule { route, kind, backends: split.at(port), ungranted_weight: 0 })
+}
+
+/// The rule without the backends that it may not lead to; their share is refused.
+fn granted(mesh: &Mesh, mut rule: TcpRule) -> TcpRule {
+    rule.ungranted_weight = take_ungranted(mesh, (rule.kind, &rule.route), &mut rule.backends);
+    rule
+}

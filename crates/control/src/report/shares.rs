@@ -1,0 +1,62 @@
+//! What operators are told about splits and TCP routes.
+
+use leno_model::{GatewayTcpRoute, RouteKind, ServiceName, TrafficSplit};
+
+use super::Report;
+use crate::compile::{rivals, tcp_rival};
+use crate::status::RouteStatus;
+
+impl Report<'_> {
+    pub(super) fn gateway_tcp_route(&self, route: &GatewayTcpRoute) -> RouteStatus {
+        let name = &route.rule.route;
+        let backends: Vec<_> = route.rule.backends.iter().collect();
+        let mut status = self.route((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
+        status.problems.extend(self.ungranted((RouteKind::Tcp, name), route));
+        for parent in &route.parents {
+            let service = self.mesh.service(&parent.service);
+            let ports = service.into_iter().flat_map(|service| &service.ports);
+            for port in ports.filter(|port| parent.port.is_none_or(|number| number == port.port)) {
+                let rival = tcp_rival(self.mesh, name, (&parent.service, port.port));
+                status.problems.extend(rival);
+            }
+        }
+        status
+    }
+
+    pub(super) fn split(&self, split: &TrafficSplit) -> RouteStatus {
+        let root = &split.root.service;
+        let mut problems = Vec::new();
+        if self.mesh.service(root).is_none() {
+            problems.push(format!("Service {root} does not exist"));
+        }
+        problems.extend(split.backends.iter().flat_map(|b| self.backend(split, &b.service)));
+        let groups = split.groups.iter().flatten();
+        let missing = groups.filter(|group| self.mesh.group(group).is_none());
+        problems.extend(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
+        problems.extend(rivals(self.mesh, split));
+        let shares = split.backends.iter();
+        let shares = shares.map(|b| format!("{} weight {}", b.service, b.weight));
+        RouteStatus {
+            kind: RouteKind::Split.as_str().to_owned(),
+            name: split.name.to_string(),
+            parents: vec![root.to_string()],
+            rules: 1,
+            backends: shares.collect(),
+            problems,
+        }
+    }
+
+    /// What keeps a backend from taking its share.
+    fn backend(&self, split: &TrafficSplit, backend: &ServiceName) -> Vec<String> {
+        if !self.mesh.may_lead((RouteKind::Split, &split.name), backend) {
+            return vec![format!("no ReferenceGrant permits the Service {backend}")];
+        }
+        let Some(found) = self.mesh.service(backend) else {
+            return vec![format!("Service {backend} does not exist")];
+        };
+        let root = self.mesh.service(&split.root.service);
+        let ports = root.into_iter().flat_map(|root| &root.ports).map(|port| port.port);
+        let lacks = ports.filter(|port| !found.ports.iter().any(|own| own.port == *port));
+        lacks.map(|port| format!("Service {backend} has no port {port}")).collect()
+    }
+}

@@ -1,0 +1,40 @@
+//! Traffic splits: which share of what is meant for one service goes to which others.
+
+use crate::name::{RouteGroupName, RouteName, ServiceName};
+use crate::route::{RouteParent, WeightedBackend};
+
+/// An SMI `TrafficSplit`: it decides what is meant for its root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrafficSplit {
+    /// Its name; of several for one root the first by name decides.
+    pub name: RouteName,
+    /// The service that clients call, with all its ports; of the same namespace.
+    pub root: RouteParent,
+    /// The requests that it decides: those that any match of these groups fits. Everything, also
+    /// what is no request, when absent.
+    pub groups: Option<Vec<RouteGroupName>>,
+    /// Where they go, at the port that they came for. At least one weight is above 0.
+    pub backends: Vec<SplitBackend>,
+}
+
+impl TrafficSplit {
+    /// Its backends for what comes to one port of the root.
+    #[must_use]
+    pub fn at(&self, port: u16) -> Vec<WeightedBackend> {
+        let backend = |backend: &SplitBackend| WeightedBackend {
+            service: backend.service.clone(),
+            port,
+            weight: backend.weight,
+        };
+        self.backends.iter().map(backend).collect()
+    }
+}
+
+/// A service that takes a share of what is meant for a root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SplitBackend {
+    /// The service; the root itself is reached at its own endpoints.
+    pub service: ServiceName,
+    /// Its share, relative to the sum over the backends; 0 takes nothing.
+    pub weight: u32,
+}

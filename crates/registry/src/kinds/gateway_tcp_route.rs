@@ -1,0 +1,33 @@
+//! Reads Gateway API `TCPRoute` `v1alpha2`, attached to services.
+
+use leno_model::{GatewayTcpRoute, RouteKind, RouteName, TcpRule};
+
+use super::Head;
+use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
+use crate::field::Field;
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
+    let fields = spec.fields(&["parentRefs", "rules"])?;
+    let route = RouteName { namespace: head.namespace, name: head.name };
+    let parents = read_parents(&fields, &route.namespace);
+    let rules = fields.require("rules")?;
+    let [rule] = &rules.list(RULES_MAX)?[..] else {
+        rules.refuse("is empty", "add a rule with `backendRefs`");
+        return None;
+    };
+    let rule_fields = rule.fields(&["name", "backendRefs"])?;
+    rule_fields.require("backendRefs")?;
+    let backends = rule_fields
+        .each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
+    if backends.iter().all(|backend| backend.weight == 0) {
+        rule.warn(
+            "has no backend with a weight above 0, so that its connections are cut off",
+            "add one to `backendRefs`",
+        );
+    }
+    let rule = TcpRule { route, kind: RouteKind::Tcp, backends, ungranted_weight: 0 };
+    Some(GatewayTcpRoute { parents: parents?, rule })
+}
+
+/// Of several rules without matches only the first could decide.
+const RULES_MAX: usize = 1;

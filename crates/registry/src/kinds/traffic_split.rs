@@ -1,0 +1,169 @@
+//! Reads SMI `TrafficSplit` `v1alpha2` and `v1alpha4`.
+
+use leno_model::{
+    Name, RouteGroupName, RouteName, RouteParent, ServiceName, SplitBackend, TrafficSplit,
+};
+
+use super::Head;
+use super::http_route::WEIGHT_MAX;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>, version: &str) -> Option<TrafficSplit> {
+    let fields = spec.fields(&["service", "backends", "matches"])?;
+    let name = RouteName { namespace: head.namespace, name: head.name };
+    let root = fields.require("service").and_then(|field| read_root(field, &name.namespace));
+    let backends = read_backends(&fields, &name.namespace);
+    let groups = match fields.find("matches") {
+        Some(field) => Some(read_groups(field, &name.namespace, version)?),
+        None => None,
+    };
+    Some(TrafficSplit {
+        name,
+        root: RouteParent { service: root?, port: None },
+        groups,
+        backends: backends?,
+    })
+}
+
+fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
+    let root = read_service(field, namespace)?;
+    if root.namespace != *namespace {
+        field.refuse(
+            format!("{} is not in the split's namespace, {namespace}", field.shown()),
+            "put the TrafficSplit into the namespace of its root",
+        );
+        return None;
+    }
+    Some(root)
+}
+
+fn read_backends(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<SplitBackend>> {
+    let field = fields.require("backends")?;
+    let mut backends: Vec<SplitBackend> = Vec::new();
+    let elements = field.list(BACKENDS_MAX)?;
+    for element in &elements {
+        let Some(backend) = read_backend(element, namespace) else {
+            continue;
+        };
+        if backends.iter().any(|known| known.service == backend.service) {
+            element.refuse("is listed twice", "remove one of the two, and add up their weights");
+        }
+        backends.push(backend);
+    }
+    if elements.is_empty() {
+        field.refuse("is empty", "list the services that take a share");
+        return None;
+    }
+    if backends.iter().all(|backend| backend.weight == 0) && backends.len() == elements.len() {
+        field.refuse(
+            "has no weight above 0, which reads as nobody and as everybody",
+            "give at least one backend a weight above 0",
+        );
+        return None;
+    }
+    Some(backends)
+}
+
+fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<SplitBackend> {
+    let fields = element.fields(&["service", "weight"])?;
+    let service = fields.require("service").and_then(|field| read_service(field, namespace));
+    let weight = fields.require("weight").and_then(|field| field.number(0, WEIGHT_MAX));
+    Some(SplitBackend { service: service?, weight: weight? })
+}
+
+/// A service as clients write it, or as `NAMESPACE/NAME`.
+fn read_service(field: &Field<'_>, own: &Name) -> Option<ServiceName> {
+    let remedy = "use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews";
+    field.parsed(|text| service(text, own), "the name of a service", remedy)
+}
+
+/// `S`, `S.N`, `S.N.svc`, `S.N.svc.cluster`, `S.N.svc.cluster.local` and `N/S`.
+fn service(text: &str, own: &Name) -> Option<ServiceName> {
+    if let Some((namespace, name)) = text.split_once('/') {
+        return Some(ServiceName { namespace: label(namespace)?, name: label(name)? });
+    }
+    let mut parts = text.split('.');
+    let name = label(parts.next()?)?;
+    let namespace = match parts.next() {
+        Some(namespace) => label(namespace)?,
+        None => own.clone(),
+    };
+    let mut suffix = ["svc", "cluster", "local"].iter();
+    parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
+}
+
+fn label(text: &str) -> Option<Name> {
+    Name::new(text).ok().filter(|name| !name.as_str().contains('.'))
+}
+
+/// An empty list would be no request to some, and every request to others.
+fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec<RouteGroupName>> {
+    if version.ends_with("/v1alpha2") {
+        field.refuse(
+            "is not a field of v1alpha2",
+            "use `apiVersion: split.smi-spec.io/v1alpha4`, or remove it",
+        );
+        return None;
+    }
+    let mut groups: Vec<RouteGroupName> = Vec::new();
+    let elements = field.list(GROUPS_MAX)?;
+    for element in &elements {
+        let Some(group) = read_group(element, namespace) else {
+            continue;
+        };
+        if groups.contains(&group) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        groups.push(group);
+    }
+    if elements.is_empty() {
+        field.refuse(
+            "is empty, which reads as no request and as every request",
+            "list the HTTPRouteGroups whose requests are split, or leave `matches` out",
+        );
+        return None;
+    }
+    Some(groups)
+}
+
+fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
+    let fields = element.fields(&["apiGroup", "kind", "name"])?;
+    if let Some(group) = fields.find("apiGroup") {
+        group.word(&[("specs.smi-spec.io", ())])?;
+    }
+    fields.require("kind").and_then(|kind| kind.word(&[("HTTPRouteGroup", ())]));
+    let name = fields.require("name").and_then(Field::name)?;
+    Some(RouteGroupName { namespace: namespace.clone(), name })
+}
+
+const BACKENDS_MAX: usize = 64;
+const GROUPS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_is_written_as_clients_write_it() {
+        let own = Name::new("shop").unwrap();
+        for (text, expected) in [
+            ("stock", Some("shop/stock")),
+            ("stock.shop", Some("shop/stock")),
+            ("stock.other.svc", Some("other/stock")),
+            ("stock.shop.svc.cluster", Some("shop/stock")),
+            ("stock.shop.svc.cluster.local", Some("shop/stock")),
+            ("other/stock", Some("other/stock")),
+            ("stock.shop.svc.cluster.local.", None),
+            ("stock.shop.pod", None),
+            ("stock.shop.svc.example.com", None),
+            ("stock:80", None),
+            ("a/b/c", None),
+            ("a/b.c", None),
+            ("Stock", None),
+            ("", None),
+        ] {
+            let read = service(text, &own).map(|service| service.to_string());
+            assert_eq!(read.as_deref(), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Looks at TCP routes of the Gateway API: what they name, and what decides instead of them.
+
+use leno_model::GatewayTcpRoute;
+
+use super::{Lint, World};
+
+impl World<'_> {
+    pub(super) fn lint_gateway_tcp_route(&self, route: &GatewayTcpRoute, lint: &mut Lint<'_>) {
+        self.lint_parents(&route.parents, lint);
+        self.lint_backends(0, &route.rule.backends, lint);
+        let name = &route.rule.route;
+        self.lint_grants((route.rule.kind, &name.namespace), (0, &route.rule.backends), lint);
+        for (index, parent) in route.parents.iter().enumerate() {
+            let first = self.gateway_tcp_routes.iter().find(|other| {
+                other.rule.route < *name
+                    && other.parents.iter().any(|other| {
+                        let ports = other.port.zip(parent.port);
+                        other.service == parent.service && ports.is_none_or(|(one, two)| one == two)
+                    })
+            });
+            if let Some(first) = first {
+                lint.warn(
+                    format!("spec.parentRefs[{index}]"),
+                    format!(
+                        "the TCPRoute {} is attached there too and comes first by name, so that \
+                         this one has no say on a port",
+                        first.rule.route
+                    ),
+                    "remove one of the two, or name another port",
+                );
+            }
+        }
+    }
+}

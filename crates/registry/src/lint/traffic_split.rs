@@ -1,0 +1,122 @@
+//! Looks at splits: what they name, and what decides instead of them.
+
+use leno_model::{RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit};
+
+use super::{Lint, Reference, World, suggestion};
+use crate::suggest::one_of;
+
+impl World<'_> {
+    pub(super) fn lint_split(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
+        let root = &split.root.service;
+        self.lint_service_name(root, "spec".to_owned(), lint);
+        for (index, backend) in split.backends.iter().enumerate() {
+            self.lint_service_name(&backend.service, format!("spec.backends[{index}]"), lint);
+            self.lint_split_ports(root, (index, backend), lint);
+            self.lint_split_grant(split, (index, backend), lint);
+        }
+        for (index, group) in split.groups.iter().flatten().enumerate() {
+            self.lint_split_group(group, index, lint);
+        }
+        self.lint_split_rivals(split, lint);
+    }
+
+    fn lint_service_name(&self, name: &ServiceName, field: String, lint: &mut Lint<'_>) {
+        let reference = Reference { service: name, port: None, field, name_field: "service" };
+        self.lint_reference(&reference, lint);
+    }
+
+    /// A share goes to the port that it came for.
+    fn lint_split_ports(
+        &self,
+        root: &ServiceName,
+        (index, backend): (usize, &SplitBackend),
+        lint: &mut Lint<'_>,
+    ) {
+        let numbers = |name| {
+            let service = self.services.get(name)?;
+            Some(service.ports.iter().map(|port| port.port).collect::<Vec<u16>>())
+        };
+        let (Some(wanted), Some(known)) = (numbers(root), numbers(&backend.service)) else {
+            return;
+        };
+        for port in wanted.iter().filter(|port| !known.contains(port)) {
+            let roots: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+            let roots: Vec<&str> = roots.iter().map(String::as_str).collect();
+            lint.warn(
+                format!("spec.backends[{index}].service"),
+                format!(
+                    "the Service {} has no port {port}, so that its share is answered 500 there",
+                    backend.service
+                ),
+                format!("give it the ports of the root: {}", one_of(&roots)),
+            );
+        }
+    }
+
+    fn lint_split_grant(
+        &self,
+        split: &TrafficSplit,
+        (index, backend): (usize, &SplitBackend),
+        lint: &mut Lint<'_>,
+    ) {
+        let (own, theirs) = (&split.name.namespace, &backend.service.namespace);
+        let mut grants = self.grants.iter();
+        if own != theirs
+            && !grants.any(|grant| grant.permits(RouteKind::Split, own, &backend.service))
+        {
+            lint.warn(
+                format!("spec.backends[{index}].service"),
+                format!(
+                    "no ReferenceGrant in {theirs} permits it, so that its share is answered 500"
+                ),
+                format!("add one there, from TrafficSplits in {own} to the Service"),
+            );
+        }
+    }
+
+    fn lint_split_group(&self, group: &RouteGroupName, index: usize, lint: &mut Lint<'_>) {
+        if !self.groups.contains_key(group) {
+            let known = self.groups.keys().filter(|known| known.namespace == group.namespace);
+            let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+            lint.warn(
+                format!("spec.matches[{index}].name"),
+                format!("there is no HTTPRouteGroup {group}, so that it splits no request"),
+                suggestion(group.name.as_str(), &known, "add the HTTPRouteGroup"),
+            );
+        }
+    }
+
+    /// What decides alone on a port of the root, or comes first by name.
+    fn lint_split_rivals(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
+        let root = &split.root.service;
+        for (key, parents) in &self.attached {
+            if let Some(parent) = parents.iter().find(|parent| parent.service == *root) {
+                let place = match parent.port {
+                    Some(port) => format!("port {port} of it"),
+                    None => "it".to_owned(),
+                };
+                lint.warn(
+                    "spec.service".to_owned(),
+                    format!("the {key} is attached to {place}, and decides there alone"),
+                    "use one of the two for a port",
+                );
+            }
+        }
+        let for_everything = self.splits.iter().filter(|other| {
+            other.groups.is_none() && other.root.service == *root && other.name < split.name
+        });
+        if let Some(first) = for_everything.min_by_key(|other| &other.name)
+            && split.groups.is_none()
+        {
+            lint.warn(
+                "spec.service".to_owned(),
+                format!(
+                    "the TrafficSplit {} is for the same service and comes first by name, so that \
+                     this one decides nothing",
+                    first.name
+                ),
+                "remove one of the two, or say by `matches` which requests this one splits",
+            );
+        }
+    }
+}

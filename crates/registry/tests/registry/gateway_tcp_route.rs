@@ -1,0 +1,104 @@
+//! `TCPRoute` of the Gateway API: what is read of it, what is refused, and what is odd.
+
+use expect_test::expect;
+use leno_model::{GatewayTcpRoute, Object, RouteKind};
+use leno_registry::{lint, read_str};
+
+use crate::refusals::check_specs;
+
+const TCP_ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1alpha2
+kind: TCPRoute
+metadata: {name: db, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: db, port: 5432}]
+  rules:
+  - name: all
+    backendRefs: [{name: old, port: 5432, weight: 9}, {name: new, namespace: other, port: 5433}]
+"#;
+
+fn read(text: &str) -> Vec<Object> {
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    objects.into_iter().map(|(object, _)| object).collect()
+}
+
+#[test]
+fn reads_a_tcp_route_of_either_family() {
+    let smi = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: TCPRoute\n\
+               metadata: {name: db, namespace: shop}\nspec: {matches: {ports: [1]}}\n";
+    let objects = read(&[TCP_ROUTE, smi].concat());
+    let [Object::GatewayTcpRoute(GatewayTcpRoute { parents, rule }), Object::TcpRoute(_)] =
+        objects.as_slice()
+    else {
+        panic!("{objects:?}");
+    };
+    let parents: Vec<_> = parents.iter().map(|p| (p.service.to_string(), p.port)).collect();
+    assert_eq!(parents, [("shop/db".to_owned(), Some(5432))]);
+    assert_eq!((rule.route.to_string(), rule.kind), ("shop/db".to_owned(), RouteKind::Tcp));
+    let backends: Vec<_> =
+        rule.backends.iter().map(|b| (b.service.to_string(), b.port, b.weight)).collect();
+    let expected = [("shop/old".to_owned(), 5432, 9), ("other/new".to_owned(), 5433, 1)];
+    assert_eq!(backends, expected);
+}
+
+#[test]
+fn refuses_tcp_routes_that_cannot_be_honoured() {
+    let parents = "parentRefs: [{group: \"\", kind: Service, name: a}]";
+    let specs = [
+        "{rules: [{backendRefs: [{name: a, port: 1}]}]}".to_owned(),
+        format!("{{{parents}}}"),
+        format!("{{{parents}, rules: []}}"),
+        format!("{{{parents}, rules: [{{}}]}}"),
+        format!("{{{parents}, rules: [{{backendRefs: [{{name: a}}]}}]}}"),
+        format!("{{{parents}, rules: [{{backendRefs: []}}, {{backendRefs: []}}]}}"),
+        format!("{{{parents}, hostnames: [a.com], rules: [{{backendRefs: []}}]}}"),
+        format!("{{{parents}, rules: [{{filters: [], backendRefs: []}}]}}"),
+        "{matches: {ports: [1]}}".to_owned(),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    let head =
+        "apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: TCPRoute\nmetadata: {name: x}";
+    check_specs(
+        head,
+        &specs,
+        &expect![[r#"
+        spec.parentRefs: is missing; add `parentRefs`
+        spec.rules: is missing; add `rules`
+        spec.rules: is empty; add a rule with `backendRefs`
+        spec.rules[0].backendRefs: is missing; add `backendRefs`
+        spec.rules[0].backendRefs[0].port: is missing; add `port`
+        spec.rules: has 2 elements; use at most 1
+        spec.hostnames: is not a field that is known here; remove it, or use `parentRefs` or `rules`
+        spec.rules[0].filters: is not a field that is known here; remove it, or use `name` or `backendRefs`
+        spec.matches: is not a field that is known here; remove it, or use `parentRefs` or `rules`
+        spec.parentRefs: is missing; add `parentRefs`
+        spec.rules: is missing; add `rules`
+    "#]],
+    );
+    check_specs(
+        &head.replace("v1alpha2", "v2"),
+        &["{}"],
+        &expect![[r#"
+        apiVersion: "gateway.networking.k8s.io/v2" is not read for TCPRoute; use `specs.smi-spec.io/v1alpha4` or `gateway.networking.k8s.io/v1alpha2`
+    "#]],
+    );
+}
+
+#[test]
+fn what_a_tcp_route_refers_to_and_what_decides_instead_is_looked_for() {
+    let second = TCP_ROUTE.replace("name: db, namespace", "name: second, namespace");
+    let objects = read(&[TCP_ROUTE, "---", &second].concat());
+    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    expect![[r#"
+        TCPRoute shop/db: spec.parentRefs[0].name: there is no Service shop/db; add the Service
+        TCPRoute shop/db: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service
+        TCPRoute shop/db: spec.rules[0].backendRefs[1].name: there is no Service other/new; add the Service
+        TCPRoute shop/db: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TCPRoutes in shop to the Service
+        TCPRoute shop/second: spec.parentRefs[0].name: there is no Service shop/db; add the Service
+        TCPRoute shop/second: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service
+        TCPRoute shop/second: spec.rules[0].backendRefs[1].name: there is no Service other/new; add the Service
+        TCPRoute shop/second: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TCPRoutes in shop to the Service
+        TCPRoute shop/second: spec.parentRefs[0]: the TCPRoute shop/db is attached there too and comes first by name, so that this one has no say on a port; remove one of the two, or name another port
+    "#]].assert_eq(&lines.concat());
+}

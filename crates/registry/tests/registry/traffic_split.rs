@@ -1,0 +1,169 @@
+//! `TrafficSplit`: what is read of it, what is refused, and what is odd.
+
+use expect_test::expect;
+use leno_model::{Object, TrafficSplit};
+use leno_registry::{lint, read_str};
+
+use crate::refusals::check_specs;
+
+const SPLIT: &str = r#"
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {name: canary, namespace: shop}
+spec:
+  service: stock.shop.svc.cluster.local
+  matches:
+  - {kind: HTTPRouteGroup, name: gold}
+  - {apiGroup: specs.smi-spec.io, kind: HTTPRouteGroup, name: beta}
+  backends:
+  - {service: stock-v1, weight: 90}
+  - {service: other/stock-v2, weight: 0}
+"#;
+
+fn read(text: &str) -> TrafficSplit {
+    match &read_str("f.yaml", text) {
+        (objects, rejected) if rejected.is_empty() => match objects.as_slice() {
+            [(Object::TrafficSplit(split), _)] => split.clone(),
+            other => panic!("{other:?}"),
+        },
+        (_, rejected) => panic!("{rejected:?}"),
+    }
+}
+
+#[test]
+fn reads_a_split_with_all_its_parts() {
+    let split = read(SPLIT);
+    assert_eq!(split.name.to_string(), "shop/canary");
+    assert_eq!((split.root.service.to_string(), split.root.port), ("shop/stock".to_owned(), None));
+    let groups: Vec<String> = split.groups.iter().flatten().map(ToString::to_string).collect();
+    assert_eq!(groups, ["shop/gold", "shop/beta"]);
+    let backends: Vec<_> =
+        split.backends.iter().map(|b| (b.service.to_string(), b.weight)).collect();
+    assert_eq!(backends, [("shop/stock-v1".to_owned(), 90), ("other/stock-v2".to_owned(), 0)]);
+}
+
+#[test]
+fn reads_the_older_version() {
+    let split = read(
+        "{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {name: s}, \
+         spec: {service: a, backends: [{service: b, weight: 1}]}}",
+    );
+    assert_eq!(split.root.service.to_string(), "default/a");
+    assert_eq!(split.groups, None);
+}
+
+#[test]
+fn refuses_splits_that_cannot_be_honoured() {
+    let backends = "backends: [{service: b, weight: 1}]";
+    let specs = [
+        format!("{{{backends}}}"),
+        format!("{{service: a.b.c, {backends}}}"),
+        format!("{{service: a.other, {backends}}}"),
+        "{service: a}".to_owned(),
+        "{service: a, backends: []}".to_owned(),
+        "{service: a, backends: [{service: b, weight: 0}, {service: c, weight: 0}]}".to_owned(),
+        "{service: a, backends: [{service: b}, {weight: 1}]}".to_owned(),
+        "{service: a, backends: [{service: b, weight: 0.5}, {service: c, weight: -1}]}".to_owned(),
+        "{service: a, backends: [{service: b, weight: 1}, {service: b.default, weight: 1}]}"
+            .to_owned(),
+        "{service: a, backends: [{service: b, port: 80, weight: 1}]}".to_owned(),
+        format!("{{service: a, {backends}, matches: []}}"),
+        format!("{{service: a, {backends}, matches: [{{kind: TCPRoute, name: x}}]}}"),
+        format!("{{service: a, {backends}, matches: [{{kind: HTTPRouteGroup}}]}}"),
+        format!(
+            "{{service: a, {backends}, matches: [{{kind: HTTPRouteGroup, name: x}}, \
+             {{kind: HTTPRouteGroup, name: x}}]}}"
+        ),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    let head = "apiVersion: split.smi-spec.io/v1alpha4\nkind: TrafficSplit\nmetadata: {name: x}";
+    check_specs(
+        head,
+        &specs,
+        &expect![[r#"
+        spec.service: is missing; add `service`
+        spec.service: "a.b.c" is not the name of a service; use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews
+        spec.service: "a.other" is not in the split's namespace, default; put the TrafficSplit into the namespace of its root
+        spec.backends: is missing; add `backends`
+        spec.backends: is empty; list the services that take a share
+        spec.backends: has no weight above 0, which reads as nobody and as everybody; give at least one backend a weight above 0
+        spec.backends[0].weight: is missing; add `weight`
+        spec.backends[1].service: is missing; add `service`
+        spec.backends[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
+        spec.backends[1].weight: -1 is out of range; use a number from 0 to 1000000
+        spec.backends[1]: is listed twice; remove one of the two, and add up their weights
+        spec.backends[0].port: is not a field that is known here; remove it, or use `service` or `weight`
+        spec.matches: is empty, which reads as no request and as every request; list the HTTPRouteGroups whose requests are split, or leave `matches` out
+        spec.matches[0].kind: "TCPRoute" is not known here; use `HTTPRouteGroup`
+        spec.matches[0].name: is missing; add `name`
+        spec.matches[1]: is listed twice; remove one of the two
+    "#]],
+    );
+    let specs = format!("{{service: a, {backends}, matches: [{{kind: HTTPRouteGroup, name: x}}]}}");
+    check_specs(
+        &head.replace("v1alpha4", "v1alpha2"),
+        &[&specs],
+        &expect![[r#"
+        spec.matches: is not a field of v1alpha2; use `apiVersion: split.smi-spec.io/v1alpha4`, or remove it
+    "#]],
+    );
+}
+
+#[test]
+fn what_a_split_refers_to_and_what_decides_instead_is_looked_for() {
+    let more = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock, namespace: shop}
+spec: {selector: {app: stock}, ports: [{port: 80}, {port: 5432}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock-v1, namespace: shop}
+spec: {selector: {app: stock}, ports: [{port: 80}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stock, namespace: shop, labels: {app: stock}}
+spec: {ports: [{port: 80}, {port: 5432}]}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: golden, namespace: shop}
+spec: {matches: [{name: all}]}
+---
+apiVersion: split.smi-spec.io/v1alpha2
+kind: TrafficSplit
+metadata: {name: a, namespace: shop}
+spec: {service: stock, backends: [{service: stock-v1, weight: 1}]}
+---
+apiVersion: split.smi-spec.io/v1alpha2
+kind: TrafficSplit
+metadata: {name: b, namespace: shop}
+spec: {service: stock, backends: [{service: stock, weight: 1}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: stock, port: 80}]
+  rules: [{backendRefs: [{name: stock, port: 80}]}]
+"#;
+    let (objects, rejected) = read_str("f.yaml", &[SPLIT, more].concat());
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    expect![[r#"
+        TrafficSplit shop/canary: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so that its share is answered 500 there; give it the ports of the root: `80` or `5432`
+        TrafficSplit shop/canary: spec.backends[1].service: there is no Service other/stock-v2; add the Service
+        TrafficSplit shop/canary: spec.backends[1].service: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TrafficSplits in shop to the Service
+        TrafficSplit shop/canary: spec.matches[0].name: there is no HTTPRouteGroup shop/gold, so that it splits no request; did you mean `golden`?
+        TrafficSplit shop/canary: spec.matches[1].name: there is no HTTPRouteGroup shop/beta, so that it splits no request; add the HTTPRouteGroup
+        TrafficSplit shop/canary: spec.service: the HTTPRoute shop/web is attached to port 80 of it, and decides there alone; use one of the two for a port
+        TrafficSplit shop/a: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so that its share is answered 500 there; give it the ports of the root: `80` or `5432`
+        TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it, and decides there alone; use one of the two for a port
+        TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it, and decides there alone; use one of the two for a port
+        TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and comes first by name, so that this one decides nothing; remove one of the two, or say by `matches` which requests this one splits
+    "#]].assert_eq(&lines.concat());
+}

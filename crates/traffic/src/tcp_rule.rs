@@ -1,0 +1,46 @@
+//! Sharing out of connections in which no request is seen.
+
+use leno_model::{TcpRule, WeightedBackend};
+
+use crate::route::by_weight;
+
+/// The backend that takes a connection; `draw` is a random number. `None` when no backend has a
+/// weight, or no grant permits the one whose turn it is.
+#[must_use]
+pub fn tcp_backend(rule: &TcpRule, draw: u64) -> Option<&WeightedBackend> {
+    let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
+    let (_, backend) = by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), draw)?;
+    Some(backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{RouteKind, ServiceName};
+
+    use super::*;
+
+    #[test]
+    fn connections_are_shared_out_by_weight() {
+        let backend = |(name, weight): (&str, u32)| WeightedBackend {
+            service: ServiceName::new("shop", name).unwrap(),
+            port: 5432,
+            weight,
+        };
+        let rule = |backends: &[(&str, u32)], ungranted_weight| TcpRule {
+            route: "shop/split".parse().unwrap(),
+            kind: RouteKind::Split,
+            backends: backends.iter().copied().map(backend).collect(),
+            ungranted_weight,
+        };
+        for (rule, expected) in [
+            (rule(&[("one", 1), ("none", 0), ("two", 2)], 1), "one two two nobody one"),
+            (rule(&[("none", 0)], 0), "nobody nobody nobody nobody nobody"),
+            (rule(&[], 0), "nobody nobody nobody nobody nobody"),
+        ] {
+            let taken = (0..5).map(|draw| {
+                tcp_backend(&rule, draw).map_or("nobody", |backend| backend.service.name.as_str())
+            });
+            assert_eq!(taken.collect::<Vec<_>>().join(" "), expected);
+        }
+    }
+}

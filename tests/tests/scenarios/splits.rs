@@ -1,0 +1,188 @@
+//! Traffic splits through real sidecars: requests and connections take their shares.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{allowed_http, allowed_tcp, client, mesh_config, server_of};
+use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
+
+/// The services of the mesh, each with one workload that answers with its name.
+const SERVICES: [&str; 4] = ["stock", "stock-v1", "stock-v2", "stock-v3"];
+
+const TCP_ROUTE: &str = "---
+apiVersion: gateway.networking.k8s.io/v1alpha2
+kind: TCPRoute
+metadata: {name: stock, namespace: shop}
+spec:
+  parentRefs: [{group: \"\", kind: Service, name: stock}]
+  rules: [{backendRefs: [{name: stock-v1, port: 9080}, {name: stock-v3, port: 9080}]}]
+";
+
+/// A strict mesh in which a client may call all of them, and has doors to the first and the last.
+struct Shop {
+    mesh: Mesh,
+    root: SocketAddr,
+    last: SocketAddr,
+    _applications: [Application; 4],
+}
+
+impl Shop {
+    /// Opens it; `protocol` is what the services say they speak.
+    fn open(protocol: &str) -> Self {
+        let applications = SERVICES.map(|name| Application::start(move |_| Answer::ok(name)));
+        let doors = [free_port(), free_port()];
+        let mut manifests = mesh_config("strict");
+        manifests += &client("user", &[], &[("stock.shop", doors[0]), ("stock-v3.shop", doors[1])]);
+        for (name, application) in SERVICES.iter().zip(&applications) {
+            manifests += &server_of(name, (application.port(), protocol), &[]);
+            manifests += &match protocol {
+                "TCP" => allowed_tcp("user", name),
+                _ => allowed_http("user", name, "/.*"),
+            };
+        }
+        manifests += "---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: gold, namespace: shop}
+spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|platinum}]}]}
+";
+        let mesh = Mesh::up(&manifests);
+        let [root, last] = doors.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let shop = Self { mesh, root, last, _applications: applications };
+        shop.turns("stock");
+        shop
+    }
+
+    /// The shares of the root, in place of those before.
+    fn split(&self, backends: &[(&str, u32)]) {
+        self.mesh.write("split.yaml", &split("all", "", backends));
+    }
+
+    /// Who answers one request on a connection of its own.
+    fn ask(&self, path: &str, tier: &str) -> Option<String> {
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: stock.shop.svc.cluster.local\r\nx-tier: {tier}\r\n\r\n"
+        );
+        let mut connection = Connection::open(self.root).ok()?;
+        connection.send(head).ok()?;
+        let answer = connection.receive().ok().filter(|answer| answer.status == 200)?;
+        String::from_utf8(answer.body).ok()
+    }
+
+    /// Waits until somebody answers.
+    fn turns(&self, who: &str) {
+        let look = || self.ask("/", "").filter(|answered| answered == who);
+        eventually(&format!("{who} answers"), Duration::from_secs(20), look);
+    }
+
+    /// Who answers so many requests, each on a connection of its own, and how often.
+    fn by_connection(&self, requests: usize) -> BTreeMap<String, u32> {
+        counted((0..requests).map(|_| self.ask("/", "").unwrap()))
+    }
+
+    /// The same on one connection.
+    fn by_request(&self, requests: usize) -> BTreeMap<String, u32> {
+        let mut connection = Connection::open(self.root).unwrap();
+        let bodies = (0..requests).map(|_| connection.get("/").unwrap().body);
+        counted(bodies.map(|body| String::from_utf8(body).unwrap()))
+    }
+}
+
+fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    names.for_each(|name| *counts.entry(name).or_default() += 1);
+    counts
+}
+
+fn split(name: &str, matches: &str, backends: &[(&str, u32)]) -> String {
+    let backends = backends.iter();
+    let backends: Vec<String> =
+        backends.map(|(name, weight)| format!("{{service: {name}, weight: {weight}}}")).collect();
+    format!(
+        "---
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {{name: {name}, namespace: shop}}
+spec: {{service: stock.shop.svc, {matches}backends: [{}]}}
+",
+        backends.join(", ")
+    )
+}
+
+/// That each took its share: at most five standard deviations of a binomial distribution away from
+/// it, which is wrong once in a million runs.
+fn assert_shares(answers: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
+    let total: u32 = answers.values().sum();
+    let weights: u32 = backends.iter().map(|(_, weight)| weight).sum();
+    for (name, weight) in backends {
+        let share = f64::from(*weight) / f64::from(weights);
+        let expected = f64::from(total) * share;
+        let deviation = (expected * (1.0 - share)).sqrt() * 5.0;
+        let found = f64::from(answers.get(*name).copied().unwrap_or_default());
+        assert!((found - expected).abs() <= deviation, "{name}: {found} of {total}: {answers:?}");
+    }
+    let known = |name: &&String| !backends.iter().any(|(backend, _)| backend == name);
+    assert_eq!(answers.keys().find(known), None);
+}
+
+#[test]
+fn requests_take_their_shares_and_a_change_is_live() {
+    let shop = Shop::open("HTTP");
+    // The root is among its own backends.
+    let backends = [("stock", 1), ("stock-v1", 1), ("stock-v2", 2)];
+    shop.split(&backends);
+    shop.turns("stock-v2");
+    let answers = shop.by_request(800);
+    assert_shares(&answers, &backends);
+    // Who takes no share may be called by its own name.
+    let direct = Connection::open(shop.last).unwrap().get("/").unwrap();
+    assert_eq!(direct.body, b"stock-v3");
+    // Then it takes all, which shows that the new split holds.
+    shop.split(&[("stock-v3", 100), ("stock-v2", 0)]);
+    shop.turns("stock-v3");
+    let answers = shop.by_request(200);
+    assert_shares(&answers, &[("stock-v3", 1)]);
+    shop.mesh.remove("split.yaml");
+    shop.turns("stock");
+}
+
+#[test]
+fn requests_that_a_group_describes_are_split_alone() {
+    let shop = Shop::open("HTTP");
+    let matches = "matches: [{kind: HTTPRouteGroup, name: gold}], ";
+    shop.mesh.write("gold.yaml", &split("gold", matches, &[("stock-v2", 1)]));
+    let gold = || shop.ask("/gold/1", "gold").filter(|who| who == "stock-v2");
+    eventually("gold is split", Duration::from_secs(20), gold);
+    for (path, tier, who) in [
+        ("/gold/1", "platinum", "stock-v2"),
+        ("/gold/1?x=y", "gold", "stock-v2"),
+        ("/gold/1", "golden", "stock"),
+        ("/gold", "gold", "stock"),
+        ("/", "gold", "stock"),
+    ] {
+        assert_eq!(shop.ask(path, tier).as_deref(), Some(who), "{path} {tier}");
+    }
+    // The others have a split of their own.
+    shop.split(&[("stock-v1", 1)]);
+    shop.turns("stock-v1");
+    assert_eq!(shop.ask("/gold/1", "gold").as_deref(), Some("stock-v2"));
+}
+
+#[test]
+fn connections_take_their_shares() {
+    let shop = Shop::open("TCP");
+    let backends = [("stock-v1", 3), ("stock-v2", 1)];
+    shop.split(&backends);
+    shop.turns("stock-v2");
+    let answers = shop.by_connection(400);
+    assert_shares(&answers, &backends);
+    // Beside a route of the Gateway API the split has no say.
+    shop.mesh.write("route.yaml", TCP_ROUTE);
+    shop.turns("stock-v3");
+    let answers = shop.by_connection(400);
+    assert_shares(&answers, &[("stock-v3", 1), ("stock-v1", 1)]);
+    // A connection stays where it is.
+    let answers = shop.by_request(50);
+    assert_eq!(answers.len(), 1, "{answers:?}");
+}
