@@ -265,7 +265,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(15) {
+    let yaml = match dice.below(16) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
@@ -313,7 +313,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             head("TagRoute", "leno.dev/v1alpha1", ""),
             called(dice.pick(SCOPES), one, two)
         ),
-        13 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
+        14 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
         12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
         13 => head("TrafficSplit", SMI_SPLIT, "") + &split([one, two], dice.pick(MATCHES)),
         _ => format!(

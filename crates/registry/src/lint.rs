@@ -10,7 +10,7 @@ use leno_model::{
     AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object, ObjectKey,
     ReferenceGrant, RouteGroupName, RouteKind, RouteParent, Service, ServiceAccount, ServiceName,
     ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule, TcpRouteName, TlsRoute,
-    TrafficMode, TrafficSplit, TrafficTarget, WeightedBackend, Workload,
+    TrafficSplit, TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};

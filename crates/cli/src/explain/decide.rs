@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
-    Endpoint, Object, PolicyName, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
-    ServiceName, Snapshot, SpiffeId, WeightedBackend, Workload,
+    Endpoint, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule, ServiceName,
+    Snapshot, SpiffeId, WeightedBackend, Workload,
 };
 use leno_traffic::{
     CompiledActions, InboundAccess, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
