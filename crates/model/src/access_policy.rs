@@ -29,8 +29,8 @@ impl AccessPolicy {
     /// Whether a rule allows something to this account.
     #[must_use]
     pub fn allows_something_to(&self, account: &ServiceAccount) -> bool {
-        let allowing = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
-        allowing.into_iter().any(|rule| rule.names(Some(account)))
+        let mut allowing = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
+        allowing.any(|rule| rule.names(Some(account)))
     }
 }
 
