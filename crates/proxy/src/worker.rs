@@ -198,7 +198,13 @@ impl Worker {
         }
         let ports = scene.plans.services.values().flat_map(|plan| plan.ports.values());
         let treatments: Vec<_> = ports.filter_map(|port| port.treatment.as_ref()).collect();
+        let before = wards.len();
         wards.retain(|_, ward| treatments.iter().any(|treatment| ward.is_for(treatment)));
+        if wards.len() < before {
+            // Said again with the next request, where it is still said.
+            let upstreams = self.upstreams.borrow();
+            upstreams.values().for_each(|upstream| upstream.connect_timeout.set(None));
+        }
     }
 
     /// Every link is told that no more streams will come; idle ones close.

@@ -246,7 +246,8 @@ spec:
         place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
     assert_eq!(done.code, Some(0), "{done:?}");
     let line = done.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
-    expect![[r#""#]].assert_eq(line.trim());
+    expect![[r#"UpstreamTrafficSetting shop/ratings: lets no more be under way than 9 requests, 2 retries; connects within 2s; sends nothing for 20s when 30 % of at least 50 requests in 60s failed or 4 requests in 60s took 5s or longer (connect, timeout, reset, 5xx); answers 409 meanwhile"#]]
+        .assert_eq(line.trim());
 }
 
 /// Two versions of `orders`, one of which takes what gold users send.

@@ -291,9 +291,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(line) = &mut self.record.line {
             line.upstream = Some(destined.address());
         }
-        let lease = match &bound.ward {
-            None => destined.lease(&self.session.worker).await,
-            Some(ward) => ward.wait(destined.lease(&self.session.worker)).await,
+        let lease = {
+            let lease = pin!(destined.lease(&self.session.worker));
+            match &bound.ward {
+                None => lease.await,
+                Some(ward) => ward.wait(lease).await,
+            }
         };
         let outcome = match lease {
             Ok(lease) => {

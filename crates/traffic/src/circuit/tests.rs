@@ -1,3 +1,5 @@
+//! Circuits, by example and against a list of everything that happened.
+
 use leno_model::{FailureClasses, Slow};
 use proptest::prelude::*;
 
