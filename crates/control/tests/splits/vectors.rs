@@ -1,0 +1,126 @@
+//! The vectors of `tests/vectors/splits`: from documents to the backend that takes a request or a
+//! connection, through reader, mesh, compilation and decision.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use leno_control::snapshot_for;
+use leno_model::{Object, Reason, ServiceName, WeightedBackend, WorkloadName};
+use leno_registry::{Rejected, read_str};
+use leno_traffic::{Plans, RequestView, RouteChoice, tcp_backend};
+use serde_json::Value;
+
+#[test]
+fn splits_choose_as_they_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/splits/splits.json");
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let groups = vectors["groups"].as_array().unwrap();
+    assert!(groups.len() >= 33, "{} groups", groups.len());
+    let wrong: Vec<String> = groups.iter().flat_map(wrong).collect();
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What of a group is not as expected.
+fn wrong(group: &Value) -> Vec<String> {
+    let name = group["name"].as_str().unwrap();
+    let (objects, rejected) = objects(&group["documents"]);
+    if group["refused"].as_bool().unwrap_or(false) {
+        return match rejected.is_empty() {
+            true => vec![format!("{name}: is not refused")],
+            false => Vec::new(),
+        };
+    }
+    if !rejected.is_empty() {
+        return vec![format!("{name}: {rejected:?}")];
+    }
+    let root: ServiceName = "shop/stock".parse().unwrap();
+    let caller = WorkloadName::new("shop", "caller").unwrap();
+    let plans = Plans::build(Arc::new(snapshot_for(&objects, &caller, &[root]).unwrap()), None);
+    let plans = plans.unwrap();
+    let mut wrong = Vec::new();
+    for case in group["cases"].as_array().unwrap() {
+        for (draw, expected) in (0..).zip(case["expect"].as_array().unwrap()) {
+            let found = decided(&plans, case, draw);
+            if expected != &found {
+                let case = case["name"].as_str().unwrap();
+                wrong.push(format!("{name}, {case}, {draw}: {found}, not {expected}"));
+            }
+        }
+    }
+    wrong
+}
+
+/// The backend that the root's sidecar chooses, `own` for the root's own endpoints, or the reason.
+fn decided(plans: &Plans, case: &Value, draw: u64) -> String {
+    let root = plans.service(&"shop/stock".parse().unwrap()).unwrap();
+    let port = u16::try_from(case["port"].as_u64().unwrap()).unwrap();
+    let port = &root.ports[&port];
+    let request = &case["request"];
+    if request.is_null() {
+        return match &port.tcp_rule {
+            None => "own".to_owned(),
+            Some(rule) => there(plans, tcp_backend(rule, draw)),
+        };
+    }
+    let headers = request["headers"].as_array().unwrap().iter();
+    let headers: Vec<(String, String)> = headers
+        .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
+        .collect();
+    let view = RequestView {
+        method: request["method"].as_str().unwrap(),
+        path: request["path"].as_str().unwrap(),
+        query: request["query"].as_str(),
+        authority: request["authority"].as_str().unwrap_or("stock"),
+        fields: &headers,
+    };
+    match port.routes.choose(&view, draw) {
+        RouteChoice::Direct => "own".to_owned(),
+        RouteChoice::To { backend, .. } => there(plans, Some(backend)),
+        RouteChoice::InvalidBackend { .. } => there(plans, None),
+        RouteChoice::NoRoute => Reason::NoRoute.label().to_owned(),
+        RouteChoice::Redirect { .. } => "elsewhere".to_owned(),
+    }
+}
+
+/// A backend that is there with its port; a sidecar refuses what is for another.
+fn there(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
+    let known = backend.filter(|backend| {
+        let plan = plans.service(&backend.service);
+        plan.is_some_and(|plan| plan.ports.contains_key(&backend.port))
+    });
+    let name = known.map(|backend| backend.service.to_string());
+    name.unwrap_or_else(|| Reason::InvalidBackend.label().to_owned())
+}
+
+/// The caller, the services with a workload each, and the documents of the group.
+fn objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
+    let both =
+        "{name: web, port: 9080, appProtocol: http}, {name: db, port: 5432, appProtocol: tcp}";
+    let web = "{name: web, port: 9080, appProtocol: http}";
+    let mut text = vec![workload("shop", "caller")];
+    for (namespace, name, ports) in [
+        ("shop", "stock", both),
+        ("shop", "stock-v1", both),
+        ("shop", "stock-v2", both),
+        ("shop", "stock-v3", both),
+        ("shop", "web-only", web),
+        ("other", "stock-v9", both),
+    ] {
+        text.push(workload(namespace, name));
+        text.push(format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+             spec: {{selector: {{app: {name}}}, ports: [{ports}]}}\n"
+        ));
+    }
+    text.extend(documents.as_array().unwrap().iter().map(Value::to_string));
+    let (objects, rejected) = read_str("vectors", &text.join("\n---\n"));
+    (objects.into_iter().map(|(object, _)| object).collect(), rejected)
+}
+
+fn workload(namespace: &str, name: &str) -> String {
+    format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+         metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}\n\
+         spec: {{ports: [{{port: 9080}}, {{port: 5432}}]}}\n"
+    )
+}
