@@ -254,6 +254,18 @@ fn policed(account: &str, peer: &str) -> String {
 /// What decides who may come in.
 const MODES: &[&str] = &["strict", "permissive", "audit"];
 
+/// A random mesh, mostly strict: that is where one thing depends on many.
+fn settings(dice: &mut Dice) -> String {
+    format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+         spec: {{trustDomain: cluster.local, trafficMode: {}, \
+         namespaces: [{{name: {}, trafficMode: {}}}]}}",
+        dice.pick(&["strict", "strict", "permissive"]),
+        dice.pick(&["bookinfo", "elsewhere", "elsewhere"]),
+        dice.pick(MODES),
+    )
+}
+
 /// A random change in that world.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
@@ -313,18 +325,10 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             head("TagRoute", "leno.dev/v1alpha1", ""),
             called(dice.pick(SCOPES), one, two)
         ),
-        14 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
         12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
         13 => head("TrafficSplit", SMI_SPLIT, "") + &split([one, two], dice.pick(MATCHES)),
-        _ => format!(
-            "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-             spec: {{trustDomain: cluster.local, trafficMode: {}, \
-             namespaces: [{{name: {}, trafficMode: {}}}]}}",
-            // Mostly strict: that is where one thing depends on many.
-            dice.pick(&["strict", "strict", "permissive"]),
-            dice.pick(&["bookinfo", "elsewhere", "elsewhere"]),
-            dice.pick(MODES),
-        ),
+        14 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
+        _ => settings(dice),
     };
     let object = objects(&yaml).pop().unwrap();
     match (dice.below(4), object.key()) {
