@@ -91,3 +91,12 @@ pub struct FixedAnswer {
     /// Headers beside those of every answer; their names are in lower case.
     pub headers: Vec<Header>,
 }
+
+impl FixedAnswer {
+    /// Whether an answer of a policy may have this status: a final one, and with a body (RFC 9110
+    /// §15.3.5, §15.3.6, §15.4.5).
+    #[must_use]
+    pub const fn may_have(status: u16) -> bool {
+        matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)
+    }
+}

@@ -8,6 +8,7 @@ use leno_telemetry::{Count, GrpcStatus, Outcome, RequestLabels, SeriesId};
 use leno_traffic::{InboundAccess, Permit};
 
 use crate::access_log::LogLine;
+use crate::error::Failure;
 use crate::session::Session;
 use crate::worker::Underway;
 
@@ -70,6 +71,14 @@ impl<'a> Record<'a> {
     /// The exchange ended as it should.
     pub(crate) fn succeed(&mut self) {
         self.reason = None;
+    }
+
+    /// The exchange ended for this reason, and perhaps by a policy.
+    pub(crate) fn fail(&mut self, failure: &Failure) {
+        self.reason = Some(failure.reason);
+        if let Some(line) = &mut self.line {
+            line.policy.clone_from(&failure.policy);
+        }
     }
 
     /// Notes who let it in, and whether only because policies are not enforced.

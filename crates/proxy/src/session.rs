@@ -1,6 +1,6 @@
 //! A connection's standing: by which entrance it came, and who is at its other end.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -41,8 +41,8 @@ pub(crate) struct Session {
     series: RefCell<Vec<Rc<Series>>>,
     /// Given by the access rules of one world; asked for again when they change.
     permit: RefCell<Option<ConnectionPermit>>,
-    /// The denial that the log was told of last and that was not enforced.
-    told: Cell<Option<Reason>>,
+    /// The denials that the log was told of and that were not enforced.
+    told: RefCell<Vec<Reason>>,
 }
 
 impl Session {
@@ -59,7 +59,7 @@ impl Session {
             Entrance::Inbound { .. } | Entrance::Service { .. } | Entrance::HttpProxy => None,
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
-        let told = Cell::default();
+        let told = RefCell::default();
         Self { worker, entrance, identity, expires: None, peer, host, series, permit, told }
     }
 
@@ -102,11 +102,13 @@ impl Session {
         Ok(permit)
     }
 
-    /// Tells the log of a denial that is not enforced: once for a connection, until it is another.
+    /// Tells the log of a denial that is not enforced: once for a connection and reason.
     pub(crate) fn tell_audited(&self, reason: Reason, others: Option<&Ruling>) {
-        if self.told.replace(Some(reason)) == Some(reason) {
+        let mut told = self.told.borrow_mut();
+        if told.contains(&reason) {
             return;
         }
+        told.push(reason);
         let identity = self.identity.as_deref().map(ToString::to_string).unwrap_or_default();
         let policy = others.map(ToString::to_string).unwrap_or_default();
         tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy,

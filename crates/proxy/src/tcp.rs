@@ -65,7 +65,7 @@ pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened)
     match attempt(session, port, &opened.stream, &mut record).await {
         Ok(()) => record.succeed(),
         Err(failure) => {
-            record.reason = Some(failure.reason);
+            record.fail(&failure);
             // The other sidecar resets its client.
             opened.stream.reset(code_of(failure.reason));
         }

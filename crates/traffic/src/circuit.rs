@@ -37,6 +37,8 @@ enum State {
     HalfOpen {
         succeeded: u32,
         under_way: u32,
+        /// When probes that have not ended are waited for no longer: they may be streams.
+        until: Duration,
     },
 }
 
@@ -111,16 +113,17 @@ impl Circuit {
 
     /// A request wants to go through. `None`: nothing is sent now.
     pub fn admit(&mut self, now: Duration) -> Option<Ticket> {
-        if let State::Open { until } = self.state
+        if let State::Open { until } | State::HalfOpen { until, .. } = self.state
             && until <= now
         {
-            self.turn(State::HalfOpen { succeeded: 0, under_way: 0 });
+            let until = now.saturating_add(self.rule.open_for);
+            self.turn(State::HalfOpen { succeeded: 0, under_way: 0, until });
         }
         let probes = self.rule.probes.max(1);
         match &mut self.state {
             State::Closed => {}
             State::Open { .. } => return None,
-            State::HalfOpen { succeeded, under_way } if *succeeded + *under_way < probes => {
+            State::HalfOpen { succeeded, under_way, .. } if *succeeded + *under_way < probes => {
                 *under_way += 1;
             }
             State::HalfOpen { .. } => return None,
@@ -142,7 +145,7 @@ impl Circuit {
                 Some(self.open(trigger, now))
             }
             State::HalfOpen { .. } if shown.failed || slow => Some(self.open(Trigger::Probe, now)),
-            State::HalfOpen { succeeded, under_way } => {
+            State::HalfOpen { succeeded, under_way, .. } => {
                 *under_way -= 1;
                 *succeeded += 1;
                 if *succeeded < self.rule.probes.max(1) {

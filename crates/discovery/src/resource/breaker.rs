@@ -58,8 +58,8 @@ pub(super) fn answer_from_wire(wire: Option<proto::FixedAnswer>) -> Result<Fixed
     let status = match wire.status {
         None => None,
         Some(status) => match u16::try_from(status) {
-            Ok(status) if (200..600).contains(&status) => Some(status),
-            _ => return Err(Invalid::new("status", format!("{status} is no final status"))),
+            Ok(status) if FixedAnswer::may_have(status) => Some(status),
+            _ => return Err(Invalid::new("status", format!("{status} is no status of an answer"))),
         },
     };
     let headers = wire.headers.into_iter().map(header_from_wire);

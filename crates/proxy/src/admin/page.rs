@@ -127,6 +127,7 @@ fn access_rule(rule: &PolicyRule) -> Value {
         "action": rule.action.as_str(),
         "from": rule.peers.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "requests": rule.requests.len(),
+        "ports": port_set(&rule.ports),
     })
 }
 
@@ -140,13 +141,17 @@ fn access(access: &Access) -> Value {
                     "policy": rule.policy.to_string(),
                     "sources": rule.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
                     "http_matches": rule.http.len(),
-                    "tcp_ports": match &rule.tcp {
-                        PortSet::All => json!("all"),
-                        PortSet::Only(ports) => json!(ports),
-                    },
+                    "tcp_ports": port_set(&rule.tcp),
                 })
             })
             .collect(),
+    }
+}
+
+fn port_set(ports: &PortSet) -> Value {
+    match ports {
+        PortSet::All => json!("all"),
+        PortSet::Only(ports) => json!(ports),
     }
 }
 

@@ -67,6 +67,9 @@ impl<'a> KeepBack<'a> {
         let keeps = retry::retry_by_rule(self.rule, Setback::Answered(status), &attempt)
             && self.retrying.1.claim(self.retrying.0)
             && pays(self.worker, service);
+        if !keeps {
+            self.retrying.1.give_back();
+        }
         let kept = || KeptBack { status: head.status, grpc: grpc::told(bytes, head) };
         self.kept_back.set(keeps.then(kept));
         keeps

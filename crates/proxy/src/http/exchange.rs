@@ -85,7 +85,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.record.succeed();
             return true;
         };
-        self.record.reason = Some(failure.reason);
+        self.record.fail(&failure);
         if self.progress.response_started.get() {
             // Half an answer is out: only a broken connection says that it is not whole.
             self.record.grpc.set(None);
@@ -95,9 +95,6 @@ impl<'a, 'io> Exchange<'a, 'io> {
         // Over HTTP/1.1 there is no gRPC.
         if !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc() {
             self.record.grpc.set(Some(grpc::status(failure.reason)));
-        }
-        if let Some(line) = &mut self.record.line {
-            line.policy.clone_from(&failure.policy);
         }
         if !self.body.is_complete() || self.session.worker.is_draining() {
             self.responder.close_after();

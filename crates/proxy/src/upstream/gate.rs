@@ -170,4 +170,9 @@ impl Retrying {
             Some(Err(_)) => false,
         }
     }
+
+    /// It is not sent once more after all: others may be.
+    pub(crate) fn give_back(&self) {
+        drop(self.0.take());
+    }
 }

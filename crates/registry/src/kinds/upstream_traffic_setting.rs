@@ -92,7 +92,14 @@ fn breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
         field.refuse("never opens", "add `errorRatioThreshold` or another threshold");
     }
     let status = match fields.find("degradedStatusCode") {
-        Some(field) => u16::try_from(field.number(200, 599)?).ok()?,
+        Some(field) => {
+            let status = u16::try_from(field.number(200, 599)?).ok()?;
+            if !FixedAnswer::may_have(status) {
+                field.refuse("has no body", "use a status whose answers have one, such as 409");
+                return None;
+            }
+            status
+        }
         None => STATUS_DEFAULT,
     };
     let body = body(&fields, "degradedResponseContent")?;

@@ -67,6 +67,16 @@ fn a_failed_probe_opens_it_again_and_one_that_proves_nothing_makes_room() {
 }
 
 #[test]
+fn a_probe_that_does_not_end_is_waited_for_no_longer_than_it_was_open() {
+    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip() });
+    assert_eq!(ask(&mut circuit, FAILED, at(0)), opened(Trigger::Consecutive));
+    let stream = circuit.admit(at(20)).unwrap();
+    assert_eq!(circuit.admit(at(39)), None);
+    assert_eq!(ask(&mut circuit, WELL, at(40)), Some(Turn::Closed));
+    assert_eq!(circuit.end(stream, FAILED, at(41)), None, "it is of another time");
+}
+
+#[test]
 fn what_began_before_it_opened_decides_nothing_after() {
     let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip() });
     let early: Vec<Ticket> = (0..3).map(|_| circuit.admit(at(0)).unwrap()).collect();

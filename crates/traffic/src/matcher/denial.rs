@@ -9,7 +9,8 @@ impl RequestMatcher {
     ///
     /// * A path counts as it was sent and as it reads when it is decoded; one that climbs fits
     ///   every rule about paths.
-    /// * Of a repeated header each value counts, and all of them joined.
+    /// * Of a repeated header, or a list in one, each value counts, and all of them joined.
+    /// * A host counts as it was sent, and in lower case without port and final dot.
     /// * Methods are compared without regard to case.
     pub(crate) fn may_mean(&self, request: &RequestView<'_>, path: &Spelling) -> bool {
         let fits_path = || {
@@ -28,10 +29,40 @@ impl RequestMatcher {
 impl HeaderMatcher {
     fn may_mean(&self, request: &RequestView<'_>) -> bool {
         let Some(name) = &self.name else {
-            return self.value.matches(request.authority);
+            let host = bare(request.authority);
+            return self.value.matches(request.authority) || self.value.matches(&host);
         };
         request.fields.find(name).is_some_and(|values| {
-            self.value.matches(&values) || values.split(", ").any(|value| self.value.matches(value))
+            self.value.matches(&values)
+                || values.split(',').any(|value| self.value.matches(value.trim()))
         })
+    }
+}
+
+/// A host as most applications understand it.
+fn bare(authority: &str) -> String {
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    };
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bare;
+
+    #[test]
+    fn a_host_is_the_same_in_every_spelling() {
+        for spelling in
+            ["admin.shop", "ADMIN.shop", "admin.shop:80", "admin.shop.", "Admin.Shop.:8080"]
+        {
+            assert_eq!(bare(spelling), "admin.shop", "{spelling}");
+        }
+        for (spelling, host) in
+            [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
+        {
+            assert_eq!(bare(spelling), host, "{spelling}");
+        }
     }
 }
