@@ -39,7 +39,8 @@ pub(super) fn policy() -> impl Strategy<Value = ServicePolicyName> {
 pub(super) fn answer() -> impl Strategy<Value = FixedAnswer> {
     let header = ("x-[a-z]{1,5}", "[a-z]{0,5}").prop_map(|(name, value)| Header { name, value });
     let headers = prop::collection::vec(header, 0..3);
-    (prop::option::of(200..600_u16), prop::option::of(any::<String>()), headers)
+    let status = (200..600_u16).prop_filter("it has a body", |it| FixedAnswer::may_have(*it));
+    (prop::option::of(status), prop::option::of(any::<String>()), headers)
         .prop_map(|(status, body, headers)| FixedAnswer { status, body, headers })
 }
 
