@@ -70,6 +70,17 @@ pub enum PortSet {
     Only(Vec<u16>),
 }
 
+impl PortSet {
+    /// Whether it has this port.
+    #[must_use]
+    pub fn contains(&self, port: u16) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(ports) => ports.contains(&port),
+        }
+    }
+}
+
 /// What a sidecar enforces inbound, compiled from the policies that name its account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Access {

@@ -335,10 +335,7 @@ impl CompiledAccess {
     }
 
     fn opens(&self, port: u16) -> bool {
-        match &self.tcp {
-            PortSet::All => true,
-            PortSet::Only(ports) => ports.contains(&port),
-        }
+        self.tcp.contains(port)
     }
 }
 

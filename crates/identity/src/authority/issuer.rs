@@ -133,6 +133,7 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyUsagePurpose};
 
     use super::*;
+    use crate::credential::Issued;
     use crate::pem::{CERTIFICATE, write};
     use crate::testing::{World, now, workload_id};
 
@@ -161,16 +162,22 @@ mod tests {
         AuthoritySource::Issuer(dir.to_owned()).open(&domain, now())
     }
 
+    /// A key of a member, and what an authority makes of it.
+    fn member(authority: &Authority) -> (PrivateKey, Issued) {
+        let id = workload_id("ratings");
+        let key = PrivateKey::generate();
+        let request = CertificateRequest::from_der(&key.request()).unwrap();
+        let subject = Subject { id: &id, workload: None };
+        let issued = authority.sign(&request, subject, Duration::from_secs(600), now());
+        (key, issued.unwrap())
+    }
+
     #[test]
     fn members_of_an_intermediate_and_of_its_root_know_each_other() {
         let company = World::new("cluster.local");
         let dir = intermediate(&company, |_| {});
         let authority = open(dir.path()).unwrap();
-        let id = workload_id("ratings");
-        let key = PrivateKey::generate();
-        let request = CertificateRequest::from_der(&key.request()).unwrap();
-        let subject = Subject { id: &id, workload: None };
-        let issued = authority.sign(&request, subject, Duration::from_secs(600), now()).unwrap();
+        let (key, issued) = member(&authority);
         assert_eq!(issued.chain.len(), 2, "its own certificate goes along");
         assert_eq!(issued.roots, company.authority.roots());
         let credential = Credential::new(key, issued).unwrap();
@@ -182,12 +189,7 @@ mod tests {
     fn an_intermediate_signs_from_its_first_moment() {
         let company = World::new("cluster.local");
         let dir = intermediate(&company, |parameters| parameters.not_before = now().into());
-        let authority = open(dir.path()).unwrap();
-        let id = workload_id("ratings");
-        let key = PrivateKey::generate();
-        let request = CertificateRequest::from_der(&key.request()).unwrap();
-        let subject = Subject { id: &id, workload: None };
-        let issued = authority.sign(&request, subject, Duration::from_secs(600), now()).unwrap();
+        let (key, issued) = member(&open(dir.path()).unwrap());
         assert!(issued.not_before + Duration::from_secs(1) > now() - Duration::from_secs(1));
         Credential::new(key, issued).unwrap();
     }

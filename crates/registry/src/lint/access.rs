@@ -120,10 +120,7 @@ impl World<'_> {
                 }
             }
         }
-        let concerned = |port: &&WorkloadPort| match &rule.ports {
-            PortSet::All => true,
-            PortSet::Only(numbers) => numbers.contains(&port.port),
-        };
+        let concerned = |port: &&WorkloadPort| rule.ports.contains(port.port);
         let mut concerned = ports().filter(concerned).peekable();
         if !rule.requests.is_empty()
             && concerned.peek().is_some()

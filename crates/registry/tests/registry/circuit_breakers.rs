@@ -173,6 +173,7 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
         breaking(""),
         breaking(", errorRatioThreshold: 0"),
         breaking(", errorRatioThreshold: 0.5, slowTimeThreshold: 1s"),
+        breaking(", errorRatioThreshold: 0.5, degradedStatusCode: 204"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     let kind = "UpstreamTrafficSetting";
@@ -195,6 +196,7 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
         spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
         spec.connectionSettings.http.circuitBreaking.errorRatioThreshold: is 0; use a ratio above 0
         spec.connectionSettings.http.circuitBreaking.slowTimeThreshold: decides nothing alone; add `slowRatioThreshold`, or remove it
+        spec.connectionSettings.http.circuitBreaking.degradedStatusCode: has no body; use a status whose answers have one, such as 409
     "#]],
     );
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    ObjectKey, PolicyAction, PolicyRule, PortSet, Protocol, Reason, ServiceAccount, WorkloadPort,
+    ObjectKey, PolicyAction, PolicyRule, Protocol, Reason, ServiceAccount, WorkloadPort,
 };
 
 use super::ruling::Ruling;
@@ -66,7 +66,7 @@ impl PolicyRules {
             let concerning = all.filter(move |(_, it)| {
                 it.rule.action == action
                     && it.requests.is_empty() != about_requests
-                    && contains(&it.rule.ports, port)
+                    && it.rule.ports.contains(port)
                     && it.rule.names(peer)
             });
             concerning.map(|(index, _)| index)
@@ -141,13 +141,6 @@ impl CompiledRule {
 
 fn denied(index: usize) -> Judgement {
     Err((Reason::DeniedByPolicy, By::Policy(index)))
-}
-
-fn contains(ports: &PortSet, port: u16) -> bool {
-    match ports {
-        PortSet::All => true,
-        PortSet::Only(ports) => ports.contains(&port),
-    }
 }
 
 #[cfg(test)]
