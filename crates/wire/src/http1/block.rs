@@ -12,16 +12,14 @@ pub(super) fn before_control(block: &Block) -> usize {
     first(at_most(bytes, 0x1f) | bytes.simd_eq(u8x16::splat(0x7f)))
 }
 
-/// How many bytes at the start are letters, digits, `-` or `.`, as nearly all of a field name or a
-/// host is.
+/// How many bytes at the start are letters, digits or `-`, as nearly all of a field name is.
 #[inline]
 #[expect(clippy::arithmetic_side_effects, reason = "each byte wraps around for itself")]
 pub(super) fn before_uncommon(block: &Block) -> usize {
     let bytes = u8x16::new(*block);
     let letters = at_most((bytes | u8x16::splat(0x20)) - u8x16::splat(b'a'), b'z' - b'a');
     let digits = at_most(bytes - u8x16::splat(b'0'), 9);
-    // `-` and `.` are neighbours.
-    let dashes = at_most(bytes - u8x16::splat(b'-'), 1);
+    let dashes = bytes.simd_eq(u8x16::splat(b'-'));
     first(!(letters | digits | dashes))
 }
 

@@ -42,7 +42,12 @@ impl<'a> Cursor<'a> {
     /// Steps over the longest run of [`TOKEN`].
     #[inline]
     pub(super) fn token(&mut self) -> Span {
-        let length = common_length(self.rest(), TOKEN);
+        let rest = self.rest();
+        let mut length = blocks_length(rest, before_uncommon);
+        if rest.get(length).is_some_and(|byte| is(*byte, TOKEN)) {
+            length =
+                length.saturating_add(run_length(rest.get(length..).unwrap_or_default(), TOKEN));
+        }
         self.advance(length)
     }
 
@@ -141,18 +146,6 @@ pub(super) fn is(byte: u8, class: u8) -> bool {
 #[inline]
 fn run_length(bytes: &[u8], class: u8) -> usize {
     bytes.iter().position(|byte| !is(*byte, class)).unwrap_or(bytes.len())
-}
-
-/// The same, sooner, for a class that has letters, digits, `-` and `.` and mostly these.
-#[inline]
-pub(super) fn common_length(bytes: &[u8], class: u8) -> usize {
-    let length = blocks_length(bytes, before_uncommon);
-    match bytes.get(length..) {
-        Some(rest @ [byte, ..]) if is(*byte, class) => {
-            length.saturating_add(run_length(rest, class))
-        }
-        _ => length,
-    }
 }
 
 /// How many bytes at the start are `field-vchar`, SP or HTAB (RFC 9110 §5.5).

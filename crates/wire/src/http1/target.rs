@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use memchr::memchr;
 
 use super::Malformed;
-use super::scan::{HOST, TARGET, common_length, is};
+use super::scan::{HOST, TARGET, is};
 
 /// A request target, taken apart. Percent-encoding stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
         let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
         address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_version_6)
     } else {
-        !host.is_empty() && common_length(host, HOST) == host.len()
+        !host.is_empty() && host.iter().all(|byte| is(*byte, HOST))
     };
     if !valid {
         return Err(Malformed::Authority);

@@ -156,8 +156,8 @@ impl<'a> Rules<'a> {
 
     #[inline]
     fn removes(&self, bytes: &[u8], name: Span) -> bool {
-        let name = name.of(bytes);
-        self.remove.iter().any(|removed| name.eq_ignore_ascii_case(removed.as_bytes()))
+        let is = |removed: &str| name.of(bytes).eq_ignore_ascii_case(removed.as_bytes());
+        !self.remove.is_empty() && self.remove.iter().any(|removed| is(removed))
     }
 }
 
@@ -194,6 +194,9 @@ fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut Bytes
 fn line_end(bytes: &[u8], field: &Field) -> usize {
     let end = field.value.end as usize;
     let behind = bytes.get(end..).unwrap_or_default();
+    if behind.starts_with(b"\r\n") {
+        return end.saturating_add(2);
+    }
     let blank = behind.iter().take_while(|byte| **byte != b'\n').count();
     end.saturating_add(blank).saturating_add(1)
 }
@@ -220,7 +223,9 @@ fn put_end(connection: Connection, add: &[(&str, &[u8])], lines: &str, out: &mut
         put_field(name, value, out);
     }
     debug_assert!(are_lines(lines), "not field lines: {lines:?}");
-    out.extend_from_slice(lines.as_bytes());
+    if !lines.is_empty() {
+        out.extend_from_slice(lines.as_bytes());
+    }
     out.extend_from_slice(b"\r\n");
 }
 
@@ -243,7 +248,8 @@ fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {
 /// §5.5 allows. Values that were parsed have none; this is for those a caller made.
 fn put_value(value: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b": ");
-    if value.iter().any(u8::is_ascii_control) {
+    // Without a way out early many bytes are tested at once.
+    if value.iter().fold(false, |found, byte| found | byte.is_ascii_control()) {
         out.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
     } else {
         out.extend_from_slice(value);

@@ -2,7 +2,7 @@
 
 use leno_model::{
     Access, AccessRule, FieldMatch, InboundPolicy, NamePattern, PathMatch, PeerMatch, PolicyName,
-    RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
+    PortSet, RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
 };
 
 use super::*;
