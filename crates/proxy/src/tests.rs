@@ -10,6 +10,7 @@ mod drain;
 mod filters;
 pub(crate) mod fixture;
 mod foreign;
+mod foreign_http2;
 mod forwarding;
 mod grpc;
 mod hostile;

@@ -14,7 +14,7 @@ use tokio_rustls::server::TlsStream;
 
 /// The link protocol of this version.
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
-/// For clients that are not Leno and speak HTTP/2.
+/// For peers that are not Leno and speak HTTP/2.
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 /// The fallback for peers that are not Leno.
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
@@ -27,7 +27,25 @@ pub(crate) struct TlsConfigs(RefCell<Cached>);
 struct Cached {
     credential: Option<Arc<Credential>>,
     server: Option<Arc<ServerConfig>>,
-    clients: HashMap<SpiffeId, Arc<ClientConfig>>,
+    clients: HashMap<(SpiffeId, Offer), Arc<ClientConfig>>,
+}
+
+/// What an endpoint is offered to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Offer {
+    /// The link, or what a peer that is not Leno would rather speak.
+    All,
+    /// HTTP/1.1 alone.
+    Http1,
+}
+
+impl Offer {
+    fn alpn(self) -> &'static [&'static [u8]] {
+        match self {
+            Self::All => &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1],
+            Self::Http1 => &[ALPN_HTTP1],
+        }
+    }
 }
 
 impl TlsConfigs {
@@ -35,19 +53,20 @@ impl TlsConfigs {
     pub(crate) fn client(
         &self,
         credential: &Arc<Credential>,
-        expected: &SpiffeId,
+        (expected, offer): (SpiffeId, Offer),
     ) -> Result<Arc<ClientConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        if let Some(config) = cached.clients.get(expected) {
+        let key = (expected, offer);
+        if let Some(config) = cached.clients.get(&key) {
             return Ok(config.clone());
         }
-        let config = client_config(credential, expected, &[ALPN_LINK, ALPN_HTTP1])
+        let config = client_config(credential, &key.0, offer.alpn())
             .map_err(|_| Reason::UpstreamHandshakeFailed)?;
         if cached.clients.len() >= CLIENT_CONFIGS_MAX {
             cached.clients.clear();
         }
-        cached.clients.insert(expected.clone(), config.clone());
+        cached.clients.insert(key, config.clone());
         Ok(config)
     }
 

@@ -37,8 +37,10 @@ pub(crate) struct Upstream {
     attempt: RefCell<Option<Rc<connect::Attempt>>>,
     /// Connections to a peer that does not speak the link protocol.
     foreign: Pool,
-    /// Such a peer answered `http/1.1` in ALPN.
+    /// Such a peer answered `http/1.1` in ALPN, or nothing.
     is_foreign: Cell<bool>,
+    /// Connections to a peer that answered `h2`.
+    http2: Http2Pool,
 }
 
 /// A way to send one request.
@@ -88,6 +90,7 @@ impl Upstream {
             attempt: RefCell::default(),
             foreign: Pool::default(),
             is_foreign: Cell::new(false),
+            http2: Http2Pool::default(),
         }
     }
 
@@ -102,6 +105,10 @@ impl Upstream {
         {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http1(connection));
+        }
+        if let Some(lease) = self.http2.ready() {
+            worker.shard.add(Count::LeaseReused, 1);
+            return Ok(Lease::Http2(lease));
         }
         worker.shard.add(Count::LeaseOpened, 1);
         connect::endpoint(self, worker).await
@@ -148,6 +155,12 @@ impl Upstream {
             link.retire();
         }
         self.foreign.clear();
+        self.http2.clear();
+    }
+
+    /// How long connecting to it may take.
+    fn patience(&self, worker: &Worker) -> Duration {
+        self.connect_timeout.get().unwrap_or(worker.config.limits.connect_timeout)
     }
 
     fn open_link(&self) -> Option<LinkHandle> {
@@ -263,6 +276,14 @@ impl Destined {
                 Err(Reason::ConnectFailed) => upstream.avoid(worker),
                 Err(_) => {}
             }
+        }
+    }
+
+    /// A connection of HTTP/1.1, for a request that its HTTP/2 has no words for.
+    pub(crate) async fn lease_http1(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        match self {
+            Self::Application(_) => Err(Reason::Unsupported),
+            Self::Upstream(upstream) => connect::foreign_http1(upstream, worker).await,
         }
     }
 

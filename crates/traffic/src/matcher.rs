@@ -45,12 +45,21 @@ impl RequestMatcher {
 
     /// Whether all parts hold.
     #[must_use]
+    #[inline]
     pub fn matches(&self, request: &RequestView<'_>) -> bool {
         self.path.matches(request.path) && self.matches_beside_path(request)
     }
 
     /// Whether all parts but the path hold.
+    #[inline]
     pub(crate) fn matches_beside_path(&self, request: &RequestView<'_>) -> bool {
+        // Most matches are about the path alone: they cost no call.
+        let is_about_path =
+            self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty();
+        is_about_path || self.matches_rest(request)
+    }
+
+    fn matches_rest(&self, request: &RequestView<'_>) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
             && self.headers.iter().all(|header| header.matches(request))
             && self.query.iter().all(|parameter| parameter.matches(request))

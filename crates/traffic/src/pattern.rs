@@ -2,6 +2,7 @@
 
 use leno_model::ObjectKey;
 use regex::{Regex, RegexBuilder};
+use regex_syntax::hir::HirKind;
 
 /// A compiled pattern. The common shapes of the rules people write need no regular expression.
 #[derive(Debug, Clone)]
@@ -10,8 +11,9 @@ pub(crate) enum Pattern {
     Literal(Box<str>),
     /// This beginning, then anything: the regular expression `literal.*`.
     Beginning(Box<str>),
-    /// A regular expression anchored at both ends.
-    Regex(Regex),
+    /// A regular expression anchored at both ends, and how all that fits it begins: what begins
+    /// otherwise, as most values do, costs a comparison.
+    Regex(Box<str>, Regex),
 }
 
 impl Pattern {
@@ -29,7 +31,8 @@ impl Pattern {
         }
         // Alone first: `a)|(b` is no pattern, but would become one inside the anchoring group.
         build(pattern)?;
-        build(&format!("^(?:{pattern})$")).map(Self::Regex)
+        let regex = build(&format!("^(?:{pattern})$"))?;
+        Ok(Self::Regex(beginning(pattern).unwrap_or_default(), regex))
     }
 
     /// Whether the whole value fits.
@@ -40,8 +43,23 @@ impl Pattern {
             Self::Beginning(literal) => {
                 value.strip_prefix(&**literal).is_some_and(|rest| !rest.contains('\n'))
             }
-            Self::Regex(regex) => regex.is_match(value),
+            Self::Regex(beginning, regex) => {
+                value.starts_with(&**beginning) && regex.is_match(value)
+            }
         }
+    }
+}
+
+/// The literal that everything begins with which fits a pattern, if there is one.
+fn beginning(pattern: &str) -> Option<Box<str>> {
+    let parsed = regex_syntax::parse(pattern).ok()?;
+    let first = match parsed.kind() {
+        HirKind::Concat(parts) => parts.first()?,
+        _ => &parsed,
+    };
+    match first.kind() {
+        HirKind::Literal(literal) => std::str::from_utf8(&literal.0).ok().map(Box::from),
+        _ => None,
     }
 }
 
@@ -197,6 +215,26 @@ mod tests {
 
     proptest! {
         #[test]
+        fn what_begins_otherwise_would_not_have_fitted(
+            pieces in prop::collection::vec(
+                prop::sample::select(vec![
+                    "/a", "b", "a?", "b*", "ab+", "(a|/)", "|", "(?i)", "(?i:ab)", "[ab]", r"\.", ".",
+                    "^", "$", "a{0}", "b{0,2}", "(?x) a #", "()", "(?m)",
+                ]),
+                0..6,
+            ),
+            values in prop::collection::vec("[aAbB/.\n]{0,5}", 1..20),
+        ) {
+            let pattern = pieces.concat();
+            if let Ok(compiled) = Pattern::compile(&pattern) {
+                let regex = build(&format!("^(?:{pattern})$")).unwrap();
+                for value in values {
+                    prop_assert_eq!(compiled.matches(&value), regex.is_match(&value), "{}", value);
+                }
+            }
+        }
+
+        #[test]
         fn short_cuts_agree_with_the_regular_expression(
             literal in "[a-b/ -]{0,3}",
             open in any::<bool>(),
@@ -204,7 +242,7 @@ mod tests {
         ) {
             let pattern = format!("{literal}{}", if open { ".*" } else { "" });
             let compiled = Pattern::compile(&pattern).unwrap();
-            prop_assert!(!matches!(compiled, Pattern::Regex(_)));
+            prop_assert!(!matches!(compiled, Pattern::Regex(..)));
             let regex = build(&format!("^(?:{pattern})$")).unwrap();
             prop_assert_eq!(compiled.matches(&value), regex.is_match(&value));
         }

@@ -1,5 +1,7 @@
 //! One attempt: the request out, the response back, both bodies streaming at once.
 
+mod asked;
+
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -54,6 +56,12 @@ pub(crate) async fn forward(
     aim: &Aim<'_>,
     (destined, lease): (&Destined, Lease),
 ) -> Result<(), Reason> {
+    let lease = match lease {
+        Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
+            destined.lease_http1(&exchange.session.worker).await?
+        }
+        lease => lease,
+    };
     match lease {
         Lease::Link(link) => over_link(exchange, aim, &link).await,
         Lease::Http2(lease) => over_http2(exchange, aim, (destined, lease)).await,
@@ -99,20 +107,8 @@ async fn over_http2(
     aim: &Aim<'_>,
     (destined, mut lease): (&Destined, Http2Lease),
 ) -> Result<(), Reason> {
-    let request = exchange.request;
-    if request.upgrade && !lease.send.is_extended_connect_protocol_enabled() {
-        return Err(Reason::Unsupported);
-    }
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
-    let address = destined.address().to_string();
-    let authority = if aim.authority.is_empty() { &address } else { aim.authority };
-    let target = request.head.target.of(&request.bytes);
-    let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok()).unwrap_or_default();
-    let mut head = match request.upgrade {
-        true => connect::from_upgrade(request, (authority, target))?,
-        false => head::request_to(&request.bytes, request.head, (authority, target))?,
-    };
-    head::add(&mut head, &exchange.added());
+    let head = asked::of(exchange, aim, destined)?;
     let (response, stream) = lease
         .send
         .send_request(head, exchange.body.is_empty())
@@ -145,8 +141,7 @@ async fn over_http1(
     converse(exchange, sink, Upstreamed::Http1(reader)).await
 }
 
-/// What becomes of the request's head. Rules apply on the way to endpoints only, and those are
-/// reached over links and HTTP/1.1.
+/// What becomes of the request's head. Rules apply on the way to endpoints only.
 fn edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     aim: &'a Aim<'_>,

@@ -1,9 +1,10 @@
-//! Speaking HTTP/2 to the application: few connections, shared by the requests of one thread.
+//! Speaking HTTP/2 to a server: few connections, shared by the requests of one thread.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use h2::Ping;
@@ -18,10 +19,11 @@ use super::{
     CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
     WINDOW_BYTES,
 };
+use crate::io::Io;
 use crate::upstream::connect;
 use crate::worker::Worker;
 
-/// The connections of one thread to one application.
+/// The connections of one thread to one server.
 #[derive(Default)]
 pub(crate) struct Http2Pool {
     open: RefCell<Vec<Rc<Connection>>>,
@@ -32,6 +34,8 @@ pub(crate) struct Http2Pool {
 struct Connection {
     send: SendRequest<Bytes>,
     streams: Cell<usize>,
+    /// When its peer's certificate expires; never for the application, which has none.
+    expires: Option<Instant>,
     /// Told when a stream has ended.
     ended: Rc<Notify>,
 }
@@ -47,6 +51,11 @@ impl Http2Lease {
         connection.streams.set(connection.streams.get() + 1);
         Self { send: connection.send.clone(), connection }
     }
+
+    /// Whether the server takes extended CONNECT (RFC 8441).
+    pub(crate) fn takes_upgrades(&self) -> bool {
+        self.send.is_extended_connect_protocol_enabled()
+    }
 }
 
 impl Drop for Http2Lease {
@@ -57,7 +66,8 @@ impl Drop for Http2Lease {
 }
 
 impl Http2Pool {
-    /// A connection on which a stream may be opened now, within the time for connecting.
+    /// A connection to the application on which a stream may be opened now, within the time for
+    /// connecting.
     pub(crate) async fn lease(
         &self,
         address: SocketAddr,
@@ -73,57 +83,83 @@ impl Http2Pool {
             .unwrap_or(Err(Reason::ConnectTimeout))
     }
 
-    /// Opens another connection, or waits for a stream to end when there are enough.
+    /// Waits for a stream to end when there are enough connections, or opens another.
     async fn make_room(
         &self,
         address: SocketAddr,
         worker: &Rc<Worker>,
     ) -> Result<Http2Lease, Reason> {
         let _opening = self.opening.lock().await;
-        loop {
-            if let Some(ready) = self.ready() {
-                return Ok(ready);
-            }
-            let ended = self.open.borrow().first().map(|first| first.ended.clone());
-            match ended.filter(|_| self.open.borrow().len() >= CONNECTIONS_MAX) {
-                Some(ended) => ended.notified().await,
-                None => break,
-            }
+        if let Some(ready) = self.room().await {
+            return Ok(ready);
         }
         worker.shard.add(Count::LeaseOpened, 1);
-        let ended = self.open.borrow().first().map(|first| first.ended.clone());
-        let send = open(address, worker).await?;
-        let ended = ended.unwrap_or_default();
-        let opened = Rc::new(Connection { send, streams: Cell::new(0), ended });
-        self.open.borrow_mut().push(opened.clone());
-        Ok(Http2Lease::new(opened))
+        let connected = connect::application(address, worker).await?;
+        let send = greet(connected.reader.io.clone(), connected).await?;
+        Ok(self.add(send, None))
+    }
+
+    /// A connection with room, as soon as there is one; `None` when another may be opened.
+    pub(crate) async fn room(&self) -> Option<Http2Lease> {
+        loop {
+            if let Some(ready) = self.ready() {
+                return Some(ready);
+            }
+            let ended = {
+                let open = self.open.borrow();
+                let is_full = open.len() >= CONNECTIONS_MAX;
+                open.first().filter(|_| is_full).map(|first| first.ended.clone())
+            };
+            ended?.notified().await;
+        }
+    }
+
+    /// Keeps a connection that was greeted, until its peer's certificate expires.
+    pub(crate) fn add(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Http2Lease {
+        let mut open = self.open.borrow_mut();
+        let ended = open.first().map(|first| first.ended.clone()).unwrap_or_default();
+        let added = Rc::new(Connection { send, streams: Cell::new(0), expires, ended });
+        open.push(added.clone());
+        Http2Lease::new(added)
     }
 
     /// The first connection with room; those that are over are forgotten.
-    fn ready(&self) -> Option<Http2Lease> {
-        let mut cx = Context::from_waker(Waker::noop());
+    pub(crate) fn ready(&self) -> Option<Http2Lease> {
         let mut open = self.open.borrow_mut();
-        // The codec's own answer is about the connection only; streams are ours to count.
-        open.retain(|connection| {
-            !matches!(connection.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
-        });
+        open.retain(|connection| !connection.is_over());
         let has_room =
             |open: &&Rc<Connection>| open.streams.get() < open.send.current_max_send_streams();
         open.iter().find(has_room).cloned().map(Http2Lease::new)
     }
+
+    /// Opens no more streams; those under way go on.
+    pub(crate) fn clear(&self) {
+        self.open.borrow_mut().clear();
+    }
 }
 
-async fn open(address: SocketAddr, worker: &Rc<Worker>) -> Result<SendRequest<Bytes>, Reason> {
-    let connected = connect::application(address, worker).await?;
-    let transport = Transport::new(connected.reader.io.clone(), BytesMut::new());
-    let shaken = builder().handshake(transport);
+impl Connection {
+    /// Whether no stream may be opened any more.
+    fn is_over(&self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        // The codec's own answer is about the connection only; streams are ours to count.
+        matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
+            || self.expires.is_some_and(|expires| expires <= Instant::now())
+    }
+}
+
+/// Begins to speak HTTP/2 over a connection. `kept` lives as long as that does.
+pub(crate) async fn greet(
+    io: Io,
+    kept: impl Sized + 'static,
+) -> Result<SendRequest<Bytes>, Reason> {
+    let shaken = builder().handshake(Transport::new(io, BytesMut::new()));
     let (send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
     let ping = connection.ping_pong();
     tokio::task::spawn_local(async move {
-        // Keeps the connection's place and count while it lives.
-        let _connected = connected;
+        let _kept = kept;
         if let Err(error) = connection.await {
-            tracing::debug!(%address, %error, "an HTTP/2 connection to the application broke");
+            tracing::debug!(%error, "an HTTP/2 connection to a server broke");
         }
     });
     // Its settings come before its answer: how many streams it takes is known then, and that it
@@ -146,7 +182,7 @@ fn builder() -> Builder {
     builder
 }
 
-/// Connections of one thread to one application; each has as many streams as it allows.
+/// Connections of one thread to one server; each has as many streams as it allows.
 const CONNECTIONS_MAX: usize = 8;
-/// Small frames of an application that may wait for slow readers on one connection.
+/// Small frames of a server that may wait for slow readers on one connection.
 const SMALL_FRAMES_MAX: usize = 256 * 1024;

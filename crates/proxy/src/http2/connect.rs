@@ -37,13 +37,13 @@ pub(super) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8
     true
 }
 
-/// An upgrade as HTTP/2 asks for it, to `target` at `authority`.
+/// An upgrade as HTTP/2 asks for it, to `target` at `authority` by `scheme`.
 ///
 /// # Errors
 /// `unsupported` when it offers a choice of protocols, and as [`head::request_to`].
 pub(crate) fn from_upgrade(
     request: &Request<'_>,
-    place: (&str, &str),
+    place: (&str, &str, &str),
 ) -> Result<http::Request<()>, Reason> {
     let mut asked = head::request_to(&request.bytes, request.head, place)?;
     let protocol = protocol(request).ok_or(Reason::Unsupported)?;

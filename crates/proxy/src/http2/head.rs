@@ -95,16 +95,16 @@ fn put_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
     out.put_slice(b"\r\n");
 }
 
-/// What an HTTP/2 server is asked: the request parsed from `bytes`, to `target` at `authority`.
+/// What an HTTP/2 server is asked: the request parsed from `bytes`, to `target` at `authority` by `scheme`.
 ///
 /// # Errors
 /// `bad-request` for what HTTP/1.1 can say and HTTP/2 cannot.
 pub(crate) fn request_to(
     bytes: &[u8],
     head: &RequestHead,
-    (authority, target): (&str, &str),
+    (scheme, authority, target): (&str, &str, &str),
 ) -> Result<Request<()>, Reason> {
-    let uri = Uri::builder().scheme("http").authority(authority).path_and_query(target).build();
+    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(target).build();
     let method = Method::from_bytes(head.method.of(bytes)).map_err(|_| Reason::BadRequest)?;
     let mut request = Request::new(());
     *request.method_mut() = method;

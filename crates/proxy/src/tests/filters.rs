@@ -17,7 +17,7 @@ fn header(name: &str, value: &str) -> Header {
 }
 
 /// A rule that edits both heads, and replaces host and prefix.
-fn editing() -> RouteRule {
+pub(super) fn editing() -> RouteRule {
     let actions = RuleActions {
         request_headers: HeaderEdits {
             set: vec![header("x-set", "new")],

@@ -18,9 +18,10 @@ use tokio_rustls::client::TlsStream;
 use super::{Http1Upstream, Lease, Upstream};
 use crate::connections::Counted;
 use crate::dial::dial;
+use crate::http2::client::greet;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
-use crate::tls::{ALPN_LINK, until};
+use crate::tls::{ALPN_HTTP2, ALPN_LINK, Offer, until};
 use crate::worker::Worker;
 
 /// One attempt to reach an endpoint. It goes on if the request that began it is gone.
@@ -37,7 +38,13 @@ pub(crate) async fn endpoint(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
 ) -> Result<Lease, Reason> {
+    let patience = upstream.patience(worker);
     for _ in 0..ATTEMPTS_MAX {
+        match tokio::time::timeout(patience, upstream.http2.room()).await {
+            Ok(None) => {}
+            Ok(Some(lease)) => return Ok(Lease::Http2(lease)),
+            Err(_) => return Err(Reason::ConnectTimeout),
+        }
         let attempt = join_attempt(upstream, worker);
         let outcome = loop {
             let done = attempt.done.notified();
@@ -50,11 +57,25 @@ pub(crate) async fn endpoint(
         if let Some(link) = upstream.open_link() {
             return Ok(Lease::Link(link));
         }
+        if let Some(lease) = upstream.http2.ready() {
+            return Ok(Lease::Http2(lease));
+        }
         if let Some(connection) = attempt.foreign.take() {
             return Ok(Lease::Http1(Box::new(connection)));
         }
     }
     Err(Reason::UpstreamRefused)
+}
+
+/// A connection of one's own to a peer that speaks HTTP/2, and is asked to speak HTTP/1.1 for once.
+pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Result<Lease, Reason> {
+    let shaken = handshake(upstream, worker, Offer::Http1);
+    let shaken = tokio::time::timeout(upstream.patience(worker), shaken).await;
+    let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
+    let io = Io::new(Stream::Client(Box::new(tls)));
+    let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    let patience = worker.config.limits.body_stall_timeout;
+    Ok(Lease::Http1(Box::new(Http1Upstream::new(io, patience, counted).until(expires))))
 }
 
 /// The attempt under way, or a new one.
@@ -89,19 +110,26 @@ async fn reach(
     worker: &Rc<Worker>,
     attempt: &Attempt,
 ) -> Result<(), Reason> {
-    let patience = upstream.connect_timeout.get();
-    let patience = patience.unwrap_or(worker.config.limits.connect_timeout);
-    let (tls, expires) = tokio::time::timeout(patience, handshake(upstream, worker))
+    let patience = upstream.patience(worker);
+    let (tls, expires) = tokio::time::timeout(patience, handshake(upstream, worker, Offer::All))
         .await
         .map_err(|_| Reason::ConnectTimeout)??;
-    let speaks_link = tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK);
+    let spoken = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(Stream::Client(Box::new(tls)));
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
-    upstream.is_foreign.set(!speaks_link);
-    if !speaks_link {
+    let speaks_http1 = !matches!(spoken.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
+    upstream.is_foreign.set(speaks_http1);
+    if speaks_http1 {
         let patience = worker.config.limits.body_stall_timeout;
         let connection = Http1Upstream::new(io, patience, counted).until(expires);
         *attempt.foreign.borrow_mut() = Some(connection);
+        return Ok(());
+    }
+    if spoken.as_deref() == Some(ALPN_HTTP2) {
+        let greeted = tokio::time::timeout(patience, greet(io, counted)).await;
+        let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
+        let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
+        drop(upstream.http2.add(send, Some(expires)));
         return Ok(());
     }
     let link = LinkHandle::new(Role::Opener);
@@ -135,6 +163,7 @@ async fn reach(
 async fn handshake(
     upstream: &Upstream,
     worker: &Worker,
+    offer: Offer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let endpoint = &upstream.endpoint;
     let credential = worker.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
@@ -142,7 +171,7 @@ async fn handshake(
         trust_domain: credential.id().trust_domain.clone(),
         account: endpoint.account.clone(),
     };
-    let config = worker.tls.client(&credential, &expected)?;
+    let config = worker.tls.client(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
     let tcp = tcp(endpoint.address, worker).await?;
     let shaken = TlsConnector::from(config).connect(name, tcp).await;
@@ -185,5 +214,6 @@ async fn tcp(address: SocketAddr, worker: &Worker) -> Result<TcpStream, Reason> 
     dial(address, &worker.config.interception).await.map_err(|_| Reason::ConnectFailed)
 }
 
-/// Attempts that one request joins before it gives up on an endpoint that keeps filling up.
-const ATTEMPTS_MAX: usize = 4;
+/// Attempts that one request joins before it gives up on an endpoint that keeps filling up: more
+/// than connections of HTTP/2 are opened to one.
+const ATTEMPTS_MAX: usize = 12;

@@ -14,6 +14,9 @@ pub(crate) enum PathKind {
 impl PathKind {
     pub(crate) fn of(path: &str) -> Self {
         // The usual path has nothing that could climb, and is not looked at twice.
+        if !path.bytes().any(|byte| matches!(byte, b'.' | b'%' | b'\\')) {
+            return Self::Plain;
+        }
         let mut before = b'/';
         let could_climb = path.bytes().any(|byte| {
             let starts_with_dot = byte == b'.' && before == b'/';

@@ -16,7 +16,7 @@ use crate::request::RequestView;
 pub(super) struct Index {
     matches: Box<[CompiledMatch]>,
     exact: FxHashMap<Box<str>, Span>,
-    prefixes: FxHashMap<Box<str>, Span>,
+    prefixes: FxHashMap<Box<[u8]>, Span>,
     /// Which lengths prefixes have, the greatest first.
     lengths: Box<[usize]>,
     /// Those by a regular expression, and then those by any path.
@@ -38,17 +38,14 @@ impl Index {
         });
         let mut index = Self::default();
         for (at, (place, rank, _)) in ranked.iter().enumerate() {
-            let map = match rank.path {
-                PathRank::Exact => &mut index.exact,
-                PathRank::Prefix(_) => &mut index.prefixes,
+            let span = match rank.path {
+                PathRank::Exact => index.exact.entry((*place).into()).or_insert(at..at),
+                PathRank::Prefix(_) => {
+                    index.prefixes.entry(place.as_bytes().into()).or_insert(at..at)
+                }
                 PathRank::Regex | PathRank::Any => break,
             };
-            match map.get_mut(*place) {
-                Some(span) => span.end = at + 1,
-                None => {
-                    map.insert((*place).into(), at..at + 1);
-                }
-            }
+            span.end = at + 1;
             index.rest.start = at + 1;
         }
         index.rest.end = ranked.len();
@@ -78,14 +75,18 @@ impl Index {
 
     /// Tries the beginnings of the path that end with an element, the longest first.
     fn by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        let path = request.path;
-        let mut lengths = self.lengths.iter().skip_while(|length| **length > path.len());
-        lengths.find_map(|length| {
-            if !matches!(path.as_bytes().get(*length), None | Some(b'/')) {
-                return None;
+        let path = request.path.as_bytes();
+        for length in &self.lengths {
+            let Some((beginning, rest)) = path.split_at_checked(*length) else { continue };
+            if !matches!(rest, [] | [b'/', ..]) {
+                continue;
             }
-            self.among(self.prefixes.get(path.get(..*length)?)?, request)
-        })
+            let span = self.prefixes.get(beginning);
+            if let Some(found) = span.and_then(|span| self.among(span, request)) {
+                return Some(found);
+            }
+        }
+        None
     }
 
     fn among(&self, span: &Span, request: &RequestView<'_>) -> Option<&CompiledMatch> {

@@ -1,0 +1,64 @@
+//! What a server of HTTP/2 is asked: the request with all that rules make of it.
+
+use bytes::BytesMut;
+use leno_model::Reason;
+use leno_wire::http1::{Framing, Parsed, write_request};
+
+use super::edits;
+use crate::http::exchange::Exchange;
+use crate::http::request::{Aim, Request};
+use crate::http2::{connect, head};
+use crate::upstream::Destined;
+
+/// The head of the request, for the application or for a peer that knows no links.
+///
+/// # Errors
+/// `bad-request` for what HTTP/1.1 can say and HTTP/2 cannot, `unsupported` for an upgrade that
+/// offers a choice of protocols, `head-too-large` when rules made it so.
+pub(super) fn of(
+    exchange: &Exchange<'_, '_>,
+    aim: &Aim<'_>,
+    destined: &Destined,
+) -> Result<http::Request<()>, Reason> {
+    match destined {
+        Destined::Application(_) => {
+            let target = exchange.request.head.target.of(&exchange.request.bytes);
+            let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok());
+            let place = (aim.authority, target.unwrap_or_default());
+            let mut asked = head_of(exchange.request, ("http", destined), place)?;
+            head::add(&mut asked, &exchange.added());
+            Ok(asked)
+        }
+        // One road for rules: it is written as for a link, and read as at the end of one.
+        Destined::Upstream(_) => {
+            let added = exchange.added();
+            let mut bytes = BytesMut::new();
+            let edits = edits(exchange, aim, Framing::Outside, &added);
+            write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
+            let mut head = exchange.session.worker.request_heads.lend();
+            match head.parse(&bytes) {
+                Ok(Parsed::Complete(_)) => {}
+                Ok(Parsed::Partial) | Err(_) => return Err(Reason::HeadTooLarge),
+            }
+            let upgrade = exchange.request.upgrade;
+            let request = Request { bytes: bytes.freeze(), head: &head, upgrade };
+            let aim = request.aim()?;
+            let target = request.head.target.of(&request.bytes);
+            let target = std::str::from_utf8(target).unwrap_or_default();
+            head_of(&request, ("https", destined), (aim.authority, target))
+        }
+    }
+}
+
+fn head_of(
+    request: &Request<'_>,
+    (scheme, destined): (&str, &Destined),
+    (authority, target): (&str, &str),
+) -> Result<http::Request<()>, Reason> {
+    let address = destined.address().to_string();
+    let authority = if authority.is_empty() { &address } else { authority };
+    match request.upgrade {
+        true => connect::from_upgrade(request, (scheme, authority, target)),
+        false => head::request_to(&request.bytes, request.head, (scheme, authority, target)),
+    }
+}

@@ -1,0 +1,221 @@
+//! Peers that speak mutual TLS and HTTP/2, but not the link.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use leno_identity::Credential;
+use leno_model::{Protocol, RouteRule};
+
+use super::fixture::{
+    Application, Client, GET, Mesh, PORT, Setup, credential, credential_from, endpoint, run,
+    tls_accept, until, view,
+};
+use super::{filters, http2, routes};
+use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
+
+/// A foreign server, and how many streams of HTTP/2 it has open.
+struct Foreign {
+    server: Application,
+    open: Rc<Cell<usize>>,
+}
+
+/// A member of the mesh with `identity` that prefers HTTP/2 and takes `streams` at once on a
+/// connection. It tells how it was asked and says again what it heard; over HTTP/1.1 it switches.
+async fn foreign(identity: Credential, streams: u32) -> Foreign {
+    let (identity, open) = (Rc::new(identity), Rc::new(Cell::new(0)));
+    let count = open.clone();
+    let server = Application::start(move |client| {
+        let (identity, count) = (identity.clone(), count.clone());
+        async move {
+            let offered = &[ALPN_HTTP2, ALPN_HTTP1];
+            let Ok(tls) = tls_accept(client.stream, &identity, offered).await else { return };
+            if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
+                let mut client = Client::new(tls);
+                assert_eq!(client.head().await.unwrap().field("upgrade"), Some("websocket"));
+                client
+                    .send(
+                        "HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi",
+                    )
+                    .await;
+                client.last().await;
+                return;
+            }
+            let mut builder = h2::server::Builder::new();
+            builder.max_concurrent_streams(streams);
+            let mut connection = builder.handshake(tls).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let count = count.clone();
+                tokio::task::spawn_local(async move {
+                    count.set(count.get() + 1);
+                    let (parts, body) = request.into_parts();
+                    let told = |name: &str| parts.headers.get(name).cloned();
+                    let mut head = Response::builder()
+                        .header("server", "foreign")
+                        .header("saw", parts.uri.to_string());
+                    for name in ["x-set", "x-gone", "content-type"] {
+                        head = told(name).into_iter().fold(head, |head, it| head.header(name, it));
+                    }
+                    let (heard, _) = http2::whole(body).await;
+                    let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
+                    http2::send(&mut stream, heard.into(), false).await;
+                    let mut trailers = HeaderMap::new();
+                    trailers.insert("grpc-status", "0".parse().unwrap());
+                    stream.send_trailers(trailers).unwrap();
+                    count.set(count.get() - 1);
+                });
+            }
+        }
+    })
+    .await;
+    Foreign { server, open }
+}
+
+async fn mesh() -> Mesh {
+    let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
+    Mesh::new("127.0.0.1:1".parse::<SocketAddr>().unwrap(), setup).await
+}
+
+fn lead_to(mesh: &Mesh, foreign: &Foreign) {
+    mesh.route_to(&[endpoint("foreign-1", foreign.server.address, "ratings")]);
+}
+
+#[test]
+fn requests_of_either_version_share_one_connection() {
+    run(async {
+        let mesh = mesh().await;
+        let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
+        lead_to(&mesh, &foreign);
+        let mut others = Vec::new();
+        for _ in 0..20 {
+            let mut other = Client::connect(mesh.door).await;
+            other.send("POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            others.push(other);
+        }
+        until(|| foreign.open.get() == 20).await;
+        for other in &mut others {
+            other.send("c").await;
+            let answer = other.answer().await;
+            assert_eq!((answer.status, answer.text()), (200, "abc"));
+            assert_eq!(answer.field("saw"), Some("https://ratings.bookinfo:9080/a?b"));
+        }
+        let mut client = http2::connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
+        http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
+        let response = response.await.unwrap();
+        assert_eq!(response.headers()["content-type"], "application/grpc");
+        let (heard, trailers) = http2::whole(response.into_body()).await;
+        assert_eq!(heard, b"message");
+        assert_eq!(trailers.unwrap()["grpc-status"], "0");
+        assert_eq!(foreign.server.accepted.get(), 1);
+        assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
+    });
+}
+
+#[test]
+fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait() {
+    run(async {
+        let mesh = mesh().await;
+        let foreign = foreign(credential(&mesh.authority, "ratings"), 2).await;
+        lead_to(&mesh, &foreign);
+        let mut clients = Vec::new();
+        for _ in 0..30 {
+            let mut client = Client::connect(mesh.door).await;
+            client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            clients.push(client);
+        }
+        // Eight connections are as many as one thread opens to one server.
+        until(|| foreign.open.get() == 16).await;
+        for client in &mut clients {
+            client.send("c").await;
+        }
+        for client in &mut clients {
+            assert_eq!(client.answer().await.text(), "abc");
+        }
+        assert_eq!(foreign.server.accepted.get(), 8);
+    });
+}
+
+#[test]
+fn rules_are_obeyed_on_the_way_there_and_back() {
+    run(async {
+        let mesh = mesh().await;
+        let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
+        let to_itself = routes::rule("/", &[("ratings", 1)]).backends;
+        let rule = RouteRule { backends: to_itself, ..filters::editing() };
+        let server = endpoint("foreign-1", foreign.server.address, "ratings");
+        let mut known = view(Protocol::Grpc, &[server]);
+        let port = known.ports.get_mut(&PORT).unwrap();
+        (port.rules, port.routed) = (vec![rule], true);
+        mesh.client_knows(vec![known]);
+        let mut client = Client::connect(mesh.door).await;
+        let request = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\n\
+                       X-Gone: 1\r\n\r\n";
+        let answer = client.ask(request).await;
+        assert_eq!(answer.field("saw"), Some("https://inner.example/v2/1?q=1"));
+        assert_eq!((answer.field("x-set"), answer.field("x-gone")), (Some("new"), None));
+        assert_eq!(answer.field("server"), Some("leno"));
+    });
+}
+
+#[test]
+fn what_its_http2_does_not_take_goes_there_over_http11() {
+    run(async {
+        let mesh = mesh().await;
+        let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
+        lead_to(&mesh, &foreign);
+        for connections in [2, 3] {
+            let mut client = Client::connect(mesh.door).await;
+            let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
+                           Upgrade: websocket\r\n\r\n";
+            client.send(upgrade).await;
+            assert_eq!(client.head().await.unwrap().status, 101);
+            assert_eq!(client.bytes(2).await, b"hi");
+            assert_eq!(foreign.server.accepted.get(), connections);
+        }
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(foreign.server.accepted.get(), 3, "HTTP/2 is still spoken");
+    });
+}
+
+#[test]
+fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
+    run(async {
+        let mesh = mesh().await;
+        let soon = SystemTime::now() - Duration::from_secs(3600 - 3);
+        let foreign = foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
+        lead_to(&mesh, &foreign);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        let mut answer = client.ask(GET).await;
+        while answer.status == 200 {
+            answer = client.ask(GET).await;
+        }
+        assert_eq!(answer.verdict(), (502, Some("wrong-identity")));
+    });
+}
+
+#[test]
+fn who_answers_h2_and_speaks_something_else_is_left_alone() {
+    run(async {
+        let mesh = mesh().await;
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let liar = Application::start(move |client| {
+            let identity = identity.clone();
+            async move {
+                let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
+                let mut client = Client::new(tls);
+                client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                client.last().await;
+            }
+        })
+        .await;
+        mesh.route_to(&[endpoint("foreign-1", liar.address, "ratings")]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.verdict(), (502, Some("upstream-handshake-failed")));
+    });
+}
