@@ -25,8 +25,8 @@ use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, pic
 
 // Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
 #[library_benchmark]
-#[bench::by_prefix(args = (routes(), "/shop/carts/42"), config = measured(771))]
-#[bench::by_catch_all(args = (routes(), "/favicon.ico"), config = measured(424))]
+#[bench::by_prefix(args = (routes(), "/shop/carts/42"), config = measured(779))]
+#[bench::by_catch_all(args = (routes(), "/favicon.ico"), config = measured(408))]
 fn route((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, Headers) {
     let choice = routes.choose(&view(&fields, path), black_box(DRAW));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));
@@ -35,10 +35,10 @@ fn route((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, He
 
 // Among ten rules and among ten thousand, by an exact path or by a prefix: it costs the same.
 #[library_benchmark]
-#[bench::exact_of_10(args = (many(10, exact), "/shop/7"), config = measured(333))]
-#[bench::exact_of_10000(args = (many(10_000, exact), "/shop/9997"), config = measured(329))]
-#[bench::prefix_of_10(args = (many(10, prefix), "/shop/7/42"), config = measured(367))]
-#[bench::prefix_of_10000(args = (many(10_000, prefix), "/shop/9997/42"), config = measured(365))]
+#[bench::exact_of_10(args = (many(10, exact), "/shop/7"), config = measured(329))]
+#[bench::exact_of_10000(args = (many(10_000, exact), "/shop/9997"), config = measured(325))]
+#[bench::prefix_of_10(args = (many(10, prefix), "/shop/7/42"), config = measured(354))]
+#[bench::prefix_of_10000(args = (many(10_000, prefix), "/shop/9997/42"), config = measured(352))]
 fn route_among((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, Headers) {
     let choice = routes.choose(&view(&fields, path), black_box(DRAW));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));
@@ -47,8 +47,8 @@ fn route_among((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRout
 
 // Against ten policies, three of which name the peer: the last of them allows it, or none does.
 #[library_benchmark]
-#[bench::allowed(args = (access("/reviews/42"), "/reviews/42"), config = measured(1_206))]
-#[bench::denied(args = (access("/reports/42"), "/reports/42"), config = measured(2_254))]
+#[bench::allowed(args = (access("/reviews/42"), "/reviews/42"), config = measured(1_232))]
+#[bench::denied(args = (access("/reports/42"), "/reports/42"), config = measured(2_492))]
 fn authorize((judged, fields): (Judged, Headers), path: &str) -> (Judged, Headers) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &view(&fields, path));
@@ -58,7 +58,7 @@ fn authorize((judged, fields): (Judged, Headers), path: &str) -> (Judged, Header
 
 // A hundred times, among ten endpoints of which one backs off.
 #[library_benchmark]
-#[bench::hundred(args = (endpoints()), config = measured(4_484))]
+#[bench::hundred(args = (endpoints()), config = measured(4_129))]
 fn pick_endpoint(endpoints: Endpoints) -> (Endpoints, usize) {
     let mut sum = 0;
     for turn in 0..100_u64 {

@@ -22,7 +22,7 @@ use leno_wire::http1::{
 };
 use leno_wire::link::{Event, Limits, Link, Role, StreamKind};
 
-#[library_benchmark(config = measured(3_296))]
+#[library_benchmark(config = measured(3_499))]
 #[bench::of_a_service(parsed_request())]
 fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let parsed = head.parse(black_box(REQUEST));
@@ -30,7 +30,7 @@ fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, Byte
     (head, out)
 }
 
-#[library_benchmark(config = measured(2_206))]
+#[library_benchmark(config = measured(2_350))]
 #[bench::of_a_service(parsed_response())]
 fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     let parsed = head.parse(black_box(RESPONSE), Answers::Other);
@@ -39,7 +39,7 @@ fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, B
 }
 
 // As onto a link.
-#[library_benchmark(config = measured(740))]
+#[library_benchmark(config = measured(684))]
 #[bench::of_a_service(parsed_request())]
 fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let edits = RequestEdits { framing: Framing::Outside, ..RequestEdits::default() };
@@ -48,7 +48,7 @@ fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, Byt
 }
 
 // As to a client, from a link.
-#[library_benchmark(config = measured(688))]
+#[library_benchmark(config = measured(647))]
 #[bench::of_a_service(parsed_response())]
 fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     write_response(black_box(RESPONSE), &head, &ResponseEdits::default(), &mut out);
@@ -56,7 +56,7 @@ fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, 
 }
 
 // A request without a body crosses: one frame written, one read.
-#[library_benchmark(config = measured(921))]
+#[library_benchmark(config = measured(794))]
 #[bench::of_a_service(Ends::warm())]
 fn link_request(mut ends: Ends) -> Ends {
     ends.request();
@@ -64,7 +64,7 @@ fn link_request(mut ends: Ends) -> Ends {
 }
 
 // A response with a body of 1 KiB crosses: two frames written, two read.
-#[library_benchmark(config = measured(1_783))]
+#[library_benchmark(config = measured(1_577))]
 #[bench::of_a_service(Ends::asked())]
 fn link_response(mut ends: Ends) -> Ends {
     ends.respond();

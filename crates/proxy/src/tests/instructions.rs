@@ -42,4 +42,4 @@ fn executed(test: &str) -> u64 {
     total.unwrap_or_else(|| panic!("no totals: {noise}")).trim().parse().unwrap()
 }
 
-const MEASURED: u64 = 39_850;
+const MEASURED: u64 = 38_825;
