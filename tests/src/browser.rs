@@ -48,21 +48,17 @@ impl Shown {
         text.insert_str(end, MEASURE);
         let measured = folder.join("measured.html");
         std::fs::write(&measured, text).unwrap();
-        let document = browse(&measured, folder, "--dump-dom");
+        let page = format!("file://{}", measured.display());
+        let document = browse(&page, folder, &["--dump-dom"]);
         let picture = folder.join("picture.png");
-        browse(&measured, folder, &format!("--screenshot={}", picture.display()));
-        let decoder = png::Decoder::new(BufReader::new(File::open(&picture).unwrap()));
-        let mut reader = decoder.read_info().unwrap();
-        let mut bytes = vec![0; reader.output_buffer_size().expect("the picture fits in memory")];
-        let form = reader.next_frame(&mut bytes).unwrap();
-        let samples = form.color_type.samples();
-        let pixels = bytes.chunks_exact(samples).map(|pixel| [pixel[0], pixel[1], pixel[2]]);
+        browse(&page, folder, &[&format!("--screenshot={}", picture.display())]);
+        let picture = Picture::read(&picture);
         Self {
             parts: document.split("data-shown=\"").skip(1).map(Part::parse).collect(),
             document,
-            width: form.width as usize,
-            height: form.height as usize,
-            pixels: pixels.collect(),
+            width: picture.width,
+            height: picture.height,
+            pixels: picture.pixels,
         }
     }
 
@@ -91,18 +87,67 @@ impl Part {
     }
 }
 
+/// The document of a page that asks its server for more, after it has done so for a while; `folder`
+/// is for the browser's files.
+///
+/// # Panics
+/// As [`Shown::open`].
+#[must_use]
+pub fn live_document(url: &str, folder: &Path) -> String {
+    browse(url, folder, &["--dump-dom", LIVE])
+}
+
+/// A picture of the same, `size` written as `WIDTH,HEIGHT`.
+///
+/// # Panics
+/// As [`Shown::open`].
+#[must_use]
+pub fn live_picture(url: &str, folder: &Path, size: &str) -> Picture {
+    let picture = folder.join("live.png");
+    let to = format!("--screenshot={}", picture.display());
+    browse(url, folder, &[&to, LIVE, &format!("--window-size={size}")]);
+    Picture::read(&picture)
+}
+
+/// A picture of a page.
+pub struct Picture {
+    width: usize,
+    height: usize,
+    /// Red, green and blue, row by row.
+    pixels: Vec<[u8; 3]>,
+}
+
+impl Picture {
+    fn read(file: &Path) -> Self {
+        let decoder = png::Decoder::new(BufReader::new(File::open(file).unwrap()));
+        let mut reader = decoder.read_info().unwrap();
+        let mut bytes = vec![0; reader.output_buffer_size().expect("the picture fits in memory")];
+        let form = reader.next_frame(&mut bytes).unwrap();
+        let samples = form.color_type.samples();
+        let pixels = bytes.chunks_exact(samples).map(|pixel| [pixel[0], pixel[1], pixel[2]]);
+        Self { width: form.width as usize, height: form.height as usize, pixels: pixels.collect() }
+    }
+
+    /// How many of its points are red: as those of what fails are, and nothing else.
+    #[must_use]
+    pub fn red(&self) -> usize {
+        let is_red = |[red, green, blue]: &&[u8; 3]| *red > 190 && *green < 90 && *blue < 100;
+        self.pixels.iter().filter(is_red).count()
+    }
+}
+
 /// What the browser prints when it opens a page.
-fn browse(page: &Path, folder: &Path, what: &str) -> String {
+fn browse(url: &str, folder: &Path, what: &[&str]) -> String {
     let mut command = Command::new("chromium");
     command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
         .args(["--disable-dev-shm-usage", "--hide-scrollbars", "--force-device-scale-factor=1"])
         .arg(format!("--window-size={WINDOW}"))
         .arg(format!("--user-data-dir={}", folder.join("profile").display()))
-        .arg(what)
-        .arg(format!("file://{}", page.display()));
+        .args(what)
+        .arg(url);
     let mut browser = Program::start("chromium", &mut command);
-    if what == "--dump-dom" {
+    if what.contains(&"--dump-dom") {
         browser.wait_for_line("</html>", PATIENCE);
     }
     let status = browser.wait(PATIENCE);
@@ -116,6 +161,8 @@ const MEASURE: &str = "<script>for (const part of document.querySelectorAll('tab
      const numbers = [box.left + scrollX, box.top + scrollY, box.width, box.height];\
      part.setAttribute('data-shown', [part.tagName.toLowerCase(), \
      ...numbers.map(Math.round)].join(' '));}</script>";
+/// Time as the page sees it: it stands still while the page waits for its server.
+const LIVE: &str = "--virtual-time-budget=3000";
 /// As wide as a screen, and higher than any page of ours with few cases.
 const WINDOW: &str = "1280,9000";
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -28,7 +28,7 @@ pub mod stream;
 
 pub use admin_page::AdminPage;
 pub use application::{Answer, Application, Received};
-pub use browser::{Part, Shown};
+pub use browser::{Part, Picture, Shown, live_document, live_picture};
 pub use connection::Connection;
 pub use dialogue::Dialogue;
 pub use family::{Descendant, children, is_running};

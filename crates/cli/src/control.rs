@@ -8,10 +8,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use leno_control::{Config, Control, StartError};
+use leno_discovery::traffic::REPORT_EVERY_MIN;
 use leno_registry::FileSource;
 
 use crate::data_directory::{DataArgs, DataDirectory, create_private};
-use crate::duration::parse_positive;
+use crate::duration::{parse_duration, parse_positive};
+use crate::explain::playground;
 use crate::{limits, stop};
 
 /// Arguments of `leno control`.
@@ -52,6 +54,13 @@ pub(crate) struct MeshArgs {
     /// How long certificates live; they are renewed at half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_positive)]
     certificate_lifetime: Duration,
+    /// How often sidecars tell what they counted, at least 1s; `off` when they are not to
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
+    report_every: ReportEvery,
+    /// Where the page for browsers is: an address, or `off`; with port 0 the kernel chooses. Beyond
+    /// loopback it asks for a token, that `leno status` tells
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_page)]
+    page: PageAddress,
     /// How long a token of `leno token` can be used
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_positive)]
     token_lifetime: Duration,
@@ -65,6 +74,9 @@ impl MeshArgs {
             advertise: self.advertise,
             certificate_lifetime: self.certificate_lifetime,
             token_lifetime: self.token_lifetime,
+            report_every: self.report_every.0,
+            page: self.page.0,
+            playground: Some(playground()),
             ..Config::new(data, self.file.clone())
         }
     }
@@ -87,6 +99,35 @@ impl MeshArgs {
             paths.join(", ")
         )
     }
+}
+
+/// How often sidecars tell what they counted, if they are to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReportEvery(Option<Duration>);
+
+/// Where the page for browsers is, if there is to be one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageAddress(Option<SocketAddr>);
+
+fn parse_report_every(text: &str) -> Result<ReportEvery, String> {
+    if text == OFF {
+        return Ok(ReportEvery(None));
+    }
+    let every = parse_duration(text)?;
+    match (REPORT_EVERY_MIN..=REPORT_EVERY_MAX).contains(&every) {
+        true => Ok(ReportEvery(Some(every))),
+        false => Err(format!("use {REPORT_EVERY_MIN:?} to {REPORT_EVERY_MAX:?}, or `{OFF}`")),
+    }
+}
+
+fn parse_page(text: &str) -> Result<PageAddress, String> {
+    if text == OFF {
+        return Ok(PageAddress(None));
+    }
+    let address = text.parse();
+    let refused =
+        |_| format!("`{text}` is no address: use for example 127.0.0.1:15080, or `{OFF}`");
+    address.map(|address| PageAddress(Some(address))).map_err(refused)
 }
 
 /// Starts a control plane; documents on account of which it does not start are printed.
@@ -129,6 +170,7 @@ impl ControlArgs {
         let control = start(config).await?;
         tracing::info!(
             address = %control.address(),
+            page = control.page().map(|page| format!("http://{page}/")),
             trust_domain = %control.trust_domain(),
             data = %data.path().display(),
             "the control plane is up"
@@ -142,6 +184,12 @@ impl ControlArgs {
         Ok(ended?)
     }
 }
+
+/// What turns something off.
+const OFF: &str = "off";
+
+/// Rates are formed over half a minute: sidecars that told less often would seem to stand still.
+const REPORT_EVERY_MAX: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -158,6 +206,22 @@ mod tests {
     use leno_identity::control_id;
     use leno_model::MeshConfig;
     use leno_registry::read_str;
+
+    use super::*;
+
+    #[test]
+    fn reports_and_the_page_can_be_turned_off_and_are_bounded() {
+        assert_eq!(parse_report_every("off"), Ok(ReportEvery(None)));
+        assert_eq!(parse_report_every("1s"), Ok(ReportEvery(Some(REPORT_EVERY_MIN))));
+        for bad in ["999ms", "11s", "0s", "5", "never"] {
+            assert!(parse_report_every(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_page("off"), Ok(PageAddress(None)));
+        assert_eq!(parse_page("[::1]:80"), Ok(PageAddress("[::1]:80".parse().ok())));
+        for bad in ["80", "localhost:80", "127.0.0.1", "http://127.0.0.1:80/"] {
+            assert!(parse_page(bad).unwrap_err().contains("127.0.0.1:15080"), "{bad}");
+        }
+    }
 
     #[test]
     fn no_workload_gets_the_account_of_the_control_plane() {

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use leno_control::Playground;
 use leno_model::{Reason, WorkloadName};
 
 use crate::data_directory::DataArgs;
@@ -40,6 +41,13 @@ pub(crate) struct ExplainArgs {
     output: ExplainFormat,
     #[command(flatten)]
     data: DataArgs,
+}
+
+/// The same for the page of the control plane, on what is in force.
+pub(crate) fn playground() -> Playground {
+    Playground::new(|objects, asked| {
+        request::explained(objects, asked).map_err(|error| format!("{error:#}"))
+    })
 }
 
 /// The request that is to be explained.

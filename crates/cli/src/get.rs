@@ -132,13 +132,17 @@ impl GetArgs {
                 let proxies: Vec<ProxyStatus> = parsed(mesh.ask(Topic::Proxies.path()).await?)?;
                 table::workloads(&workloads, &proxies)
             }
-            Topic::Services => table::services(&parsed::<Vec<_>>(answer)?),
+            Topic::Services => {
+                table::services(&parsed::<Vec<_>>(answer)?, &parsed(mesh.ask("/traffic").await?)?)
+            }
             Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
             Topic::Connections | Topic::Removed | Topic::Proxies => {
                 table::proxies(&parsed::<Vec<_>>(answer)?)
             }
             Topic::Changes => changes::table(&parsed::<Vec<_>>(answer)?),
-            Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?),
+            Topic::Routes => {
+                table::routes(&parsed::<Vec<_>>(answer)?, &parsed(mesh.ask("/traffic").await?)?)
+            }
             Topic::Policies => table::policies(&parsed::<Vec<_>>(answer)?),
         };
         output::print(&listing.render(self.output))
@@ -203,5 +207,6 @@ Examples:
   leno get services -o wide
   leno get certificates --data /var/lib/leno -o json
   leno get rejected
+  leno get routes -o wide
   leno get proxies --stale
 ";

@@ -12,6 +12,7 @@ mod demo;
 mod duration;
 mod exec;
 mod explain;
+mod figures;
 mod get;
 mod limits;
 mod load;
@@ -20,8 +21,10 @@ mod output;
 mod ports;
 mod proxy;
 mod root;
+mod status;
 mod stop;
 mod token;
+mod top;
 mod up;
 
 use std::process::ExitCode;
@@ -62,6 +65,10 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Ask the running mesh
     Get(get::GetArgs),
+    /// Say whether the mesh is healthy and, if not, what to do
+    Status(status::StatusArgs),
+    /// Watch how services, routes and sidecars fare
+    Top(top::TopArgs),
     /// Send requests at a pace and tell what came of every one of them
     Load(load::LoadArgs),
     /// Make a join token for a workload on another machine
@@ -106,6 +113,8 @@ impl Command {
             Self::Check(args) => args.run(),
             Self::Explain(args) => args.run(),
             Self::Get(args) => args.run(),
+            Self::Status(args) => args.run(),
+            Self::Top(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
             Self::Root(args) => args.run(),
@@ -133,7 +142,9 @@ Examples:
   leno demo                                  see it work, with services of its own
   leno up -f mesh/                           run the mesh that the files of mesh/ describe
   leno check -f mesh/                        find mistakes in them first
-  leno get workloads                         ask the running mesh
+  leno status                                is the running mesh healthy
+  leno top                                   watch it
+  leno get workloads                         ask it
   leno explain -f mesh/ request --from bookinfo/productpage \\
       --url http://ratings.bookinfo:9080/ratings/1
 

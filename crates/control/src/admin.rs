@@ -1,6 +1,5 @@
 //! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner opens.
 
-use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,26 +8,29 @@ use std::time::{Duration, SystemTime};
 
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
-use hyper::service::service_fn;
+use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use leno_discovery::ChangeId;
 use leno_model::WorkloadName;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use crate::answering::{Answering, serve_all, text, typed};
+use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
 
 /// What the admin socket needs to answer.
 #[derive(Debug)]
 pub(crate) struct Admin {
-    pub(crate) questions: mpsc::Sender<(Question, oneshot::Sender<Answer>)>,
+    pub(crate) questions: Questions,
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
 }
+
+/// Where questions are asked, each with the place for its answer.
+pub(crate) type Questions = mpsc::Sender<(Question, oneshot::Sender<Answer>)>;
 
 /// Asks a running control plane through its admin socket: the status code and the body.
 ///
@@ -85,55 +87,15 @@ pub(crate) async fn serve(
     listener: UnixListener,
     path: PathBuf,
     admin: Arc<Admin>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut connections = JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => break,
-            Some(_) = connections.join_next() => continue,
-            accepted = next(&listener, &slots) => accepted,
-        };
-        match accepted {
-            Ok((stream, slot)) => {
-                let admin = Arc::clone(&admin);
-                connections.spawn(async move {
-                    serve_one(stream, admin).await;
-                    drop(slot);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the admin socket fails; waiting a moment");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    serve_all(listener, CONNECTIONS_MAX, admin, stop).await;
     std::fs::remove_file(&path).ok();
 }
 
-/// The next connection, once there is a slot for it.
-async fn next(
-    listener: &UnixListener,
-    slots: &Arc<Semaphore>,
-) -> io::Result<(UnixStream, OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await;
-    let slot = slot.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, slot))
-}
-
-async fn serve_one(stream: UnixStream, admin: Arc<Admin>) {
-    let service = service_fn(move |request| {
-        let admin = Arc::clone(&admin);
-        async move { Ok::<_, Infallible>(answer(&admin, request).await) }
-    });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = served.await {
-        tracing::debug!(%error, "an admin connection ended badly");
+impl Answering for Admin {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        answer(self, request).await
     }
 }
 
@@ -151,20 +113,30 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
         },
         _ => return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
-    let (sender, answer) = oneshot::channel();
-    if admin.questions.send((question, sender)).await.is_err() {
-        return stopping();
-    }
-    match answer.await {
-        Ok(Answer::Json(value)) => {
+    ask_owner(&admin.questions, question).await
+}
+
+/// What the owner of the mesh says.
+pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Response<Full<Bytes>> {
+    match answered(questions, question).await {
+        Some(Answer::Json(value)) => {
             typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
-        Ok(Answer::Text(page)) => typed(StatusCode::OK, "text/plain; version=0.0.4", page),
-        Err(_) => stopping(),
+        Some(Answer::Text(page)) => typed(StatusCode::OK, "text/plain; version=0.0.4", page),
+        // No path asks for objects.
+        Some(Answer::Objects(_)) | None => stopping(),
     }
 }
 
-fn question(path: &str, query: Option<&str>) -> Option<Question> {
+/// The answer of the owner of the mesh, unless it is going.
+pub(crate) async fn answered(questions: &Questions, question: Question) -> Option<Answer> {
+    let (sender, answer) = oneshot::channel();
+    questions.send((question, sender)).await.ok()?;
+    answer.await.ok()
+}
+
+/// The question that a path and query stand for.
+pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
     Some(match path {
         "/change" => {
             let id = query.and_then(|query| query.strip_prefix("id="))?;
@@ -172,6 +144,7 @@ fn question(path: &str, query: Option<&str>) -> Option<Question> {
         }
         "/changes" => Question::Changes,
         "/certificates" => Question::Certificates,
+        "/history" => Question::History(subject(query?)?),
         "/metrics" => Question::Metrics,
         "/policies" => Question::Policies,
         "/proxies" => Question::Proxies,
@@ -179,9 +152,21 @@ fn question(path: &str, query: Option<&str>) -> Option<Question> {
         "/routes" => Question::Routes,
         "/services" => Question::Services,
         "/status" => Question::Status,
+        "/traffic" => Question::Traffic,
         "/workloads" => Question::Workloads,
         _ => return None,
     })
+}
+
+/// What `/history` is asked of: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
+fn subject(query: &str) -> Option<Subject> {
+    let (kind, name) = query.split_once('=')?;
+    let name = name.replace("%2F", "/").replace("%2f", "/");
+    match kind {
+        "service" => Some(Subject::Service(name.parse().ok()?)),
+        "route" => Some(Subject::Route(name.parse().ok()?)),
+        _ => None,
+    }
 }
 
 /// A join bundle, as the text of a token file.
@@ -215,35 +200,18 @@ fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     }
 }
 
-fn stopping() -> Response<Full<Bytes>> {
+pub(crate) fn stopping() -> Response<Full<Bytes>> {
     let reason = "the control plane is shutting down\n";
     text(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
 }
 
-fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
-    typed(status, "text/plain; charset=utf-8", body)
-}
-
-fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
-}
-
 const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /routes \
-                     /policies /rejected /status /metrics /changes /change?id=NUMBER, POST \
+                     /policies /rejected /status /metrics /traffic /history?service=NAMESPACE/NAME \
+                     /history?route=NAMESPACE/NAME /changes /change?id=NUMBER, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// Admin connections at once; more wait.
 const CONNECTIONS_MAX: usize = 16;
-
-/// From the first byte of an admin request's head to its last.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// When the system has no more descriptors, asking again at once would only burn time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long [`ask`] waits for the whole answer.
 const ASK_WAIT: Duration = Duration::from_secs(10);

@@ -78,6 +78,11 @@ impl Certifier {
         }
     }
 
+    /// How long certificates live that are signed now.
+    pub(crate) fn lifetime(&self) -> Duration {
+        self.desk.lifetime
+    }
+
     /// A first certificate in exchange for a one-time token.
     pub(crate) fn join(
         &mut self,

@@ -8,6 +8,7 @@ use leno_discovery::SUBSCRIPTIONS_MAX;
 use leno_identity::{AuthoritySource, LEAF_LIFETIME, TOKEN_LIFETIME};
 
 use crate::certify::AUTHORITY_DIRECTORY;
+use crate::playground::Playground;
 
 /// What a control plane is told at its start.
 #[derive(Debug, Clone)]
@@ -32,6 +33,12 @@ pub struct Config {
     pub certificate_lifetime: Duration,
     /// How long a join token may wait for its use.
     pub token_lifetime: Duration,
+    /// How often sidecars tell what they counted; not at all when absent.
+    pub report_every: Option<Duration>,
+    /// Where the page for browsers is; none when absent.
+    pub page: Option<SocketAddr>,
+    /// What explains requests on that page; it cannot when absent.
+    pub playground: Option<Playground>,
     /// How long it waits for what.
     pub times: Times,
     /// Bounds on what strangers can make it hold.
@@ -85,6 +92,9 @@ impl Config {
             sources,
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
+            report_every: Some(REPORT_EVERY),
+            page: None,
+            playground: None,
             times: Times::default(),
             limits: Limits::default(),
         }
@@ -134,6 +144,9 @@ impl Default for Limits {
         }
     }
 }
+
+/// Often enough to watch, and seldom enough not to be noticed with thousands of sidecars.
+pub const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 /// The admin socket's name in the data directory.
 const SOCKET_FILE: &str = "control.sock";

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::ChangeId;
-use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens};
+use leno_identity::{Authority, AuthorityError, AuthoritySource, JoinBundle, Roots, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use leno_registry::{Rejected, Update};
 use tokio::net::{TcpListener, UnixListener};
@@ -16,13 +16,15 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::admin::{self, Admin};
+use crate::admin::{self, Admin, Questions};
 use crate::authority::keep_current;
 use crate::certify::{Certifier, open_tokens};
 use crate::config::Config;
+use crate::history::History;
 use crate::invite::{Invitations, InviteError};
 use crate::mesh::Mesh;
 use crate::owner::{Inbox, Owner, Queues, Told, own};
+use crate::page::Page;
 use crate::part::{EndedUnexpectedly, Part, Parts};
 use crate::peers::{Follower, Peers, follow_all};
 use crate::presence::{Presence, Start};
@@ -36,6 +38,7 @@ use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
 #[derive(Debug)]
 pub struct Control {
     address: SocketAddr,
+    page: Option<SocketAddr>,
     socket: PathBuf,
     trust_domain: TrustDomain,
     invitations: Arc<Invitations>,
@@ -79,6 +82,12 @@ impl Control {
         let socket = config.socket();
         let admin = admin::open(&socket).await;
         let admin = admin.map_err(|cause| StartError::Admin { path: socket, cause })?;
+        let page = match config.page {
+            Some(address) => {
+                Some(Page::open(address).await.map_err(|cause| StartError::Page(address, cause))?)
+            }
+            None => None,
+        };
         let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
             config,
@@ -87,6 +96,7 @@ impl Control {
             listener,
             address,
             admin,
+            page,
             serving,
             reload,
             stop,
@@ -99,6 +109,12 @@ impl Control {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where its page for browsers is, if it has one.
+    #[must_use]
+    pub fn page(&self) -> Option<SocketAddr> {
+        self.page
     }
 
     /// Where its admin socket is, for [`admin::ask`].
@@ -204,6 +220,11 @@ pub enum StartError {
         /// Why not.
         cause: io::Error,
     },
+    /// The page for browsers.
+    #[error(
+        "the page for browsers cannot listen on {0}: {1}; use --page with another address, or --page off"
+    )]
+    Page(SocketAddr, #[source] io::Error),
     /// Its own certificate.
     #[error("there is no certificate for the control plane itself: {0}")]
     Serving(#[from] ServingError),
@@ -217,6 +238,7 @@ struct Ground {
     listener: TcpListener,
     address: SocketAddr,
     admin: UnixListener,
+    page: Option<Page>,
     serving: Serving,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
@@ -225,7 +247,7 @@ struct Ground {
 
 impl Ground {
     fn build(
-        self,
+        mut self,
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<Update>,
         first: Update,
@@ -233,6 +255,7 @@ impl Ground {
         let (events, from_proxies) = mpsc::channel(EVENTS_MAX);
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
         let (guests, gauges) = (Arc::<Guests>::default(), Arc::<Gauges>::default());
+        let page = self.page.as_ref().map(Page::address);
         let owner = self.owner(first, Arc::clone(&guests), Arc::clone(&gauges));
         let (workloads, registered) =
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
@@ -246,12 +269,14 @@ impl Ground {
             gauges,
             registered: owner.told.here.clone(),
             trust_domain: self.trust_domain(),
+            report_every: self.config.report_every,
         });
         let following = Follower {
             configs: self.serving.dialing(),
             events: server.events.clone(),
             stop: self.stop.subscribe(),
         };
+        self.show(&mut tasks, &questions);
         let admin = Arc::new(Admin {
             questions,
             invitations: Arc::clone(&invitations),
@@ -277,17 +302,11 @@ impl Ground {
         tasks.spawn(parts().run(Part::Admin, answering));
         tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let mut stop = told();
-        let (source, authority) = (self.config.authority(), self.authority);
-        let looking = async move {
-            tokio::select! {
-                () = keep_current(source, authority) => {}
-                _ = stop.wait_for(|stop| *stop) => {}
-            }
-        };
+        let looking = look(self.config.authority(), self.authority, told());
         tasks.spawn(parts().run(Part::Authority, looking));
         Control {
             address: self.address,
+            page,
             socket,
             trust_domain,
             invitations,
@@ -299,6 +318,14 @@ impl Ground {
             parts: self.parts,
             tasks,
         }
+    }
+
+    /// Begins to serve the page for browsers, if there is one.
+    fn show(&mut self, tasks: &mut JoinSet<()>, questions: &Questions) {
+        let Some(page) = self.page.take() else { return };
+        let playground = self.config.playground.clone();
+        let serving = page.serve(questions.clone(), playground, self.stop.subscribe());
+        tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 
     fn owner(&self, first: Update, guests: Arc<Guests>, gauges: Arc<Gauges>) -> Owner {
@@ -326,6 +353,10 @@ impl Ground {
             peers: Peers::default(),
             swept: now,
             queues: Queues::default(),
+            history: History::default(),
+            report_every: self.config.report_every,
+            began: now,
+            page: self.page.as_ref().map(Page::url),
         }
         .with(first, &self.trust_domain(), edition)
     }
@@ -351,6 +382,18 @@ impl Ground {
             lifetime: self.config.token_lifetime,
             workloads,
         }
+    }
+}
+
+/// Keeps the authority as its files are, until told to stop.
+async fn look(
+    source: AuthoritySource,
+    authority: watch::Sender<Arc<Authority>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    tokio::select! {
+        () = keep_current(source, authority) => {}
+        _ = stop.wait_for(|stop| *stop) => {}
     }
 }
 

@@ -6,6 +6,7 @@
 //! which sidecars are there, and `admin` answers operators. [`Control::start`] assembles.
 
 pub mod admin;
+mod answering;
 mod authority;
 mod certify;
 mod compile;
@@ -14,12 +15,15 @@ mod control;
 mod explain;
 #[cfg(test)]
 mod fixture;
+mod history;
 mod invite;
 mod mesh;
 mod metrics;
 mod owner;
+mod page;
 mod part;
 mod peers;
+mod playground;
 mod presence;
 mod publish;
 mod report;
@@ -28,9 +32,10 @@ mod serving;
 pub mod status;
 mod watch;
 
-pub use config::{Config, Limits, Times};
+pub use config::{Config, Limits, REPORT_EVERY, Times};
 pub use control::{Control, StartError, Stopped};
 pub use explain::{UnknownWorkload, snapshot_for};
 pub use invite::InviteError;
 pub use part::EndedUnexpectedly;
+pub use playground::{Asked, Playground};
 pub use serving::ServingError;

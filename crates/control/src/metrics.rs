@@ -7,7 +7,7 @@ use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
     CONVERGENCE, DELTA_BYTES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED,
-    REJECTED, SENT, SERVICES, TOUCHED, WORKLOADS,
+    REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
 };
 
 use crate::report::Report;
@@ -53,6 +53,8 @@ pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges) -> String {
     page.line(&format!("{name}_count"), &convergence.count());
     one(&mut page, TOUCHED, &tally.touched);
     one(&mut page, DELTA_BYTES, &tally.delta_bytes);
+    one(&mut page, REPORTS, &report.history.reports);
+    one(&mut page, SERIES_FOLDED, &report.history.folded);
     queues(&mut page, report);
     page.out
 }

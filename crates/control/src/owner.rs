@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use crate::authority::Current;
 use crate::certify::{Certifier, CertifyError, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
+use crate::history::{History, Subject};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
@@ -48,6 +49,13 @@ pub(crate) struct Owner {
     pub(crate) peers: Peers,
     pub(crate) swept: Instant,
     pub(crate) queues: Queues,
+    pub(crate) history: History,
+    /// How often sidecars tell of their traffic.
+    pub(crate) report_every: Option<Duration>,
+    /// When time begins, for what is remembered of traffic.
+    pub(crate) began: Instant,
+    /// Where the page is.
+    pub(crate) page: Option<String>,
 }
 
 /// What waits for the owner, as of its last look.
@@ -81,20 +89,26 @@ pub(crate) struct Told {
 }
 
 /// What an operator wants to know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Question {
     Certificates,
     /// What became of this change.
     Change(ChangeId),
     /// The newest changes.
     Changes,
+    /// What was of one service, route or edge.
+    History(Subject),
     Metrics,
+    /// All that is in force.
+    Objects,
     Policies,
     Proxies,
     Rejected,
     Routes,
     Services,
     Status,
+    /// Rates of now.
+    Traffic,
     Workloads,
 }
 
@@ -102,6 +116,7 @@ pub(crate) enum Question {
 #[derive(Debug)]
 pub(crate) enum Answer {
     Json(Value),
+    Objects(Vec<Object>),
     Text(String),
 }
 
@@ -184,7 +199,12 @@ impl Owner {
     }
 
     fn apply(&mut self, input: Input, now: Now) -> Verdict {
-        if !matches!(input, Input::Clock | Input::Question(..)) {
+        // What traffic there is changes nothing that is told.
+        let is_quiet = matches!(
+            &input,
+            Input::Clock | Input::Question(..) | Input::Event(Event::Traffic { .. })
+        );
+        if !is_quiet {
             self.told.due.get_or_insert(now.clock + TELL_AFTER);
         }
         match input {
@@ -332,6 +352,12 @@ impl Owner {
                         tracing::warn!(workload = %contact.workload, %refusal, "refused");
                     }
                     contact.refused(refusals);
+                }
+            }
+            Event::Traffic { connection, traffic } => {
+                let at = now.clock.duration_since(self.began);
+                if let Some(contact) = self.audience.contact(connection) {
+                    self.history.take(&self.mesh, &contact.workload, &traffic, at);
                 }
             }
             Event::Certify { connection, csr, answer } => {
@@ -497,6 +523,7 @@ impl Owner {
 
     /// Ends streams whose certificate has expired, or whose task is gone.
     fn sweep(&mut self, now: Now) {
+        self.history.sweep(&self.mesh, now.clock.duration_since(self.began));
         let expired = |contact: &Contact| contact.expires <= now.wall;
         let ended: Vec<(ConnectionId, bool)> = self
             .audience

@@ -20,6 +20,7 @@ pub(crate) enum Part {
     Certificate,
     Listener,
     Owner,
+    Page,
     Peers,
     Watcher,
 }
@@ -32,6 +33,7 @@ impl fmt::Display for Part {
             Self::Certificate => "the renewal of the control plane's certificate",
             Self::Listener => "the listener for proxies",
             Self::Owner => "the owner of the mesh",
+            Self::Page => "the page for browsers",
             Self::Peers => "the follower of other control planes",
             Self::Watcher => "the watcher of the files",
         })

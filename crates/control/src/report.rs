@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::certify::Certifier;
 use crate::compile::{Viewer, view};
+use crate::history::Tally;
 use crate::mesh::{Mesh, Route};
 use crate::owner::Queues;
 use crate::peers::Peers;
@@ -37,6 +38,8 @@ pub(crate) struct Report<'a> {
     pub(crate) remarks: &'a Remarks,
     pub(crate) peers: &'a Peers,
     pub(crate) queues: Queues,
+    pub(crate) history: Tally,
+    pub(crate) page: Option<&'a str>,
     pub(crate) now: Instant,
     pub(crate) wall: SystemTime,
 }
@@ -67,6 +70,8 @@ impl Report<'_> {
             refusing: contacts().filter(|contact| contact.refused > 0).count(),
             settling: self.start.settling() == Settling::Yes,
             rejected: self.remarks.rejected.len(),
+            certificate_lifetime_seconds: self.certifier.lifetime().as_secs(),
+            page: self.page.map(str::to_owned),
             change,
             convergence: ConvergenceStatus {
                 changes: convergence.count(),

@@ -39,6 +39,8 @@ pub(crate) struct Server {
     /// Who is connected here, for other control planes.
     pub(crate) registered: watch::Sender<Arc<Registered>>,
     pub(crate) trust_domain: TrustDomain,
+    /// How often proxies are asked to tell of their traffic.
+    pub(crate) report_every: Option<Duration>,
 }
 
 /// Accepts until told to stop; then waits for the connections, which the owner of the mesh ends.
@@ -117,7 +119,7 @@ async fn serve_one(
         Purpose::Follow(peer) => {
             drop(stranger);
             let _guest = server.guests.admit(connection, peer);
-            Ok(Box::pin(serve(stream, connection, events)).await?)
+            Ok(Box::pin(serve(stream, connection, events, server.report_every)).await?)
         }
     }
 }

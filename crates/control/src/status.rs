@@ -1,8 +1,15 @@
 //! What the control plane tells operators: the forms of its answers, in JSON.
 
+mod traffic;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use traffic::{
+    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RateStatus, SidecarTraffic,
+    TrafficStatus,
+};
 
 /// How the control plane stands.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -38,6 +45,12 @@ pub struct Status {
     pub settling: bool,
     /// How many documents are refused.
     pub rejected: usize,
+    /// How long certificates live that are issued now.
+    #[serde(default)]
+    pub certificate_lifetime_seconds: u64,
+    /// Where its page is, if it has one.
+    #[serde(default)]
+    pub page: Option<String>,
     /// The newest change, if there was any since the start.
     pub change: Option<ChangeStatus>,
     /// How long changes took from being seen to being applied by the last proxy they concern.

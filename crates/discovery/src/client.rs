@@ -1,6 +1,7 @@
 //! The proxy's end of a stream: say hello, apply deltas, carry requests, notice silence.
 
 use std::io;
+use std::time::Duration;
 
 use leno_model::ServiceName;
 use prost::Message;
@@ -19,19 +20,18 @@ use crate::message::{CertificateAnswer, Delta, Hello, InboundListener, Refusal, 
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::resource::Invalid;
 use crate::subscriber::Subscriber;
+use crate::traffic::{REPORT_EVERY_MIN, Traffic, traffic_to_wire};
 use crate::vigil::Vigil;
 
 /// Follows the control plane over an authenticated stream until the stream ends, and says why.
 ///
-/// `apply` returns `Ok` only when the world was swapped; then the delta is acknowledged. With
-/// `Err` it is refused and the subscriber keeps what it had. It is called first when the proxy is
-/// in step with the control plane, even if nothing differs. The future may be dropped at any time.
+/// The [`Follower`] applies worlds and tells what it counted. The future may be dropped at any time.
 pub async fn follow<S>(
     stream: S,
     hello: Hello,
     subscriber: &mut Subscriber,
     requests: &mut mpsc::Receiver<Request>,
-    apply: &mut dyn FnMut(Update) -> Result<(), Vec<Refusal>>,
+    follower: &mut dyn Follower,
 ) -> FollowError
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -42,13 +42,37 @@ where
         writer: FrameWriter::new(write),
         vigil: Vigil::new(Instant::now()),
         subscriber,
-        apply,
+        follower,
         renewal: None,
         renewals_seen: 0,
+        reports: None,
     };
     match session.run(&mut reader, hello, requests).await {
         Ok(never) => match never {},
         Err(error) => error,
+    }
+}
+
+/// Whoever follows a control plane. What only applies worlds is one too.
+pub trait Follower {
+    /// Makes an update the proxy's world. `Ok` only when it was swapped: then the delta is
+    /// acknowledged. With `Err` it is refused and the subscriber keeps what it had. Called first
+    /// when the proxy is in step with the control plane, even if nothing differs.
+    ///
+    /// # Errors
+    /// Which resources cannot be accepted, and why.
+    fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>>;
+
+    /// What was counted since this was last asked, or nothing when that is nothing. Asked as often
+    /// as the control plane wants to hear of it, and never by one that does not.
+    fn traffic(&mut self) -> Option<Traffic> {
+        None
+    }
+}
+
+impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
+    fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
+        self(update)
     }
 }
 
@@ -114,10 +138,12 @@ struct Session<'a, S> {
     writer: FrameWriter<WriteHalf<S>>,
     vigil: Vigil,
     subscriber: &'a mut Subscriber,
-    apply: &'a mut dyn FnMut(Update) -> Result<(), Vec<Refusal>>,
+    follower: &'a mut dyn Follower,
     /// The certificate request that is not answered yet; the control plane allows one.
     renewal: Option<(u64, CertificateAnswer)>,
     renewals_seen: u64,
+    /// When the control plane is told of traffic next, and how often.
+    reports: Option<(Instant, Duration)>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
@@ -142,8 +168,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.request(request.ok_or(FollowError::Stopped)?)?;
                 }
                 () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => {
-                    self.send(from_proxy::Message::Ping(proto::Ping {}))?;
+                    self.send(from_proxy::Message::Ping(proto::Ping::default()))?;
                 }
+                () = until(self.reports), if room => self.report()?,
                 () = sleep_until(self.vigil.silent_at()) => return Err(FollowError::Silent),
             }
         }
@@ -165,7 +192,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     fn receive(&mut self, message: proto::ToProxy) -> Result<(), FollowError> {
         match message.message {
             None => Err(FollowError::Malformed("a message without content".into())),
-            Some(to_proxy::Message::Ping(proto::Ping {})) => Ok(()),
+            Some(to_proxy::Message::Ping(wire)) => {
+                self.heed(wire.report_every_ms);
+                Ok(())
+            }
             Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.certificate(wire),
             Some(to_proxy::Message::Delta(wire)) => {
@@ -186,10 +216,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let whole = delta.whole;
         let staged = self.subscriber.stage(delta)?;
         if whole {
-            (self.apply)(staged.update().clone())?;
+            self.follower.apply(staged.update().clone())?;
         }
         self.subscriber.commit(staged);
         Ok(())
+    }
+
+    /// Notes how often the control plane wants to hear of traffic, if it says so.
+    fn heed(&mut self, report_every_ms: u32) {
+        let every = Duration::from_millis(report_every_ms.into()).max(REPORT_EVERY_MIN);
+        let known = self.reports.is_some_and(|(_, known)| known == every);
+        if report_every_ms > 0 && !known {
+            self.reports = Some((Instant::now() + every, every));
+        }
+    }
+
+    fn report(&mut self) -> Result<(), FollowError> {
+        if let Some((at, every)) = &mut self.reports {
+            *at = Instant::now() + *every;
+        }
+        match self.follower.traffic() {
+            Some(traffic) => self.send(from_proxy::Message::Traffic(traffic_to_wire(&traffic))),
+            None => Ok(()),
+        }
     }
 
     fn certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
@@ -251,6 +300,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     fn push(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
         self.vigil.spoke(Instant::now());
         self.writer.push(&proto::FromProxy { message: Some(message) }, REQUEST_BYTES_MAX)
+    }
+}
+
+/// Waits until the next report is due; for ever when none is wanted.
+async fn until(reports: Option<(Instant, Duration)>) {
+    match reports {
+        Some((at, _)) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

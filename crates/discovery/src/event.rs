@@ -13,6 +13,7 @@ use crate::doubt::Doubt;
 use crate::key::ChangeId;
 use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal, Update};
 use crate::peer::Registered;
+use crate::traffic::Traffic;
 
 /// Something that happened on a connection.
 #[derive(Debug)]
@@ -57,6 +58,13 @@ pub enum Event {
         connection: ConnectionId,
         /// At least one.
         refusals: Vec<Refusal>,
+    },
+    /// It tells what it counted.
+    Traffic {
+        /// Who.
+        connection: ConnectionId,
+        /// Since it last told.
+        traffic: Box<Traffic>,
     },
     /// It wants a new certificate for its workload.
     Certify {

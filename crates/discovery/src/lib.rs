@@ -29,9 +29,10 @@ pub mod server;
 mod simulation;
 pub mod stored;
 pub mod subscriber;
+pub mod traffic;
 mod vigil;
 
-pub use client::{FollowError, Request, follow};
+pub use client::{FollowError, Follower, Request, follow};
 pub use doubt::Doubt;
 pub use event::{Connected, ConnectionId, Event, Joining, Standing};
 pub use join::{JoinError, join, serve_join};
@@ -45,6 +46,7 @@ pub use resource::InvalidResource;
 pub use server::{ServeError, serve};
 pub use stored::UnusableWorld;
 pub use subscriber::{Staged, Subscriber};
+pub use traffic::{Direction, Traffic, TrafficSeries};
 
 /// The protocol of a workload's stream, agreed in the TLS handshake.
 pub const ALPN: &[u8] = b"leno-discovery/1";

@@ -141,7 +141,7 @@ where
 }
 
 fn ping() -> proto::ToPeer {
-    proto::ToPeer { message: Some(to_peer::Message::Ping(proto::Ping {})) }
+    proto::ToPeer { message: Some(to_peer::Message::Ping(proto::Ping::default())) }
 }
 
 /// What differs, in messages of bounded length.

@@ -3,6 +3,7 @@
 mod session;
 
 use std::io;
+use std::time::Duration;
 
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,7 +24,8 @@ use crate::vigil::PING_AFTER;
 ///
 /// Who the proxy is, the caller knows from its certificate. Sends [`Event::Connected`] after the
 /// proxy's first message and [`Event::Left`] at the end. The owner ends the connection by
-/// [`Standing::Goodbye`] or by dropping the sender of standings.
+/// [`Standing::Goodbye`] or by dropping the sender of standings. The proxy is asked to tell of its
+/// traffic every `report_every`, if that is given.
 ///
 /// # Errors
 /// [`ServeError`] unless the proxy closed the stream, or the owner of the mesh ended it.
@@ -31,6 +33,7 @@ pub async fn serve<S>(
     stream: S,
     connection: ConnectionId,
     events: mpsc::Sender<Event>,
+    report_every: Option<Duration>,
 ) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -51,8 +54,9 @@ where
     let connected = Box::new(Connected { connection, hello, standing });
     events.send(Event::Connected(connected)).await.map_err(|_| ServeError::Stopped)?;
     let mut session = Session::new(&mut writer, publisher, connection, &events);
-    let ending = match session.run(&mut reader, offers).await {
-        Ok(ending) => ending,
+    let asked = report_every.map_or(Ok(()), |every| session.ask_for_reports(every));
+    let ending = match asked {
+        Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(Ending::Failed),
         Err(error) => Ending::Failed(error),
     };
     drop(session);

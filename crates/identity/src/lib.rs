@@ -41,5 +41,5 @@ pub use tls::{
     TlsError, client_config, control_id, join_client_config, join_server_config, server_config,
     server_name,
 };
-pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens};
+pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret};
 pub use verify::{Peer, VerifyError, peer};

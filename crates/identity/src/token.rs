@@ -22,6 +22,16 @@ pub struct Tokens {
     swept: Mutex<Option<SystemTime>>,
 }
 
+/// A text that nobody guesses.
+///
+/// # Errors
+/// When the system has no randomness.
+pub fn secret() -> io::Result<String> {
+    let mut random = [0u8; TOKEN_RANDOM_BYTES];
+    rand::fill(&mut random).map_err(|_| io::Error::other("no randomness from the system"))?;
+    Ok(hex(&random))
+}
+
 impl Tokens {
     /// Opens the directory, or makes it.
     ///
@@ -48,9 +58,7 @@ impl Tokens {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         self.sweep_if_due(now)?;
-        let mut random = [0u8; TOKEN_RANDOM_BYTES];
-        rand::fill(&mut random).map_err(|_| io::Error::other("no randomness from the system"))?;
-        let token = format!("{TOKEN_PREFIX}{}", hex(&random));
+        let token = format!("{TOKEN_PREFIX}{}", secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
         let record = format!("{workload}\n{expiry}\n");
         disk::create(&self.path_of(&token), record.as_bytes(), Readers::Owner)?;

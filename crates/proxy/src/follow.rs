@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{
     FollowError, Hello, InboundListener, JoinError, Refusal, Request, ResourceKey, Subscriber,
-    Update,
+    Traffic, Update,
 };
 use leno_identity::{
     Credential, JoinBundle, JoinBundleError, PrivateKey, TlsError, client_config, control_id,
@@ -26,6 +26,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::config::Config;
+use crate::counted::Counted;
 use crate::dial::dial;
 use crate::keeper::Keeper;
 use crate::renew;
@@ -40,6 +41,8 @@ pub(crate) struct Follower {
     pub(crate) keeper: Keeper,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) shard: Shard,
+    /// What the control plane was told of that.
+    pub(crate) counted: RefCell<Counted>,
     /// The services that requests have asked for and not yet forgotten.
     pub(crate) subscribed: RefCell<BTreeSet<ServiceName>>,
     /// What is listening now, for each hello.
@@ -123,8 +126,24 @@ async fn follow_one(
         session: session(SystemTime::now()),
         edition: credential.edition(),
     };
-    let mut apply = |update: Update| apply(follower, update);
-    Ended::Stream(leno_discovery::follow(stream, hello, subscriber, requests, &mut apply).await)
+    let mut station = Station { follower };
+    follower.counted.borrow_mut().connected(Instant::now());
+    Ended::Stream(leno_discovery::follow(stream, hello, subscriber, requests, &mut station).await)
+}
+
+/// What one stream is for: worlds in, counts out.
+struct Station<'a> {
+    follower: &'a Follower,
+}
+
+impl leno_discovery::Follower for Station<'_> {
+    fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
+        apply(self.follower, update)
+    }
+
+    fn traffic(&mut self) -> Option<Traffic> {
+        self.follower.counted.borrow_mut().take(Instant::now())
+    }
 }
 
 async fn connect(

@@ -9,6 +9,7 @@ mod buffers;
 mod config;
 mod connection;
 mod connections;
+mod counted;
 mod crew;
 mod desk;
 mod dial;
@@ -61,6 +62,7 @@ pub use config::{
 
 use crate::admin::Admin;
 use crate::connections::Connections;
+use crate::counted::Counted;
 use crate::drain::Phase;
 use crate::follow::Follower;
 use crate::keeper::Keeper;
@@ -178,6 +180,7 @@ impl Proxy {
             admin: self.admin.local_addr().map_err(StartError::Thread)?,
             config: self.config.clone(),
             shard: telemetry.shard(),
+            counted: RefCell::new(Counted::of(telemetry.clone())),
             telemetry,
             world,
             state: self.state.clone(),
@@ -191,8 +194,7 @@ impl Proxy {
         let tasks = LocalSet::new();
         tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
         tasks.spawn_local(access_log::write(lines));
-        let state = self.state.clone();
-        let follower = Rc::new(follower);
+        let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);

@@ -1,9 +1,13 @@
 //! Histograms of durations: logarithmic buckets with eight steps in each doubling.
 
+mod sparse;
+
 use std::fmt;
 use std::time::Duration;
 
 use crate::cell::{Cell, cells};
+
+pub use sparse::{SparseHistogram, bucket_duration};
 
 /// How often each duration occurred, from a microsecond to 71 minutes, each known to 6 % (or to
 /// a microsecond). Histograms of several cores, series or processes merge without further loss.
@@ -61,6 +65,12 @@ impl Histogram {
             }
         }
         Duration::ZERO
+    }
+
+    /// The buckets that something fell into, in order of their numbers.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (u8, u64)> + '_ {
+        let numbered = (0..).zip(self.counts.iter());
+        numbered.filter(|(_, count)| **count > 0).map(|(bucket, count)| (bucket, *count))
     }
 
     /// How many did not exceed each of these limits, which must ascend.
@@ -159,7 +169,8 @@ const STEPS: u64 = 1 << STEP_BITS;
 const US_MAX: u64 = (1 << US_BITS) - 1;
 const US_BITS: u32 = 32;
 
-const BUCKETS: usize = (US_BITS - STEP_BITS + 1) as usize * STEPS as usize;
+/// How many buckets there are; their numbers fit in a byte.
+pub const BUCKETS: usize = (US_BITS - STEP_BITS + 1) as usize * STEPS as usize;
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 //! made when somebody asks [`Telemetry`].
 
 pub mod access_log;
+pub mod changes;
 pub mod grpc;
 pub mod histogram;
 pub mod names;
@@ -18,10 +19,11 @@ mod status;
 mod tally;
 
 pub use access_log::{Entry, write_json};
+pub use changes::{Changes, SeriesChange, Taken};
 pub use grpc::GrpcStatus;
-pub use histogram::Histogram;
+pub use histogram::{Histogram, SparseHistogram, bucket_duration};
 pub use names::{ConnectionSide, Count, Gauge, Level};
 pub use series::{Failure, Outcome, RequestLabels, SERIES_MAX, SeriesId, SeriesSummary};
 pub use shard::Shard;
 pub use telemetry::Telemetry;
-pub use usage::{Usage, usage};
+pub use usage::{Spent, Usage, spent, usage};

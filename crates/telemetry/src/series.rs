@@ -221,11 +221,6 @@ impl SeriesTotals {
     }
 
     pub(crate) fn summary(self) -> SeriesSummary {
-        let succeeded = |ending: Ending| {
-            ending.reason.is_empty()
-                && ending.class != StatusClass::Failed
-                && !ending.grpc.is_some_and(GrpcStatus::is_failure)
-        };
         let mut summary = SeriesSummary {
             labels: self.labels,
             requests: 0,
@@ -241,7 +236,7 @@ impl SeriesTotals {
         for (ending, requests) in self.requests {
             let Ending { class, reason, .. } = ending;
             summary.requests += requests;
-            if succeeded(ending) {
+            if ending.is_success() {
                 summary.success += requests;
             }
             if !reason.is_empty() {

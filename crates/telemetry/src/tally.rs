@@ -16,6 +16,15 @@ pub(crate) struct Ending {
     pub(crate) grpc: Option<GrpcStatus>,
 }
 
+impl Ending {
+    /// Whether nothing failed: neither the mesh, nor the application, nor the call.
+    pub(crate) fn is_success(self) -> bool {
+        self.reason.is_empty()
+            && self.class != StatusClass::Failed
+            && !self.grpc.is_some_and(GrpcStatus::is_failure)
+    }
+}
+
 /// A bounded table from endings to counts. A row is taken when its ending first occurs; later ones
 /// are found by comparing a few short words. One writer, any readers.
 #[derive(Debug)]

@@ -37,6 +37,40 @@ pub fn usage(pid: u32) -> io::Result<Usage> {
     })
 }
 
+/// What a process has taken, as far as it is told in one short line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spent {
+    /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
+    pub cpu: Duration,
+    /// Memory that is resident and no file's: what is there because of this process alone, but for
+    /// its program.
+    pub own_kib: u64,
+}
+
+/// Reads what a process has taken, at less cost than [`usage`].
+///
+/// # Errors
+/// As [`usage`].
+pub fn spent(pid: u32) -> io::Result<Spent> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed("stat"))?;
+    let memory = fs::read_to_string(format!("/proc/{pid}/statm"))?;
+    let pages = own_pages(&memory).ok_or_else(|| malformed("statm"))?;
+    let page_kib = rustix::param::page_size() as u64 / 1024;
+    Ok(Spent {
+        cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
+        own_kib: pages.saturating_mul(page_kib),
+    })
+}
+
+/// proc_pid_statm(5): all, resident, resident and of files, and more.
+fn own_pages(memory: &str) -> Option<u64> {
+    let mut fields = memory.split_ascii_whitespace().skip(1);
+    let (resident, of_files): (u64, u64) =
+        (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(resident.saturating_sub(of_files))
+}
+
 /// CPU time in ticks and number of threads. The second field is the command, in parentheses, and
 /// may hold anything, also parentheses: counting starts after the last of them.
 fn parse_stat(stat: &str) -> Option<(u64, u32)> {
@@ -82,6 +116,19 @@ mod tests {
         {
             assert_eq!(parse_stat(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn the_short_lines_tell_of_memory_too() {
+        assert_eq!(own_pages("9000 700 600 1 0 5 0\n"), Some(100));
+        assert_eq!(own_pages("9000 600 700 1 0 5 0\n"), Some(0));
+        for bad in ["", "1 2", "1 x 3"] {
+            assert_eq!(own_pages(bad), None, "{bad}");
+        }
+        let (short, long) =
+            (spent(std::process::id()).unwrap(), usage(std::process::id()).unwrap());
+        assert!(short.own_kib > 0 && short.own_kib <= long.rss_kib, "{short:?} {long:?}");
+        assert!(spent(u32::MAX).is_err());
     }
 
     #[test]

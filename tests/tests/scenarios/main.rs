@@ -13,6 +13,8 @@ mod netns;
 mod one_machine;
 mod peers;
 #[cfg(test)]
+mod seeing;
+#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod tags;

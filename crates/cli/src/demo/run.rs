@@ -1,5 +1,6 @@
 //! Runs the demo: starts bookinfo in a mesh of its own, drives it, measures, judges.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use tokio::task::LocalSet;
 use super::bookinfo::manifests::{Ports, manifests};
 use super::observe::{observe, refuses_plaintext};
 use super::report::DemoReport;
-use super::traffic::{ask_as_stranger, drive_bookinfo};
+use super::traffic::{ask_as_stranger, drive_bookinfo, keep_flowing};
 use super::verdict::Findings;
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_positive;
+use crate::explain::playground;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogFormat;
@@ -31,6 +33,9 @@ pub(crate) struct DemoArgs {
     /// Keep everything running afterwards, until Ctrl-C
     #[arg(long)]
     serve: bool,
+    /// Where the page for browsers is with --serve; with port 0 the kernel chooses
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    page: SocketAddr,
     /// How to print the report
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportFormat,
@@ -78,7 +83,9 @@ impl DemoArgs {
         std::fs::write(&file, manifests(&ports, binary))
             .with_context(|| format!("cannot write {}", file.display()))?;
         let data = DataDirectory::claim(scratch.path().join("data"))?;
-        let config = Config::new(data.path().to_owned(), vec![file]);
+        let mut config = Config::new(data.path().to_owned(), vec![file]);
+        config.page = self.serve.then_some(self.page);
+        config.playground = Some(playground());
         let hint = format!(" --data {}", data.path().display());
         self.say("starting bookinfo: 7 applications, 9 sidecars, one control plane");
         let mut mesh = LocalMesh::start(config, data, options).await?;
@@ -112,7 +119,10 @@ impl DemoArgs {
             () = &mut stop => bail!("stopped before the end"),
         };
         if self.serve {
-            mesh.tend(&mut stop).await;
+            tokio::select! {
+                () = mesh.tend(&mut stop) => {}
+                never = keep_flowing(ports) => match never {},
+            }
         }
         Ok(report)
     }
@@ -131,6 +141,10 @@ impl DemoArgs {
                 waiting.map(|member| member.workload.name.to_string()).collect();
             bail!("not up within {START_PATIENCE:?}: {}", waiting.join(", "));
         }
+        let page = mesh.page();
+        if let Some(page) = &page {
+            self.say(&format!("watch it in a browser: {page}"));
+        }
         self.say(&format!("driving traffic for {:?}", self.duration));
         let findings = investigate(mesh, ports, self.duration).await?;
         let report = findings.report();
@@ -140,9 +154,11 @@ impl DemoArgs {
         }
         if self.serve {
             self.say(&format!(
-                "\nIt keeps running until Ctrl-C. The shop: http://127.0.0.1:{}/\n\
-                 Ask the mesh: leno get workloads{hint}",
-                ports.traffic_productpage
+                "\nIt keeps running until Ctrl-C, with a little traffic.\n\
+                 The mesh: {}\nThe shop: http://127.0.0.1:{}/\n\
+                 Here:     leno top{hint}",
+                page.unwrap_or_default(),
+                ports.traffic_productpage,
             ));
         }
         Ok(report)

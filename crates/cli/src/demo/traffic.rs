@@ -18,6 +18,28 @@ pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::
     let plan = plan(&ports, duration);
     let total = plan.warm_up + plan.duration;
     let (progress, counters) = watch::channel(Counters::default());
+    tokio::select! {
+        report = drive_apart(plan, progress) => report,
+        never = show(counters, total) => match never {},
+    }
+}
+
+/// Keeps a little traffic flowing, so that there is something to see; whatever becomes of it.
+/// Never ends.
+pub(super) async fn keep_flowing(ports: Ports) -> std::convert::Infallible {
+    loop {
+        let pace = Pace::Open { rate: FLOW_RATE, connections: CONNECTIONS };
+        let plan = Plan { pace, warm_up: Duration::ZERO, ..plan(&ports, FLOW_FOR) };
+        let driven = drive_apart(plan, watch::channel(Counters::default()).0).await;
+        if let Err(error) = driven {
+            tracing::warn!(%error, "the demo's traffic stops");
+            return std::future::pending().await;
+        }
+    }
+}
+
+/// Drives on a thread of its own.
+async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::Result<Report> {
     let (done, report) = oneshot::channel();
     std::thread::Builder::new()
         .name("load".to_owned())
@@ -31,10 +53,7 @@ pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::
             drop(done.send(driven));
         })
         .context("the thread of the load generator cannot be started")?;
-    tokio::select! {
-        report = report => report.context("the load generator failed")?,
-        never = show(counters, total) => match never {},
-    }
+    report.await.context("the load generator failed")?
 }
 
 /// Asks for ratings as a member of the mesh that no policy allows to: status and reason.
@@ -128,6 +147,10 @@ fn line(counters: &Counters, total: Duration) -> String {
 const CONNECTIONS: usize = 8;
 /// Connections open and caches fill in this time; it is not measured.
 const WARM_UP: Duration = Duration::from_secs(2);
+/// Requests a second that leave the machine in peace.
+const FLOW_RATE: u32 = 30;
+/// For how long one run of them lasts.
+const FLOW_FOR: Duration = Duration::from_secs(60);
 /// Far more than a healthy mesh takes.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The order of the requests is the same in each run.

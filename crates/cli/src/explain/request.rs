@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
+use leno_control::Asked;
 use leno_model::Object;
 use leno_registry::FileSource;
 
 use super::decide::{Decision, Question};
+use super::target::{Target, parse_header, parse_method};
 use super::{ExplainFormat, RequestArgs, text};
 use crate::output;
 
@@ -31,6 +33,19 @@ pub(super) fn run(
     }
 }
 
+/// What would decide a request that is asked about on the page.
+pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<String> {
+    let wrong = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
+    let client = asked.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
+    let headers = asked.headers.iter().map(|header| parse_header(header));
+    let question = Question {
+        method: parse_method(&asked.method).map_err(wrong("the method"))?,
+        target: Target::parse(&asked.url).map_err(wrong("the URL"))?,
+        headers: headers.collect::<Result<_, _>>().map_err(wrong("a header"))?,
+    };
+    Ok(text::render(&Decision::of(objects, &client, &question)?, &question))
+}
+
 fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     let mut source = FileSource::new(files.to_vec());
     let update = source.reload();
@@ -42,6 +57,8 @@ fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     }
     Ok(source.objects().cloned().collect())
 }
+
+const FROM: &str = "from: write the workload that makes the request as NAMESPACE/NAME";
 
 /// The request would not reach the application.
 const REFUSED: u8 = 3;

@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use leno_control::status::{
-    CertificateStatus, PolicyStatus, ProxyStatus, RouteStatus, ServiceStatus, Status,
-    WorkloadStatus,
+    CertificateStatus, NamedRateStatus, PolicyStatus, ProxyStatus, RateStatus, RouteStatus,
+    ServiceStatus, Status, TrafficStatus, WorkloadStatus,
 };
 use serde_json::Value;
 
 use crate::duration::short;
+use crate::figures::{latency, rate, share};
 use crate::output::{Column, Listing};
 
 /// The mesh as a whole.
@@ -89,8 +90,8 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
     listing
 }
 
-/// Services, a row for each port.
-pub(super) fn services(services: &[ServiceStatus]) -> Listing {
+/// Services, a row for each port, with how the service fares.
+pub(super) fn services(services: &[ServiceStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("service"),
         Column::always("port"),
@@ -100,9 +101,13 @@ pub(super) fn services(services: &[ServiceStatus]) -> Listing {
         Column::always("routes"),
         Column::wide("selector"),
         Column::wide("addresses"),
+        Column::wide("rate"),
+        Column::wide("success"),
+        Column::wide("p99"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for service in services {
+        let rates = rates_of(&traffic.services, &service.name);
         for port in &service.ports {
             let endpoints = port.endpoints.iter();
             listing.row([
@@ -114,6 +119,9 @@ pub(super) fn services(services: &[ServiceStatus]) -> Listing {
                 joined(service.routes.iter().cloned()),
                 labels(&service.selector),
                 joined(endpoints.map(|endpoint| endpoint.address.clone())),
+                rates.map(|rates| rate(rates.per_second)).unwrap_or_default(),
+                rates.map(|rates| share(rates.success)).unwrap_or_default(),
+                rates.map(|rates| latency(rates.p99_ms)).unwrap_or_default(),
             ]);
         }
     }
@@ -188,8 +196,8 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
     listing
 }
 
-/// Routes.
-pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
+/// Routes, and how many requests they decided.
+pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
         Column::always("route"),
@@ -197,9 +205,13 @@ pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
         Column::always("rules"),
         Column::always("backends"),
         Column::always("problems"),
+        Column::wide("rate"),
+        Column::wide("success"),
+        Column::wide("requests"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
+        let rates = rates_of(&traffic.routes, &route.name);
         listing.row([
             route.kind.clone(),
             route.name.clone(),
@@ -207,9 +219,17 @@ pub(super) fn routes(routes: &[RouteStatus]) -> Listing {
             route.rules.to_string(),
             joined(route.backends.iter().cloned()),
             joined(route.problems.iter().cloned()),
+            rates.map(|rates| rate(rates.per_second)).unwrap_or_default(),
+            rates.map(|rates| share(rates.success)).unwrap_or_default(),
+            rates.map(|rates| rates.requests.to_string()).unwrap_or_default(),
         ]);
     }
     listing
+}
+
+/// How one of them fares, if it is known.
+fn rates_of<'a>(all: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus> {
+    all.iter().find(|found| found.name == name).map(|found| &found.rates)
 }
 
 /// Policies.

@@ -119,6 +119,11 @@ impl LocalMesh {
         }
     }
 
+    /// What to open in a browser, if the control plane has a page.
+    pub(crate) fn page(&self) -> Option<String> {
+        self.status.borrow().page.clone()
+    }
+
     /// How the workloads are doing.
     pub(crate) fn standing(&self) -> Vec<Standing> {
         self.fleet.standing()

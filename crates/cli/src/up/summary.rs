@@ -41,7 +41,7 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
         ]);
     }
     text.push_str(&listing.render(Format::Table));
-    text.push_str(&usage(members, hint));
+    text.push_str(&usage(members, status.page.as_deref(), hint));
     text
 }
 
@@ -60,7 +60,7 @@ fn application(member: &Standing) -> String {
 }
 
 /// How to call something and how to find out more, with examples from this mesh.
-fn usage(members: &[Introduced<'_>], hint: &str) -> String {
+fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     let mut lines = Vec::new();
     let doors = members.iter().flat_map(|member| {
         member.standing.workload.doors.iter().map(move |door| (within(member), door))
@@ -73,6 +73,8 @@ fn usage(members: &[Introduced<'_>], hint: &str) -> String {
     }
     lines.extend(members.iter().find_map(call_any_service));
     lines.push((format!("leno get workloads{hint}"), "ask the mesh".to_owned()));
+    lines.push((format!("leno top{hint}"), "watch it here".to_owned()));
+    lines.extend(page.map(|page| (page.to_owned(), "watch it in a browser".to_owned())));
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
     for (command, meaning) in lines {

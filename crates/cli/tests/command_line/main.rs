@@ -5,3 +5,4 @@ mod explain;
 mod help;
 mod mistakes;
 mod run;
+mod seeing;

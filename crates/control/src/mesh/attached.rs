@@ -93,9 +93,13 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
 
     /// The services that some route leads from to this one.
     pub(crate) fn leading_to(&self, backend: &ServiceName) -> impl Iterator<Item = &ServiceName> {
-        let routes = self.by_backend.of(backend);
-        let routes = routes.filter_map(|name| self.routes.get(name));
-        routes.flat_map(|route| route.parents().iter().map(|parent| &parent.service))
+        let parents = self.leading(backend).flat_map(|route| route.parents());
+        parents.map(|parent| &parent.service)
+    }
+
+    /// Those that lead to a service.
+    pub(crate) fn leading(&self, backend: &ServiceName) -> impl Iterator<Item = &R> {
+        self.by_backend.of(backend).filter_map(|name| self.routes.get(name))
     }
 
     /// The services of other namespaces that some route leads from into this one.

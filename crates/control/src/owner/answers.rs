@@ -41,6 +41,8 @@ impl Owner {
             remarks: &self.remarks,
             peers: &self.peers,
             queues: self.queues,
+            history: self.history.tally,
+            page: self.page.as_deref(),
             now: now.clock,
             wall: now.wall,
         }
@@ -48,19 +50,25 @@ impl Owner {
 
     pub(super) fn answer(&self, question: Question, now: Now) -> Answer {
         let report = self.report(now);
+        let at = now.clock.duration_since(self.began);
         let json = match question {
             Question::Metrics => {
                 return Answer::Text(crate::metrics::expose(&report, &self.gauges));
             }
+            Question::Objects => return Answer::Objects(self.mesh.objects()),
             Question::Certificates => serde_json::to_value(report.certificates()),
             Question::Change(id) => serde_json::to_value(report.change(id)),
             Question::Changes => serde_json::to_value(report.changes()),
+            Question::History(subject) => serde_json::to_value(self.history.plots(&subject, at)),
             Question::Policies => serde_json::to_value(report.policies()),
             Question::Proxies => serde_json::to_value(report.proxies()),
             Question::Rejected => Ok(report.rejected()),
             Question::Routes => serde_json::to_value(report.routes()),
             Question::Services => serde_json::to_value(report.services()),
             Question::Status => serde_json::to_value(report.status()),
+            Question::Traffic => {
+                serde_json::to_value(self.history.status(&self.mesh, at, self.report_every))
+            }
             Question::Workloads => serde_json::to_value(report.workloads()),
         };
         Answer::Json(json.unwrap_or_default())

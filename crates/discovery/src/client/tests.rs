@@ -19,7 +19,7 @@ async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> FollowError 
     let (near, mut far) = duplex(1 << 20);
     far.write_all(bytes).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
-    let error = follow(near, hello(), subscriber, &mut queue, &mut |_| Ok(())).await;
+    let error = follow(near, hello(), subscriber, &mut queue, &mut |_: Update| Ok(())).await;
     drop(far);
     error
 }
@@ -72,7 +72,8 @@ async fn a_closed_stream_is_told_from_a_broken_one() {
         far.shutdown().await.unwrap();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
-        let error = follow(near, hello(), &mut subscriber, &mut queue, &mut |_| Ok(())).await;
+        let error =
+            follow(near, hello(), &mut subscriber, &mut queue, &mut |_: Update| Ok(())).await;
         assert_eq!(matches!(error, FollowError::Closed), closed, "{error}");
         assert_eq!(matches!(error, FollowError::Io(_)), !closed, "{error}");
     }
@@ -110,7 +111,7 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
     }
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
-    let mut apply = |_| Ok(());
+    let mut apply = |_: Update| Ok(());
     let following = follow(near, hello(), &mut subscriber, &mut queue, &mut apply);
     let reading = async {
         let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);
@@ -139,7 +140,7 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
     }
     drop(requests);
     let mut subscriber = Subscriber::new();
-    follow(near, hello(), &mut subscriber, &mut queue, &mut |_| Ok(())).await;
+    follow(near, hello(), &mut subscriber, &mut queue, &mut |_: Update| Ok(())).await;
     let mut answers = Vec::new();
     for receiver in waiting {
         answers.push(receiver.await.map_or_else(|_| String::new(), Result::unwrap_err));
@@ -156,7 +157,7 @@ async fn many_services_are_subscribed_in_messages_that_fit() {
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, wanted) = (Subscriber::new(), hello.services.clone());
-    let mut apply = |_| Ok(());
+    let mut apply = |_: Update| Ok(());
     let following = follow(near, hello, &mut subscriber, &mut queue, &mut apply);
     let reading = async {
         let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);

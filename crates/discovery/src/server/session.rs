@@ -18,6 +18,7 @@ use crate::key::ChangeId;
 use crate::message::IssuedBytes;
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
+use crate::traffic::traffic_from_wire;
 use crate::vigil::Vigil;
 
 /// A connection after its introduction.
@@ -32,6 +33,8 @@ pub(super) struct Session<'a, W> {
     renewal: Option<Renewal>,
     /// When the next certificate request is passed on at the earliest.
     renew_from: Instant,
+    /// When the next message about traffic is passed on at the earliest.
+    traffic_from: Instant,
     /// What was last reported as applied.
     applied: Option<(ChangeId, usize)>,
     /// Bytes of deltas that were not reported yet.
@@ -101,6 +104,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             answer_by: None,
             renewal: None,
             renew_from: now,
+            traffic_from: now,
             applied: None,
             delta_bytes: 0,
         }
@@ -136,13 +140,20 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 result = answered(&mut self.renewal) => self.certificate(result)?,
                 () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => {
-                    self.send(to_proxy::Message::Ping(proto::Ping {}))?;
+                    self.send(to_proxy::Message::Ping(proto::Ping::default()))?;
                 }
                 () = sleep_until(self.vigil.silent_at()) => return Err(ServeError::Silent),
                 () = until(self.answer_by) => return Err(ServeError::Unacknowledged),
             }
             self.publish().await?;
         }
+    }
+
+    /// Says how often the control plane wants to hear of traffic. A proxy of a release that does not
+    /// know this takes it for a sign of life.
+    pub(super) fn ask_for_reports(&mut self, every: Duration) -> Result<(), ServeError> {
+        let report_every_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
+        self.send(to_proxy::Message::Ping(proto::Ping { report_every_ms }))
     }
 
     async fn receive(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
@@ -152,7 +163,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             Some(from_proxy::Message::Hello(_)) => {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
-            Some(from_proxy::Message::Ping(proto::Ping {})) => return Ok(()),
+            Some(from_proxy::Message::Ping(_)) => return Ok(()),
             Some(from_proxy::Message::Ack(ack)) => return self.acknowledged(ack.nonce),
             Some(from_proxy::Message::Nack(nack)) => {
                 let refusals = refusals_from_wire(nack.refusals)?;
@@ -170,12 +181,30 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             Some(from_proxy::Message::Listeners(wire)) => {
                 Event::Listeners { connection, listeners: listeners_from_wire(&wire.listeners)? }
             }
+            Some(from_proxy::Message::Traffic(wire)) => {
+                let traffic = Box::new(traffic_from_wire(wire)?);
+                if !self.may_tell(Instant::now()) {
+                    return Ok(());
+                }
+                Event::Traffic { connection, traffic }
+            }
             Some(from_proxy::Message::Certificate(wire)) => match self.renew(wire)? {
                 Some(event) => event,
                 None => return Ok(()),
             },
         };
         self.tell(event).await
+    }
+
+    /// Whether a message about traffic is passed on: two in a second, and some more at once of a proxy
+    /// that was held up. Who sends more than that is not heard.
+    fn may_tell(&mut self, now: Instant) -> bool {
+        let may = self.traffic_from <= now;
+        if may {
+            let saved_up = now.checked_sub(TRAFFIC_BURST).unwrap_or(now);
+            self.traffic_from = self.traffic_from.max(saved_up) + TRAFFIC_INTERVAL_MIN;
+        }
+        may
     }
 
     fn acknowledged(&mut self, nonce: u64) -> Result<(), ServeError> {
@@ -284,6 +313,13 @@ const ANSWER_WAIT: Duration = Duration::from_secs(30);
 /// Between two certificate requests of one connection. Certificates live for a second at least
 /// and are renewed at half of that; after a failure proxies wait for twice this long.
 pub(super) const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Between two messages about traffic, on average: half of what a proxy that keeps to the contract
+/// waits at least.
+const TRAFFIC_INTERVAL_MIN: Duration = Duration::from_millis(500);
+
+/// How much of that time may be saved up.
+const TRAFFIC_BURST: Duration = Duration::from_secs(2);
 
 /// How long a proxy is given to read the last message.
 pub(super) const FAREWELL_WAIT: Duration = Duration::from_secs(2);

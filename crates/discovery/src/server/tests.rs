@@ -10,12 +10,13 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::client::{FollowError, Request, follow};
+use crate::client::{FollowError, Follower, Request, follow};
 use crate::fixture::{hello, named, service, update, world};
 use crate::key::{ChangeId, ResourceKey};
 use crate::message::{InboundListener, IssuedBytes, Refusal, Update};
 use crate::server::session::RENEWAL_INTERVAL_MIN;
 use crate::subscriber::Subscriber;
+use crate::traffic::Traffic;
 use crate::vigil::SILENCE_MAX;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
@@ -50,6 +51,7 @@ fn text(event: &Event) -> String {
         Event::Unsubscribe { services, .. } => format!("unsubscribe {services:?}"),
         Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
         Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
+        Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
         Event::Certify { csr, .. } => format!("certify {csr:?}"),
         Event::Join(joining) => format!("join {}", joining.workload),
         Event::Elsewhere { .. } | Event::PeerArrived | Event::PeerLeft { .. } => {
@@ -63,7 +65,91 @@ fn text(event: &Event) -> String {
 fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
     let (near, far) = duplex(4096);
     let (sender, events) = mpsc::channel(16);
-    (serve(near, CONNECTION, sender), Owner { events }, far)
+    (serve(near, CONNECTION, sender, None), Owner { events }, far)
+}
+
+/// A proxy that has something to tell each time it is asked, but for the second.
+struct Busy {
+    asked: u32,
+}
+
+impl Follower for Busy {
+    fn apply(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
+        Ok(())
+    }
+
+    fn traffic(&mut self) -> Option<Traffic> {
+        self.asked += 1;
+        let span = Duration::from_secs(self.asked.into());
+        (self.asked != 2).then(|| Traffic { span, ..Traffic::default() })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn traffic_is_told_as_often_as_asked_for_and_only_when_there_was_some() {
+    let (near, far) = duplex(4096);
+    let (sender, events) = mpsc::channel(16);
+    let server = serve(near, CONNECTION, sender, Some(Duration::from_secs(7)));
+    let mut owner = Owner { events };
+    let (_requests, mut queue) = mpsc::channel(1);
+    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
+    let began = Instant::now();
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut busy);
+    let script = async {
+        let standing = owner.connected().await.standing;
+        assert_eq!(owner.next().await, "traffic of 1s");
+        let first = began.elapsed();
+        assert_eq!(owner.next().await, "traffic of 3s");
+        let second = began.elapsed();
+        standing.send_replace(Standing::Goodbye("enough".to_owned()));
+        (first, second)
+    };
+    let (served, _, (first, second)) = tokio::join!(server, client, script);
+    served.unwrap();
+    assert_eq!((first, second), (Duration::from_secs(7), Duration::from_secs(21)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_that_tells_of_traffic_without_end_is_not_heard() {
+    let (server, mut owner, mut far) = serving();
+    let flood = async {
+        let hello = crate::envelope::hello_to_wire(&hello(), &[]);
+        far.write_all(&framed(from_proxy::Message::Hello(hello))).await.unwrap();
+        for _ in 0..500 {
+            let traffic = proto::Traffic::default();
+            far.write_all(&framed(from_proxy::Message::Traffic(traffic))).await.unwrap();
+        }
+        drop(far);
+    };
+    let script = async {
+        let _connected = owner.connected().await;
+        let mut heard = 0;
+        while owner.next().await.starts_with("traffic") {
+            heard += 1;
+        }
+        heard
+    };
+    let (served, (), heard) = tokio::join!(server, flood, script);
+    served.unwrap();
+    assert!((1..=5).contains(&heard), "{heard}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_control_plane_that_does_not_ask_is_told_nothing() {
+    let (server, mut owner, far) = serving();
+    let (_requests, mut queue) = mpsc::channel(1);
+    let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut busy);
+    let script = async {
+        let standing = owner.connected().await.standing;
+        // Pings go both ways meanwhile, and none of them asks for anything.
+        sleep(SILENCE_MAX * 3).await;
+        standing.send_replace(Standing::Goodbye("enough".to_owned()));
+        owner.next().await
+    };
+    let (served, _, last) = tokio::join!(server, client, script);
+    served.unwrap();
+    assert_eq!((last.as_str(), busy.asked), ("left 7", 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,7 +218,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let (server, mut owner, far) = serving();
     let (requests, mut queue) = mpsc::channel(8);
     let mut subscriber = Subscriber::new();
-    let mut apply = |_| Ok(());
+    let mut apply = |_: Update| Ok(());
     let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
     let issued = IssuedBytes { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
     let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, String>>| {
@@ -181,7 +267,7 @@ async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
         let (server, mut owner, far) = serving();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
-        let mut apply = |_| Ok(());
+        let mut apply = |_: Update| Ok(());
         let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
         let script = async {
             let connected = owner.connected().await;
@@ -203,7 +289,7 @@ async fn idle_streams_live_on_pings() {
     let (server, mut owner, far) = serving();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
-    let mut apply = |_| Ok(());
+    let mut apply = |_: Update| Ok(());
     let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
         let connected = owner.connected().await;
@@ -259,7 +345,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     let nameless = proto::Hello { protocol: crate::PROTOCOL, ..Default::default() };
     let nobody = proto::Services { names: vec!["nobody".into()] };
     let cases = [
-        (vec![], framed(from_proxy::Message::Ping(proto::Ping {})), "must be a Hello"),
+        (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
         (vec![], framed(from_proxy::Message::Hello(nameless)), "workload"),
         (vec![], vec![0x10, 0, 0, 0], "larger than the 1048576"),

@@ -56,6 +56,10 @@ table! {
         "Proxies that were told something new because of a change, summed over changes.";
     DELTA_BYTES "leno_control_delta_bytes_total" Counter []
         "Bytes of the deltas that proxies have answered.";
+    REPORTS "leno_control_reports_total" Counter []
+        "Messages of proxies that tell what they counted.";
+    SERIES_FOLDED "leno_control_series_folded_total" Counter []
+        "Series in those messages that were not kept apart: there was no room, or they were about no service of the mesh.";
     QUEUES "leno_control_queue_depth" Gauge ["queue"]
         "What waits: updates of files, events of proxies, questions of operators, signatures, proxies that are due to be told, rounds that somebody has not applied.";
 }

@@ -1,0 +1,84 @@
+//! Rates, shares and times as people read them, in a column's width.
+
+/// Requests a second: `0.2/s`, `12.3/s`, `1234/s`.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate <= 0.0 => "0/s".to_owned(),
+        rate if rate < 99.95 => format!("{rate:.1}/s"),
+        rate => format!("{rate:.0}/s"),
+    }
+}
+
+/// A share as a percentage that is 100 only when it is whole: `99.98 %`, `100 %`.
+pub(crate) fn share(share: Option<f64>) -> String {
+    match share {
+        None => String::new(),
+        Some(share) if share >= 1.0 => "100 %".to_owned(),
+        // Rounded down: what is nearly all is not all.
+        Some(share) => format!("{:.2} %", (share * 1e4).floor() / 1e2),
+    }
+}
+
+/// Milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
+pub(crate) fn latency(ms: Option<f64>) -> String {
+    match ms {
+        None => String::new(),
+        Some(ms) if ms < 9.995 => format!("{ms:.2} ms"),
+        Some(ms) if ms < 99.95 => format!("{ms:.1} ms"),
+        Some(ms) if ms < 999.5 => format!("{ms:.0} ms"),
+        Some(ms) => format!("{:.2} s", ms / 1e3),
+    }
+}
+
+/// CPU in thousandths of a core: `0.2 mCPU`, `41 mCPU`.
+pub(crate) fn cpu(cores: f64) -> String {
+    match cores * 1e3 {
+        milli if milli <= 0.0 => "0 mCPU".to_owned(),
+        milli if milli < 9.95 => format!("{milli:.1} mCPU"),
+        milli => format!("{milli:.0} mCPU"),
+    }
+}
+
+/// Memory: `4.2 MiB`.
+pub(crate) fn memory(kib: u64) -> String {
+    format!("{:.1} MiB", kib as f64 / 1024.0)
+}
+
+/// A line of blocks, as high as the numbers are compared with the largest of them.
+pub(crate) fn sparkline(numbers: &[u32]) -> String {
+    const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let largest = numbers.iter().copied().max().unwrap_or(0).max(1);
+    let block = |number: &u32| match number {
+        0 => ' ',
+        number => {
+            let height = u64::from(*number) * (BLOCKS.len() as u64 - 1) / u64::from(largest);
+            BLOCKS[usize::try_from(height).unwrap_or(0)]
+        }
+    };
+    numbers.iter().map(block).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_as_exact_as_their_size_asks_for() {
+        let rates = [0.0, 0.04, 12.34, 99.94, 99.96, 1234.4].map(rate);
+        assert_eq!(rates, ["0/s", "0.0/s", "12.3/s", "99.9/s", "100/s", "1234/s"]);
+        let shares = [None, Some(1.0), Some(0.99999), Some(0.5), Some(0.0)].map(share);
+        assert_eq!(shares, ["", "100 %", "99.99 %", "50.00 %", "0.00 %"]);
+        let times = [None, Some(0.4), Some(12.34), Some(250.2), Some(1200.0)].map(latency);
+        assert_eq!(times, ["", "0.40 ms", "12.3 ms", "250 ms", "1.20 s"]);
+        assert_eq!([0.0, 0.0002, 0.041].map(cpu), ["0 mCPU", "0.2 mCPU", "41 mCPU"]);
+        assert_eq!(memory(4_300), "4.2 MiB");
+    }
+
+    #[test]
+    fn a_sparkline_shows_what_there_was_and_blanks_what_there_was_not() {
+        assert_eq!(sparkline(&[0, 1, 4, 8]), " ▁▄█");
+        assert_eq!(sparkline(&[0, 0]), "  ");
+        assert_eq!(sparkline(&[u32::MAX]), "█");
+        assert_eq!(sparkline(&[]), "");
+    }
+}

@@ -1,0 +1,299 @@
+//! From what the control plane says to what is wrong, each with what to do about it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_control::status::{
+    CertificateStatus, PolicyStatus, ProxyStatus, RateStatus, RouteStatus, Status, TrafficStatus,
+    WorkloadStatus,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::duration::short;
+use crate::figures::{rate, share};
+
+/// All that is judged, as it is at one moment.
+pub(super) struct Facts {
+    pub(super) status: Status,
+    pub(super) workloads: Vec<WorkloadStatus>,
+    pub(super) proxies: Vec<ProxyStatus>,
+    pub(super) certificates: Vec<CertificateStatus>,
+    pub(super) routes: Vec<RouteStatus>,
+    pub(super) policies: Vec<PolicyStatus>,
+    pub(super) rejected: Value,
+    pub(super) traffic: TrafficStatus,
+    /// The most frequent reason of each service that ails, if it has one.
+    pub(super) reasons: BTreeMap<String, Option<String>>,
+}
+
+/// Something that is wrong, or worth knowing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) weight: Weight,
+    /// What is so.
+    pub(super) what: String,
+    /// What to do.
+    pub(super) remedy: String,
+}
+
+/// How much a finding weighs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Weight {
+    /// The mesh is not healthy.
+    Problem,
+    /// It is, and this may explain what is seen.
+    Notice,
+}
+
+impl Finding {
+    fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { weight: Weight::Problem, what: what.into(), remedy: remedy.into() }
+    }
+
+    fn notice(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { weight: Weight::Notice, what: what.into(), remedy: remedy.into() }
+    }
+
+    /// Nobody can be asked.
+    pub(super) fn unreachable(error: &anyhow::Error) -> Self {
+        Self::problem(
+            format!("{error:#}"),
+            "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
+             or `leno control`, with the same data directory",
+        )
+    }
+
+    /// Two lines.
+    pub(super) fn told(&self) -> String {
+        let mark = match self.weight {
+            Weight::Problem => "✗",
+            Weight::Notice => "·",
+        };
+        format!("  {mark} {}\n      {}\n", self.what, self.remedy)
+    }
+}
+
+/// Whether a service fails more than it should, as far as a few requests can tell.
+pub(super) fn ailing(rates: &RateStatus) -> bool {
+    let recent: u64 = rates.recent.iter().rev().take(RECENT_STEPS).map(|n| u64::from(*n)).sum();
+    rates.success.is_some_and(|share| share < NOTABLE) && recent >= REQUESTS_MIN
+}
+
+/// What is wrong first, then what is worth knowing.
+pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(sidecars(facts));
+    findings.extend(certificates(facts));
+    findings.extend(documents(facts));
+    findings.extend(references(facts));
+    findings.extend(services(facts));
+    findings.extend(passing(&facts.status, &facts.traffic));
+    findings.sort_by_key(|finding| finding.weight);
+    findings
+}
+
+fn sidecars(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // A sidecar of another control plane is known by where it listens.
+    let elsewhere = |workload: &WorkloadStatus| {
+        facts.status.peers > 0 && (!workload.listeners.is_empty() || workload.ports.is_empty())
+    };
+    let lost = facts.workloads.iter().filter(|w| w.sidecar != "connected" && !elsewhere(w));
+    let lost: Vec<&str> = lost.map(|workload| workload.name.as_str()).collect();
+    if !lost.is_empty() && !facts.status.settling {
+        findings.push(Finding::problem(
+            format!(
+                "{} without a connected sidecar: {}",
+                counted(lost.len(), "workload"),
+                some(&lost)
+            ),
+            "start `leno proxy` there; a sidecar that was never here needs a token: leno token \
+             NAMESPACE/NAME",
+        ));
+    }
+    for proxy in &facts.proxies {
+        let behind = proxy.behind_seconds.unwrap_or_default();
+        if let Some(refusal) = proxy.refusals.last().filter(|_| proxy.refused > 0) {
+            findings.push(Finding::problem(
+                format!("the sidecar of {} refuses what it was told: {refusal}", proxy.workload),
+                "correct what it names; the version before it serves on meanwhile",
+            ));
+        } else if behind > BEHIND_SECONDS {
+            let behind = Duration::try_from_secs_f64(behind).unwrap_or_default();
+            findings.push(Finding::problem(
+                format!("the sidecar of {} has been behind for {}", proxy.workload, short(behind)),
+                "look at its log and its machine: it neither applies nor refuses the newest change",
+            ));
+        }
+    }
+    shortened(findings, "leno get proxies --stale")
+}
+
+fn certificates(facts: &Facts) -> Vec<Finding> {
+    // Sidecars renew at half of it: who has less than a fifth left has failed again and again.
+    let least = facts.status.certificate_lifetime_seconds / 5;
+    let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
+    let findings = ending.map(|certificate| {
+        let workload = &certificate.workload;
+        let remedy = "its sidecar should have renewed it: look whether it runs and reaches the \
+                      control plane";
+        match certificate.valid_for_seconds {
+            0 => Finding::problem(
+                format!("the certificate of {workload} has expired: peers refuse it"),
+                format!("let it join again: leno token {workload}"),
+            ),
+            left => Finding::problem(
+                format!(
+                    "the certificate of {workload} expires in {}",
+                    short(Duration::from_secs(left))
+                ),
+                remedy,
+            ),
+        }
+    });
+    shortened(findings.collect(), "leno get certificates")
+}
+
+fn documents(facts: &Facts) -> Vec<Finding> {
+    let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
+    let mut findings = Vec::new();
+    let rejected = list("rejected").map_or(0, Vec::len);
+    if rejected > 0 {
+        let files = list("rejected").into_iter().flatten();
+        let files = files.filter_map(|document| document.get("file")?.as_str());
+        let mut files: Vec<&str> = files.collect();
+        files.dedup();
+        findings.push(Finding::problem(
+            format!("{} refused: {}", counted(rejected, "document"), some(&files)),
+            "leno get rejected says where and what to do; the last good version is in force",
+        ));
+    }
+    if let Some(problem) = facts.rejected.get("trust_domain").and_then(Value::as_str) {
+        findings.push(Finding::problem(
+            format!("MeshConfig: {problem}"),
+            "keep the trust domain of the authority, or start a mesh with another data directory",
+        ));
+    }
+    let warnings = list("warnings").map_or(0, Vec::len);
+    if warnings > 0 {
+        findings
+            .push(Finding::notice(counted(warnings, "warning"), "leno get rejected shows them"));
+    }
+    findings
+}
+
+/// Routes and policies that refer to what is not there.
+fn references(facts: &Facts) -> Vec<Finding> {
+    let routes = facts.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
+    let policies = facts.policies.iter();
+    let policies = policies.map(|policy| (&policy.kind, &policy.name, &policy.problems));
+    let broken = routes.chain(policies).filter(|(.., problems)| !problems.is_empty());
+    let findings = broken.map(|(kind, name, problems)| {
+        Finding::problem(
+            format!("{kind} {name}: {}", problems.join("; ")),
+            "add what is missing, or correct the reference: that part does nothing until then",
+        )
+    });
+    shortened(findings.collect(), "leno get routes, leno get policies")
+}
+
+fn services(facts: &Facts) -> Vec<Finding> {
+    let ailing = facts.traffic.services.iter().filter(|service| ailing(&service.rates));
+    let findings = ailing.map(|service| {
+        let rates = &service.rates;
+        let reason = facts.reasons.get(&service.name).cloned().flatten();
+        let (why, remedy) = match reason {
+            Some(reason) => (
+                format!(", most often with {reason}"),
+                format!("leno explain {reason} says what that means and what to do"),
+            ),
+            None => (
+                ": the application answers with errors".to_owned(),
+                "look at the application's log".to_owned(),
+            ),
+        };
+        let what = format!(
+            "{}: {} of {} succeed{why}",
+            service.name,
+            share(rates.success),
+            rate(rates.per_second)
+        );
+        match rates.success.is_some_and(|share| share < FAILING) {
+            true => Finding::problem(what, remedy),
+            false => Finding::notice(what, remedy),
+        }
+    });
+    shortened(findings.collect(), "leno top --sort success")
+}
+
+/// What passes by itself, or was wanted.
+fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if status.settling {
+        findings.push(Finding::notice(
+            "the control plane has just started, and waits for sidecars to come back",
+            "it takes a few seconds: ask again",
+        ));
+    }
+    if status.outdated > 0 {
+        findings.push(Finding::notice(
+            format!("{} have yet to renew for the authority", counted(status.outdated, "sidecar")),
+            "leno root status says who; they renew by themselves",
+        ));
+    }
+    if traffic.report_every_ms.is_none() {
+        findings.push(Finding::notice(
+            "whether services fail is not known: sidecars are not asked to tell of their traffic",
+            "start the control plane without --report-every off",
+        ));
+    }
+    findings
+}
+
+/// The first few, and how many more there are.
+fn shortened(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
+    let more = findings.len().saturating_sub(FINDINGS_MAX);
+    if more > 0 {
+        let rest = findings.split_off(FINDINGS_MAX);
+        let weight = rest.iter().map(|finding| finding.weight).min().unwrap_or(Weight::Notice);
+        let what = format!("and {more} more of this kind");
+        findings.push(Finding { weight, what, remedy: command.to_owned() });
+    }
+    findings
+}
+
+fn counted(count: usize, thing: &str) -> String {
+    match count {
+        1 => format!("1 {thing}"),
+        count => format!("{count} {thing}s"),
+    }
+}
+
+/// A few names.
+fn some(names: &[&str]) -> String {
+    let mut text = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
+    if names.len() > NAMES_MAX {
+        text.push_str(&format!(" and {} more", names.len() - NAMES_MAX));
+    }
+    text
+}
+
+/// Below this share of success a service fails,
+const FAILING: f64 = 0.95;
+/// and below this one it is worth a word.
+const NOTABLE: f64 = 0.99;
+/// Fewer requests tell nothing of a share.
+const REQUESTS_MIN: u64 = 10;
+/// How many of the last steps are *now*.
+const RECENT_STEPS: usize = 4;
+/// Applying the newest change takes milliseconds.
+const BEHIND_SECONDS: f64 = 10.0;
+/// Findings of one kind that are told one by one.
+const FINDINGS_MAX: usize = 5;
+/// Names in one finding.
+const NAMES_MAX: usize = 5;
+
+#[cfg(test)]
+mod tests;

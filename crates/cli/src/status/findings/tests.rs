@@ -1,0 +1,161 @@
+//! Healthy and ailing meshes, one fault at a time.
+
+use leno_control::status::NamedRateStatus;
+use serde_json::json;
+
+use super::*;
+
+fn healthy() -> Facts {
+    Facts {
+        status: Status { certificate_lifetime_seconds: 86_400, ..Status::default() },
+        workloads: vec![workload("connected")],
+        proxies: vec![proxy()],
+        certificates: vec![certificate(50_000)],
+        routes: Vec::new(),
+        policies: Vec::new(),
+        rejected: json!({"rejected": [], "warnings": [], "trust_domain": null}),
+        traffic: TrafficStatus { report_every_ms: Some(5_000), ..TrafficStatus::default() },
+        reasons: BTreeMap::new(),
+    }
+}
+
+fn workload(sidecar: &str) -> WorkloadStatus {
+    let value = json!({
+        "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
+        "labels": {}, "services": [], "doors": [], "sidecar": sidecar, "listeners": {},
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+fn proxy() -> ProxyStatus {
+    let value = json!({
+        "workload": "shop/cart-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
+        "version": "0", "admin": null, "subscriptions": [], "services": 1,
+        "world_age_seconds": 1.0, "behind_seconds": null, "told": 1, "applied": 1, "refused": 0,
+        "refusals": [],
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+fn certificate(valid_for_seconds: u64) -> CertificateStatus {
+    CertificateStatus {
+        workload: "shop/cart-1".to_owned(),
+        identity: "spiffe://x/ns/shop/sa/cart".to_owned(),
+        not_after: 0,
+        valid_for_seconds,
+    }
+}
+
+fn service(success: f64, requests: u32) -> NamedRateStatus {
+    let rates = RateStatus {
+        per_second: 2.0,
+        success: Some(success),
+        recent: vec![0, requests],
+        ..RateStatus::default()
+    };
+    NamedRateStatus { name: "shop/cart".to_owned(), rates }
+}
+
+#[test]
+fn a_mesh_without_fault_has_no_findings() {
+    assert_eq!(judge(&healthy()), []);
+}
+
+type Spoil = fn(&mut Facts);
+
+/// Each of these makes one finding of a healthy mesh: what it says, and what to do.
+fn assert_found(weight: Weight, cases: &[(Spoil, &str, &str)]) {
+    for (spoil, what, remedy) in cases {
+        let mut facts = healthy();
+        spoil(&mut facts);
+        let findings = judge(&facts);
+        let [found] = &findings[..] else { panic!("{what}: {findings:?}") };
+        assert_eq!(found.weight, weight, "{found:?}");
+        assert!(found.what.contains(what), "{found:?}");
+        assert!(found.remedy.contains(remedy), "{found:?}");
+    }
+}
+
+#[test]
+fn each_fault_is_a_problem_with_what_to_do() {
+    assert_found(
+        Weight::Problem,
+        &[
+            (
+                |f| f.workloads = vec![workload("absent")],
+                "1 workload without a connected sidecar: shop/cart-1",
+                "leno token",
+            ),
+            (|f| f.proxies[0].behind_seconds = Some(70.0), "behind for 1m10s", "log"),
+            (
+                |f| {
+                    (f.proxies[0].refused, f.proxies[0].refusals) =
+                        (1, vec!["a bad pattern".into()])
+                },
+                "refuses what it was told: a bad pattern",
+                "serves on",
+            ),
+            (|f| f.certificates = vec![certificate(0)], "has expired", "leno token shop/cart-1"),
+            (|f| f.certificates = vec![certificate(3_600)], "expires in 1h", "renewed"),
+            (
+                |f| f.rejected = json!({"rejected": [{"file": "a.yaml"}], "warnings": []}),
+                "1 document refused: a.yaml",
+                "leno get rejected",
+            ),
+            (
+                |f| f.rejected = json!({"trust_domain": "another"}),
+                "MeshConfig: another",
+                "data directory",
+            ),
+            (
+                |f| f.traffic.services = vec![service(0.5, 10)],
+                "shop/cart: 50.00 % of 2.0/s succeed",
+                "application",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn what_passes_or_was_wanted_is_a_notice() {
+    assert_found(
+        Weight::Notice,
+        &[
+            (|f| f.rejected = json!({"warnings": [{}, {}]}), "2 warnings", "leno get rejected"),
+            (|f| f.traffic.services = vec![service(0.97, 100)], "97.00 %", "application"),
+            (|f| f.status.settling = true, "just started", "again"),
+            (|f| f.status.outdated = 2, "2 sidecars have yet to renew", "leno root status"),
+            (|f| f.traffic.report_every_ms = None, "not known", "--report-every"),
+        ],
+    );
+}
+
+#[test]
+fn the_reason_of_a_failing_service_leads_to_its_explanation() {
+    let mut facts = healthy();
+    facts.traffic.services = vec![service(0.5, 10)];
+    facts.reasons.insert("shop/cart".to_owned(), Some("no-endpoint".to_owned()));
+    let finding = judge(&facts).remove(0);
+    assert!(finding.what.ends_with("most often with no-endpoint"), "{finding:?}");
+    assert!(finding.remedy.starts_with("leno explain no-endpoint"), "{finding:?}");
+}
+
+#[test]
+fn what_cannot_be_judged_is_no_finding() {
+    let mut facts = healthy();
+    facts.traffic.services = vec![service(0.5, 9)];
+    facts.status.peers = 1;
+    facts.workloads = vec![workload("absent")];
+    assert_eq!(judge(&facts), []);
+}
+
+#[test]
+fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
+    let mut facts = healthy();
+    facts.status.outdated = 1;
+    facts.certificates = vec![certificate(0); 9];
+    let findings = judge(&facts);
+    assert_eq!(findings.len(), FINDINGS_MAX + 2);
+    assert_eq!(findings[FINDINGS_MAX].what, "and 4 more of this kind");
+    assert_eq!(findings.last().unwrap().weight, Weight::Notice);
+}

@@ -1,0 +1,137 @@
+//! `leno top`: how services, routes and sidecars fare, live.
+
+mod screen;
+mod terminal;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use leno_control::status::{Status, TrafficStatus};
+
+use crate::data_directory::DataArgs;
+use crate::duration::parse_positive;
+use crate::get::Mesh;
+use crate::output::{self, Format};
+use crate::stop;
+
+use self::screen::{Look, Size, View};
+use self::terminal::{Key, Terminal};
+
+/// Arguments of `leno top`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TopArgs {
+    /// What comes first
+    #[arg(long, value_enum, default_value_t)]
+    sort: Order,
+    /// Print once and end; so it does when standard output is no terminal
+    #[arg(long)]
+    once: bool,
+    /// How often to look
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_positive)]
+    every: Duration,
+    #[command(flatten)]
+    data: DataArgs,
+    /// How to print once; `json` implies --once
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// What comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Order {
+    /// The busiest
+    #[default]
+    Rate,
+    /// What fails most
+    Success,
+    /// What is slow for half of its requests
+    P50,
+    /// What is slow for one in a hundred
+    P99,
+    /// By name
+    Name,
+}
+
+impl TopArgs {
+    /// Shows until `q`, Ctrl-C or SIGTERM; or once.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.show())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn show(self) -> anyhow::Result<()> {
+        let mesh = Mesh::at(&self.data.path()?);
+        let mut view = look(&mesh).await?;
+        view.sort(self.sort);
+        if self.output == Format::Json {
+            return output::print_json(&view.traffic);
+        }
+        if self.once || !std::io::stdout().is_terminal() {
+            return output::print(&screen::plain(&view, self.output));
+        }
+        self.watch(&mesh, view).await
+    }
+
+    /// The live table. Everything waits here; what is shown is decided in `screen`.
+    async fn watch(&self, mesh: &Mesh, mut view: View) -> anyhow::Result<()> {
+        let stop = stop::signals()?;
+        tokio::pin!(stop);
+        let terminal = Terminal::enter().context("the terminal cannot be used; try --once")?;
+        let mut keys = terminal.keys()?;
+        let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
+        let mut order = self.sort;
+        let mut ticks = tokio::time::interval(self.every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            let (columns, rows) = terminal.size();
+            terminal.draw(&screen::render(&view, Size { columns, rows }, look_of(order)))?;
+            tokio::select! {
+                () = &mut stop => return Ok(()),
+                key = keys.recv() => match key {
+                    Some(Key::Quit) | None => return Ok(()),
+                    Some(Key::Sort(chosen)) => {
+                        order = chosen;
+                        view.sort(order);
+                    }
+                    Some(Key::Other) => {}
+                },
+                _ = ticks.tick() => {
+                    match look(mesh).await {
+                        Ok(fresh) => {
+                            view = fresh;
+                            view.sort(order);
+                        }
+                        // It may be starting anew: what was seen last stays, and says so.
+                        Err(error) => view.trouble = Some(format!("{error:#}")),
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn look(mesh: &Mesh) -> anyhow::Result<View> {
+    let status: Status = serde_json::from_value(mesh.ask("/status").await?).context(OTHER)?;
+    let traffic: TrafficStatus =
+        serde_json::from_value(mesh.ask("/traffic").await?).context(OTHER)?;
+    Ok(View { status, traffic, trouble: None })
+}
+
+const OTHER: &str = "the answer is not understood: is the mesh of another version of leno?";
+
+const EXAMPLES: &str = "\
+Examples:
+  leno top
+  leno top --sort p99
+  leno top --once -o wide
+  leno top -o json --data /var/lib/leno
+
+Keys: r rate, s success, 5 p50, 9 p99, n name; q or Ctrl-C ends it. Rates are those of the last half
+minute, told by sidecars every few seconds.
+";

@@ -1,0 +1,287 @@
+//! What `leno top` shows: from what the mesh says and the size of the screen to text.
+
+use std::cmp::Ordering;
+
+use leno_control::status::{NamedRateStatus, RateStatus, SidecarTraffic, Status, TrafficStatus};
+
+use super::Order;
+use crate::figures::{cpu, latency, memory, rate, share, sparkline};
+use crate::output::{Column, Format, Listing};
+
+/// What there is to show.
+pub(super) struct View {
+    pub(super) status: Status,
+    pub(super) traffic: TrafficStatus,
+    /// Why it is not newer.
+    pub(super) trouble: Option<String>,
+}
+
+/// How large the screen is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size {
+    pub(super) columns: usize,
+    pub(super) rows: usize,
+}
+
+/// How it is shown.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look {
+    pub(super) order: Order,
+    pub(super) colours: bool,
+}
+
+impl View {
+    /// Puts first what is asked for; what has no figure comes last.
+    pub(super) fn sort(&mut self, order: Order) {
+        self.traffic.services.sort_by(|one, other| compare(one, other, order));
+        self.traffic.routes.sort_by(|one, other| compare(one, other, order));
+        let by_name = order == Order::Name;
+        self.traffic.sidecars.sort_by(|one, other| {
+            let by_cpu = other.cpu_cores.total_cmp(&one.cpu_cores);
+            let by_rate = carried(other).total_cmp(&carried(one));
+            let figures = if by_name { Ordering::Equal } else { by_cpu.then(by_rate) };
+            figures.then_with(|| one.workload.cmp(&other.workload))
+        });
+    }
+}
+
+fn carried(sidecar: &SidecarTraffic) -> f64 {
+    sidecar.inbound_per_second + sidecar.outbound_per_second
+}
+
+fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: Order) -> Ordering {
+    let figure = |rates: &RateStatus| match order {
+        Order::Rate => Some(rates.per_second),
+        Order::Success => rates.success.map(|share| 1.0 - share),
+        Order::P50 => rates.p50_ms,
+        Order::P99 => rates.p99_ms,
+        Order::Name => None,
+    };
+    let figure = |rates: &RateStatus| figure(rates).unwrap_or(-1.0);
+    figure(&other.rates).total_cmp(&figure(&one.rates)).then_with(|| one.name.cmp(&other.name))
+}
+
+/// Everything, for a pipe.
+pub(super) fn plain(view: &View, format: Format) -> String {
+    let tables =
+        [services(view).render(format), routes(view).render(format), sidecars(view).render(format)];
+    let tables = tables.into_iter().zip([
+        view.traffic.services.len(),
+        view.traffic.routes.len(),
+        view.traffic.sidecars.len(),
+    ]);
+    let parts = tables.filter(|(_, rows)| *rows > 0).map(|(table, _)| table);
+    let text = parts.collect::<Vec<_>>().join("\n");
+    match text.is_empty() {
+        true => format!("{}\n", nothing(view)),
+        false => text,
+    }
+}
+
+fn nothing(view: &View) -> &'static str {
+    match view.traffic.report_every_ms {
+        Some(_) => "no traffic yet: sidecars tell of it every few seconds",
+        None => {
+            "sidecars are not asked to tell of their traffic: start the control plane without \
+                 --report-every off"
+        }
+    }
+}
+
+/// A screen full, lines ended by newlines but for the last.
+pub(super) fn render(view: &View, size: Size, look: Look) -> String {
+    let mut lines = vec![header(view, look), String::new()];
+    let tables = [
+        (services(view).render(Format::Table), verdicts(&view.traffic.services)),
+        (routes(view).render(Format::Table), verdicts(&view.traffic.routes)),
+        (sidecars(view).render(Format::Table), Vec::new()),
+    ];
+    let tables: Vec<_> =
+        tables.into_iter().filter(|(table, _)| table.lines().count() > 1).collect();
+    if tables.is_empty() {
+        lines.push(nothing(view).to_owned());
+    }
+    // The header, a blank line after each table, and the line with the keys.
+    let room = size.rows.saturating_sub(3 + tables.len());
+    for ((table, verdicts), rows) in tables.iter().zip(shares(&tables, room)) {
+        let all: Vec<&str> = table.lines().collect();
+        let shown = match all.len() <= rows {
+            true => all.len(),
+            false => rows.saturating_sub(1),
+        };
+        for (index, line) in all.iter().take(shown).enumerate() {
+            let verdict = match index.checked_sub(1) {
+                None => Verdict::Header,
+                Some(row) => verdicts.get(row).copied().unwrap_or(Verdict::Well),
+            };
+            lines.push(look.paint(&cut(line, size.columns), verdict));
+        }
+        if shown < all.len() && rows > 0 {
+            lines.push(look.paint(&format!("… {} more", all.len() - shown), Verdict::Quiet));
+        }
+        lines.push(String::new());
+    }
+    lines.truncate(size.rows.saturating_sub(1));
+    lines.resize(size.rows.saturating_sub(1), String::new());
+    lines.push(look.paint(&cut(&keys(look.order), size.columns), Verdict::Quiet));
+    lines.join("\n")
+}
+
+/// How many lines each table gets: all have a few, and what is left goes to the first ones.
+fn shares(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
+    let wanted: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
+    let mut given: Vec<usize> = wanted.iter().map(|lines| (*lines).min(FEW_LINES)).collect();
+    let mut left = room.saturating_sub(given.iter().sum());
+    for (given, wanted) in given.iter_mut().zip(&wanted) {
+        let more = (wanted - *given).min(left);
+        *given += more;
+        left -= more;
+    }
+    given
+}
+
+fn header(view: &View, look: Look) -> String {
+    let Status { trust_domain, traffic_mode, proxies, behind, workloads, .. } = &view.status;
+    // Every request enters the mesh once: from a workload, to a service.
+    let edges = view.traffic.edges.iter().filter(|edge| edge.kind != "route");
+    let total: f64 = edges.map(|edge| edge.rates.per_second).sum();
+    let text = format!(
+        "leno top · {trust_domain} · {traffic_mode} · {proxies} of {workloads} sidecars, {behind} \
+         behind · {}",
+        rate(total)
+    );
+    match &view.trouble {
+        Some(trouble) => look.paint(&format!("{text} · not newer: {trouble}"), Verdict::Failing),
+        None => look.paint(&text, Verdict::Header),
+    }
+}
+
+fn keys(order: Order) -> String {
+    let by = match order {
+        Order::Rate => "rate",
+        Order::Success => "success",
+        Order::P50 => "p50",
+        Order::P99 => "p99",
+        Order::Name => "name",
+    };
+    format!("by {by} · r rate  s success  5 p50  9 p99  n name  q quit")
+}
+
+fn services(view: &View) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("service"),
+        Column::always("rate"),
+        Column::always("success"),
+        Column::always("p50"),
+        Column::always("p99"),
+        Column::always("last minutes"),
+        Column::wide("requests"),
+        Column::wide("failed"),
+    ];
+    rated(COLUMNS, &view.traffic.services)
+}
+
+fn routes(view: &View) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("route"),
+        Column::always("rate"),
+        Column::always("success"),
+        Column::always("p50"),
+        Column::always("p99"),
+        Column::always("last minutes"),
+        Column::wide("requests"),
+        Column::wide("failed"),
+    ];
+    rated(COLUMNS, &view.traffic.routes)
+}
+
+fn rated(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
+    let mut listing = Listing::new(columns);
+    for NamedRateStatus { name, rates } in rated {
+        listing.row([
+            name.clone(),
+            rate(rates.per_second),
+            share(rates.success),
+            latency(rates.p50_ms),
+            latency(rates.p99_ms),
+            // The last step is not over yet.
+            sparkline(rates.recent.split_last().map_or(&[], |(_, past)| past)),
+            rates.requests.to_string(),
+            rates.failed.to_string(),
+        ]);
+    }
+    listing
+}
+
+fn sidecars(view: &View) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("sidecar"),
+        Column::always("cpu"),
+        Column::always("memory"),
+        Column::always("in"),
+        Column::always("out"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for sidecar in &view.traffic.sidecars {
+        listing.row([
+            sidecar.workload.clone(),
+            cpu(sidecar.cpu_cores),
+            memory(sidecar.memory_kib),
+            rate(sidecar.inbound_per_second),
+            rate(sidecar.outbound_per_second),
+        ]);
+    }
+    listing
+}
+
+/// How a line is to look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Header,
+    Well,
+    Ailing,
+    Failing,
+    /// Nothing happens there.
+    Quiet,
+}
+
+fn verdicts(rated: &[NamedRateStatus]) -> Vec<Verdict> {
+    let verdict = |rated: &NamedRateStatus| match rated.rates.success {
+        None => Verdict::Quiet,
+        Some(share) if share < FAILING => Verdict::Failing,
+        Some(share) if share < AILING => Verdict::Ailing,
+        Some(_) => Verdict::Well,
+    };
+    rated.iter().map(verdict).collect()
+}
+
+impl Look {
+    fn paint(self, text: &str, verdict: Verdict) -> String {
+        let code = match verdict {
+            Verdict::Well => return text.to_owned(),
+            Verdict::Header => "1",
+            Verdict::Ailing => "33",
+            Verdict::Failing => "31",
+            Verdict::Quiet => "2",
+        };
+        match self.colours {
+            true => format!("\x1b[{code}m{text}\x1b[0m"),
+            false => text.to_owned(),
+        }
+    }
+}
+
+/// What of a line fits.
+fn cut(line: &str, columns: usize) -> String {
+    line.chars().take(columns).collect()
+}
+
+/// A table's name and a few rows are shown however small the screen is.
+const FEW_LINES: usize = 4;
+/// Below this share of success something is wrong,
+pub(crate) const FAILING: f64 = 0.95;
+/// and below this one perhaps.
+pub(crate) const AILING: f64 = 0.99;
+
+#[cfg(test)]
+mod tests;

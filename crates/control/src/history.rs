@@ -1,0 +1,342 @@
+//! History: what sidecars told of their traffic, for each service, route and edge, over the last hour.
+//!
+//! Everything here is bounded and forgets: a control plane that starts anew begins with nothing, and
+//! one of several knows only what its own sidecars tell. Time is an argument.
+
+mod ring;
+mod track;
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use leno_discovery::{Direction, Traffic, TrafficSeries};
+use leno_model::{RouteName, ServiceAccount, ServiceName, Workload, WorkloadName};
+
+use self::ring::Batch;
+use self::track::{REACH, Track};
+use crate::mesh::{Attached, Mesh, Route};
+use crate::status::{EdgeStatus, HistoryStatus, NamedRateStatus, SidecarTraffic, TrafficStatus};
+
+/// What sidecars told of their traffic.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    services: BTreeMap<ServiceName, Track>,
+    routes: BTreeMap<RouteName, Track>,
+    edges: BTreeMap<(Caller, ServiceName), Track>,
+    sidecars: BTreeMap<WorkloadName, Told>,
+    /// When requests of an account last arrived with a verified certificate at another.
+    verified: BTreeMap<ServiceAccount, BTreeMap<ServiceAccount, Duration>>,
+    /// How many pairs of accounts these are.
+    pairs: usize,
+    pub(crate) tally: Tally,
+}
+
+/// What was counted over all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Messages of sidecars.
+    pub(crate) reports: u64,
+    /// Series that were not kept: the sidecar or this control plane had no room, or they are about
+    /// nothing that is there.
+    pub(crate) folded: u64,
+}
+
+/// What plots can be asked for of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Service(ServiceName),
+    Route(RouteName),
+}
+
+/// Where requests come from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Caller {
+    /// A workload behind this service.
+    Service(ServiceName),
+    /// A workload that is behind no service.
+    Workload(WorkloadName),
+    /// Nobody: a route of this service led there.
+    Route(ServiceName),
+}
+
+/// What one sidecar told last.
+#[derive(Debug)]
+struct Told {
+    at: Duration,
+    span: Duration,
+    cpu: Duration,
+    memory_kib: u64,
+    inbound: u64,
+    outbound: u64,
+}
+
+impl History {
+    /// Takes in what the sidecar of a workload told.
+    pub(crate) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, told: &Traffic, at: Duration) {
+        let Some(workload) = mesh.workload(name) else { return };
+        self.tally.reports += 1;
+        self.tally.folded += u64::from(told.folded);
+        let since = at.saturating_sub(told.span);
+        let caller = caller(mesh, name);
+        let (mut inbound, mut outbound) = (0_u64, 0_u64);
+        for series in &told.series {
+            match series.direction {
+                Direction::Inbound => {
+                    inbound = inbound.saturating_add(series.requests());
+                    self.verify(series, workload, at);
+                }
+                Direction::Outbound => {
+                    outbound = outbound.saturating_add(series.requests());
+                    self.outbound(mesh, &caller, series, (since, at));
+                }
+            }
+        }
+        let told = Told {
+            at,
+            span: told.span,
+            cpu: told.cpu,
+            memory_kib: told.memory_kib,
+            inbound,
+            outbound,
+        };
+        self.sidecars.insert(name.clone(), told);
+    }
+
+    /// Requests that arrived are proof that both ends were verified.
+    fn verify(&mut self, series: &TrafficSeries, server: &Workload, at: Duration) {
+        let Some(client) = &series.peer else { return };
+        let seen = self.verified.get_mut(client);
+        if let Some(last) = seen.and_then(|servers| servers.get_mut(&server.account)) {
+            *last = at;
+        } else if self.pairs < EDGES_MAX {
+            let servers = self.verified.entry(client.clone()).or_default();
+            servers.insert(server.account.clone(), at);
+            self.pairs += 1;
+        }
+    }
+
+    /// Counts what clients saw: that includes what never arrived.
+    fn outbound(
+        &mut self,
+        mesh: &Mesh,
+        caller: &Caller,
+        series: &TrafficSeries,
+        (since, at): (Duration, Duration),
+    ) {
+        let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
+        let Some(service) = service else {
+            self.tally.folded += 1;
+            return;
+        };
+        let batch = Batch {
+            requests: series.requests(),
+            failed: series.failed,
+            durations: series.durations.iter().copied().collect(),
+        };
+        let mut folded = 0;
+        let mut add = |track: Option<&mut Track>| match track {
+            Some(track) => track.add(at, &batch, &series.reasons),
+            None => folded += 1,
+        };
+        let mut asked = vec![service];
+        let mut edges = Vec::new();
+        match series.route.as_ref().and_then(|route| parent(mesh, route, service)) {
+            // The client asked for the parent, and the route led to the service.
+            Some(parent) => {
+                asked.push(parent);
+                edges.push((caller.clone(), parent.clone()));
+                edges.push((Caller::Route(parent.clone()), service.clone()));
+            }
+            None => edges.push((caller.clone(), service.clone())),
+        }
+        for service in asked {
+            add(track(&mut self.services, service.clone(), SERVICES_MAX, since));
+        }
+        for edge in edges {
+            add(track(&mut self.edges, edge, EDGES_MAX, since));
+        }
+        if let Some(route) = &series.route {
+            add(track(&mut self.routes, route.clone(), ROUTES_MAX, since));
+        }
+        self.tally.folded += folded;
+    }
+
+    /// Forgets what nobody told of for an hour, and what is not in the mesh any more.
+    pub(crate) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
+        let exists = |service: &ServiceName| mesh.service(service).is_some();
+        let fresh = |track: &Track| track.last + REACH > at;
+        self.services.retain(|service, track| exists(service) && fresh(track));
+        self.routes.retain(|_, track| fresh(track));
+        self.edges.retain(|(from, to), track| {
+            let there = match from {
+                Caller::Service(from) | Caller::Route(from) => exists(from),
+                Caller::Workload(from) => mesh.workload(from).is_some(),
+            };
+            there && exists(to) && fresh(track)
+        });
+        self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
+        self.verified.retain(|_, servers| {
+            servers.retain(|_, last| *last + REACH > at);
+            !servers.is_empty()
+        });
+        self.pairs = self.verified.values().map(BTreeMap::len).sum();
+    }
+
+    /// How everything is now.
+    pub(crate) fn status(
+        &self,
+        mesh: &Mesh,
+        at: Duration,
+        every: Option<Duration>,
+    ) -> TrafficStatus {
+        let named = |name: String, track: &Track| NamedRateStatus { name, rates: track.rates(at) };
+        let mut behind = Behind { mesh, known: BTreeMap::new() };
+        let mut edge = |(from, to), track: &Track| {
+            let clients = behind.caller(from);
+            let mtls = self.is_verified(&clients, behind.service(to));
+            let (kind, from) = from.told();
+            let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
+            EdgeStatus { kind, from, to, mtls, rates: track.rates(at) }
+        };
+        let fresh = every.unwrap_or_default().saturating_mul(FRESH_REPORTS);
+        let sidecars = self.sidecars.iter();
+        TrafficStatus {
+            report_every_ms: every
+                .map(|every| u64::try_from(every.as_millis()).unwrap_or(u64::MAX)),
+            reports: self.tally.reports,
+            folded: self.tally.folded,
+            services: self.services.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
+            routes: self.routes.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
+            edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
+            sidecars: sidecars.map(|(name, told)| told.status(name, at, fresh)).collect(),
+        }
+    }
+
+    /// The plots of one service or route.
+    pub(crate) fn plots(&self, subject: &Subject, at: Duration) -> Option<HistoryStatus> {
+        let track = match subject {
+            Subject::Service(name) => self.services.get(name)?,
+            Subject::Route(name) => self.routes.get(name)?,
+        };
+        Some(HistoryStatus {
+            rates: track.rates(at),
+            plots: track.plots(at),
+            reasons: track.reasons(),
+        })
+    }
+
+    /// Whether any request of these clients arrived at one of these servers with a verified
+    /// certificate.
+    fn is_verified(&self, clients: &Accounts<'_>, servers: &Accounts<'_>) -> bool {
+        let seen = clients.iter().filter_map(|client| self.verified.get(*client));
+        seen.flat_map(BTreeMap::keys).any(|server| servers.contains(server))
+    }
+}
+
+/// The accounts of some workloads.
+type Accounts<'a> = BTreeSet<&'a ServiceAccount>;
+
+/// The accounts behind services, each looked up once.
+struct Behind<'a> {
+    mesh: &'a Mesh,
+    known: BTreeMap<&'a ServiceName, Accounts<'a>>,
+}
+
+impl<'a> Behind<'a> {
+    fn service(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
+        let mesh = self.mesh;
+        let accounts = || mesh.behind(service).map(|workload| &workload.account).collect();
+        self.known.entry(service).or_insert_with(accounts)
+    }
+
+    /// Nobody for a step that a route makes: it is within the client's sidecar, and nothing travels.
+    fn caller(&mut self, caller: &'a Caller) -> Accounts<'a> {
+        match caller {
+            Caller::Service(service) => self.service(service).clone(),
+            Caller::Workload(name) => {
+                self.mesh.workload(name).map(|workload| &workload.account).into_iter().collect()
+            }
+            Caller::Route(_) => Accounts::new(),
+        }
+    }
+}
+
+/// The track of this, made if there is room.
+fn track<K: Ord>(
+    tracks: &mut BTreeMap<K, Track>,
+    key: K,
+    room: usize,
+    since: Duration,
+) -> Option<&mut Track> {
+    let may_grow = tracks.len() < room;
+    match tracks.entry(key) {
+        Entry::Occupied(found) => Some(found.into_mut()),
+        Entry::Vacant(vacant) if may_grow => Some(vacant.insert(Track::new(since))),
+        Entry::Vacant(_) => None,
+    }
+}
+
+impl Caller {
+    fn told(&self) -> (&'static str, String) {
+        match self {
+            Self::Service(name) => ("service", name.to_string()),
+            Self::Workload(name) => ("workload", name.to_string()),
+            Self::Route(name) => ("route", name.to_string()),
+        }
+    }
+}
+
+impl Told {
+    /// A sidecar tells nothing while it does nothing: what is old says that it is idle.
+    fn status(&self, workload: &WorkloadName, at: Duration, fresh: Duration) -> SidecarTraffic {
+        let seconds = self.span.as_secs_f64().max(1.0);
+        let is_fresh = at.saturating_sub(self.at) <= fresh;
+        let rate = |amount: f64| if is_fresh { amount / seconds } else { 0.0 };
+        SidecarTraffic {
+            workload: workload.to_string(),
+            cpu_cores: rate(self.cpu.as_secs_f64()),
+            memory_kib: self.memory_kib,
+            inbound_per_second: rate(self.inbound as f64),
+            outbound_per_second: rate(self.outbound as f64),
+        }
+    }
+}
+
+/// Whom a workload's requests are counted for: of the services that it is behind the one with the
+/// fewest workloads, since that says most.
+fn caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
+    let services = mesh.in_front_of(workload).map(|service| &service.name);
+    match services.min_by_key(|service| mesh.behind(service).count()) {
+        Some(service) => Caller::Service(service.clone()),
+        None => Caller::Workload(workload.clone()),
+    }
+}
+
+/// The service that a client asked for when `route` led its request to another one.
+fn parent<'a>(mesh: &'a Mesh, route: &RouteName, service: &ServiceName) -> Option<&'a ServiceName> {
+    fn of<'a, K: Ord + Clone, R: Route>(
+        routes: &'a Attached<K, R>,
+        service: &ServiceName,
+        is_named: impl Fn(&R) -> bool,
+    ) -> Option<&'a ServiceName> {
+        let parents = routes.leading(service).filter(|route| is_named(route));
+        let mut parents = parents.flat_map(|route| route.parents()).map(|parent| &parent.service);
+        parents.find(|parent| *parent != service)
+    }
+    of(mesh.routes(), service, |found| found.name == *route)
+        .or_else(|| of(mesh.splits(), service, |found| found.name == *route))
+        .or_else(|| of(mesh.tls_routes(), service, |found| found.rule.route == *route))
+        .or_else(|| of(mesh.gateway_tcp_routes(), service, |found| found.rule.route == *route))
+}
+
+/// Tracks of each kind; each takes about 2.6 KiB while it is busy. Further ones are counted as folded.
+const SERVICES_MAX: usize = 1024;
+const ROUTES_MAX: usize = 512;
+const EDGES_MAX: usize = 2048;
+
+/// A sidecar that has not told anything for this many times the interval is idle.
+const FRESH_REPORTS: u32 = 3;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Rings: how much there was in each of the last steps of time, in a fixed number of bytes.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use leno_telemetry::SparseHistogram;
+
+/// Requests that ended together: in one report, or in one step of time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) requests: u64,
+    pub(crate) failed: u64,
+    pub(crate) durations: SparseHistogram,
+}
+
+/// What is kept of one step: 12 bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) requests: u32,
+    pub(crate) failed: u32,
+    /// Buckets of durations.
+    pub(crate) p50: Option<u8>,
+    pub(crate) p99: Option<u8>,
+}
+
+/// The last steps of one length. The newest few are kept with all their durations, so that they can
+/// still be added to and be summed up. Time is an argument, and never goes back.
+#[derive(Debug, Clone)]
+pub(crate) struct Ring {
+    step: Duration,
+    capacity: usize,
+    open_max: usize,
+    /// The number of the newest step since time began; only meaningful when there is one.
+    newest: u64,
+    /// Newest first.
+    steps: VecDeque<Step>,
+    /// The durations of the newest ones, in the same order.
+    open: VecDeque<SparseHistogram>,
+}
+
+impl Ring {
+    /// An empty ring of `capacity` steps, of which the newest `open_max` can be summed up.
+    pub(crate) fn new(step: Duration, capacity: usize, open_max: usize) -> Self {
+        let steps = VecDeque::with_capacity(capacity);
+        Self { step, capacity, open_max, newest: 0, steps, open: VecDeque::new() }
+    }
+
+    /// Counts what ended at `at`, or shortly before.
+    pub(crate) fn add(&mut self, at: Duration, batch: &Batch) {
+        self.advance(self.number(at));
+        let (Some(step), Some(open)) = (self.steps.front_mut(), self.open.front_mut()) else {
+            return;
+        };
+        let add = |sum: u32, more: u64| sum.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
+        step.requests = add(step.requests, batch.requests);
+        step.failed = add(step.failed, batch.failed);
+        open.merge(&batch.durations);
+        (step.p50, step.p99) = (open.quantile(0.50), open.quantile(0.99));
+    }
+
+    /// All that ended in the newest `open_max` steps before `at`, the one that it is in included.
+    pub(crate) fn recent(&self, at: Duration) -> Batch {
+        let mut sum = Batch::default();
+        let passed = self.passed(at).unwrap_or(self.open_max);
+        let kept = self.open_max.saturating_sub(passed);
+        for (step, durations) in self.steps.iter().zip(&self.open).take(kept) {
+            sum.requests += u64::from(step.requests);
+            sum.failed += u64::from(step.failed);
+            sum.durations.merge(durations);
+        }
+        sum
+    }
+
+    /// When the oldest step began that [`Ring::recent`] sums up.
+    pub(crate) fn recent_since(&self, at: Duration) -> Duration {
+        let back = u64::try_from(self.open_max.saturating_sub(1)).unwrap_or(0);
+        let first = self.number(at).saturating_sub(back);
+        self.step.saturating_mul(u32::try_from(first).unwrap_or(u32::MAX))
+    }
+
+    /// All steps, the oldest first, the one that `at` is in last: always as many.
+    pub(crate) fn steps(&self, at: Duration) -> Vec<Step> {
+        let passed = self.passed(at).unwrap_or(self.capacity).min(self.capacity);
+        let kept = self.steps.iter().take(self.capacity - passed);
+        let mut steps = vec![Step::default(); passed];
+        steps.extend(kept);
+        steps.resize(self.capacity, Step::default());
+        steps.reverse();
+        steps
+    }
+
+    /// How long a step is.
+    pub(crate) fn step(&self) -> Duration {
+        self.step
+    }
+
+    fn number(&self, at: Duration) -> u64 {
+        u64::try_from(at.as_nanos() / self.step.as_nanos().max(1)).unwrap_or(u64::MAX)
+    }
+
+    /// How many steps began after the newest one; none without any.
+    fn passed(&self, at: Duration) -> Option<usize> {
+        let passed = self.number(at).saturating_sub(self.newest);
+        (!self.steps.is_empty()).then(|| usize::try_from(passed).unwrap_or(usize::MAX))
+    }
+
+    /// Makes the step with this number the newest.
+    fn advance(&mut self, number: u64) {
+        let new = match self.steps.is_empty() {
+            true => 1,
+            false => number.saturating_sub(self.newest),
+        };
+        self.newest = self.newest.max(number);
+        let new = usize::try_from(new).unwrap_or(usize::MAX).min(self.capacity);
+        for _ in 0..new {
+            self.steps.truncate(self.capacity - 1);
+            self.steps.push_front(Step::default());
+            self.open.truncate(self.open_max - 1);
+            self.open.push_front(SparseHistogram::default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(requests: u64, failed: u64, bucket: u8) -> Batch {
+        Batch { requests, failed, durations: [(bucket, requests)].into_iter().collect() }
+    }
+
+    fn counts(ring: &Ring, at: u64) -> Vec<u32> {
+        ring.steps(Duration::from_secs(at)).iter().map(|step| step.requests).collect()
+    }
+
+    fn ring() -> Ring {
+        Ring::new(Duration::from_secs(10), 5, 2)
+    }
+
+    #[test]
+    fn steps_move_on_with_time_and_the_oldest_are_forgotten() {
+        let mut ring = ring();
+        assert_eq!(counts(&ring, 0), [0; 5]);
+        for at in [3, 9, 12, 38] {
+            ring.add(Duration::from_secs(at), &batch(at, 0, 1));
+        }
+        assert_eq!(counts(&ring, 38), [0, 12, 12, 0, 38]);
+        assert_eq!(counts(&ring, 59), [12, 0, 38, 0, 0]);
+        assert_eq!(counts(&ring, 1_000_000), [0; 5]);
+        ring.add(Duration::from_secs(1_000_000), &batch(7, 1, 1));
+        assert_eq!(counts(&ring, 1_000_009), [0, 0, 0, 0, 7]);
+        assert_eq!((ring.steps.len(), ring.open.len()), (5, 2));
+    }
+
+    #[test]
+    fn what_is_recent_is_summed_with_its_durations() {
+        let mut ring = ring();
+        ring.add(Duration::from_secs(5), &batch(100, 100, 9));
+        ring.add(Duration::from_secs(15), &batch(98, 3, 10));
+        ring.add(Duration::from_secs(25), &batch(2, 1, 200));
+        let recent = ring.recent(Duration::from_secs(29));
+        assert_eq!((recent.requests, recent.failed), (100, 4));
+        assert_eq!(
+            (recent.durations.quantile(0.5), recent.durations.quantile(0.99)),
+            (Some(10), Some(200))
+        );
+        assert_eq!(ring.recent_since(Duration::from_secs(29)), Duration::from_secs(10));
+        assert_eq!(ring.recent(Duration::from_secs(30)).requests, 2);
+        assert_eq!(ring.recent(Duration::from_secs(40)), Batch::default());
+    }
+
+    #[test]
+    fn each_step_has_its_own_quantiles() {
+        let mut ring = ring();
+        ring.add(Duration::from_secs(1), &batch(10, 0, 20));
+        ring.add(Duration::from_secs(11), &batch(10, 0, 40));
+        ring.add(Duration::from_secs(12), &batch(1, 0, 90));
+        let steps = ring.steps(Duration::from_secs(12));
+        assert_eq!((steps[3].p50, steps[3].p99), (Some(20), Some(20)));
+        assert_eq!((steps[4].p50, steps[4].p99), (Some(40), Some(90)));
+        assert_eq!(steps[0], Step::default());
+    }
+
+    #[test]
+    fn a_report_that_is_late_counts_as_the_newest_step() {
+        let mut ring = ring();
+        ring.add(Duration::from_secs(25), &batch(1, 0, 0));
+        ring.add(Duration::from_secs(12), &batch(2, 0, 0));
+        assert_eq!(counts(&ring, 25), [0, 0, 0, 0, 3]);
+    }
+
+    #[test]
+    fn a_step_has_twelve_bytes() {
+        assert_eq!(size_of::<Step>(), 12);
+    }
+}

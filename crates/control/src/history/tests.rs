@@ -1,0 +1,212 @@
+//! What is made of what sidecars tell, by the minute and over random hours.
+
+use leno_discovery::traffic::CLASSES;
+
+use super::*;
+use crate::fixture::{BOOKINFO, mesh, service, workload};
+
+fn outbound(to: &str, route: Option<&str>, requests: u64, failed: u64) -> TrafficSeries {
+    let mut classes = [0; CLASSES];
+    classes[2] = requests - failed;
+    classes[5] = failed;
+    TrafficSeries {
+        direction: Direction::Outbound,
+        service: Some(service(to)),
+        port: 9080,
+        route: route.map(|name| format!("bookinfo/{name}").parse().unwrap()),
+        peer: None,
+        classes,
+        failed,
+        reasons: Vec::new(),
+        bytes_in: 0,
+        bytes_out: 0,
+        durations: vec![(80, requests)],
+    }
+}
+
+fn inbound(from: &str, requests: u64) -> TrafficSeries {
+    let peer = ServiceAccount::new("bookinfo", from).ok();
+    TrafficSeries { direction: Direction::Inbound, peer, ..outbound("details", None, requests, 0) }
+}
+
+fn told(series: Vec<TrafficSeries>) -> Traffic {
+    let cpu = Duration::from_millis(50);
+    Traffic { span: Duration::from_secs(5), series, folded: 0, cpu, memory_kib: 4_096 }
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+const EVERY: Option<Duration> = Some(Duration::from_secs(5));
+
+fn rates<'a>(list: &'a [NamedRateStatus], name: &str) -> &'a crate::status::RateStatus {
+    let found = list.iter().find(|found| found.name == format!("bookinfo/{name}"));
+    &found.unwrap_or_else(|| panic!("{name} in {list:?}")).rates
+}
+
+fn kept(history: &History) -> usize {
+    history.services.len() + history.routes.len() + history.edges.len()
+}
+
+#[test]
+fn rates_are_right_from_the_first_report_on() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    for seconds in (5..=60).step_by(5) {
+        let told = told(vec![outbound("details", None, 50, 5)]);
+        history.take(&mesh, &workload("productpage-1"), &told, at(seconds));
+        let status = history.status(&mesh, at(seconds), EVERY);
+        let details = rates(&status.services, "details");
+        assert!((8.0..=14.0).contains(&details.per_second), "{seconds} s: {details:?}");
+        assert_eq!(details.success, Some(0.9));
+        assert_eq!(details.requests, 10 * seconds);
+    }
+    let status = history.status(&mesh, at(200), EVERY);
+    let details = rates(&status.services, "details");
+    assert_eq!((details.per_second, details.success, details.p99_ms), (0.0, None, None));
+    assert_eq!((details.requests, details.failed), (600, 60));
+}
+
+#[test]
+fn a_route_stands_between_whom_clients_ask_and_who_answers() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let series =
+        vec![outbound("reviews-v1", Some("reviews"), 9, 0), outbound("details", None, 1, 0)];
+    history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+    let status = history.status(&mesh, at(5), EVERY);
+    let edges: Vec<String> =
+        status.edges.iter().map(|e| format!("{} {} → {}", e.kind, e.from, e.to)).collect();
+    let productpage = edges.iter().find(|edge| edge.ends_with("→ bookinfo/reviews")).unwrap();
+    let from = productpage.trim_end_matches(" → bookinfo/reviews").to_owned();
+    let mut expected = [
+        format!("{from} → bookinfo/details"),
+        format!("{from} → bookinfo/reviews"),
+        "route bookinfo/reviews → bookinfo/reviews-v1".to_owned(),
+    ];
+    expected.sort();
+    let mut found = edges.clone();
+    found.sort();
+    assert_eq!(found, expected);
+    assert_eq!(rates(&status.services, "reviews").requests, 9);
+    assert_eq!(rates(&status.services, "reviews-v1").requests, 9);
+    assert_eq!(rates(&status.routes, "reviews").requests, 9);
+}
+
+#[test]
+fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let asked = told(vec![outbound("details", None, 1, 0)]);
+    history.take(&mesh, &workload("productpage-1"), &asked, at(5));
+    assert!(!history.status(&mesh, at(5), EVERY).edges[0].mtls);
+    history.take(&mesh, &workload("details-1"), &told(vec![inbound("stranger", 1)]), at(6));
+    assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
+    history.take(&mesh, &workload("details-1"), &told(vec![inbound("productpage", 1)]), at(7));
+    assert!(history.status(&mesh, at(7), EVERY).edges[0].mtls);
+}
+
+#[test]
+fn a_sidecar_that_is_silent_is_idle() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let series = vec![outbound("details", None, 20, 0), inbound("stranger", 10)];
+    history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+    let sidecar = |seconds| history.status(&mesh, at(seconds), EVERY).sidecars[0].clone();
+    let busy = sidecar(6);
+    assert_eq!(
+        (busy.cpu_cores, busy.inbound_per_second, busy.outbound_per_second),
+        (0.01, 2.0, 4.0)
+    );
+    let idle = sidecar(21);
+    assert_eq!((idle.cpu_cores, idle.inbound_per_second, idle.memory_kib), (0.0, 0.0, 4_096));
+}
+
+#[test]
+fn what_is_about_nothing_of_the_mesh_makes_no_track() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let mut nobody = outbound("details", None, 1, 0);
+    nobody.service = None;
+    let series = vec![outbound("invented", None, 1, 0), nobody];
+    history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+    let lone = told(vec![outbound("details", None, 1, 0)]);
+    history.take(&mesh, &workload("nobody-1"), &lone, at(5));
+    assert_eq!(kept(&history), 0);
+    assert_eq!(history.tally, Tally { reports: 1, folded: 2 });
+}
+
+#[test]
+fn what_is_old_or_gone_is_forgotten() {
+    let full = mesh(BOOKINFO);
+    let mut history = History::default();
+    let series = vec![outbound("details", None, 1, 0), inbound("stranger", 1)];
+    history.take(&full, &workload("productpage-1"), &told(series), at(5));
+    history.sweep(&full, at(3600));
+    assert_eq!((kept(&history), history.pairs), (2, 1));
+    let empty = Mesh::default();
+    history.sweep(&empty, at(3600));
+    assert_eq!((kept(&history), history.sidecars.len()), (0, 0));
+    let series = vec![outbound("details", None, 1, 0)];
+    history.take(&full, &workload("productpage-1"), &told(series), at(4000));
+    history.sweep(&full, at(4000 + 3600));
+    assert_eq!((kept(&history), history.pairs), (0, 0));
+}
+
+#[test]
+fn tracks_are_bounded_for_each_kind() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    for route in 0..ROUTES_MAX + 3 {
+        let series = vec![outbound("details", Some(&format!("r{route}")), 1, 0)];
+        history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+    }
+    let status = history.status(&mesh, at(5), EVERY);
+    assert_eq!(
+        (status.routes.len(), status.services.len(), status.edges.len()),
+        (ROUTES_MAX, 1, 1)
+    );
+    assert_eq!(history.tally.folded, 3);
+    assert_eq!(rates(&status.services, "details").requests, ROUTES_MAX as u64 + 3);
+}
+
+/// Random hours, by seed: nothing that was told within an hour is lost, nothing is invented, and the
+/// rings keep their size.
+#[test]
+fn the_plots_of_an_hour_sum_up_to_what_was_told() {
+    let mesh = mesh(BOOKINFO);
+    for seed in 1..=64_u64 {
+        let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut draw = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let mut history = History::default();
+        let (mut clock, mut reports) = (5_000_u64, Vec::new());
+        for _ in 0..300 {
+            clock += draw(60_000);
+            let requests = 1 + draw(1_000);
+            let failed = draw(requests + 1);
+            let told = told(vec![outbound("details", None, requests, failed)]);
+            history.take(&mesh, &workload("productpage-1"), &told, Duration::from_millis(clock));
+            reports.push((clock, requests, failed));
+        }
+        let subject = Subject::Service(service("details"));
+        let now = Duration::from_millis(clock + draw(600_000));
+        let plots = history.plots(&subject, now).unwrap().plots;
+        for (plot, steps) in plots.iter().zip([36_u64, 60]) {
+            assert_eq!(plot.requests.len() as u64, steps, "seed {seed}");
+            let step_ms = plot.step_seconds * 1000;
+            let now_ms = u64::try_from(now.as_millis()).unwrap();
+            let first = (now_ms / step_ms + 1).saturating_sub(steps) * step_ms;
+            let expected = reports.iter().filter(|(clock, ..)| *clock >= first);
+            let expected =
+                expected.fold((0, 0), |sum, report| (sum.0 + report.1, sum.1 + report.2));
+            let sum = |list: &[u32]| list.iter().map(|count| u64::from(*count)).sum::<u64>();
+            assert_eq!((sum(&plot.requests), sum(&plot.failed)), expected, "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Tracks: what is known of one service, route or edge, from a moment ago back to an hour.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_model::Reason;
+use leno_telemetry::bucket_duration;
+
+use super::ring::{Batch, Ring};
+use crate::status::{PlotStatus, RateStatus};
+
+/// What is known of one service, route or edge.
+#[derive(Debug, Clone)]
+pub(crate) struct Track {
+    /// When its first requests began to be counted.
+    since: Duration,
+    /// When it was last counted.
+    pub(super) last: Duration,
+    fine: Ring,
+    coarse: Ring,
+    requests: u64,
+    failed: u64,
+    /// How many ended with each reason; the list is closed.
+    reasons: BTreeMap<&'static str, u64>,
+}
+
+impl Track {
+    pub(super) fn new(since: Duration) -> Self {
+        Self {
+            since,
+            last: since,
+            fine: Ring::new(FINE_STEP, FINE_STEPS, RECENT_STEPS),
+            coarse: Ring::new(COARSE_STEP, COARSE_STEPS, 1),
+            requests: 0,
+            failed: 0,
+            reasons: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, at: Duration, batch: &Batch, reasons: &[(Option<Reason>, u64)]) {
+        self.last = self.last.max(at);
+        self.fine.add(at, batch);
+        self.coarse.add(at, batch);
+        self.requests = self.requests.saturating_add(batch.requests);
+        self.failed = self.failed.saturating_add(batch.failed);
+        for (reason, count) in reasons {
+            let label = reason.map_or(UNKNOWN_REASON, Reason::label);
+            let sum = self.reasons.entry(label).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+
+    /// How it is now: over the last half minute, or for as long as it has been known.
+    pub(super) fn rates(&self, at: Duration) -> RateStatus {
+        let recent = self.fine.recent(at);
+        let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
+        let seconds = window.as_secs_f64().max(WINDOW_SECONDS_MIN);
+        let steps = self.fine.steps(at);
+        let share = |part: u64| part as f64 / recent.requests as f64;
+        RateStatus {
+            per_second: rounded(recent.requests as f64 / seconds),
+            success: (recent.requests > 0)
+                .then(|| share(recent.requests.saturating_sub(recent.failed))),
+            p50_ms: recent.durations.quantile(0.50).map(milliseconds),
+            p99_ms: recent.durations.quantile(0.99).map(milliseconds),
+            requests: self.requests,
+            failed: self.failed,
+            recent: steps.iter().skip(FINE_STEPS - TOLD_STEPS).map(|step| step.requests).collect(),
+        }
+    }
+
+    /// The plots of the last minutes and of the last hour.
+    pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
+        [&self.fine, &self.coarse].map(|ring| plot(ring, at)).into()
+    }
+
+    pub(super) fn reasons(&self) -> BTreeMap<String, u64> {
+        self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
+    }
+}
+
+fn plot(ring: &Ring, at: Duration) -> PlotStatus {
+    let steps = ring.steps(at);
+    PlotStatus {
+        step_seconds: ring.step().as_secs(),
+        requests: steps.iter().map(|step| step.requests).collect(),
+        failed: steps.iter().map(|step| step.failed).collect(),
+        p50_ms: steps.iter().map(|step| step.p50.map(milliseconds)).collect(),
+        p99_ms: steps.iter().map(|step| step.p99.map(milliseconds)).collect(),
+    }
+}
+
+fn milliseconds(bucket: u8) -> f64 {
+    (bucket_duration(bucket).as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn rounded(rate: f64) -> f64 {
+    (rate * 1e3).round() / 1e3
+}
+
+/// Fine enough to see what is happening,
+const FINE_STEP: Duration = Duration::from_secs(10);
+/// for six minutes;
+const FINE_STEPS: usize = 36;
+/// and an hour in minutes.
+const COARSE_STEP: Duration = Duration::from_secs(60);
+const COARSE_STEPS: usize = 60;
+/// As many of them are told beside the rates: three minutes.
+const TOLD_STEPS: usize = 18;
+/// How many fine steps are *now*, the one that has only begun included.
+const RECENT_STEPS: usize = 4;
+/// How far back the rings go.
+pub(super) const REACH: Duration = Duration::from_secs(3600);
+/// Less than this is no time to form a rate over.
+const WINDOW_SECONDS_MIN: f64 = 1.0;
+
+/// Reasons that only a newer sidecar knows.
+const UNKNOWN_REASON: &str = "other";

@@ -1,0 +1,252 @@
+//! The page for browsers: files that are part of the program, and the answers of the admin socket.
+//!
+//! It only reads. On loopback whoever is on this machine may look; anywhere else only who has the
+//! token. A page of another site can neither read it (no CORS), frame it nor reach it by a name of
+//! its own: what is asked for by a name is refused, since only an address cannot be rebound.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, HeaderMap, HeaderName,
+    HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use crate::admin::{Questions, answered, ask_owner, question, stopping};
+use crate::answering::{Answering, serve_all, text, typed};
+use crate::owner::{Answer, Question};
+use crate::playground::{Asked, Playground};
+
+/// Where the page is and who may see it.
+#[derive(Debug)]
+pub(crate) struct Page {
+    listener: TcpListener,
+    address: SocketAddr,
+    /// What has to be shown; nothing on loopback.
+    token: Option<String>,
+}
+
+impl Page {
+    /// Opens the listener; beyond loopback with a new token.
+    pub(crate) async fn open(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let token = match address.ip().is_loopback() {
+            true => None,
+            false => Some(leno_identity::secret()?),
+        };
+        Ok(Self { listener, address, token })
+    }
+
+    /// What to open in a browser. It lets in: tell it to operators only.
+    pub(crate) fn url(&self) -> String {
+        match &self.token {
+            Some(token) => format!("http://{}/?token={token}", self.address),
+            None => format!("http://{}/", self.address),
+        }
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers until told to stop.
+    pub(crate) async fn serve(
+        self,
+        questions: Questions,
+        playground: Option<Playground>,
+        stop: watch::Receiver<bool>,
+    ) {
+        let (asking, explaining) = (Semaphore::new(1), Semaphore::new(1));
+        let token = self.token;
+        let desk = Arc::new(Desk { questions, token, playground, asking, explaining });
+        serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
+    }
+}
+
+/// Who answers.
+struct Desk {
+    questions: Questions,
+    token: Option<String>,
+    playground: Option<Playground>,
+    /// One question at a time, however many browsers there are: the owner of the mesh has other
+    /// work.
+    asking: Semaphore,
+    /// One request is explained at a time.
+    explaining: Semaphore,
+}
+
+impl Answering for Desk {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let (parts, _) = request.into_parts();
+        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+        let mut response = match admit(self.token.as_deref(), &parts.headers, target) {
+            Entry::Admitted => self.admitted(&parts.method, target).await,
+            Entry::Turned(response) => *response,
+        };
+        protect(response.headers_mut());
+        response
+    }
+}
+
+impl Desk {
+    async fn admitted(&self, method: &Method, target: &str) -> Response<Full<Bytes>> {
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            let reason = "this page only reads: use GET\n";
+            return text(StatusCode::METHOD_NOT_ALLOWED, reason.to_owned());
+        }
+        let (path, query) = match target.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (target, None),
+        };
+        if let Some((_, kind, content)) = FILES.iter().find(|(name, ..)| *name == path) {
+            return typed(StatusCode::OK, kind, *content);
+        }
+        if let Some(playground) = self.playground.as_ref().filter(|_| path == "/api/explain") {
+            return self.explain(playground, query.unwrap_or_default()).await;
+        }
+        // Metrics are for those who scrape the admin socket.
+        let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
+        match asked.and_then(|path| question(path, query)) {
+            Some(question) => {
+                let Ok(_turn) = self.asking.acquire().await else { return stopping() };
+                ask_owner(&self.questions, question).await
+            }
+            None => text(StatusCode::NOT_FOUND, "there is nothing here: open /\n".to_owned()),
+        }
+    }
+}
+
+impl Desk {
+    /// What would decide the request that a query describes.
+    async fn explain(&self, playground: &Playground, query: &str) -> Response<Full<Bytes>> {
+        let asked = match Asked::parse(query) {
+            Ok(asked) => asked,
+            Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
+        };
+        let Ok(_turn) = self.explaining.acquire().await else { return stopping() };
+        let Some(Answer::Objects(objects)) = answered(&self.questions, Question::Objects).await
+        else {
+            return stopping();
+        };
+        // It compiles the whole mesh: nobody else is to wait for that.
+        let playground = playground.clone();
+        let explained = move || playground.explain(&objects, &asked);
+        match tokio::task::spawn_blocking(explained).await {
+            Ok(Ok(explained)) => text(StatusCode::OK, explained),
+            Ok(Err(reason)) => text(StatusCode::BAD_REQUEST, reason),
+            Err(_) => stopping(),
+        }
+    }
+}
+
+/// What becomes of a request before it is looked at.
+enum Entry {
+    Admitted,
+    Turned(Box<Response<Full<Bytes>>>),
+}
+
+/// Whether a request comes from where it may. A browser that shows the token once gets a cookie.
+fn admit(token: Option<&str>, headers: &HeaderMap, target: &str) -> Entry {
+    let turned = |status, reason: &str| Entry::Turned(Box::new(text(status, reason.to_owned())));
+    let Some(token) = token else {
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+        return match host.is_some_and(is_address) {
+            true => Entry::Admitted,
+            false => turned(StatusCode::MISDIRECTED_REQUEST, REBOUND),
+        };
+    };
+    if let Some(shown) = target.strip_prefix("/?token=") {
+        if !is_equal(shown, token) {
+            return turned(StatusCode::UNAUTHORIZED, NO_TOKEN);
+        }
+        let mut response = text(StatusCode::SEE_OTHER, String::new());
+        let cookie = format!("{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict; Path=/");
+        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+            response.headers_mut().insert(SET_COOKIE, cookie);
+        }
+        response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
+        return Entry::Turned(Box::new(response));
+    }
+    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
+    let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut cookies = cookies.flat_map(|value| value.split("; "));
+    let cookie = cookies.find_map(|pair| pair.strip_prefix(COOKIE_NAME)?.strip_prefix('='));
+    match bearer.or(cookie).is_some_and(|shown| is_equal(shown, token)) {
+        true => Entry::Admitted,
+        false => turned(StatusCode::UNAUTHORIZED, NO_TOKEN),
+    }
+}
+
+/// Whether a `Host` is an address or `localhost`: any other name may be somebody else's, who lets
+/// it mean this machine.
+fn is_address(host: &str) -> bool {
+    let without_port = match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => host,
+    };
+    let inner = without_port.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    without_port.eq_ignore_ascii_case("localhost")
+        || inner.unwrap_or(without_port).parse::<IpAddr>().is_ok()
+}
+
+/// Takes as long whatever the first difference is.
+fn is_equal(one: &str, other: &str) -> bool {
+    let pairs = one.bytes().zip(other.bytes());
+    one.len() == other.len() && pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// What every answer carries.
+fn protect(headers: &mut HeaderMap) {
+    let policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+                  connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, policy),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// What the page is made of: path, type, content.
+const FILES: &[(&str, &str, &str)] = &[
+    ("/", HTML, include_str!("page/index.html")),
+    ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
+    ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
+    ("/main.js", SCRIPT, include_str!("page/main.js")),
+    ("/mesh.js", SCRIPT, include_str!("page/mesh.js")),
+    ("/dom.js", SCRIPT, include_str!("page/dom.js")),
+    ("/list.js", SCRIPT, include_str!("page/list.js")),
+    ("/graph.js", SCRIPT, include_str!("page/graph.js")),
+    ("/plot.js", SCRIPT, include_str!("page/plot.js")),
+    ("/views.js", SCRIPT, include_str!("page/views.js")),
+];
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Connections of browsers at once; more wait. One browser has up to six.
+const CONNECTIONS_MAX: usize = 32;
+
+const COOKIE_NAME: &str = "leno-page";
+
+const REBOUND: &str = "this page is asked for by a name that may be somebody else's: open it by \
+                       its address or as localhost\n";
+
+const NO_TOKEN: &str = "this page needs its token: `leno status` beside the control plane says \
+                        what to open\n";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+// Making elements, and writing figures as people read them. Text is only ever text here.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function s(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+// Writes only what differs, so that nothing flickers and no reader is interrupted.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function rate(perSecond) {
+  if (!perSecond) return "0/s";
+  return perSecond < 99.95 ? `${perSecond.toFixed(1)}/s` : `${Math.round(perSecond)}/s`;
+}
+
+export function share(success) {
+  if (success === null || success === undefined) return "–";
+  return success >= 1 ? "100 %" : `${(Math.floor(success * 1e4) / 1e2).toFixed(2)} %`;
+}
+
+export function latency(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 9.995) return `${ms.toFixed(2)} ms`;
+  if (ms < 99.95) return `${ms.toFixed(1)} ms`;
+  return ms < 999.5 ? `${Math.round(ms)} ms` : `${(ms / 1e3).toFixed(2)} s`;
+}
+
+export function cpu(cores) {
+  const milli = cores * 1e3;
+  return `${milli > 0 && milli < 9.95 ? milli.toFixed(1) : Math.round(milli)} mCPU`;
+}
+
+export function memory(kib) {
+  return `${(kib / 1024).toFixed(1)} MiB`;
+}
+
+export function span(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+  const first = units.findIndex(([, size]) => seconds >= size);
+  if (first < 0) return "0s";
+  let left = Math.floor(seconds);
+  let text = "";
+  for (const [unit, size] of units.slice(first, first + 2)) {
+    const count = Math.floor(left / size);
+    left -= count * size;
+    if (count > 0) text += count + unit;
+  }
+  return text;
+}
+
+// good, warn or bad, and idle without requests.
+export function verdict(rates) {
+  if (!rates || rates.success === null || rates.success === undefined) return "idle";
+  return rates.success < 0.95 ? "bad" : rates.success < 0.99 ? "warn" : "good";
+}
+
+export function spark(steps) {
+  // The last step is not over yet.
+  const numbers = steps.slice(0, -1);
+  const top = Math.max(1, ...numbers);
+  const x = (index) => (index / Math.max(1, numbers.length - 1)) * 100;
+  const points = numbers.map((number, index) => `${x(index).toFixed(1)} ${(22 - (number / top) * 20).toFixed(1)}`);
+  const path = s("path", { d: `M0 23 L${points.join(" L")} L100 23 Z` });
+  return s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, path);
+}

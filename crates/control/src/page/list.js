@@ -1,0 +1,81 @@
+// A list of any length: only the rows that are seen are there.
+
+import { h } from "./dom.js";
+
+const ROW = 43;
+const BEYOND = 8;
+
+// columns: { name, width, number, value(row) to sort by, show(row) → node or text }
+export function list({ label, columns, verdict, sort, hint }) {
+  let rows = [];
+  let shown = [];
+  let words = "";
+  let by = sort ?? { column: 0, down: false };
+  const template = columns.map((column) => column.width ?? "1fr").join(" ");
+  const names = h("div", { class: "row names", role: "row", "aria-rowindex": 1 });
+  const body = h("div", { class: "body", role: "rowgroup" });
+  const empty = h("p", { class: "empty" }, "Nothing here yet.");
+  const scroll = h("div", { class: "scroll", role: "table", "aria-label": label, tabindex: 0, scroll: draw }, h("div", { role: "rowgroup" }, names), body);
+  const count = h("span", { class: "note", role: "status" });
+  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { words = search.value.trim().toLowerCase(); arrange(); } });
+  const card = h("section", { class: "card list" }, scroll, empty);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, label), count, hint ? h("span", { class: "note" }, hint) : null, h("span", { class: "space" }), search), card);
+  names.style.gridTemplateColumns = template;
+
+  const heads = columns.map((column, index) => {
+    const button = h("button", { type: "button", click: () => turn(index) }, column.name);
+    const head = h("div", { role: "columnheader", class: column.number ? "number" : "" }, column.value ? button : h("span", {}, column.name));
+    names.append(head);
+    return head;
+  });
+
+  function turn(index) {
+    by = { column: index, down: by.column === index ? !by.down : Boolean(columns[index].number) };
+    arrange();
+  }
+
+  function text(row) {
+    return columns.map((column) => (column.text ?? column.value)?.(row) ?? "").join(" ").toLowerCase();
+  }
+
+  function arrange() {
+    heads.forEach((head, index) => {
+      if (index === by.column) head.setAttribute("aria-sort", by.down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    const value = columns[by.column].value;
+    shown = words ? rows.filter((row) => text(row).includes(words)) : rows.slice();
+    shown.sort((one, other) => {
+      const [a, b] = [value(one) ?? -1, value(other) ?? -1];
+      const order = typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en");
+      return by.down ? -order : order;
+    });
+    count.textContent = shown.length === rows.length ? `${rows.length}` : `${shown.length} of ${rows.length}`;
+    scroll.setAttribute("aria-rowcount", shown.length + 1);
+    empty.hidden = shown.length > 0;
+    body.style.height = `${shown.length * ROW}px`;
+    draw();
+  }
+
+  function draw() {
+    const height = scroll.clientHeight || 800;
+    const first = Math.max(0, Math.floor(scroll.scrollTop / ROW) - BEYOND);
+    const last = Math.min(shown.length, Math.ceil((scroll.scrollTop + height) / ROW) + BEYOND);
+    // Whoever follows a link by keyboard keeps the place when the figures change.
+    const focused = body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const made = [];
+    for (let index = first; index < last; index += 1) {
+      const row = shown[index];
+      const cells = columns.map((column) => h("div", { role: "cell", class: `cell${column.number ? " number" : ""}` }, column.show(row)));
+      const line = h("div", { class: `row ${verdict?.(row) ?? ""}`, role: "row", "aria-rowindex": index + 2 }, cells);
+      line.style.gridTemplateColumns = template;
+      line.style.top = `${index * ROW}px`;
+      made.push(line);
+    }
+    body.replaceChildren(...made);
+    if (focused) body.querySelector(`[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  }
+
+  addEventListener("resize", draw);
+  return { element, update: (fresh) => { rows = fresh; arrange(); }, end: () => removeEventListener("resize", draw) };
+}

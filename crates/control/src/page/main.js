@@ -1,0 +1,91 @@
+// The frame around the views: which one is open, and how the mesh is as a whole.
+
+import { h, say, rate, share } from "./dom.js";
+import { watch } from "./mesh.js";
+import * as views from "./views.js";
+
+const TABS = [
+  ["", "Topology", views.topology],
+  ["services", "Services", views.services],
+  ["routes", "Routes", views.routes],
+  ["policies", "Policies", views.policies],
+  ["sidecars", "Sidecars", views.sidecars],
+  ["documents", "Documents", views.rejected],
+  ["playground", "Playground", views.playground],
+];
+
+const main = document.getElementById("main");
+const counts = new Map();
+let open = null;
+
+const tabs = TABS.map(([path, title]) => {
+  const count = h("span", { class: "count" });
+  counts.set(path, count);
+  return h("a", { href: `#/${path}`, "data-path": path }, title, count);
+});
+document.getElementById("tabs").append(...tabs);
+
+const trouble = h("span", { class: "chip bad", hidden: true }, h("i", { class: "dot" }), "");
+function fail(error) {
+  trouble.hidden = false;
+  trouble.lastChild.textContent = `The control plane does not answer: ${error.message}`;
+}
+
+function path() {
+  const hash = location.hash.replace(/^#\/?/, "");
+  try {
+    return decodeURIComponent(hash);
+  } catch {
+    return "";
+  }
+}
+
+function route() {
+  const wanted = path();
+  open?.end();
+  const service = wanted.match(/^service\/([^/]+\/[^/]+)$/);
+  const [tab, title, make] = TABS.find(([known]) => known === wanted) ?? TABS[0];
+  const current = service ? "services" : tab;
+  for (const link of tabs) {
+    if (link.dataset.path === current) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  open = service ? views.service(fail, service[1]) : make(fail);
+  document.title = `${service ? service[1] : title} · Leno`;
+  main.replaceChildren(open.element);
+  scrollTo(0, 0);
+}
+addEventListener("hashchange", () => { route(); main.focus({ preventScroll: true }); });
+route();
+
+const name = h("span", { class: "chip" });
+const mode = h("span", { class: "chip accent" });
+document.getElementById("mesh").append(name, mode);
+const chip = () => h("span", { class: "chip" }, h("i", { class: "dot" }), h("b"));
+const [sidecars, requests, success] = [chip(), chip(), chip()];
+document.getElementById("health").append(requests, success, sidecars, trouble);
+
+const put = (element, state, text) => {
+  element.setAttribute("class", `chip ${state}`);
+  say(element.lastChild, text);
+};
+
+watch(["/status", "/traffic"], (status, traffic) => {
+  trouble.hidden = true;
+  say(name, status.trust_domain);
+  say(mode, `${status.traffic_mode} mode`);
+  const healthy = status.proxies >= status.workloads && status.behind === 0 && status.refusing === 0;
+  put(sidecars, healthy ? "good" : "warn", `${status.proxies} of ${status.workloads} sidecars`);
+  // A step that a route makes is no request of its own.
+  const calls = traffic.edges.filter((edge) => edge.kind !== "route");
+  const total = calls.reduce((sum, edge) => sum + edge.per_second, 0);
+  const fine = calls.reduce((sum, edge) => sum + edge.per_second * (edge.success ?? 0), 0);
+  put(requests, "", rate(total));
+  const whole = total > 0 ? fine / total : null;
+  put(success, whole === null ? "" : whole < 0.95 ? "bad" : whole < 0.99 ? "warn" : "good", `${share(whole)} success`);
+  say(counts.get("services"), `${status.services}`);
+  say(counts.get("sidecars"), `${status.proxies}`);
+  const documents = counts.get("documents");
+  documents.setAttribute("class", status.rejected > 0 ? "count bad" : "count");
+  say(documents, status.rejected > 0 ? `${status.rejected}` : "");
+}, fail);

@@ -1,0 +1,112 @@
+// Plots over time: areas and lines, with the figures of the moment under the pointer.
+
+import { h, s } from "./dom.js";
+
+const HEIGHT = 190;
+const LEFT = 52;
+const RIGHT = 12;
+const TOP = 12;
+const BOTTOM = 24;
+
+// curves: [{ name, color, values, area }]; a value may be absent.
+export function plot({ title, curves: kinds, format }) {
+  let width = 640;
+  const svg = s("svg", { role: "img", "aria-label": title, tabindex: 0 });
+  const keys = kinds.map((kind) => {
+    const value = h("span", { class: "value" });
+    return { value, element: h("span", { class: "key" }, h("i", { class: kind.color }), kind.name, value) };
+  });
+  const when = h("span", { class: "note" });
+  const element = h("section", { class: "card" }, h("header", {}, h("h2", {}, title), h("span", { class: "space" }), when, ...keys.map((key) => key.element)), h("div", { class: "plot" }, svg));
+  let curves = [];
+  let step = 10;
+  let at = null;
+
+  const count = () => curves[0]?.length ?? 0;
+  const x = (index) => LEFT + (index / Math.max(1, count() - 1)) * (width - LEFT - RIGHT);
+
+  function top() {
+    const most = Math.max(0, ...curves.flat().filter((value) => value !== null));
+    if (most <= 0) return 1;
+    const unit = 10 ** Math.floor(Math.log10(most));
+    return [1, 1.5, 2, 3, 4, 5, 7.5, 10].map((factor) => factor * unit).find((limit) => limit >= most);
+  }
+
+  function draw() {
+    // As wide as there is room, so that letters keep their size.
+    width = Math.max(240, svg.clientWidth || width);
+    svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const limit = top();
+    const y = (value) => TOP + (1 - value / limit) * (HEIGHT - TOP - BOTTOM);
+    const parts = [];
+    for (const mark of [0, 0.5, 1]) {
+      const level = y(mark * limit);
+      parts.push(s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: level, y2: level }));
+      parts.push(s("text", { x: LEFT - 8, y: level + 4, "text-anchor": "end" }, format(mark * limit)));
+    }
+    const total = (count() - 1) * step;
+    for (const part of [0, 0.5, 1]) {
+      const seconds = total * (1 - part);
+      const told = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
+      const place = LEFT + part * (width - LEFT - RIGHT);
+      parts.push(s("text", { x: place, y: HEIGHT - 6, "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" }, told));
+    }
+    curves.forEach((values, index) => {
+      const { color, area } = kinds[index];
+      for (const run of runs(values)) {
+        // Nothing is no curve: a red line would be seen as something.
+        if (area && run.every(([, value]) => value === 0)) continue;
+        const points = run.map(([place, value]) => `${x(place).toFixed(1)} ${y(value).toFixed(1)}`);
+        if (area) parts.push(s("path", { class: `area ${color}`, d: `M${x(run[0][0])} ${y(0)} L${points.join(" L")} L${x(run[run.length - 1][0])} ${y(0)} Z` }));
+        if (points.length === 1) parts.push(s("circle", { class: color, cx: x(run[0][0]), cy: y(run[0][1]), r: 2.5 }));
+        else parts.push(s("path", { class: `curve ${color}`, d: `M${points.join(" L")}` }));
+      }
+    });
+    const last = at ?? count() - 1;
+    if (at !== null) parts.push(s("line", { class: "cursor", x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
+    svg.replaceChildren(...parts);
+    keys.forEach((key, index) => {
+      const value = curves[index]?.[last];
+      key.value.textContent = value === null || value === undefined ? "–" : format(value);
+    });
+    const ago = (count() - 1 - last) * step;
+    when.textContent = at === null ? "" : ago === 0 ? "now" : ago >= 120 ? `${Math.round(ago / 60)} min ago` : `${ago} s ago`;
+  }
+
+  const point = (event) => {
+    const box = svg.getBoundingClientRect();
+    const part = (((event.clientX - box.left) / box.width) * width - LEFT) / (width - LEFT - RIGHT);
+    at = Math.max(0, Math.min(count() - 1, Math.round(part * (count() - 1))));
+    draw();
+  };
+  const leave = () => { at = null; draw(); };
+  svg.addEventListener("pointermove", point);
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("blur", leave);
+  svg.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    at = Math.max(0, Math.min(count() - 1, (at ?? count() - 1) + by));
+    draw();
+    svg.setAttribute("aria-label", `${title}: ${when.textContent}, ${keys.map((key, index) => `${kinds[index].name} ${key.value.textContent}`).join(", ")}`);
+  });
+
+  new ResizeObserver(() => { if (svg.clientWidth !== width) draw(); }).observe(svg);
+
+  return { element, update: (fresh, seconds) => { curves = fresh; step = seconds; draw(); } };
+}
+
+// What stands together without a gap.
+function runs(values) {
+  const found = [];
+  let run = [];
+  values.forEach((value, place) => {
+    if (value === null || value === undefined) {
+      if (run.length) found.push(run);
+      run = [];
+    } else run.push([place, value]);
+  });
+  if (run.length) found.push(run);
+  return found;
+}

@@ -1,0 +1,149 @@
+//! Who gets in, and what every answer carries.
+
+use tokio::sync::{mpsc, watch};
+
+use super::*;
+use crate::owner::Answer;
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    let pair = |(name, value): &(&'static str, &str)| {
+        (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+    };
+    pairs.iter().map(pair).collect()
+}
+
+fn outcome(token: Option<&str>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
+    match admit(token, &headers(pairs), target) {
+        Entry::Admitted => 200,
+        Entry::Turned(response) => response.status().as_u16(),
+    }
+}
+
+#[test]
+fn a_name_of_somebody_else_does_not_lead_here() {
+    for host in ["127.0.0.1", "127.0.0.1:9", "[::1]:80", "[::1]", "localhost:1", "LocalHost"] {
+        assert_eq!(outcome(None, &[("host", host)], "/"), 200, "{host}");
+    }
+    for host in ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.x", ""] {
+        assert_eq!(outcome(None, &[("host", host)], "/"), 421, "{host}");
+    }
+    assert_eq!(outcome(None, &[], "/"), 421);
+}
+
+#[test]
+fn beyond_loopback_only_the_token_lets_in() {
+    let token = Some("secret");
+    let host = ("host", "192.0.2.1:80");
+    for (pairs, target, expected) in [
+        (&[host][..], "/", 401),
+        (&[host], "/?token=wrong", 401),
+        (&[host], "/?token=secret", 303),
+        (&[host], "/?token=secret2", 401),
+        (&[host, ("cookie", "leno-page=secret")], "/api/status", 200),
+        (&[host, ("cookie", "a=b; leno-page=secret")], "/", 200),
+        (&[host, ("cookie", "leno-page=secre")], "/", 401),
+        (&[host, ("cookie", "leno-pagesecret")], "/", 401),
+        (&[host, ("authorization", "Bearer secret")], "/", 200),
+        (&[host, ("authorization", "Basic secret")], "/", 401),
+        (&[("host", "mesh.example")], "/", 401),
+        (&[("host", "mesh.example"), ("authorization", "Bearer secret")], "/", 200),
+    ] {
+        assert_eq!(outcome(token, pairs, target), expected, "{pairs:?} {target}");
+    }
+    let Entry::Turned(response) = admit(token, &headers(&[host]), "/?token=secret") else {
+        panic!("it is sent on");
+    };
+    let cookie = response.headers().get(SET_COOKIE).unwrap().to_str().unwrap();
+    assert_eq!(cookie, "leno-page=secret; HttpOnly; SameSite=Strict; Path=/");
+    assert_eq!(response.headers().get(LOCATION).unwrap(), "/");
+}
+
+/// What a real connection to the page says.
+async fn ask(address: SocketAddr, request: &str) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn it_serves_its_files_and_only_reads() {
+    let page = Page::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = page.address();
+    assert_eq!(page.url(), format!("http://{address}/"));
+    let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
+    let (stop, stopping) = watch::channel(false);
+    let playground = Playground::new(|objects, asked| match asked.from.as_str() {
+        "a/b" => Ok(format!("{} objects, {}", objects.len(), asked.url)),
+        other => Err(format!("there is no {other}")),
+    });
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(page.serve(questions, Some(playground), stopping));
+    tasks.spawn(async move {
+        while let Some((question, answer)) = asked.recv().await {
+            let told = match question {
+                Question::Objects => Answer::Objects(Vec::new()),
+                question => Answer::Json(format!("{question:?}").into()),
+            };
+            drop(answer.send(told));
+        }
+    });
+    let request =
+        |line: &str| format!("{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    for (path, kind, _) in FILES {
+        let answer = ask(address, &request(&format!("GET {path}"))).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        assert!(answer.contains(&format!("content-type: {kind}")), "{path}");
+        assert!(answer.contains("content-security-policy: default-src 'none'; script-src 'self'"));
+        assert!(answer.contains("x-content-type-options: nosniff"));
+    }
+    for (line, expected) in [
+        ("GET /api/status", "200 OK"),
+        ("GET /api/history?service=a/b", "200 OK"),
+        ("GET /api/history?service=a", "404 Not Found"),
+        ("GET /api/explain?from=a%2Fb&url=x", "200 OK"),
+        ("GET /api/explain?from=c&url=x", "400 Bad Request"),
+        ("GET /api/explain?to=c", "400 Bad Request"),
+        ("POST /api/explain?from=a%2Fb&url=x", "405 Method Not Allowed"),
+        ("GET /api/metrics", "404 Not Found"),
+        ("GET /status", "404 Not Found"),
+        ("GET /api/token", "404 Not Found"),
+        ("POST /api/token?workload=a/b", "405 Method Not Allowed"),
+        ("POST /api/reload", "405 Method Not Allowed"),
+        ("DELETE /", "405 Method Not Allowed"),
+        ("GET /../page.css", "404 Not Found"),
+    ] {
+        let answer = ask(address, &request(line)).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{line}: {answer}");
+        assert!(answer.contains("frame-ancestors 'none'"), "{line}: {answer}");
+    }
+    stop.send_replace(true);
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn beyond_loopback_it_has_a_new_token_each_time() {
+    let open = || async { Page::open("0.0.0.0:0".parse().unwrap()).await.unwrap().token.unwrap() };
+    let (one, other) = (open().await, open().await);
+    assert!(one.len() >= 32 && one != other, "{one} {other}");
+}
+
+/// Nothing of the page is fetched from elsewhere, and nothing needs what its policy forbids.
+#[test]
+fn the_files_keep_to_the_policy() {
+    for (path, _, content) in FILES {
+        for foreign in ["https://", "//cdn", "@import", " style=", "onclick=", "eval(", "innerHTML"]
+        {
+            assert!(!content.contains(foreign), "{path} has {foreign}");
+        }
+        let schemes = content.matches("http://").count();
+        // The name of a language, and an example of what to type.
+        let meant = ["http://www.w3.org/2000/svg", "http://ratings.bookinfo:9080/"];
+        let meant: usize = meant.iter().map(|text| content.matches(text).count()).sum();
+        assert_eq!(schemes, meant, "{path} names another site");
+    }
+}

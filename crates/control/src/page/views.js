@@ -1,0 +1,275 @@
+// The views: each makes its elements once, and writes what the mesh says into them while it is open.
+
+import { h, say, rate, share, latency, cpu, memory, span, verdict, spark } from "./dom.js";
+import { graph } from "./graph.js";
+import { list } from "./list.js";
+import { plot } from "./plot.js";
+import { watch } from "./mesh.js";
+
+const NODES_MAX = 80;
+
+const link = (service, text = service) => h("a", { href: `#/service/${service}` }, text);
+const words = (items) => items.join(", ") || "–";
+const ink = (state, text) => h("span", { class: `${state}-ink` }, text);
+
+// An open view: what to put on the page, and how to end it.
+function view(element, paths, show, fail, end) {
+  const stop = watch(paths, show, fail);
+  return { element, end: () => { stop(); end?.(); } };
+}
+
+const idle = { per_second: 0, success: null, p50_ms: null, p99_ms: null, requests: 0, failed: 0, recent: [] };
+
+export function topology(fail) {
+  const picture = graph({ open: (node) => { location.hash = node.kind === "service" ? `#/service/${node.id}` : "#/sidecars"; } });
+  const more = h("span", { class: "note" });
+  const empty = h("p", { class: "empty" }, "No service has been called yet. Requests appear here within a few seconds.");
+  const swatch = (state, text) => h("span", {}, h("i", { class: `swatch ${state}` }), text);
+  const legend = h("div", { class: "legend" }, swatch("good", "99 % and more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "less: it fails"), swatch("", "idle"), swatch("route", "led there by a route"), h("span", {}, "The lock: mutual TLS, both ends verified"));
+  const card = h("section", { class: "card" }, picture.element, empty, legend);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), more), card);
+  return view(element, ["/traffic", "/services"], (traffic, services) => {
+    const { nodes, edges, left } = drawn(traffic, services);
+    empty.hidden = nodes.length > 0;
+    picture.element.hidden = nodes.length === 0;
+    say(more, left > 0 ? `the ${NODES_MAX} busiest; ${left} more under Services` : "");
+    if (nodes.length > 0) picture.update(nodes, edges);
+  }, fail);
+}
+
+// Services and callers that have to do with each other; those that fail and the busiest first.
+export function drawn(traffic, services) {
+  const rates = new Map(traffic.services.map((service) => [service.name, service]));
+  const nodes = new Map();
+  const add = (kind, name) => {
+    const id = kind === "workload" ? `workload ${name}` : name;
+    if (!nodes.has(id)) {
+      const [namespace, short] = name.split("/");
+      nodes.set(id, { id, kind, name: short, namespace, rates: kind === "workload" ? idle : rates.get(name) ?? idle });
+    }
+    return id;
+  };
+  let edges = traffic.edges.map((edge) => ({
+    ...edge,
+    from: add(edge.kind === "workload" ? "workload" : "service", edge.from),
+    to: add("service", edge.to),
+    rates: edge,
+  }));
+  // What nobody calls is shown as well, as long as all of it can be seen.
+  if (services.length <= NODES_MAX / 2) for (const service of services) add("service", service.name);
+  const weight = (node) => (verdict(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
+  const kept = [...nodes.values()].sort((one, other) => weight(other) - weight(one) || one.id.localeCompare(other.id, "en"));
+  const left = Math.max(0, kept.length - NODES_MAX);
+  const shown = kept.slice(0, NODES_MAX).sort((one, other) => one.id.localeCompare(other.id, "en"));
+  const ids = new Set(shown.map((node) => node.id));
+  edges = edges.filter((edge) => ids.has(edge.from) && ids.has(edge.to));
+  return { nodes: shown, edges, left };
+}
+
+const rated = [
+  { name: "Rate", width: "90px", number: true, value: (row) => row.rates.per_second, show: (row) => rate(row.rates.per_second) },
+  { name: "Success", width: "90px", number: true, value: (row) => row.rates.success ?? 2, show: (row) => ink(verdict(row.rates), share(row.rates.success)) },
+  { name: "p50", width: "84px", number: true, value: (row) => row.rates.p50_ms, show: (row) => latency(row.rates.p50_ms) },
+  { name: "p99", width: "84px", number: true, value: (row) => row.rates.p99_ms, show: (row) => latency(row.rates.p99_ms) },
+  { name: "Last minutes", width: "120px", show: (row) => spark(row.rates.recent) },
+];
+
+export function services(fail) {
+  const table = list({
+    label: "Services",
+    columns: [
+      { name: "Service", width: "minmax(180px, 2fr)", value: (row) => row.name, show: (row) => link(row.name) },
+      ...rated,
+      { name: "Endpoints", width: "90px", number: true, value: (row) => row.endpoints, show: (row) => `${row.endpoints}` },
+      { name: "Routes", width: "minmax(120px, 1fr)", value: (row) => words(row.routes), show: (row) => words(row.routes) },
+    ],
+    verdict: (row) => verdict(row.rates),
+    sort: { column: 1, down: true },
+  });
+  return view(table.element, ["/services", "/traffic"], (all, traffic) => {
+    const rates = new Map(traffic.services.map((service) => [service.name, service]));
+    table.update(all.map((service) => ({
+      name: service.name,
+      rates: rates.get(service.name) ?? idle,
+      endpoints: Math.max(0, ...service.ports.map((port) => port.endpoints.length)),
+      routes: service.routes,
+    })));
+  }, fail, table.end);
+}
+
+export function routes(fail) {
+  const table = list({
+    label: "Routes",
+    columns: [
+      { name: "Route", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
+      { name: "Kind", width: "110px", value: (row) => row.kind, show: (row) => row.kind },
+      { name: "Attached to", width: "minmax(160px, 1fr)", value: (row) => words(row.parents), show: (row) => words(row.parents) },
+      { name: "Leads to", width: "minmax(200px, 1.6fr)", value: (row) => words(row.backends), show: (row) => words(row.backends) },
+      ...rated.slice(0, 2),
+      { name: "Requests", width: "90px", number: true, value: (row) => row.rates.requests, show: (row) => `${row.rates.requests}` },
+      { name: "Status", width: "minmax(120px, 1fr)", value: (row) => words(row.problems), show: (row) => state(row.problems) },
+    ],
+    verdict: (row) => (row.problems.length ? "bad" : verdict(row.rates)),
+  });
+  return view(table.element, ["/routes", "/traffic"], (all, traffic) => {
+    const rates = new Map(traffic.routes.map((route) => [route.name, route]));
+    table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle })));
+  }, fail, table.end);
+}
+
+const state = (problems) => (problems.length ? h("span", { class: "bad-ink", title: problems.join("\n") }, problems.join("; ")) : ink("good", "in force"));
+
+export function policies(fail) {
+  const table = list({
+    label: "Policies",
+    columns: [
+      { name: "Policy", width: "minmax(180px, 1fr)", value: (row) => row.name, show: (row) => row.name },
+      { name: "Kind", width: "120px", value: (row) => row.kind, show: (row) => row.kind },
+      { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destination, show: (row) => row.destination },
+      { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => words(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, words(row.sources)) },
+      { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => words(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, words(row.rules)) },
+      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", "not enforced: permissive")) },
+    ],
+    verdict: (row) => (row.problems.length ? "bad" : ""),
+  });
+  return view(table.element, ["/policies"], table.update, fail, table.end);
+}
+
+export function sidecars(fail) {
+  const table = list({
+    label: "Sidecars",
+    columns: [
+      { name: "Workload", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
+      { name: "State", width: "minmax(130px, 1fr)", value: (row) => row.told, show: (row) => ink(row.state, row.told) },
+      { name: "In", width: "84px", number: true, value: (row) => row.use?.inbound_per_second ?? 0, show: (row) => rate(row.use?.inbound_per_second) },
+      { name: "Out", width: "84px", number: true, value: (row) => row.use?.outbound_per_second ?? 0, show: (row) => rate(row.use?.outbound_per_second) },
+      { name: "CPU", width: "96px", number: true, value: (row) => row.use?.cpu_cores ?? 0, show: (row) => cpu(row.use?.cpu_cores ?? 0) },
+      { name: "Memory", width: "90px", number: true, value: (row) => row.use?.memory_kib ?? 0, show: (row) => (row.use ? memory(row.use.memory_kib) : "–") },
+      { name: "Connected", width: "96px", number: true, value: (row) => row.proxy?.connected_seconds ?? -1, show: (row) => span(row.proxy?.connected_seconds) },
+      { name: "Certificate", width: "110px", number: true, value: (row) => row.left ?? -1, show: (row) => (row.left === 0 ? ink("bad", "expired") : span(row.left)) },
+      { name: "Services", width: "minmax(120px, 1fr)", value: (row) => words(row.services), show: (row) => words(row.services) },
+      { name: "Version", width: "80px", value: (row) => row.proxy?.version ?? "", show: (row) => row.proxy?.version ?? "–" },
+    ],
+    verdict: (row) => row.state,
+  });
+  return view(table.element, ["/workloads", "/proxies", "/certificates", "/traffic"], (workloads, proxies, certificates, traffic) => {
+    const by = (items) => new Map(items.map((item) => [item.workload, item]));
+    const [proxy, certificate, use] = [by(proxies), by(certificates), by(traffic.sidecars)];
+    table.update(workloads.map((workload) => {
+      const found = proxy.get(workload.name);
+      const behind = found && (found.behind_seconds ?? 0) > 10;
+      const [state, told] = !found ? ["bad", workload.sidecar]
+        : found.refused > 0 ? ["bad", `refuses ${found.refused}`]
+          : behind ? ["warn", `behind for ${span(found.behind_seconds)}`] : ["good", "current"];
+      return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), left: certificate.get(workload.name)?.valid_for_seconds };
+    }));
+  }, fail, table.end);
+}
+
+export function rejected(fail) {
+  const findings = h("div");
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Documents"), h("span", { class: "note" }, "what is refused, and what is odd")), findings);
+  const finding = (kind, item) => {
+    const place = [item.file, item.line, item.column].filter(Boolean).join(":");
+    const object = [item.kind, [item.namespace, item.name].filter(Boolean).join("/")].filter(Boolean).join(" ");
+    return h("section", { class: `card finding ${kind}` }, h("h2", {}, [object, item.field].filter(Boolean).join(": ") || place), h("p", { class: "mono" }, place), h("p", {}, item.problem), h("p", {}, item.remedy));
+  };
+  return view(element, ["/rejected"], (told) => {
+    const made = [...told.rejected.map((item) => finding("", item)), ...told.warnings.map((item) => finding("warn", item))];
+    if (told.trust_domain) made.unshift(finding("", { kind: "MeshConfig", problem: told.trust_domain }));
+    findings.replaceChildren(...(made.length ? made : [h("p", { class: "card empty" }, "Nothing is refused, and nothing is odd.")]));
+  }, fail);
+}
+
+export function service(fail, name) {
+  let hour = false;
+  const figure = (what) => {
+    const value = h("div", { class: "value" }, "–");
+    return { value, element: h("div", { class: "card tile" }, h("div", { class: "what" }, what), value) };
+  };
+  const [perSecond, success, p50, p99, total] = ["Requests", "Success", "Latency p50", "Latency p99", "Requests so far"].map(figure);
+  const plots = [
+    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: rate }),
+    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: latency }),
+    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: rate }),
+  ];
+  const pick = (wanted, text) => h("button", { type: "button", "aria-pressed": String(hour === wanted), click: () => { hour = wanted; buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(hour === (index === 1)))); if (last) show(...last); } }, text);
+  const buttons = [pick(false, "6 minutes"), pick(true, "1 hour")];
+  const chip = h("span", { class: "chip" });
+  const callers = h("tbody");
+  const callees = h("tbody");
+  const reasons = h("tbody");
+  const endpoints = h("tbody");
+  const card = (title, names, body) => h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ...names.map((text, index) => h("th", { class: index > 0 ? "number" : "", scope: "col" }, text)))), body));
+  const element = h("div", {},
+    h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "How far back" }, ...buttons)),
+    h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
+    h("div", { class: "grid" }, ...plots.map((part) => part.element)),
+    h("div", { class: "grid" }, card("Called by", ["", "rate", "success", "p99"], callers), card("Calls", ["", "rate", "success", "p99"], callees)),
+    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures", ["", "requests"], reasons)));
+  let last = null;
+  const none = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
+  const cells = (first, ...rest) => h("tr", {}, h("td", {}, first), ...rest.map((text) => h("td", { class: "number" }, text)));
+  function show(history, traffic, services) {
+    last = [history, traffic, services];
+    const rates = history?.rates ?? idle;
+    const state = verdict(rates);
+    chip.setAttribute("class", `chip ${state === "idle" ? "" : state}`);
+    say(chip, { good: "healthy", warn: "some fail", bad: "failing", idle: "no requests" }[state]);
+    say(perSecond.value, rate(rates.per_second));
+    say(success.value, share(rates.success));
+    success.value.setAttribute("class", `value ${state === "idle" ? "" : `${state}-ink`}`);
+    say(p50.value, latency(rates.p50_ms));
+    say(p99.value, latency(rates.p99_ms));
+    say(total.value, `${rates.requests}`);
+    const steps = history?.plots[hour ? 1 : 0];
+    if (steps) {
+      const seconds = steps.step_seconds;
+      // The last step is not over: it would seem that everything falls.
+      const past = (values) => values.slice(0, -1);
+      const perStep = (counts) => past(counts).map((count) => count / seconds);
+      plots[0].update([perStep(steps.requests)], seconds);
+      plots[1].update([past(steps.p99_ms), past(steps.p50_ms)], seconds);
+      plots[2].update([perStep(steps.failed)], seconds);
+    }
+    const line = (edge, other, isService) => cells(isService ? link(other) : other, rate(edge.per_second), ink(verdict(edge), share(edge.success)), latency(edge.p99_ms));
+    const into = traffic.edges.filter((edge) => edge.to === name).map((edge) => line(edge, edge.from, edge.kind !== "workload"));
+    const out = traffic.edges.filter((edge) => edge.from === name && edge.kind !== "workload").map((edge) => line(edge, edge.to, true));
+    callers.replaceChildren(...(into.length ? into : [none("Nobody has called it.", 4)]));
+    callees.replaceChildren(...(out.length ? out : [none("It has called nobody.", 4)]));
+    const found = services.find((one) => one.name === name);
+    const places = (found?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
+    endpoints.replaceChildren(...(places.length ? places : [none(found ? "It has no endpoint." : "There is no such service.", 2)]));
+    const why = Object.entries(history?.reasons ?? {}).sort((one, other) => other[1] - one[1]).map(([reason, count]) => cells(h("span", { class: "mono" }, reason), `${count}`));
+    reasons.replaceChildren(...(why.length ? why : [none(rates.failed > 0 ? "The application itself answered with errors." : "No request has failed with a reason.", 2)]));
+  }
+  return view(element, [`/history?service=${name}`, "/traffic", "/services"], show, fail);
+}
+
+export function playground(fail) {
+  const output = h("pre", { class: "mono answer", "aria-live": "polite", tabindex: 0 }, "Which rules, policies and endpoints would decide a request? Nothing is sent: it is decided here, by the code of the sidecars, on the mesh as it is.");
+  const input = (label, attributes) => {
+    const field = h("input", { type: "text", spellcheck: "false", ...attributes });
+    return { field, element: h("label", {}, h("span", {}, label), field) };
+  };
+  const from = input("From the workload", { list: "workloads", placeholder: "bookinfo/productpage-1", required: true });
+  const url = input("it asks for", { placeholder: "http://ratings.bookinfo:9080/ratings/1", required: true });
+  const method = input("by", { value: "GET" });
+  const header = input("with the header", { placeholder: "end-user: jason" });
+  const names = h("datalist", { id: "workloads" });
+  const decide = async (event) => {
+    event.preventDefault();
+    const query = new URLSearchParams({ from: from.field.value.trim(), url: url.field.value.trim(), method: method.field.value.trim() });
+    if (header.field.value.trim()) query.append("header", header.field.value.trim());
+    // A blank is written as %20 here, since a plus is a plus.
+    const answer = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(fail);
+    if (!answer) return;
+    output.textContent = await answer.text();
+    output.classList.toggle("bad-ink", !answer.ok);
+  };
+  const form = h("form", { class: "card ask", submit: decide }, from.element, url.element, method.element, header.element, names, h("button", { class: "primary" }, "Explain"));
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Playground"), h("span", { class: "note" }, "what would decide a request")), form, h("section", { class: "card" }, output));
+  return view(element, ["/workloads"], (workloads) => {
+    if (names.childElementCount !== workloads.length) names.replaceChildren(...workloads.map((workload) => h("option", { value: workload.name })));
+  }, fail);
+}

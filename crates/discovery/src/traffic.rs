@@ -1,0 +1,312 @@
+//! What a proxy counted, as it is told to the control plane: its form, its bounds, and its bytes.
+
+use std::time::Duration;
+
+use leno_model::{Reason, RouteName, ServiceAccount, ServiceName};
+
+use crate::proto;
+use crate::resource::{Invalid, account, parsed};
+
+/// What a proxy counted since its last message of this kind, or since it connected.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// How long ago that was.
+    pub span: Duration,
+    /// At most [`SERIES_MAX`]; further ones are not sent.
+    pub series: Vec<TrafficSeries>,
+    /// How many series were counted together, without a service.
+    pub folded: u32,
+    /// CPU time that the proxy took in that time.
+    pub cpu: Duration,
+    /// Its resident memory, without what is of files.
+    pub memory_kib: u64,
+}
+
+/// Requests and byte streams that ended and have these in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrafficSeries {
+    /// Whether they came to the workload, or from it.
+    pub direction: Direction,
+    /// The service that was called; none when several are counted together.
+    pub service: Option<ServiceName>,
+    /// Its port.
+    pub port: u16,
+    /// The route that decided.
+    pub route: Option<RouteName>,
+    /// The account of the verified peer.
+    pub peer: Option<ServiceAccount>,
+    /// How many, by class of status: without one, 1xx to 5xx.
+    pub classes: [u64; CLASSES],
+    /// How many of them failed; never more than there were.
+    pub failed: u64,
+    /// Why, for those that have a reason; none stands for reasons that only a newer proxy knows.
+    pub reasons: Vec<(Option<Reason>, u64)>,
+    /// Bytes of bodies received from clients.
+    pub bytes_in: u64,
+    /// Bytes of bodies sent to clients.
+    pub bytes_out: u64,
+    /// How long they took, by number of bucket, ascending.
+    pub durations: Vec<(u8, u64)>,
+}
+
+impl TrafficSeries {
+    /// How many requests ended.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+}
+
+/// Where requests went, as seen from the workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    /// To it.
+    Inbound,
+    /// From it.
+    Outbound,
+}
+
+pub(crate) fn traffic_to_wire(traffic: &Traffic) -> proto::Traffic {
+    proto::Traffic {
+        span_ms: u32::try_from(traffic.span.as_millis()).unwrap_or(u32::MAX),
+        series: traffic.series.iter().take(SERIES_MAX).map(series_to_wire).collect(),
+        folded: traffic.folded,
+        cpu_us: u64::try_from(traffic.cpu.as_micros()).unwrap_or(u64::MAX),
+        memory_kib: traffic.memory_kib,
+    }
+}
+
+fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
+    let name = |name: Option<String>| name.unwrap_or_default();
+    let reason = |(reason, requests): &(Option<Reason>, u64)| proto::TrafficReason {
+        reason: reason.map(Reason::label).unwrap_or_default().to_owned(),
+        requests: *requests,
+    };
+    let mut durations = Vec::with_capacity(series.durations.len() * 2);
+    let mut last = 0;
+    for (bucket, requests) in &series.durations {
+        durations.extend([u64::from(bucket.saturating_sub(last)), *requests]);
+        last = *bucket;
+    }
+    proto::TrafficSeries {
+        inbound: series.direction == Direction::Inbound,
+        service: name(series.service.as_ref().map(ToString::to_string)),
+        port: series.port.into(),
+        route: name(series.route.as_ref().map(ToString::to_string)),
+        peer: name(series.peer.as_ref().map(ToString::to_string)),
+        classes: series.classes.to_vec(),
+        failed: series.failed,
+        reasons: series.reasons.iter().take(REASONS_MAX).map(reason).collect(),
+        bytes_in: series.bytes_in,
+        bytes_out: series.bytes_out,
+        durations,
+    }
+}
+
+pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Result<Traffic, Invalid> {
+    if wire.series.len() > SERIES_MAX {
+        return Err(Invalid::new("traffic.series", format!("has more than {SERIES_MAX}")));
+    }
+    let series = wire.series.into_iter().enumerate().map(|(index, series)| {
+        let path = format_args!("traffic.series[{index}]").to_string();
+        series_from_wire(series).map_err(|invalid| invalid.under(path))
+    });
+    Ok(Traffic {
+        span: Duration::from_millis(wire.span_ms.into()),
+        series: series.collect::<Result<_, _>>()?,
+        folded: wire.folded,
+        cpu: Duration::from_micros(wire.cpu_us),
+        memory_kib: wire.memory_kib,
+    })
+}
+
+fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid> {
+    let mut classes = [0; CLASSES];
+    if wire.classes.len() != CLASSES {
+        return Err(Invalid::new("classes", format!("has not {CLASSES} numbers")));
+    }
+    classes.copy_from_slice(&wire.classes);
+    if wire.reasons.len() > REASONS_MAX {
+        return Err(Invalid::new("reasons", format!("has more than {REASONS_MAX}")));
+    }
+    let reasons = wire.reasons.iter();
+    let reasons = reasons.map(|found| (Reason::from_label(&found.reason), found.requests));
+    let port = u16::try_from(wire.port).map_err(|_| Invalid::new("port", "is no port"))?;
+    let series = TrafficSeries {
+        direction: if wire.inbound { Direction::Inbound } else { Direction::Outbound },
+        service: optional("service", &wire.service)?,
+        port,
+        route: optional("route", &wire.route)?,
+        peer: match wire.peer.as_str() {
+            "" => None,
+            peer => Some(account("peer", peer)?),
+        },
+        classes,
+        failed: wire.failed,
+        reasons: reasons.collect(),
+        bytes_in: wire.bytes_in,
+        bytes_out: wire.bytes_out,
+        durations: durations_from_wire(&wire.durations)?,
+    };
+    if series.failed > series.requests() {
+        return Err(Invalid::new("failed", "is more than there were"));
+    }
+    Ok(series)
+}
+
+fn optional<T>(field: &str, text: &str) -> Result<Option<T>, Invalid>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+{
+    (!text.is_empty()).then(|| parsed(field, text)).transpose()
+}
+
+fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, Invalid> {
+    let invalid = |reason: &str| Invalid::new("durations", reason);
+    let (pairs, []) = wire.as_chunks::<2>() else {
+        return Err(invalid("is not in pairs"));
+    };
+    let mut bucket = 0_u64;
+    let mut durations: Vec<(u8, u64)> = Vec::with_capacity(pairs.len().min(BUCKETS));
+    for [further, requests] in pairs {
+        bucket = bucket.saturating_add(*further);
+        let number = u8::try_from(bucket).ok().filter(|number| usize::from(*number) < BUCKETS);
+        let number = number.ok_or_else(|| invalid("names a bucket that does not exist"))?;
+        if *further == 0 && !durations.is_empty() {
+            return Err(invalid("names a bucket twice"));
+        }
+        durations.push((number, *requests));
+    }
+    Ok(durations)
+}
+
+/// How many series one message carries: with the longest names, every bucket and every reason it
+/// stays below what a proxy may say at once. Usual ones have 150 bytes.
+pub const SERIES_MAX: usize = 128;
+
+/// The least time between two of these messages, whatever a control plane asks for.
+pub const REPORT_EVERY_MIN: Duration = Duration::from_secs(1);
+
+/// No response, and five classes of status.
+pub const CLASSES: usize = 6;
+
+/// More than the closed list of reasons has.
+const REASONS_MAX: usize = 64;
+
+/// As many as a histogram of durations has.
+const BUCKETS: usize = 240;
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    fn series() -> TrafficSeries {
+        TrafficSeries {
+            direction: Direction::Outbound,
+            service: Some("bookinfo/ratings".parse().unwrap()),
+            port: 9080,
+            route: Some("bookinfo/ratings".parse().unwrap()),
+            peer: ServiceAccount::new("bookinfo", "reviews").ok(),
+            classes: [0, 0, 7, 0, 1, 2],
+            failed: 3,
+            reasons: vec![(Some(Reason::NoEndpoint), 2), (None, 1)],
+            bytes_in: 10,
+            bytes_out: 20_000,
+            durations: vec![(0, 1), (1, 2), (100, 6), (239, 1)],
+        }
+    }
+
+    fn traffic() -> Traffic {
+        Traffic {
+            span: Duration::from_millis(5_001),
+            series: vec![
+                series(),
+                TrafficSeries {
+                    direction: Direction::Inbound,
+                    service: None,
+                    port: 0,
+                    route: None,
+                    peer: None,
+                    classes: [0; CLASSES],
+                    failed: 0,
+                    reasons: vec![],
+                    bytes_in: 0,
+                    bytes_out: 0,
+                    durations: vec![],
+                },
+            ],
+            folded: 4,
+            cpu: Duration::from_micros(123),
+            memory_kib: 4_321,
+        }
+    }
+
+    #[test]
+    fn what_is_sent_arrives() {
+        let wire = traffic_to_wire(&traffic());
+        assert_eq!(traffic_from_wire(wire).unwrap(), traffic());
+    }
+
+    #[test]
+    fn a_usual_series_is_small() {
+        let durations = (60..90).map(|bucket| (bucket, 20)).collect();
+        let usual = TrafficSeries { durations, ..series() };
+        let message = proto::Traffic { series: vec![series_to_wire(&usual)], ..Default::default() };
+        assert!(message.encoded_len() < 200, "{}", message.encoded_len());
+    }
+
+    #[test]
+    fn what_is_larger_or_other_than_agreed_is_refused_with_its_field() {
+        type Spoil = fn(&mut proto::Traffic);
+        let cases: [(Spoil, &str); 10] = [
+            (|t| t.series = vec![t.series[0].clone(); SERIES_MAX + 1], "traffic.series"),
+            (|t| t.series[0].service = "x".into(), "traffic.series[0].service"),
+            (|t| t.series[0].route = "a/b/c".into(), "traffic.series[0].route"),
+            (|t| t.series[1].peer = " ".into(), "traffic.series[1].peer"),
+            (|t| t.series[0].port = 65_536, "traffic.series[0].port"),
+            (|t| t.series[0].classes.clear(), "traffic.series[0].classes"),
+            (|t| t.series[0].failed = 11, "traffic.series[0].failed"),
+            (|t| t.series[0].durations = vec![1], "traffic.series[0].durations"),
+            (|t| t.series[0].durations = vec![240, 1], "traffic.series[0].durations"),
+            (|t| t.series[0].durations = vec![3, 1, 0, 1], "traffic.series[0].durations"),
+        ];
+        for (spoil, field) in cases {
+            let mut wire = traffic_to_wire(&traffic());
+            spoil(&mut wire);
+            let error = traffic_from_wire(wire).unwrap_err();
+            assert_eq!(error.field, field, "{}", error.reason);
+        }
+        let mut wire = traffic_to_wire(&traffic());
+        wire.series[0].reasons = vec![proto::TrafficReason::default(); REASONS_MAX + 1];
+        assert_eq!(traffic_from_wire(wire).unwrap_err().field, "traffic.series[0].reasons");
+    }
+
+    #[test]
+    fn a_reason_that_only_a_newer_proxy_knows_is_counted_all_the_same() {
+        let mut wire = traffic_to_wire(&traffic());
+        wire.series[0].reasons[0].reason = "a-reason-of-next-year".to_owned();
+        let read = traffic_from_wire(wire).unwrap();
+        assert_eq!(read.series[0].reasons, [(None, 2), (None, 1)]);
+    }
+
+    #[test]
+    fn the_largest_message_stays_within_what_a_proxy_may_say() {
+        let name = ["n".repeat(63), "n".repeat(63), "n".repeat(63), "n".repeat(61)].join(".");
+        let longest = format!("{name}/{name}");
+        let full = TrafficSeries {
+            service: longest.parse().ok(),
+            route: longest.parse().ok(),
+            peer: ServiceAccount::new(&name, &name).ok(),
+            reasons: vec![(Some(Reason::NoEndpoint), u64::MAX); REASONS_MAX],
+            durations: (0..240).map(|bucket| (bucket, u64::from(u32::MAX))).collect(),
+            ..series()
+        };
+        let traffic = Traffic { series: vec![full; SERIES_MAX + 9], ..traffic() };
+        let wire = traffic_to_wire(&traffic);
+        assert_eq!(wire.series.len(), SERIES_MAX);
+        assert_eq!(wire.series[0].service, longest);
+        assert!(wire.encoded_len() < crate::frame::REQUEST_BYTES_MAX, "{}", wire.encoded_len());
+    }
+}

@@ -1,0 +1,127 @@
+//! What the sidecar counted, as the control plane is told of it: only what is new, within bounds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leno_discovery::traffic::SERIES_MAX;
+use leno_discovery::{Direction, Traffic, TrafficSeries};
+use leno_model::{Reason, ServiceAccount};
+use leno_telemetry::{Changes, SeriesChange, Telemetry, spent};
+
+/// What the control plane was told of, and when. What a stream took with it when it broke is not
+/// told again: the sidecar's own metrics miss nothing.
+pub(crate) struct Counted {
+    changes: Changes,
+    told: Instant,
+    /// CPU time at the last telling.
+    cpu: Duration,
+}
+
+impl Counted {
+    pub(crate) fn of(telemetry: Arc<Telemetry>) -> Self {
+        Self { changes: Changes::of(telemetry), told: Instant::now(), cpu: Duration::ZERO }
+    }
+
+    /// A stream begins. What was counted while there was none is not told: its reader could not
+    /// say when it happened.
+    pub(crate) fn connected(&mut self, now: Instant) {
+        self.changes.take(SERIES_MAX);
+        self.told = now;
+        self.cpu = spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
+    }
+
+    /// What is new, if any request has ended since the last time.
+    pub(crate) fn take(&mut self, now: Instant) -> Option<Traffic> {
+        let taken = self.changes.take(SERIES_MAX);
+        if taken.series.is_empty() {
+            return None;
+        }
+        let spent = spent(std::process::id()).ok();
+        let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
+        let traffic = Traffic {
+            span: now.duration_since(self.told),
+            series: taken.series.iter().map(series).collect(),
+            folded: u32::try_from(taken.folded).unwrap_or(u32::MAX),
+            cpu: cpu.saturating_sub(self.cpu),
+            memory_kib: spent.map_or(0, |spent| spent.own_kib),
+        };
+        (self.told, self.cpu) = (now, cpu);
+        Some(traffic)
+    }
+}
+
+/// Labels come from rules, services and identities; one that is none of these is left empty.
+fn series(change: &SeriesChange) -> TrafficSeries {
+    let labels = &change.labels;
+    let reasons = change.reasons.iter();
+    TrafficSeries {
+        direction: match labels.direction {
+            "inbound" => Direction::Inbound,
+            _ => Direction::Outbound,
+        },
+        service: labels.service.parse().ok(),
+        port: labels.port,
+        route: labels.route.parse().ok(),
+        peer: labels.peer.split_once('/').and_then(account),
+        classes: change.classes,
+        failed: change.failed,
+        reasons: reasons.map(|(reason, count)| (Reason::from_label(reason), *count)).collect(),
+        bytes_in: change.bytes_in,
+        bytes_out: change.bytes_out,
+        durations: change
+            .durations
+            .buckets()
+            .map(|(bucket, count)| (bucket, count.into()))
+            .collect(),
+    }
+}
+
+fn account((namespace, name): (&str, &str)) -> Option<ServiceAccount> {
+    ServiceAccount::new(namespace, name).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_telemetry::{Outcome, RequestLabels};
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_new_is_told_and_nothing_when_nothing_is() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let mut counted = Counted::of(Arc::clone(&telemetry));
+        let began = Instant::now();
+        counted.connected(began);
+        assert_eq!(counted.take(began), None);
+        let labels = RequestLabels {
+            direction: "inbound",
+            service: "bookinfo/ratings".to_owned(),
+            port: 9080,
+            route: String::new(),
+            peer: "bookinfo/reviews".to_owned(),
+            protocol: "http",
+        };
+        let outcome = Outcome {
+            status: 403,
+            reason: Some(Reason::Denied.label()),
+            grpc: None,
+            duration: Duration::from_millis(3),
+            bytes_in: 1,
+            bytes_out: 2,
+        };
+        shard.record(shard.series(&labels), &outcome);
+        let told = counted.take(began + Duration::from_secs(5)).unwrap();
+        assert_eq!(told.span, Duration::from_secs(5));
+        assert!(told.memory_kib > 0);
+        let [series] = &told.series[..] else { panic!("{told:?}") };
+        assert_eq!(series.direction, Direction::Inbound);
+        assert_eq!(series.peer, ServiceAccount::new("bookinfo", "reviews").ok());
+        assert_eq!((series.requests(), series.failed, series.durations.len()), (1, 1, 1));
+        assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
+        assert_eq!(counted.take(began + Duration::from_secs(10)), None);
+        shard.record(shard.series(&labels), &outcome);
+        counted.connected(began + Duration::from_secs(3600));
+        assert_eq!(counted.take(began + Duration::from_secs(3605)), None);
+    }
+}

@@ -1,0 +1,272 @@
+//! Changes: what every series counted since somebody last looked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::histogram::SparseHistogram;
+use crate::series::{RequestLabels, SeriesTotals};
+use crate::status::CLASSES;
+use crate::tally::Ending;
+use crate::telemetry::Telemetry;
+
+/// Looks at all series from time to time and tells what is new. It remembers what it saw: about
+/// half a KiB for a series.
+#[derive(Debug)]
+pub struct Changes {
+    telemetry: Arc<Telemetry>,
+    seen: BTreeMap<RequestLabels, Seen>,
+}
+
+/// What was new at one look.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// The series that counted something, in order of their labels.
+    pub series: Vec<SeriesChange>,
+    /// How many more did; they are counted together under labels without a service.
+    pub folded: usize,
+}
+
+/// What one series counted between two looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeriesChange {
+    /// Its labels.
+    pub labels: RequestLabels,
+    /// How many requests ended, by class of status: without one, 1xx to 5xx.
+    pub classes: [u64; CLASSES],
+    /// How many of them failed.
+    pub failed: u64,
+    /// Why, for those that have a reason.
+    pub reasons: BTreeMap<&'static str, u64>,
+    /// Bytes of bodies received from clients.
+    pub bytes_in: u64,
+    /// Bytes of bodies sent to clients.
+    pub bytes_out: u64,
+    /// How long they took.
+    pub durations: SparseHistogram,
+}
+
+impl Changes {
+    /// Has seen nothing yet: the first look tells of everything since the start.
+    #[must_use]
+    pub fn of(telemetry: Arc<Telemetry>) -> Self {
+        Self { telemetry, seen: BTreeMap::new() }
+    }
+
+    /// What is new since the last look: at most `series_max` series, the busiest ones, and one for
+    /// each direction that sums up the others.
+    pub fn take(&mut self, series_max: usize) -> Taken {
+        let mut series = Vec::new();
+        for (labels, cells) in self.telemetry.series() {
+            let now = Seen::of(&SeriesTotals::sum(labels.clone(), &cells));
+            let before = self.seen.get(&labels);
+            if let Some(change) = now.since(before, &labels) {
+                self.seen.insert(labels, now);
+                series.push(change);
+            }
+        }
+        let folded = fold(&mut series, series_max);
+        Taken { series, folded }
+    }
+}
+
+/// Leaves the busiest ones and sums the others up; says how many those were.
+fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
+    if series.len() <= series_max {
+        return 0;
+    }
+    series.sort_by_key(|change| std::cmp::Reverse(change.requests()));
+    let mut rest = series.split_off(series_max.saturating_sub(DIRECTIONS));
+    let folded = rest.len();
+    let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
+    for mut change in rest.drain(..) {
+        let labels = RequestLabels { service: String::new(), ..change.labels.folded() };
+        change.labels = labels.clone();
+        match sums.get_mut(&labels) {
+            Some(sum) => sum.merge(&change),
+            None => drop(sums.insert(labels, change)),
+        }
+    }
+    series.extend(sums.into_values());
+    series.sort_by(|one, other| one.labels.cmp(&other.labels));
+    folded
+}
+
+impl SeriesChange {
+    /// How many requests ended.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    fn merge(&mut self, other: &Self) {
+        for (sum, more) in self.classes.iter_mut().zip(other.classes) {
+            *sum = sum.saturating_add(more);
+        }
+        for (reason, more) in &other.reasons {
+            let sum = self.reasons.entry(reason).or_default();
+            *sum = sum.saturating_add(*more);
+        }
+        self.failed = self.failed.saturating_add(other.failed);
+        self.bytes_in = self.bytes_in.saturating_add(other.bytes_in);
+        self.bytes_out = self.bytes_out.saturating_add(other.bytes_out);
+        self.durations.merge(&other.durations);
+    }
+}
+
+/// What a series had counted at a look.
+#[derive(Debug, Default)]
+struct Seen {
+    requests: Vec<(Ending, u64)>,
+    bytes_in: u64,
+    bytes_out: u64,
+    buckets: Vec<(u8, u64)>,
+}
+
+impl Seen {
+    fn of(totals: &SeriesTotals) -> Self {
+        Self {
+            requests: totals.requests.iter().map(|(ending, count)| (*ending, *count)).collect(),
+            bytes_in: totals.bytes_in,
+            bytes_out: totals.bytes_out,
+            buckets: totals.durations.buckets().collect(),
+        }
+    }
+
+    /// What came since `before`; `None` when no request ended. A thread that counts meanwhile is
+    /// seen with some of its numbers now and with the rest at the next look.
+    fn since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
+        let nothing = Self::default();
+        let before = before.unwrap_or(&nothing);
+        let mut change = SeriesChange {
+            labels: labels.clone(),
+            classes: [0; CLASSES],
+            failed: 0,
+            reasons: BTreeMap::new(),
+            bytes_in: self.bytes_in.saturating_sub(before.bytes_in),
+            bytes_out: self.bytes_out.saturating_sub(before.bytes_out),
+            durations: new(&self.buckets, &before.buckets).collect(),
+        };
+        for (ending, count) in new(&self.requests, &before.requests) {
+            if let Some(sum) = change.classes.get_mut(ending.class as usize) {
+                *sum = sum.saturating_add(count);
+            }
+            if !ending.is_success() {
+                change.failed = change.failed.saturating_add(count);
+            }
+            if !ending.reason.is_empty() {
+                *change.reasons.entry(ending.reason).or_default() += count;
+            }
+        }
+        (change.requests() > 0).then_some(change)
+    }
+}
+
+/// What of each key is new; both lists are in order of their keys.
+fn new<'a, K: Ord + Copy>(
+    now: &'a [(K, u64)],
+    before: &'a [(K, u64)],
+) -> impl Iterator<Item = (K, u64)> + 'a {
+    let before = |key: &K| {
+        let found = before.binary_search_by(|(other, _)| other.cmp(key)).ok();
+        found.and_then(|index| before.get(index)).map_or(0, |(_, count)| *count)
+    };
+    now.iter().filter_map(move |(key, count)| {
+        let more = count.saturating_sub(before(key));
+        (more > 0).then_some((*key, more))
+    })
+}
+
+/// Inbound and outbound.
+const DIRECTIONS: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::grpc::GrpcStatus;
+    use crate::series::Outcome;
+    use crate::shard::Shard;
+
+    fn labels(direction: &'static str, service: &str) -> RequestLabels {
+        RequestLabels {
+            direction,
+            service: service.to_owned(),
+            port: 80,
+            route: String::new(),
+            peer: String::new(),
+            protocol: "http",
+        }
+    }
+
+    fn count(shard: &Shard, labels: &RequestLabels, status: u16, reason: Option<&'static str>) {
+        let outcome = Outcome {
+            status,
+            reason,
+            grpc: None,
+            duration: Duration::from_millis(2),
+            bytes_in: 3,
+            bytes_out: 5,
+        };
+        shard.record(shard.series(labels), &outcome);
+    }
+
+    #[test]
+    fn each_look_tells_only_what_is_new() {
+        let telemetry = Telemetry::new();
+        let (one, two) = (telemetry.shard(), telemetry.shard());
+        let mut changes = Changes::of(Arc::clone(&telemetry));
+        assert_eq!(changes.take(9), Taken::default());
+        let ratings = labels("outbound", "a/ratings");
+        count(&one, &ratings, 200, None);
+        count(&two, &ratings, 503, Some("no-endpoint"));
+        let first = changes.take(9).series;
+        assert_eq!((first.len(), first[0].requests(), first[0].failed), (1, 2, 1));
+        assert_eq!(first[0].classes, [0, 0, 1, 0, 0, 1]);
+        assert_eq!(first[0].reasons, BTreeMap::from([("no-endpoint", 1)]));
+        assert_eq!((first[0].bytes_in, first[0].bytes_out), (6, 10));
+        assert_eq!(first[0].durations.count(), 2);
+        assert_eq!(changes.take(9), Taken::default());
+        count(&one, &ratings, 200, None);
+        let second = changes.take(9).series;
+        assert_eq!((second[0].requests(), second[0].failed, second[0].bytes_in), (1, 0, 3));
+        assert_eq!((second[0].durations.count(), second[0].reasons.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_call_that_failed_by_its_status_alone_is_a_failure() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let grpc = Some(GrpcStatus::Unavailable);
+        let outcome = Outcome {
+            status: 200,
+            reason: None,
+            grpc,
+            duration: Duration::ZERO,
+            bytes_in: 0,
+            bytes_out: 0,
+        };
+        shard.record(shard.series(&labels("inbound", "a/x")), &outcome);
+        let taken = Changes::of(telemetry).take(9);
+        assert_eq!((taken.series[0].requests(), taken.series[0].failed), (1, 1));
+    }
+
+    #[test]
+    fn the_busiest_keep_their_names_and_nothing_is_lost() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        for service in 0..10_u32 {
+            for _ in 0..=service {
+                count(&shard, &labels("outbound", &format!("a/s{service}")), 200, None);
+            }
+            count(&shard, &labels("inbound", &format!("a/s{service}")), 500, None);
+        }
+        let Taken { series, folded } = Changes::of(telemetry).take(5);
+        assert_eq!((series.len(), folded), (5, 17));
+        let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
+        assert_eq!(named, ["", "", "a/s7", "a/s8", "a/s9"]);
+        let sum = |all: &[SeriesChange]| all.iter().map(SeriesChange::requests).sum::<u64>();
+        assert_eq!(sum(&series), 55 + 10);
+        assert_eq!(series[0].failed, 10);
+    }
+}

@@ -1,0 +1,124 @@
+//! Histograms that are small because few of their buckets are in use: what travels and is kept.
+
+use std::time::Duration;
+
+use super::{BUCKETS, representative};
+
+/// Buckets of a [`Histogram`](super::Histogram) that are in use, each with a count: a few dozen
+/// entries where all buckets would take two KiB.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SparseHistogram {
+    /// By number of the bucket, ascending, none empty.
+    buckets: Vec<(u8, u32)>,
+}
+
+impl SparseHistogram {
+    /// Adds to a bucket. One beyond the last counts as the last, and counts stop at their maximum.
+    pub fn add(&mut self, bucket: u8, count: u64) {
+        let bucket = bucket.min(LAST);
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        if count == 0 {
+            return;
+        }
+        match self.buckets.binary_search_by_key(&bucket, |(number, _)| *number) {
+            Ok(index) => {
+                if let Some((_, sum)) = self.buckets.get_mut(index) {
+                    *sum = sum.saturating_add(count);
+                }
+            }
+            Err(index) => self.buckets.insert(index, (bucket, count)),
+        }
+    }
+
+    /// Adds all that the other counted.
+    pub fn merge(&mut self, other: &Self) {
+        for (bucket, count) in &other.buckets {
+            self.add(*bucket, u64::from(*count));
+        }
+    }
+
+    /// The buckets in use, ascending, and what fell into each.
+    pub fn buckets(&self) -> impl Iterator<Item = (u8, u32)> + '_ {
+        self.buckets.iter().copied()
+    }
+
+    /// How many durations were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| u64::from(*count)).sum()
+    }
+
+    /// The bucket of the duration that this share of all, from 0 to 1, did not exceed; none when
+    /// empty.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> Option<u8> {
+        let count = self.count();
+        // As in `Histogram::quantile`.
+        let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
+        let mut seen = 0;
+        let reached = self.buckets.iter().find(|(_, count)| {
+            seen += u64::from(*count);
+            seen >= rank
+        });
+        reached.map(|(bucket, _)| *bucket)
+    }
+}
+
+impl FromIterator<(u8, u64)> for SparseHistogram {
+    fn from_iter<I: IntoIterator<Item = (u8, u64)>>(buckets: I) -> Self {
+        let mut histogram = Self::default();
+        for (bucket, count) in buckets {
+            histogram.add(bucket, count);
+        }
+        histogram
+    }
+}
+
+/// The duration that stands for a bucket.
+#[must_use]
+pub fn bucket_duration(bucket: u8) -> Duration {
+    representative(usize::from(bucket.min(LAST)))
+}
+
+/// The number of the last bucket: all of them fit in a byte.
+const LAST: u8 = (BUCKETS - 1) as u8;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::histogram::Histogram;
+
+    fn of(us: &[u64]) -> Histogram {
+        let mut histogram = Histogram::new();
+        us.iter().for_each(|us| histogram.record(Duration::from_micros(*us)));
+        histogram
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_merged_has_the_quantiles_of_all(
+            one in prop::collection::vec(0_u64..10_000_000, 0..200),
+            other in prop::collection::vec(0_u64..10_000_000, 0..200),
+            share in 0.0_f64..1.0,
+        ) {
+            let mut merged: SparseHistogram = of(&one).buckets().collect();
+            merged.merge(&of(&other).buckets().collect());
+            let all = of(&[one, other].concat());
+            prop_assert_eq!(merged.count(), all.count());
+            let found = merged.quantile(share).map_or(Duration::ZERO, bucket_duration);
+            prop_assert_eq!(found, all.quantile(share));
+        }
+    }
+
+    #[test]
+    fn nothing_overflows_and_no_bucket_is_beyond_the_last() {
+        let mut histogram: SparseHistogram =
+            [(255, u64::MAX), (LAST, 1), (3, 0)].into_iter().collect();
+        histogram.merge(&histogram.clone());
+        assert_eq!(histogram.buckets().collect::<Vec<_>>(), [(LAST, u32::MAX)]);
+        assert!(bucket_duration(255) > Duration::from_secs(3600));
+        assert_eq!(SparseHistogram::default().quantile(0.5), None);
+    }
+}
