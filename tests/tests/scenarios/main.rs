@@ -4,6 +4,8 @@
 mod access;
 #[cfg(test)]
 mod bench;
+#[cfg(test)]
+mod dashboards;
 mod faults;
 #[cfg(test)]
 mod load;
