@@ -110,6 +110,7 @@ pub(crate) fn plan() -> WorkloadPlan {
         edition: 0,
         caller: Caller::default(),
         lanes: BTreeMap::new(),
+        limits: BTreeMap::new(),
         inbound: Default::default(),
     }
 }

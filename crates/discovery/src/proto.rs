@@ -357,6 +357,64 @@ pub struct Plan {
     pub lanes: ::prost::alloc::vec::Vec<LanePort>,
     #[prost(message, optional, tag = "85")]
     pub inbound: ::core::option::Option<InboundPolicy>,
+    #[prost(message, repeated, tag = "90")]
+    pub limits: ::prost::alloc::vec::Vec<LimitedPort>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LimitedPort {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub policies: ::prost::alloc::vec::Vec<RateLimits>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RateLimits {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(message, optional, tag = "2")]
+    pub connections: ::core::option::Option<Rate>,
+    #[prost(message, repeated, tag = "3")]
+    pub rules: ::prost::alloc::vec::Vec<RateRule>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RateRule {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub requests: ::prost::alloc::vec::Vec<RequestMatch>,
+    #[prost(message, repeated, tag = "3")]
+    pub peers: ::prost::alloc::vec::Vec<PeerPattern>,
+    #[prost(uint32, tag = "7")]
+    pub buckets: u32,
+    #[prost(message, optional, tag = "8")]
+    pub rate: ::core::option::Option<Rate>,
+    #[prost(bool, tag = "9")]
+    pub last: bool,
+    #[prost(message, optional, tag = "10")]
+    pub answer: ::core::option::Option<FixedAnswer>,
+    #[prost(oneof = "rate_rule::Each", tags = "4, 5, 6")]
+    pub each: ::core::option::Option<rate_rule::Each>,
+}
+/// Nested message and enum types in `RateRule`.
+pub mod rate_rule {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Each {
+        #[prost(message, tag = "4")]
+        Nothing(super::Nothing),
+        #[prost(message, tag = "5")]
+        Client(super::Nothing),
+        #[prost(string, tag = "6")]
+        Header(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Rate {
+    #[prost(uint32, tag = "1")]
+    pub count: u32,
+    #[prost(uint64, tag = "2")]
+    pub time_nanoseconds: u64,
+    #[prost(uint32, tag = "3")]
+    pub size: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InboundPolicy {

@@ -8,6 +8,7 @@ mod breaker;
 mod endpoint;
 mod field;
 mod inbound;
+mod limit;
 mod plan;
 mod request;
 mod service;

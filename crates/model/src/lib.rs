@@ -13,6 +13,7 @@ pub mod identity;
 pub mod mesh;
 pub mod name;
 pub mod policy;
+pub mod rate_limit;
 pub mod reason;
 pub mod route;
 pub mod service;
@@ -44,6 +45,7 @@ pub use name::{
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
+pub use rate_limit::{Each, PortLimits, Rate, RateLimits, RateRule};
 pub use reason::{Reason, Retry, Side};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,

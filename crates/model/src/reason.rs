@@ -194,6 +194,10 @@ reasons! {
     /// A rule of an access policy denies it.
     DeniedByPolicy "denied-by-policy" 403 Ours Never
         "Change the deny rule of the AccessPolicy that `leno explain request` names.";
+    /// More came in than a rate limit lets.
+    RateLimited "rate-limited" 429 Ours Never
+        "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
+         when there is room again.";
 }
 
 #[cfg(test)]

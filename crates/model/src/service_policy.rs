@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::breaker::{Breaker, CircuitBreaker};
 use crate::name::{InvalidName, Name, ServiceName};
+use crate::rate_limit::{PortLimits, RateLimits};
 use crate::route::RouteParent;
 
 /// An object that says how requests to some services are treated.
@@ -87,8 +88,10 @@ pub enum ServicePolicyKind {
     SermantRemoval,
     /// How much may be under way to a service, and when nothing is sent.
     CircuitBreaker,
-    /// The same as OSM, osm-edge and FSM have it.
+    /// The same, and how much may come in, as OSM, osm-edge and FSM have it.
     UpstreamTrafficSetting,
+    /// How much may come in at a service in a time.
+    RateLimit,
 }
 
 impl ServicePolicyKind {
@@ -98,6 +101,7 @@ impl ServicePolicyKind {
         Self::SermantRemoval,
         Self::CircuitBreaker,
         Self::UpstreamTrafficSetting,
+        Self::RateLimit,
     ];
 
     /// The word used in manifests.
@@ -108,6 +112,7 @@ impl ServicePolicyKind {
             Self::SermantRemoval => "SermantRemoval",
             Self::CircuitBreaker => "CircuitBreaker",
             Self::UpstreamTrafficSetting => "UpstreamTrafficSetting",
+            Self::RateLimit => "RateLimit",
         }
     }
 
@@ -136,6 +141,34 @@ pub enum ServiceRule {
     SermantRemoval(SermantConfig),
     /// How much may be under way, and when nothing is sent.
     CircuitBreaker(Box<CircuitBreaker>),
+    /// How much may come in.
+    RateLimit(RateLimits),
+    /// Both: at least one of them says something.
+    UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
+}
+
+impl ServiceRule {
+    /// What it says to clients about what may be under way.
+    #[must_use]
+    pub fn breaker(&self) -> Option<&CircuitBreaker> {
+        let breaker = match self {
+            Self::CircuitBreaker(rule) => Some(&**rule),
+            Self::UpstreamTrafficSetting(both) => Some(&both.0),
+            Self::OutlierRemoval(_) | Self::SermantRemoval(_) | Self::RateLimit(_) => None,
+        };
+        breaker.filter(|rule| **rule != CircuitBreaker::default())
+    }
+
+    /// What it says to servers about what may come in.
+    #[must_use]
+    pub fn limits(&self) -> Option<&RateLimits> {
+        let limits = match self {
+            Self::RateLimit(limits) => Some(limits),
+            Self::UpstreamTrafficSetting(both) => Some(&both.1),
+            Self::OutlierRemoval(_) | Self::SermantRemoval(_) | Self::CircuitBreaker(_) => None,
+        };
+        limits.filter(|limits| !limits.is_empty())
+    }
 }
 
 /// How requests to one port of a service are treated: at most one policy for each concern.
@@ -155,17 +188,8 @@ impl Treatment {
         service: &ServiceName,
         port: u16,
     ) -> Self {
-        let attached = policies.into_iter().filter_map(|policy| {
-            let closeness = policy.closeness(service, port)?;
-            Some((closeness, policy))
-        });
-        let mut attached: Vec<_> = attached.collect();
-        attached.sort_by(|(a, one), (b, other)| {
-            let (one, other) = (&one.name, &other.name);
-            b.cmp(a).then(one.name.cmp(&other.name)).then(one.kind.cmp(&other.kind))
-        });
         let mut treatment = Self::default();
-        for (_, policy) in attached {
+        for policy in attached(policies, service, port) {
             treatment.add(policy, service);
         }
         treatment
@@ -178,15 +202,15 @@ impl Treatment {
             ServiceRule::SermantRemoval(config) => {
                 config.of(&service.name).map(RemovalAlgorithm::Sermant)
             }
-            ServiceRule::CircuitBreaker(rule) => {
-                let rule = (**rule).clone();
-                let breaker = || Breaker { policy: policy.name.clone(), rule };
-                self.breaker.get_or_insert_with(breaker);
-                None
-            }
+            ServiceRule::CircuitBreaker(_)
+            | ServiceRule::RateLimit(_)
+            | ServiceRule::UpstreamTrafficSetting(_) => None,
         };
         if let (None, Some(algorithm)) = (&self.removal, algorithm) {
             self.removal = Some(Removal { policy: policy.name.clone(), algorithm });
+        }
+        if let (None, Some(rule)) = (&self.breaker, policy.rule.breaker()) {
+            self.breaker = Some(Breaker { policy: policy.name.clone(), rule: rule.clone() });
         }
     }
 
@@ -201,6 +225,40 @@ impl Treatment {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+impl PortLimits {
+    /// What these policies say may come in at a port: the one that is attached most closely
+    /// decides, and of equals the first by name.
+    pub fn of<'a>(
+        policies: impl IntoIterator<Item = &'a ServicePolicy>,
+        service: &ServiceName,
+        port: u16,
+    ) -> Option<Self> {
+        let mut policies = attached(policies, service, port).into_iter();
+        policies.find_map(|policy| {
+            let limits = policy.rule.limits()?.clone();
+            Some(Self { policy: policy.name.clone(), limits })
+        })
+    }
+}
+
+/// The policies that are attached to a port, the closest first, and of equals by name.
+fn attached<'a>(
+    policies: impl IntoIterator<Item = &'a ServicePolicy>,
+    service: &ServiceName,
+    port: u16,
+) -> Vec<&'a ServicePolicy> {
+    let attached = policies.into_iter().filter_map(|policy| {
+        let closeness = policy.closeness(service, port)?;
+        Some((closeness, policy))
+    });
+    let mut attached: Vec<_> = attached.collect();
+    attached.sort_by(|(a, one), (b, other)| {
+        let (one, other) = (&one.name, &other.name);
+        b.cmp(a).then(one.name.cmp(&other.name)).then(one.kind.cmp(&other.kind))
+    });
+    attached.into_iter().map(|(_, policy)| policy).collect()
 }
 
 /// Which endpoints of a port are removed, and who said so.

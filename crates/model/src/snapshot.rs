@@ -9,6 +9,7 @@ use crate::endpoint::Endpoint;
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
+use crate::rate_limit::PortLimits;
 use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
@@ -55,6 +56,8 @@ pub struct WorkloadPlan {
     pub lanes: BTreeMap<u16, Vec<LaneRule>>,
     /// What else decides about who may come in.
     pub inbound: InboundPolicy,
+    /// How much may come in at the ports of the application: by each of these policies.
+    pub limits: BTreeMap<u16, Vec<PortLimits>>,
 }
 
 /// A service as one client sees it.

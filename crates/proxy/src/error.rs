@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leno_model::{FixedAnswer, Reason};
-use leno_traffic::{Denial, Ruling};
+use leno_traffic::{Denial, Exceeded, Ruling};
 use leno_wire::http1::Malformed;
 
 use crate::http::message::ReadError;
@@ -16,6 +16,8 @@ pub(crate) struct Failure {
     pub(crate) policy: Option<Ruling>,
     /// What is answered, when a policy says something else than the reason does.
     pub(crate) answer: Option<Arc<FixedAnswer>>,
+    /// How long the client is told to wait, in seconds.
+    pub(crate) retry_after: Option<u64>,
 }
 
 impl Failure {
@@ -28,13 +30,24 @@ impl Failure {
 
 impl From<Reason> for Failure {
     fn from(reason: Reason) -> Self {
-        Self { reason, policy: None, answer: None }
+        Self { reason, policy: None, answer: None, retry_after: None }
     }
 }
 
 impl From<Denial> for Failure {
     fn from(denial: Denial) -> Self {
-        Self { reason: denial.reason, policy: denial.policy, answer: None }
+        Self { policy: denial.policy, ..Self::from(denial.reason) }
+    }
+}
+
+impl From<Exceeded<'_>> for Failure {
+    fn from(exceeded: Exceeded<'_>) -> Self {
+        let Exceeded { policy, rule, answer, wait } = exceeded;
+        // RFC 9110 §10.2.3 has whole seconds; less than the wait would be in vain.
+        let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+        let policy = Some(Ruling::service_policy(policy, rule));
+        let retry_after = Some(seconds.max(1));
+        Self { reason: Reason::RateLimited, policy, answer, retry_after }
     }
 }
 

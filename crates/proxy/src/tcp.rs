@@ -82,6 +82,7 @@ async fn attempt(
     let permit = session.permit(&bound.scene)?;
     let access = &bound.scene.plans.access;
     record.permit(access, access.tcp(&permit)?);
+    bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
     let Destination::Application(application) = bound.destination else {
         return Err(Failure::from(Reason::NoEndpoint));
     };
@@ -125,6 +126,8 @@ async fn denied(session: &Session, port: u16) -> Failure {
 /// What the other sidecar is told about a stream that was given up.
 fn code_of(reason: Reason) -> ResetCode {
     match reason.status() {
+        // Another endpoint counts for itself.
+        429 => ResetCode::Refused,
         403 => ResetCode::Denied,
         503 | 504 => ResetCode::Unreachable,
         _ => ResetCode::Failed,

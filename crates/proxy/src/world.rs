@@ -96,6 +96,11 @@ impl World {
         self.scene.load_full()
     }
 
+    /// How long it has been there: the same time for all threads.
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// The current key and certificate; `None` before the first.
     pub(crate) fn credential(&self) -> Option<Arc<Credential>> {
         self.credential.load_full()

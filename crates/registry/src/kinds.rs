@@ -1,6 +1,7 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
 mod access_policy;
+mod answer;
 mod circuit_breaker;
 mod filter;
 mod gateway_tcp_route;
@@ -9,6 +10,7 @@ mod http_route;
 mod lane;
 mod mesh_config;
 mod outlier_removal;
+mod rate_limit;
 mod reference_grant;
 mod request_test;
 mod sermant;
@@ -19,6 +21,7 @@ mod smi;
 mod tag_route;
 mod tls_route;
 mod traffic_split;
+mod upstream_rate_limit;
 mod upstream_traffic_setting;
 mod workload;
 
@@ -181,6 +184,7 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::SermantRemoval),
         Self::ServicePolicy(ServicePolicyKind::CircuitBreaker),
         Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting),
+        Self::ServicePolicy(ServicePolicyKind::RateLimit),
         Self::TagRoute,
         Self::SermantRouteRule,
         Self::Lane,
@@ -304,7 +308,8 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
         Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
         Kind::ServicePolicy(kind) => {
-            service_policy::read(kind, head, spec).map(Object::ServicePolicy)
+            let version = fields.find("apiVersion").and_then(Field::text).unwrap_or_default();
+            service_policy::read((kind, version), head, spec).map(Object::ServicePolicy)
         }
         Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
         Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),

@@ -8,6 +8,7 @@ use leno_model::{
 };
 
 use crate::authorize::InboundAccess;
+use crate::limit::Limits;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
 use crate::tag::{Lanes, TagPlan};
@@ -25,6 +26,8 @@ pub struct Plans {
     pub services: BTreeMap<ServiceName, Arc<ServicePlan>>,
     /// What requests that come in are marked with.
     pub lanes: Arc<Lanes>,
+    /// How much may come in.
+    pub limits: Arc<Limits>,
 }
 
 impl Plans {
@@ -47,6 +50,7 @@ impl Plans {
         Ok(Self {
             access: build_access(&snapshot, previous)?,
             lanes: build_lanes(&snapshot, previous)?,
+            limits: build_limits(&snapshot, previous)?,
             snapshot,
             services,
         })
@@ -178,6 +182,18 @@ fn build_lanes(snapshot: &Snapshot, previous: Option<&Plans>) -> Result<Arc<Lane
             Ok(Arc::clone(lanes))
         }
         _ => Lanes::compile(&snapshot.plan.lanes).map(Arc::new),
+    }
+}
+
+fn build_limits(snapshot: &Snapshot, previous: Option<&Plans>) -> Result<Arc<Limits>, BadPattern> {
+    match previous {
+        Some(Plans { snapshot: old, limits, .. }) if old.plan.limits == snapshot.plan.limits => {
+            Ok(Arc::clone(limits))
+        }
+        _ => {
+            let before = previous.map(|plans| &*plans.limits);
+            Limits::build(&snapshot.plan.limits, before).map(Arc::new)
+        }
     }
 }
 

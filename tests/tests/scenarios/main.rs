@@ -8,6 +8,8 @@ mod bench;
 mod dashboards;
 mod faults;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod load;
 #[cfg(test)]
 mod netns;

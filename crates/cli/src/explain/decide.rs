@@ -9,14 +9,14 @@ use leno_model::{
     Snapshot, SpiffeId, WeightedBackend, Workload,
 };
 use leno_traffic::{
-    CompiledActions, InboundAccess, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
+    CompiledActions, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
     RouteChoice, Ruling, goes_before, service_of,
 };
 
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
-use super::treatment::{Treated, treated};
+use super::treatment::{Treated, limited, limited_connections, treated};
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -78,6 +78,8 @@ pub(super) struct DecidedBackend {
 pub(super) struct DecidedEndpoint {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) access: EndpointAccess,
+    /// The rate limits that its sidecar counts such requests under.
+    pub(super) limits: Vec<Treated>,
 }
 
 /// What an endpoint's sidecar says to a request.
@@ -172,6 +174,9 @@ impl Decision {
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
                 decided.access = access(&snapshot, &peer, question, way)?;
+                if decided.access.refused().is_none() {
+                    decided.limits = limits(&snapshot, &peer, question, way)?;
+                }
             }
         }
         self.backends = backends;
@@ -425,6 +430,7 @@ fn with_port(
     let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
+        limits: Vec::new(),
     };
     DecidedBackend {
         service: backend.service.clone(),
@@ -486,6 +492,23 @@ fn access(
         },
         Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
     })
+}
+
+/// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes.
+fn limits(
+    snapshot: &Snapshot,
+    peer: &SpiffeId,
+    question: &Question,
+    (port, opaque): (u16, bool),
+) -> anyhow::Result<Vec<Treated>> {
+    let limits = Limits::build(&snapshot.plan.limits, None)?;
+    if opaque {
+        let rates = limits.said(port).filter_map(|said| Some((said, said.limits.connections?)));
+        return Ok(rates.map(|(said, rate)| limited_connections(&said.policy, rate)).collect());
+    }
+    let fields = question.fields();
+    let counting = limits.counting(port, &question.view(&fields), Some(&peer.account));
+    Ok(counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect())
 }
 
 /// Whether a sidecar carries a port's bytes without looking at requests.

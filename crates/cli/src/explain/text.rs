@@ -80,6 +80,9 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         }
         for endpoint in &backend.endpoints {
             line("", &told_endpoint(endpoint));
+            for limit in &endpoint.limits {
+                line("", &format!("  {}: {}", limit.policy, limit.told));
+            }
         }
     }
     line("verdict", &verdict(decision, question));
@@ -405,6 +408,10 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
         "workload": decided.endpoint.id.workload.to_string(),
         "account": decided.endpoint.account.to_string(),
         "allowed": reason.is_none(),
+        "limits": decided.limits.iter().map(|limit| json!({
+            "policy": limit.policy.to_string(),
+            "does": limit.told,
+        })).collect::<Vec<_>>(),
         "policy": policy.map(ToString::to_string),
         "audited": audited.map(Reason::label),
         "status": reason.map(Reason::status),

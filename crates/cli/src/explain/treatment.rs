@@ -1,8 +1,8 @@
 //! What policies say about the requests to a port, in a sentence each.
 
 use leno_model::{
-    CircuitBreaker, FailureClasses, OutlierRemoval, RemovalAlgorithm, SermantRemoval,
-    ServicePolicyName, TooMany, Treatment, Trip,
+    CircuitBreaker, Each, FailureClasses, OutlierRemoval, Rate, RateRule, Reason,
+    RemovalAlgorithm, SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip,
 };
 
 /// A policy and what it does.
@@ -26,6 +26,32 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
         .iter()
         .map(|breaker| Treated { policy: breaker.policy.clone(), told: breaking(&breaker.rule) });
     removal.chain(breaker).collect()
+}
+
+/// A rule of a rate limit.
+pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
+    let whose = match &rule.each {
+        Each::Nothing => "of all together".to_owned(),
+        Each::Client { .. } => "of each client".to_owned(),
+        Each::Header { name, .. } => format!("of each value of {name}"),
+    };
+    let status = rule.answer.status.unwrap_or(Reason::RateLimited.status());
+    let told = format!(
+        "{} lets in {} {whose}; the rest is answered {status}",
+        rule.name,
+        rate(rule.rate, "requests")
+    );
+    Treated { policy: policy.clone(), told }
+}
+
+/// The same for opaque connections.
+pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
+    let told = format!("lets in {} of all together", rate(limit, "connections"));
+    Treated { policy: policy.clone(), told }
+}
+
+fn rate(rate: Rate, what: &str) -> String {
+    format!("{} {what} in {:?}, {} at once,", rate.count, rate.time, rate.size)
 }
 
 fn native(rule: &OutlierRemoval) -> String {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Caller, LaneRule, Service, ServiceName, Workload, WorkloadPlan};
+use leno_model::{Caller, LaneRule, PortLimits, Service, ServiceName, Workload, WorkloadPlan};
 
 use super::access::{access, inbound};
 use super::service::{labels, target_port};
@@ -25,6 +25,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         caller: caller(mesh, workload),
         lanes: lanes(mesh, workload),
         inbound: inbound(mesh, workload),
+        limits: limits(mesh, workload),
     }
 }
 
@@ -59,6 +60,23 @@ fn lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
         rules.sort_by_key(|rule| Reverse(rule.precedence));
     }
     lanes
+}
+
+/// How much may come in at each port of the application: by the policies of all services that lead
+/// there, each once.
+fn limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
+    let mut limits: BTreeMap<u16, Vec<PortLimits>> = BTreeMap::new();
+    for service in mesh.in_front_of(&workload.name) {
+        for port in &service.ports {
+            let Some(found) = mesh.limits(&service.name, port.port) else { continue };
+            let Some(number) = target_port(&port.target, workload) else { continue };
+            let known = limits.entry(number).or_default();
+            if !known.contains(&found) {
+                known.push(found);
+            }
+        }
+    }
+    limits
 }
 
 /// The service under which each port of the application is counted: when several lead there, the

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Name, PolicyScope, ServiceName, ServicePolicy, ServicePolicyName, Treatment};
+use leno_model::{
+    Name, PolicyScope, PortLimits, ServiceName, ServicePolicy, ServicePolicyName, Treatment,
+};
 
 use super::{Index, Mesh, Touched};
 
@@ -52,6 +54,11 @@ impl Mesh {
         Treatment::of(self.policies.of(service), service, port)
     }
 
+    /// What policies say may come in at a port of a service.
+    pub(crate) fn limits(&self, service: &ServiceName, port: u16) -> Option<PortLimits> {
+        PortLimits::of(self.policies.of(service), service, port)
+    }
+
     pub(super) fn set_policy(
         &mut self,
         name: &ServicePolicyName,
@@ -60,6 +67,7 @@ impl Mesh {
     ) {
         let old = self.policies.take(name);
         let differs = old != new;
+        let limits = old.iter().chain(&new).any(|policy| policy.rule.limits().is_some());
         let mut about = BTreeSet::new();
         for policy in old.iter().chain(&new) {
             about.extend(services(policy).cloned());
@@ -72,6 +80,10 @@ impl Mesh {
             self.policies.put(new);
         }
         if differs {
+            if limits {
+                let behind = about.iter().flat_map(|service| self.selected.of(service));
+                touched.workloads.extend(behind.cloned());
+            }
             touched.services.extend(about);
         }
     }

@@ -29,15 +29,11 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
         PortSet::All => (true, Vec::new()),
         PortSet::Only(ports) => (false, ports.iter().map(|port| u32::from(*port)).collect()),
     };
-    let peer = |peer: &PeerMatch| proto::PeerPattern {
-        namespace: peer.namespace.to_string(),
-        account: peer.account.to_string(),
-    };
     proto::PolicyRule {
         policy: rule.policy.to_string(),
         name: rule.name.clone(),
         action: action.into(),
-        peers: rule.peers.iter().map(peer).collect(),
+        peers: rule.peers.iter().map(peer_to_wire).collect(),
         requests: rule.requests.iter().map(request::to_wire).collect(),
         all_ports,
         ports,
@@ -62,14 +58,20 @@ fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
         policy: parsed("policy", &wire.policy)?,
         name: wire.name,
         action,
-        peers: each("peers", wire.peers, |peer| {
-            Ok(PeerMatch {
-                namespace: pattern("namespace", &peer.namespace)?,
-                account: pattern("account", &peer.account)?,
-            })
-        })?,
+        peers: each("peers", wire.peers, peer_from_wire)?,
         requests: each("requests", wire.requests, request::from_wire)?,
         ports,
+    })
+}
+
+pub(super) fn peer_to_wire(peer: &PeerMatch) -> proto::PeerPattern {
+    proto::PeerPattern { namespace: peer.namespace.to_string(), account: peer.account.to_string() }
+}
+
+pub(super) fn peer_from_wire(peer: proto::PeerPattern) -> Result<PeerMatch, Invalid> {
+    Ok(PeerMatch {
+        namespace: pattern("namespace", &peer.namespace)?,
+        account: pattern("account", &peer.account)?,
     })
 }
 

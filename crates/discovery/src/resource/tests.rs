@@ -2,6 +2,7 @@
 
 mod access;
 mod breaker;
+mod limit;
 mod tags;
 
 use std::collections::BTreeMap;
@@ -282,9 +283,9 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<std::net::IpAddr>::into)
     ];
-    let tags = (tags::caller(), tags::lanes(), access::inbound());
+    let tags = (tags::caller(), tags::lanes(), access::inbound(), limit::limits());
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
-        |(account, domain, address, ports, served, doors, access, (caller, lanes, inbound))| {
+        |(account, domain, address, ports, served, doors, access, (caller, lanes, inbound, limits))| {
             WorkloadPlan {
                 workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
                 account,
@@ -307,6 +308,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 caller,
                 lanes: lanes.into_iter().collect(),
                 inbound,
+                limits,
             }
         },
     )

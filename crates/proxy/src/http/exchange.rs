@@ -93,7 +93,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         self.record.status = failure.status();
         // Over HTTP/1.1 there is no gRPC.
-        if !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc() {
+        let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
+        if is_call {
             self.record.grpc.set(Some(grpc::status(failure.reason)));
         }
         if !self.body.is_complete() || self.session.worker.is_draining() {
@@ -101,7 +102,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let bodiless = self.request.method() == "HEAD";
         let workload = &self.session.worker.config.workload;
-        rescue::answer(&failure, workload, self.responder, bodiless).await
+        rescue::answer(&failure, workload, self.responder, (bodiless, is_call)).await
     }
 
     /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
@@ -142,8 +143,21 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let permit = self.session.permit(&bound.scene)?;
             let permit = access.request(&permit, &self.request.view(aim))?;
             self.record.permit(access, permit);
+            self.limit(aim, bound)?;
         }
         Ok(())
+    }
+
+    /// What comes in beyond a rate limit goes no further.
+    fn limit(&self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+        let Entrance::Inbound { port } = &self.session.entrance else { return Ok(()) };
+        let limits = &bound.scene.plans.limits;
+        if !limits.concern(*port) {
+            return Ok(());
+        }
+        let caller = self.session.identity.as_ref().map(|identity| &identity.account);
+        let now = self.session.worker.world.age();
+        Ok(limits.admit(*port, (&self.request.view(aim), caller), now)?)
     }
 
     /// Sends the client elsewhere; nothing of its request goes on.

@@ -1,7 +1,9 @@
 //! A failure becomes a response: reason → status, header, a sentence. One table, in `Reason`.
 
+use std::borrow::Cow;
+
 use http::header::DATE;
-use leno_model::{Retry, Side, WorkloadName};
+use leno_model::{Reason, Retry, Side, WorkloadName};
 use leno_wire::link::ResetCode;
 
 use super::answer::Answer;
@@ -10,12 +12,13 @@ use super::grpc;
 use super::respond::Responder;
 use crate::error::Failure;
 
-/// Answers for the upstream that did not. False: nothing can be answered, the client is cut off.
+/// Answers for the upstream that did not. `bodiless`: the client reads no body. `is_call`: it looks
+/// for a status of gRPC. False: nothing can be answered, the client is cut off.
 pub(crate) async fn answer(
     failure: &Failure,
     workload: &WorkloadName,
     responder: &mut Responder<'_>,
-    bodiless: bool,
+    (bodiless, is_call): (bool, bool),
 ) -> bool {
     let status = failure.status();
     if status == 0 {
@@ -39,16 +42,46 @@ pub(crate) async fn answer(
             stream.reset(ResetCode::Failed);
             true
         }
+        // What clients make of a bare 429 is another status (grpc/doc/http-grpc-status-mapping.md).
+        Responder::Link { .. } if is_call && failure.reason == Reason::RateLimited => {
+            let code = grpc::status(failure.reason).code().to_string();
+            let fields = [
+                ("leno-reason", &*why),
+                ("content-type", "application/grpc"),
+                ("grpc-status", &*code),
+                ("grpc-message", failure.reason.caption()),
+            ];
+            let fields = with_own(failure, &fields);
+            let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
+            Answer { status: 200, fields: &fields, text: "", edits: None }
+                .send(responder, true)
+                .await
+        }
         responder => {
             let text = body(failure);
             let fields = [("leno-reason", &*why), ("content-type", "text/plain; charset=utf-8")];
-            let more = failure.answer.iter().flat_map(|answer| &answer.headers);
-            let more = more.map(|header| (&*header.name, &*header.value));
-            let fields: Vec<(&str, &str)> = fields.into_iter().chain(more).collect();
+            let fields = with_own(failure, &fields);
+            let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
             let answer = Answer { status, fields: &fields, text: &text, edits: None };
             answer.send(responder, bodiless).await
         }
     }
+}
+
+/// The fields of every answer, and those of the policy, which go before them.
+fn with_own<'a>(
+    failure: &'a Failure,
+    fields: &[(&'a str, &'a str)],
+) -> Vec<(&'a str, Cow<'a, str>)> {
+    let own = failure.answer.iter().flat_map(|answer| &answer.headers);
+    let own: Vec<(&str, Cow<'_, str>)> =
+        own.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
+    let retry_after = failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
+    let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
+    let is_own = |name: &str| name != "leno-reason" && own.iter().any(|(own, _)| *own == name);
+    let fields: Vec<_> = fields.chain(retry_after).filter(|(name, _)| !is_own(name)).collect();
+    let own = own.iter().filter(|(name, _)| *name != "leno-reason").cloned();
+    fields.into_iter().chain(own).collect()
 }
 
 /// An answer without messages: its trailers are its head, and the status is in them.

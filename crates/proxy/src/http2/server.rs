@@ -116,7 +116,7 @@ async fn serve_stream(
             let mut record = Record::open(session, "http");
             record.reason = Some(reason);
             record.status = reason.status();
-            rescue::answer(&Failure::from(reason), &worker.config.workload, &mut responder, false)
+            rescue::answer(&Failure::from(reason), &worker.config.workload, &mut responder, (false, false))
                 .await;
             return;
         }

@@ -342,6 +342,7 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         edition: 0,
         caller: leno_model::Caller::default(),
         lanes: BTreeMap::new(),
+        limits: BTreeMap::new(),
         inbound: Default::default(),
     }
 }

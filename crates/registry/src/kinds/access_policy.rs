@@ -66,7 +66,7 @@ fn read_rule(
 }
 
 /// What `read` makes of the elements of a list that is not empty when it is there.
-fn elements<'a, T>(
+pub(super) fn elements<'a, T>(
     fields: &Fields<'a>,
     key: &str,
     otherwise: &str,
@@ -91,7 +91,7 @@ fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
     Some(elements)
 }
 
-fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
+pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
     let fields = element.fields(&["namespace", "serviceAccount"])?;
     let namespace = fields.find("namespace");
     let account = fields.find("serviceAccount");

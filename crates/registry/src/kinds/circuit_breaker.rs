@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use leno_model::{
-    CircuitBreaker, CircuitLimits, FixedAnswer, Name, PolicyScope, Slow, TooMany, Trip,
-};
+use leno_model::{CircuitBreaker, CircuitLimits, Name, PolicyScope, Slow, TooMany, Trip};
 
+use super::answer;
 use super::outlier_removal::failures;
 use super::service_policy::{limit, number_or, percent_or, targets, time, time_or};
-use crate::field::{Field, Fields};
+use crate::field::Field;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
     let fields = spec.fields(&["targetRefs", "limits", "connectTimeout", "trip", "answer"])?;
@@ -27,7 +26,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
         Some(field) if rule.trip.is_none() => {
             field.refuse("is never given: nothing trips", "add `trip`, or remove `answer`");
         }
-        Some(field) => rule.answer = read_answer(field)?,
+        Some(field) => rule.answer = answer::read(field)?,
         None => {}
     }
     if rule == CircuitBreaker::default() {
@@ -92,28 +91,6 @@ fn read_slow(field: &Field<'_>) -> Option<Slow> {
     Some(Slow { from: from?, too_many })
 }
 
-fn read_answer(field: &Field<'_>) -> Option<FixedAnswer> {
-    let fields = field.fields(&["status", "body"])?;
-    let status = match fields.find("status") {
-        Some(status) => Some(u16::try_from(status.number(400, 599)?).ok()?),
-        None => None,
-    };
-    Some(FixedAnswer { status, body: body(&fields, "body")?, headers: Vec::new() })
-}
-
-/// A text to answer with, if there is one.
-pub(super) fn body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
-    let Some(field) = fields.find(key) else {
-        return Some(None);
-    };
-    let text = field.text()?;
-    if text.len() > BODY_BYTES_MAX {
-        field.refuse(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
-        return None;
-    }
-    Some(Some(text.to_owned()))
-}
-
 /// How long connecting may take.
 pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
     time(field, Duration::from_millis(1), Duration::from_secs(3600))
@@ -124,8 +101,6 @@ pub(super) fn slow_from(field: &Field<'_>) -> Option<Duration> {
     time(field, Duration::from_millis(1), TIME_MAX)
 }
 
-/// It is written in one piece, and sent to whoever asks too much.
-const BODY_BYTES_MAX: usize = 4096;
 /// A window below this has steps that no request falls into.
 pub(super) const WINDOW_MIN: Duration = Duration::from_millis(100);
 pub(super) const OPEN_MIN: Duration = Duration::from_millis(10);

@@ -126,7 +126,7 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
     edits
 }
 
-fn read_header(element: &Field<'_>) -> Option<Header> {
+pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
     let fields = element.fields(&["name", "value"])?;
     let name = fields.require("name").and_then(|field| editable(field, field.text()?));
     let value = fields.require("value").and_then(|field| {

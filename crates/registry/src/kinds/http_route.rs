@@ -157,7 +157,7 @@ pub(super) fn read_backends(
     backends
 }
 
-fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
+pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     let fields = element.fields(&["path", "method", "headers", "queryParams"])?;
     let path = match fields.find("path") {
         Some(path) => read_path(path),

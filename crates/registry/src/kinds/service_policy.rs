@@ -8,14 +8,19 @@ use leno_model::{
 };
 
 use super::http_route::duration;
+use super::upstream_rate_limit::Burst;
 use super::{
-    Head, circuit_breaker, outlier_removal, refuse_other_kinds, sermant_removal,
+    Head, circuit_breaker, outlier_removal, rate_limit, refuse_other_kinds, sermant_removal,
     upstream_traffic_setting,
 };
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
-pub(super) fn read(kind: ServicePolicyKind, head: Head, spec: &Field<'_>) -> Option<ServicePolicy> {
+pub(super) fn read(
+    (kind, version): (ServicePolicyKind, &str),
+    head: Head,
+    spec: &Field<'_>,
+) -> Option<ServicePolicy> {
     let name = ServicePolicyName { kind, namespace: head.namespace, name: head.name };
     let (scope, rule) = match kind {
         ServicePolicyKind::OutlierRemoval => {
@@ -31,8 +36,13 @@ pub(super) fn read(kind: ServicePolicyKind, head: Head, spec: &Field<'_>) -> Opt
             (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
-            let (scope, rule) = upstream_traffic_setting::read(&name.namespace, spec)?;
-            (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
+            let burst = Burst::of(version);
+            let (scope, both) = upstream_traffic_setting::read((&name.namespace, burst), spec)?;
+            (scope, ServiceRule::UpstreamTrafficSetting(Box::new(both)))
+        }
+        ServicePolicyKind::RateLimit => {
+            let (scope, limits) = rate_limit::read(&name.namespace, spec)?;
+            (scope, ServiceRule::RateLimit(limits))
         }
     };
     Some(ServicePolicy { name, scope, rule })

@@ -3,25 +3,35 @@
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, FailureClasses, FixedAnswer, Name, PolicyScope, RouteParent, ServiceName, Slow,
-    TooMany, Trip,
+    CircuitBreaker, FailureClasses, FixedAnswer, Name, PolicyScope, RateLimits, RouteParent,
+    ServiceName, Slow, TooMany, Trip,
 };
 
+use super::answer::body;
 use super::circuit_breaker::{
-    COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, body, connect_timeout, slow_from,
+    COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, connect_timeout, slow_from,
 };
 use super::service_policy::{limit, share, time};
+use super::upstream_rate_limit::{self, Burst};
 use crate::field::{Field, Fields};
 
-pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
+pub(super) fn read(
+    (namespace, burst): (&Name, Burst),
+    spec: &Field<'_>,
+) -> Option<(PolicyScope, (CircuitBreaker, RateLimits))> {
     let fields = spec.fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
-    fields.unsupported("rateLimit", "is not supported", "remove it; nothing limits rates yet");
-    fields.unsupported("httpRoutes", "is not supported", "remove it; nothing limits rates yet");
     let service = fields.require("host").and_then(|field| host(field, namespace));
-    let settings = fields.require("connectionSettings")?;
-    let rule = connection_settings(settings)?;
+    let breaker = match fields.find("connectionSettings") {
+        Some(settings) => connection_settings(settings)?,
+        None => CircuitBreaker::default(),
+    };
+    let limits = upstream_rate_limit::read(&fields, burst)?;
+    if breaker == CircuitBreaker::default() && limits.is_empty() {
+        spec.refuse("limits nothing", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
+        return None;
+    }
     let parent = RouteParent { service: service?, port: None };
-    Some((PolicyScope::Services(vec![parent]), rule))
+    Some((PolicyScope::Services(vec![parent]), (breaker, limits)))
 }
 
 fn connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {

@@ -1,7 +1,7 @@
 //! Looks at policies of services: whom they mean, and whether another one decides instead.
 
 use leno_model::{
-    PolicyScope, Protocol, Service, ServiceName, ServicePolicy, ServicePolicyKind,
+    PolicyScope, PortLimits, Protocol, Service, ServiceName, ServicePolicy, ServicePolicyKind,
     ServicePolicyName, ServicePort, ServiceRule, TargetPort, Treatment,
 };
 
@@ -29,8 +29,9 @@ impl World<'_> {
 
     /// A bound for connections of ports that carry requests over links only.
     fn lint_connections(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
-        let ServiceRule::CircuitBreaker(rule) = &policy.rule else { return };
-        if rule.limits.connections.is_none() {
+        let breaker = policy.rule.breaker().is_some_and(|it| it.limits.connections.is_some());
+        let rate = policy.rule.limits().is_some_and(|it| it.connections.is_some());
+        if !breaker && !rate {
             return;
         }
         let about = self.services.iter().flat_map(|(name, service)| {
@@ -43,17 +44,25 @@ impl World<'_> {
         {
             return;
         }
-        let field = match policy.name.kind {
-            ServicePolicyKind::UpstreamTrafficSetting => {
-                "spec.connectionSettings.tcp.maxConnections"
+        let is_setting = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
+        let under_way = "bound the requests under way instead";
+        for (bounds, field, setting, remedy) in [
+            (
+                breaker,
+                "spec.limits.connections",
+                "spec.connectionSettings.tcp.maxConnections",
+                under_way,
+            ),
+            (rate, "spec.connections", "spec.rateLimit.local.tcp", "limit requests instead"),
+        ] {
+            if bounds {
+                lint.warn(
+                    if is_setting { setting } else { field }.to_owned(),
+                    "bounds nothing: the requests of these ports share links".to_owned(),
+                    remedy,
+                );
             }
-            _ => "spec.limits.connections",
-        };
-        lint.warn(
-            field.to_owned(),
-            "bounds nothing: the requests of these ports share links".to_owned(),
-            "bound the requests under way instead",
-        );
+        }
     }
 
     /// Whether bytes may be carried there without a look at requests.
@@ -96,21 +105,19 @@ impl World<'_> {
         let mut winner = None;
         for (name, service) in &self.services {
             for port in &service.ports {
-                if Treatment::of([policy], name, port.port).is_empty() {
+                if deciding([policy], name, port.port).is_empty() {
                     continue;
                 }
-                let treatment = Treatment::of(all(), name, port.port);
-                if treatment.policies().any(|decides| *decides == policy.name) {
+                let decides = deciding(all(), name, port.port);
+                if decides.contains(&policy.name) {
                     return;
                 }
                 // Of what decides there, that which this policy would decide without it.
                 let in_its_place = |decides: &&ServicePolicyName| {
                     let both = all().filter(|it| it.name == **decides || it.name == policy.name);
-                    let both = Treatment::of(both, name, port.port);
-                    both.policies().all(|decides| *decides != policy.name)
+                    !deciding(both, name, port.port).contains(&policy.name)
                 };
-                let found = treatment.policies().find(in_its_place);
-                winner = found.or(treatment.policies().next()).cloned();
+                winner = decides.iter().find(in_its_place).or(decides.first()).cloned();
             }
         }
         if let Some(winner) = winner {
@@ -121,4 +128,15 @@ impl World<'_> {
             );
         }
     }
+}
+
+/// The policies that decide about a port, one for each concern.
+fn deciding<'a>(
+    policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
+    service: &ServiceName,
+    port: u16,
+) -> Vec<ServicePolicyName> {
+    let limits = PortLimits::of(policies.clone(), service, port).map(|limits| limits.policy);
+    let treatment = Treatment::of(policies, service, port);
+    treatment.policies().cloned().chain(limits).collect()
 }

@@ -95,7 +95,7 @@ spec:
         let policy = policy(&text.replace("GROUP", group));
         let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
         assert_eq!(targets[0].service.to_string(), "stock/stock");
-        let ServiceRule::CircuitBreaker(rule) = &policy.rule else { panic!("{policy:?}") };
+        let rule = policy.rule.breaker().expect("it bounds something");
         let limits = CircuitLimits { requests: Some(7), retries: Some(0), ..Default::default() };
         assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
         let trip = rule.trip.as_ref().unwrap();
@@ -182,22 +182,22 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
         kind,
         &specs,
         &expect![[r#"
-        spec.connectionSettings: is missing; add `connectionSettings`
-        spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
-        spec.host: is of the namespace other, not of default; put the policy into the namespace of the service
-        spec.connectionSettings: limits nothing; add a limit, or remove it
-        spec.connectionSettings.tcp.connectTimeout: 2 is a number, not text; write "2" in quotes
-        spec.connectionSettings.http.maxRequestsPerConnection: cannot be honoured: requests to an endpoint share one link; remove it; `maxRequests` bounds how many are under way
-        spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
-        spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`
-        spec.connectionSettings.http.circuitBreaking.degradedTimeWindow: is missing; add `degradedTimeWindow`
-        spec.connectionSettings.http.circuitBreaking.minRequestAmount: is missing; add `minRequestAmount`
-        spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
-        spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
-        spec.connectionSettings.http.circuitBreaking.errorRatioThreshold: is 0; use a ratio above 0
-        spec.connectionSettings.http.circuitBreaking.slowTimeThreshold: decides nothing alone; add `slowRatioThreshold`, or remove it
-        spec.connectionSettings.http.circuitBreaking.degradedStatusCode: has no body; use a status whose answers have one, such as 409
-    "#]],
+            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
+            spec.host: is of the namespace other, not of default; put the policy into the namespace of the service
+            spec.connectionSettings: limits nothing; add a limit, or remove it
+            spec.connectionSettings.tcp.connectTimeout: 2 is a number, not text; write "2" in quotes
+            spec.connectionSettings.http.maxRequestsPerConnection: cannot be honoured: requests to an endpoint share one link; remove it; `maxRequests` bounds how many are under way
+            spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
+            spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`
+            spec.connectionSettings.http.circuitBreaking.degradedTimeWindow: is missing; add `degradedTimeWindow`
+            spec.connectionSettings.http.circuitBreaking.minRequestAmount: is missing; add `minRequestAmount`
+            spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
+            spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
+            spec.connectionSettings.http.circuitBreaking.errorRatioThreshold: is 0; use a ratio above 0
+            spec.connectionSettings.http.circuitBreaking.slowTimeThreshold: decides nothing alone; add `slowRatioThreshold`, or remove it
+            spec.connectionSettings.http.circuitBreaking.degradedStatusCode: has no body; use a status whose answers have one, such as 409
+        "#]],
     );
 }
 

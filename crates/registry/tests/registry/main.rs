@@ -18,6 +18,7 @@ mod manifests;
 #[cfg(test)]
 mod pages;
 #[cfg(test)]
+mod rate_limits;
 mod refusals;
 #[cfg(test)]
 mod reload;

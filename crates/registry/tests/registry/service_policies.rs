@@ -44,6 +44,7 @@ fn the_documented_examples_are_read() {
         "outlier-removal.md",
         "sermant-removal.md",
         "circuit-breaker.md",
+        "rate-limit.md",
         "upstream-traffic-setting.md",
     ] {
         policy(&crate::pages::examples(page)[0]);

@@ -2,35 +2,41 @@
 
 use std::fmt;
 
-use leno_model::{PolicyName, Reason};
+use leno_model::{PolicyName, Reason, ServicePolicyName};
 
 /// The policy that decided, and the rule of it where rules have names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ruling {
     /// Its name.
     pub policy: PolicyName,
-    /// The rule of an `AccessPolicy`; those of a `TrafficTarget` have no names.
+    /// The rule in it; those of a `TrafficTarget` have no names.
     pub rule: Option<Box<str>>,
+    kind: &'static str,
 }
 
 impl Ruling {
     /// Of a `TrafficTarget`.
     pub(super) fn target(policy: PolicyName) -> Self {
-        Self { policy, rule: None }
+        Self { policy, rule: None, kind: "TrafficTarget" }
     }
 
     /// Of an `AccessPolicy`.
     pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
-        Self { policy, rule: Some(rule.into()) }
+        Self { policy, rule: Some(rule.into()), kind: "AccessPolicy" }
+    }
+
+    /// Of a policy of a service.
+    #[must_use]
+    pub fn service_policy(policy: &ServicePolicyName, rule: &str) -> Self {
+        let ServicePolicyName { kind, namespace, name } = policy;
+        let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
+        Self { policy, rule: Some(rule.into()), kind: kind.as_str() }
     }
 
     /// The kind of the policy, as manifests write it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
-        match self.rule {
-            None => "TrafficTarget",
-            Some(_) => "AccessPolicy",
-        }
+        self.kind
     }
 }
 

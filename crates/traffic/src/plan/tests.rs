@@ -66,6 +66,7 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         edition: 0,
         caller: Caller::default(),
         lanes: BTreeMap::new(),
+        limits: BTreeMap::new(),
         inbound: Default::default(),
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();

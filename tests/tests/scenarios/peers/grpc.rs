@@ -132,6 +132,24 @@ fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
 }
 
 #[test]
+fn a_call_too_many_is_told_that_a_resource_is_exhausted() {
+    let pair = pair("permissive", "GRPC");
+    pair.works("empty_unary");
+    let limit = "apiVersion: leno.dev/v1alpha1
+kind: RateLimit
+metadata: {name: grpc, namespace: shop}
+spec:
+  targetRefs: [{name: grpc}]
+  rules: [{matches: [{path: {value: /grpc.testing.TestService}}], requests: 1, in: 1h}]
+";
+    pair.mesh.write("limit.yaml", limit);
+    let complaint = pair.fails("empty_unary", "ResourceExhausted");
+    assert!(complaint.contains("More came in than a rate limit lets"), "{complaint}");
+    pair.mesh.remove("limit.yaml");
+    pair.works("empty_unary");
+}
+
+#[test]
 fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
     let pair = pair("permissive", "GRPC");
     pair.works("empty_unary");

@@ -71,6 +71,7 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         edition: 0,
         caller: Default::default(),
         lanes: Default::default(),
+        limits: Default::default(),
         inbound: InboundPolicy { is_audited, rules },
     };
     InboundAccess::of(&plan).unwrap()

@@ -1,0 +1,68 @@
+//! What rate limits add to worlds, and that nothing is added without them.
+
+use leno_model::{Change, Object};
+
+use super::*;
+use crate::fixture::objects;
+
+const LIMITS: &str = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews-beta, namespace: bookinfo}
+spec: {selector: {app: reviews, version: v2}, ports: [{port: 80, targetPort: http}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: RateLimit
+metadata: {name: both, namespace: bookinfo}
+spec:
+  targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]
+  rules: [{requests: 10, in: 1s}]
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: v2, namespace: bookinfo}
+spec:
+  host: reviews-beta.bookinfo.svc.cluster.local
+  connectionSettings: {http: {maxRequests: 7}}
+  rateLimit: {local: {http: {requests: 3, unit: second}}}
+"#;
+
+fn limits(yaml: &str, of: &str) -> Vec<(u16, Vec<String>)> {
+    let mesh = mesh(yaml);
+    let workload = mesh.workload(&workload(of)).unwrap();
+    let world = world(&mesh, workload, &wanted(workload, &BTreeSet::new()), &mut Views::default());
+    let plan = &world.snapshot.plan;
+    let names = |(port, limits): (&u16, &Vec<leno_model::PortLimits>)| {
+        (*port, limits.iter().map(|it| it.policy.to_string()).collect())
+    };
+    plan.limits.iter().map(names).collect()
+}
+
+#[test]
+fn limits_are_at_the_ports_that_their_services_lead_to_each_policy_once() {
+    let yaml = format!("{BOOKINFO}{LIMITS}");
+    let both = || "RateLimit bookinfo/both".to_owned();
+    // The port of `reviews-beta` is named by `both`, which is closer than the service's setting.
+    assert_eq!(limits(&yaml, "reviews-v2-1"), [(9083, vec![both()])]);
+    let only = "targetRefs: [{name: reviews}]";
+    let apart = yaml.replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", only);
+    let setting = "UpstreamTrafficSetting bookinfo/v2".to_owned();
+    assert_eq!(limits(&apart, "reviews-v2-1"), [(9083, vec![both(), setting])]);
+    assert_eq!(limits(&apart, "reviews-v1-1").len(), 1);
+    assert_eq!(limits(&yaml, "details-1"), []);
+    assert_eq!(limits(BOOKINFO, "reviews-v2-1"), []);
+}
+
+#[test]
+fn a_change_of_limits_touches_the_workloads_that_keep_them() {
+    let mut mesh = mesh(BOOKINFO);
+    let limit = objects(LIMITS.trim_start_matches("\n---")).into_iter().nth(1).unwrap();
+    let Object::ServicePolicy(policy) = &limit else { panic!("{limit:?}") };
+    let key = leno_model::ObjectKey::ServicePolicy(policy.name.clone());
+    let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
+    let touched = mesh.apply(Change::Upsert(limit.clone()));
+    assert_eq!(touched.workloads, behind);
+    assert!(mesh.apply(Change::Upsert(limit)).is_empty());
+    assert_eq!(mesh.apply(Change::Remove(key)).workloads, behind);
+}

@@ -1,0 +1,4 @@
+//! Rate limits, from documents to what the sidecar of a server decides.
+
+#[cfg(test)]
+mod vectors;

@@ -1,0 +1,94 @@
+//! The vectors of `tests/vectors/limits`: from documents to who is let in, through reader, mesh,
+//! compilation and decision.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_control::snapshot_for;
+use leno_model::{Object, Reason, ServiceAccount, WorkloadName};
+use leno_registry::read_str;
+use leno_traffic::{Limits, Plans, RequestView};
+use serde_json::Value;
+
+const MESH: &str = "
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stock-1, namespace: shop, labels: {app: stock}}
+spec: {serviceAccount: stock, ports: [{name: main, port: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock, namespace: shop}
+spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main}]}
+---
+";
+
+#[test]
+fn limits_let_in_what_they_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/limits/limits.json");
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let groups = vectors["groups"].as_array().unwrap();
+    assert!(groups.len() >= 9, "{} groups", groups.len());
+    let wrong: Vec<String> = groups.iter().flat_map(wrong).collect();
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What of a group is not as expected. Its cases follow one another in time.
+fn wrong(group: &Value) -> Vec<String> {
+    let (objects, rejected) = read_str("vectors", &format!("{MESH}{}", group["document"]));
+    assert_eq!(rejected, [], "{}", group["name"]);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let stock = WorkloadName::new("shop", "stock-1").unwrap();
+    let snapshot = Arc::new(snapshot_for(&objects, &stock, &[]).unwrap());
+    let plans = Plans::build(snapshot, None).unwrap();
+    let mut wrong = Vec::new();
+    for case in group["cases"].as_array().unwrap() {
+        let found = decided(&plans.limits, case);
+        let number = |key: &str| case[key].as_u64();
+        let expected = (number("admitted").unwrap(), number("status"), number("retry_after"));
+        if found != expected {
+            let (group, case) = (&group["name"], &case["name"]);
+            wrong.push(format!("{group}, {case}: {found:?}, not {expected:?}"));
+        }
+    }
+    wrong
+}
+
+/// How many are let in, and what the others are answered: a status, and when there is room.
+fn decided(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
+    let now = Duration::from_millis(case["at_ms"].as_u64().unwrap());
+    let caller = case["from"].as_str().unwrap_or("web");
+    let caller = ServiceAccount::new("shop", caller).unwrap();
+    let request = &case["request"];
+    let headers = request["headers"].as_array().into_iter().flatten();
+    let headers: Vec<(String, String)> = headers
+        .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
+        .collect();
+    let (mut admitted, mut refused) = (0, (None, None));
+    for _ in 0..case["times"].as_u64().unwrap() {
+        let outcome = if request.is_null() {
+            limits.admit_connection(PORT, now)
+        } else {
+            let view = RequestView {
+                method: request["method"].as_str().unwrap(),
+                path: request["path"].as_str().unwrap(),
+                query: None,
+                authority: "stock.shop",
+                fields: &headers,
+            };
+            limits.admit(PORT, (&view, Some(&caller)), now)
+        };
+        match outcome {
+            Ok(()) => admitted += 1,
+            Err(exceeded) => {
+                let own = exceeded.answer.as_ref().and_then(|answer| answer.status);
+                let status = own.unwrap_or(Reason::RateLimited.status());
+                refused = (Some(u64::from(status)), Some(exceeded.seconds()));
+            }
+        }
+    }
+    (admitted, refused.0, refused.1)
+}
+
+const PORT: u16 = 8080;

@@ -1,0 +1,97 @@
+//! Rate limits, at random, and what is refused of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_model::{Each, NamePattern, PeerMatch, PortLimits, Rate, RateLimits, RateRule};
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::*;
+
+use super::breaker::{answer, policy};
+use super::request;
+use crate::proto;
+use crate::resource::limit;
+
+pub(super) fn limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortLimits>>> {
+    let limits = (prop::option::of(rate()), vec(rule(), 0..3))
+        .prop_map(|(connections, rules)| RateLimits { connections, rules })
+        .prop_filter("it bounds something", |limits| !limits.is_empty());
+    let policies = (policy(), limits).prop_map(|(policy, limits)| PortLimits { policy, limits });
+    btree_map(1u16.., vec(policies, 1..3), 0..3)
+}
+
+fn rate() -> impl Strategy<Value = Rate> {
+    let time = (1..=24 * 3600_u64).prop_map(Duration::from_secs);
+    (1..=Rate::COUNT_MAX, time, 1..=Rate::SIZE_MAX)
+        .prop_map(|(count, time, size)| Rate { count, time, size })
+}
+
+fn rule() -> impl Strategy<Value = RateRule> {
+    let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
+    let peer = (pattern(), pattern());
+    let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
+    let buckets = || 1..=Rate::BUCKETS_MAX;
+    let each = prop_oneof![
+        Just(Each::Nothing),
+        buckets().prop_map(|buckets| Each::Client { buckets }),
+        ("x-[a-z]{1,5}", buckets()).prop_map(|(name, buckets)| Each::Header { name, buckets }),
+    ];
+    let who = (vec(request(), 0..3), vec(peer, 0..3), each);
+    (".{0,9}", who, rate(), any::<bool>(), answer()).prop_map(
+        |(name, (requests, peers, each), rate, is_last, answer)| RateRule {
+            name,
+            requests,
+            peers,
+            each,
+            rate,
+            is_last,
+            answer,
+        },
+    )
+}
+
+#[test]
+fn a_limit_that_is_not_understood_is_not_taken_for_another() {
+    use proto::rate_rule::Each;
+    let nothing = || Some(Each::Nothing(proto::Nothing {}));
+    let rate = || proto::Rate { count: 1, time_nanoseconds: 1_000_000_000, size: 1 };
+    let rule = || proto::RateRule { each: nothing(), rate: Some(rate()), ..Default::default() };
+    let client = Some(Each::Client(proto::Nothing {}));
+    let too_long = 86_400_000_000_001;
+    for (wrong, field) in [
+        (proto::RateRule { each: None, ..rule() }, "each"),
+        (proto::RateRule { buckets: 1, ..rule() }, "buckets"),
+        (proto::RateRule { each: client.clone(), ..rule() }, "buckets"),
+        (proto::RateRule { each: client, buckets: 100_001, ..rule() }, "buckets"),
+        (
+            proto::RateRule { each: Some(Each::Header("A".to_owned())), buckets: 1, ..rule() },
+            "header",
+        ),
+        (proto::RateRule { rate: None, ..rule() }, "rate"),
+        (proto::RateRule { rate: Some(proto::Rate { count: 0, ..rate() }), ..rule() }, "rate.count"),
+        (
+            proto::RateRule { rate: Some(proto::Rate { size: 2_000_001, ..rate() }), ..rule() },
+            "rate.size",
+        ),
+        (
+            proto::RateRule {
+                rate: Some(proto::Rate { time_nanoseconds: too_long, ..rate() }),
+                ..rule()
+            },
+            "rate.time_nanoseconds",
+        ),
+    ] {
+        let invalid = limit::from_wire(wire(vec![wrong])).map(|_| ()).unwrap_err();
+        assert_eq!(invalid.field, format!("policies[0].rules[0].{field}"), "{}", invalid.reason);
+    }
+    assert!(limit::from_wire(wire(vec![rule()])).is_ok());
+    assert_eq!(limit::from_wire(wire(Vec::new())).map(|_| ()).unwrap_err().field, "policies[0]");
+    let none = proto::LimitedPort { port: 80, policies: Vec::new() };
+    assert_eq!(limit::from_wire(none).map(|_| ()).unwrap_err().field, "policies");
+}
+
+fn wire(rules: Vec<proto::RateRule>) -> proto::LimitedPort {
+    let policy = proto::ServicePolicy { kind: "RateLimit".to_owned(), name: "a/b".to_owned() };
+    let limits = proto::RateLimits { policy: Some(policy), connections: None, rules };
+    proto::LimitedPort { port: 80, policies: vec![limits] }
+}

@@ -1,0 +1,46 @@
+//! Reads what a policy answers in place of an upstream.
+
+use leno_model::{FixedAnswer, Header};
+
+use super::filter::read_header;
+use crate::field::{Field, Fields};
+
+/// Status, body and headers.
+pub(super) fn read(field: &Field<'_>) -> Option<FixedAnswer> {
+    let fields = field.fields(&["status", "body", "headers"])?;
+    let status = match fields.find("status") {
+        Some(status) => Some(u16::try_from(status.number(400, 599)?).ok()?),
+        None => None,
+    };
+    Some(FixedAnswer { status, body: body(&fields, "body")?, headers: headers(&fields, "headers") })
+}
+
+/// A text to answer with, if there is one.
+pub(super) fn body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
+    let Some(field) = fields.find(key) else {
+        return Some(None);
+    };
+    let text = field.text()?;
+    if text.len() > BODY_BYTES_MAX {
+        field.refuse(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
+        return None;
+    }
+    Some(Some(text.to_owned()))
+}
+
+/// Headers of an answer, each once.
+pub(super) fn headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
+    let headers = fields.each(key, HEADERS_MAX, read_header);
+    let twice = |(index, header): (usize, &Header)| {
+        headers.iter().take(index).any(|known| known.name == header.name)
+    };
+    if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(twice)) {
+        field.refuse("has two headers of one name", "join their values, separated by commas");
+    }
+    headers
+}
+
+/// It is written in one piece, and sent to whoever asks too much.
+const BODY_BYTES_MAX: usize = 4096;
+/// As many as a rule of a route may set.
+const HEADERS_MAX: usize = 16;

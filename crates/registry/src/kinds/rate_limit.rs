@@ -1,0 +1,96 @@
+//! Reads `leno.dev/v1alpha1` `RateLimit`.
+
+use leno_model::{Each, FixedAnswer, Name, PolicyScope, Rate, RateLimits, RateRule};
+
+use super::access_policy::{elements, read_peer};
+use super::answer;
+use super::http_route::{header_name, read_match};
+use super::service_policy::{number_or, targets, time};
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, RateLimits)> {
+    let fields = spec.fields(&["targetRefs", "connections", "rules"])?;
+    let scope = targets(&fields, namespace);
+    let connections = match fields.find("connections") {
+        Some(field) => {
+            let fields = field.fields(&["count", "in", "burst"])?;
+            Some(read_rate(&fields, "count")?)
+        }
+        None => None,
+    };
+    let mut rules: Vec<RateRule> = Vec::new();
+    let mut says_something = connections.is_some();
+    if let Some(field) = fields.find("rules") {
+        for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
+            says_something = true;
+            let Some(rule) = read_rule(element, (namespace, index)) else { continue };
+            if rules.iter().any(|known| known.name == rule.name) {
+                element.refuse("its name is taken by another rule", "use another name");
+            }
+            rules.push(rule);
+        }
+    }
+    if !says_something {
+        spec.refuse("limits nothing", "add `rules` or `connections`");
+        return None;
+    }
+    Some((scope?, RateLimits { connections, rules }))
+}
+
+fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<RateRule> {
+    let fields = element.fields(&[
+        "name", "matches", "from", "each", "buckets", "requests", "in", "burst", "last", "answer",
+    ])?;
+    let name = match fields.find("name") {
+        Some(field) => field.name()?.to_string(),
+        None => format!("rules[{index}]"),
+    };
+    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
+    let peers = elements(&fields, "from", "or leave it out for everybody", |field| {
+        read_peer(field, namespace)
+    });
+    let each = read_each(&fields);
+    let rate = read_rate(&fields, "requests");
+    let is_last = match fields.find("last") {
+        Some(field) => field.boolean()?,
+        None => false,
+    };
+    let answer = match fields.find("answer") {
+        Some(field) => answer::read(field)?,
+        None => FixedAnswer::default(),
+    };
+    let (requests, peers) = (requests?, peers?);
+    Some(RateRule { name, requests, peers, each: each?, rate: rate?, is_last, answer })
+}
+
+/// `each: client`, or `each: {header: NAME}`.
+fn read_each(fields: &Fields<'_>) -> Option<Each> {
+    let Some(field) = fields.find("each") else {
+        if let Some(buckets) = fields.find("buckets") {
+            buckets.refuse("is for several buckets, and there is one", "add `each`, or remove it");
+        }
+        return Some(Each::Nothing);
+    };
+    let buckets = number_or(fields, "buckets", (1, Rate::BUCKETS_MAX), BUCKETS_DEFAULT)?;
+    if let Value::Map(_) = field.value() {
+        let header = field.fields(&["header"])?.require("header")?.clone();
+        let name = header_name(&header, header.text()?)?;
+        return Some(Each::Header { name, buckets });
+    }
+    field.word(&[("client", ())]).map(|()| Each::Client { buckets })
+}
+
+/// How many in which time, and how many at once.
+fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
+    let count = fields.require(key).and_then(|field| field.number(1, Rate::COUNT_MAX));
+    let within = fields.require("in").and_then(|field| time(field, Rate::TIME_MIN, Rate::TIME_MAX));
+    let (count, time) = (count?, within?);
+    let size = number_or(fields, "burst", (1, Rate::SIZE_MAX), count)?;
+    Some(Rate { count, time, size })
+}
+
+/// The most rules of a policy.
+const RULES_MAX: usize = 64;
+/// Enough for the clients of a service, and some 100 KiB.
+const BUCKETS_DEFAULT: u32 = 1000;

@@ -1,0 +1,165 @@
+//! Rate limits, natively and as OSM, osm-edge and FSM write them.
+
+use std::time::Duration;
+
+use expect_test::expect;
+use leno_model::{Each, PathMatch, Rate, RateLimits, RateRule, ServiceRule};
+
+use crate::service_policies::{check_refusals_of, policy};
+
+fn limits(text: &str) -> RateLimits {
+    policy(text).rule.limits().expect("it limits something").clone()
+}
+
+const fn rate(count: u32, seconds: u64, size: u32) -> Rate {
+    Rate { count, time: Duration::from_secs(seconds), size }
+}
+
+#[test]
+fn reads_the_documented_example_with_all_its_parts() {
+    let limits = limits(&crate::pages::examples("rate-limit.md")[0]);
+    assert_eq!(limits.connections, Some(rate(100, 1, 100)));
+    let told = |rule: &RateRule| (rule.name.clone(), rule.rate, rule.is_last, rule.each.clone());
+    let header = Each::Header { name: "x-user".to_owned(), buckets: 5000 };
+    let expected = [
+        ("health".to_owned(), rate(1000, 1, 1000), true, Each::Nothing),
+        ("writers".to_owned(), rate(10, 60, 20), false, Each::Client { buckets: 1000 }),
+        ("users".to_owned(), rate(5, 1, 5), false, header),
+        ("all".to_owned(), rate(500, 1, 500), false, Each::Nothing),
+    ];
+    assert_eq!(limits.rules.iter().map(told).collect::<Vec<_>>(), expected);
+    let writers = &limits.rules[1];
+    assert_eq!(writers.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
+    assert_eq!(writers.requests[0].methods, ["POST"]);
+    assert_eq!(writers.peers[0].to_string(), "bookinfo/reviews*");
+    let answer = &writers.answer;
+    assert_eq!((answer.status, answer.body.as_deref()), (Some(429), Some("One at a time.")));
+    assert_eq!((&*answer.headers[0].name, &*answer.headers[0].value), ("x-limit", "writers"));
+    assert!(limits.rules[3].requests.is_empty() && limits.rules[3].peers.is_empty());
+}
+
+#[test]
+fn what_burst_means_is_for_the_group_to_say() {
+    let text = "
+apiVersion: GROUP/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: stock, namespace: stock}
+spec:
+  host: stock.stock.svc.cluster.local
+  rateLimit:
+    local:
+      tcp: {connections: 3, unit: minute, burst: 10}
+      http: {requests: 5, unit: hour, burst: 0, responseStatusCode: 503, responseHeadersToAdd: [{name: X-A, value: b}]}
+  httpRoutes:
+  - path: /items/[0-9]+
+    rateLimit: {local: {requests: 7, unit: second, burst: 2}}
+";
+    for (group, connections, route) in [
+        ("policy.openservicemesh.io", rate(3, 60, 13), rate(7, 1, 9)),
+        ("policy.flomesh.io", rate(3, 60, 10), rate(7, 1, 2)),
+    ] {
+        let text = text.replace("GROUP", group);
+        let limits = limits(&text);
+        assert_eq!(limits.connections, Some(connections), "{group}");
+        let [by_path, all] = limits.rules.as_slice() else { panic!("{limits:?}") };
+        assert_eq!((by_path.rate, by_path.is_last), (route, true), "{group}");
+        assert_eq!(by_path.requests[0].path, PathMatch::Regex("/items/[0-9]+".to_owned()));
+        assert_eq!((all.rate, all.is_last), (rate(5, 3600, 5), false), "{group}");
+        assert_eq!((all.requests.len(), all.answer.status), (0, Some(503)));
+        assert_eq!((&*all.answer.headers[0].name, &*all.answer.headers[0].value), ("x-a", "b"));
+        let policy = policy(&text);
+        assert!(matches!(policy.rule, ServiceRule::UpstreamTrafficSetting(_)));
+        assert_eq!(policy.rule.breaker(), None);
+    }
+}
+
+#[test]
+fn refuses_a_rate_limit_that_means_nothing() {
+    let rule = |rule: &str| format!("{{targetRefs: [{{name: a}}], rules: [{{{rule}}}]}}");
+    let specs = [
+        "{targetRefs: [{name: a}]}".to_owned(),
+        "{targetRefs: [{name: a}], rules: []}".to_owned(),
+        "{rules: [{requests: 1, in: 1s}]}".to_owned(),
+        "{targetRefs: [{name: a}], connections: {count: 0, in: 1s}}".to_owned(),
+        rule("requests: 1"),
+        rule("in: 1s"),
+        rule("requests: 1000001, in: 1s"),
+        rule("requests: 1, in: 500ms"),
+        rule("requests: 1, in: 25h"),
+        rule("requests: 1, in: 1s, burst: 0"),
+        rule("requests: 1, in: 1s, buckets: 3"),
+        rule("requests: 1, in: 1s, each: peer"),
+        rule("requests: 1, in: 1s, each: {header: \"a b\"}"),
+        rule("requests: 1, in: 1s, each: client, buckets: 0"),
+        rule("requests: 1, in: 1s, matches: []"),
+        rule("requests: 1, in: 1s, from: [{}]"),
+        rule("requests: 1, in: 1s, answer: {status: 200}"),
+        rule("requests: 1, in: 1s, answer: {headers: [{name: host, value: a}]}"),
+        rule("requests: 1, in: 1s, answer: {headers: [{name: a, value: a}, {name: A, value: b}]}"),
+        rule("requests: 1, in: 1s, name: a}, {requests: 1, in: 1s, name: a"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "leno.dev",
+        "RateLimit",
+        &specs,
+        &expect![[r#"
+        spec: limits nothing; add `rules` or `connections`
+        spec: limits nothing; add `rules` or `connections`
+        spec.targetRefs: is missing; add `targetRefs`
+        spec.connections.count: 0 is out of range; use a number from 1 to 1000000
+        spec.rules[0].in: is missing; add `in`
+        spec.rules[0].requests: is missing; add `requests`
+        spec.rules[0].requests: 1000001 is out of range; use a number from 1 to 1000000
+        spec.rules[0].in: "500ms" is out of range; use a time from 1s to 86400s
+        spec.rules[0].in: "25h" is out of range; use a time from 1s to 86400s
+        spec.rules[0].burst: 0 is out of range; use a number from 1 to 2000000
+        spec.rules[0].buckets: is for several buckets, and there is one; add `each`, or remove it
+        spec.rules[0].each: "peer" is not known here; use `client`
+        spec.rules[0].each.header: "a b" is not the name of a header; use letters, digits and `-`
+        spec.rules[0].buckets: 0 is out of range; use a number from 1 to 100000
+        spec.rules[0].matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
+        spec.rules[0].from[0]: names nobody; add `namespace` or `serviceAccount`
+        spec.rules[0].answer.status: 200 is out of range; use a number from 400 to 599
+        spec.rules[0].answer.headers[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
+        spec.rules[0].answer.headers: has two headers of one name; join their values, separated by commas
+        spec.rules[1]: its name is taken by another rule; use another name
+    "#]],
+    );
+}
+
+#[test]
+fn refuses_what_of_a_setting_cannot_be_counted() {
+    let specs = [
+        "{host: a.default}",
+        "{host: a.default, rateLimit: {}}",
+        "{host: a.default, rateLimit: {local: {}}}",
+        "{host: a.default, rateLimit: {global: {http: {domain: a}}, local: {http: {requests: 1, unit: second}}}}",
+        "{host: a.default, rateLimit: {local: {http: {requests: 1, unit: day}}}}",
+        "{host: a.default, rateLimit: {local: {http: {requests: 0, unit: second}}}}",
+        "{host: a.default, rateLimit: {local: {http: {requests: 1, unit: second, responseStatusCode: 200}}}}",
+        "{host: a.default, rateLimit: {local: {tcp: {requests: 1, unit: second}}}}",
+        "{host: a.default, httpRoutes: [{path: /a}]}",
+        "{host: a.default, httpRoutes: [{path: \"/a[\", rateLimit: {local: {requests: 1, unit: second}}}]}",
+    ];
+    check_refusals_of(
+        "policy.openservicemesh.io",
+        "UpstreamTrafficSetting",
+        &specs,
+        &expect![[r#"
+            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.rateLimit.local: is missing; add `local`
+            spec.rateLimit.local: limits nothing; add `http` or `tcp`
+            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.rateLimit.global: is not supported: every sidecar counts for itself; remove it, and use `local`
+            spec.rateLimit.local.http.unit: "day" is not known here; use `second`, `minute` or `hour`
+            spec.rateLimit.local.http.requests: 0 is out of range; use a number from 1 to 1000000
+            spec.rateLimit.local.http.responseStatusCode: 200 is no error; use 400 to 599
+            spec.rateLimit.local.tcp.requests: is not a field that is known here; remove it, or use `connections`, `unit` or `burst`
+            spec.rateLimit.local.tcp.connections: is missing; add `connections`
+            spec.httpRoutes[0]: limits nothing; add `rateLimit`, or remove the route
+            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.httpRoutes[0].path: "/a[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
+        "#]],
+    );
+}

@@ -1,0 +1,296 @@
+//! Rate limits: whether what comes in at a port of the application is too much.
+
+mod bucket;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{
+    Each, FixedAnswer, ObjectKey, PortLimits, RateRule, ServiceAccount, ServicePolicyName,
+};
+
+use crate::matcher::{PathKind, RequestMatcher, Spelling};
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+use bucket::{Bucket, Buckets, Pace};
+
+/// The limits of a workload's ports, compiled, with their buckets. Threads share them.
+#[derive(Debug, Default)]
+pub struct Limits {
+    ports: BTreeMap<u16, Box<[Arc<PolicyLimits>]>>,
+}
+
+/// What one policy says about one port.
+#[derive(Debug)]
+struct PolicyLimits {
+    /// What it was compiled from.
+    said: PortLimits,
+    connections: Option<(Pace, Bucket)>,
+    rules: Box<[CompiledRule]>,
+}
+
+#[derive(Debug)]
+struct CompiledRule {
+    rule: RateRule,
+    requests: Box<[RequestMatcher]>,
+    pace: Pace,
+    tokens: Tokens,
+    answer: Option<Arc<FixedAnswer>>,
+}
+
+#[derive(Debug)]
+enum Tokens {
+    Together(Bucket),
+    Each(Buckets),
+}
+
+/// Who lets no more in.
+#[derive(Debug)]
+pub struct Exceeded<'a> {
+    /// The policy.
+    pub policy: &'a ServicePolicyName,
+    /// The rule in it.
+    pub rule: &'a str,
+    /// What is answered, when the policy says.
+    pub answer: Option<Arc<FixedAnswer>>,
+    /// How long until there is room again.
+    pub wait: Duration,
+}
+
+impl Exceeded<'_> {
+    /// The wait in whole seconds, at least one: what `retry-after` says (RFC 9110 §10.2.3), and not
+    /// less than the wait, which would be in vain.
+    #[must_use]
+    pub const fn seconds(&self) -> u64 {
+        let seconds = self.wait.as_secs();
+        if self.wait.subsec_nanos() > 0 || seconds == 0 { seconds + 1 } else { seconds }
+    }
+}
+
+impl Limits {
+    /// Compiles limits. The buckets of what says the same as before are taken over.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used.
+    pub fn build(
+        limits: &BTreeMap<u16, Vec<PortLimits>>,
+        previous: Option<&Self>,
+    ) -> Result<Self, BadPattern> {
+        let mut ports = BTreeMap::new();
+        for (port, policies) in limits {
+            let known = previous.and_then(|limits| limits.ports.get(port));
+            let known = known.map_or(&[][..], |known| known);
+            let compiled = policies.iter().map(|said| {
+                let same = known.iter().find(|known| known.said == *said);
+                same.map_or_else(|| PolicyLimits::compile(said).map(Arc::new), |it| Ok(it.clone()))
+            });
+            ports.insert(*port, compiled.collect::<Result<_, _>>()?);
+        }
+        Ok(Self { ports })
+    }
+
+    /// Whether anything bounds what comes in at a port.
+    #[must_use]
+    pub fn concern(&self, port: u16) -> bool {
+        !self.ports.is_empty() && self.ports.contains_key(&port)
+    }
+
+    /// Lets a request in when every rule that is about it has a token; then each has one less. The
+    /// time is that since any moment, the same for all.
+    ///
+    /// # Errors
+    /// [`Exceeded`] for the first rule without a token; then no rule has one less.
+    pub fn admit(
+        &self,
+        port: u16,
+        (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
+        now: Duration,
+    ) -> Result<(), Exceeded<'_>> {
+        let now = nanoseconds(now);
+        let mut taken = 0_usize;
+        let exceeded = self.visit(port, (request, caller), |policy, rule| {
+            match rule.take(rule.key(request, caller), now) {
+                Ok(()) => taken += 1,
+                Err(wait) => {
+                    let (policy, answer) = (&policy.said.policy, rule.answer.clone());
+                    return Some(Exceeded { policy, rule: &rule.rule.name, answer, wait });
+                }
+            }
+            None
+        });
+        let Some(exceeded) = exceeded else { return Ok(()) };
+        self.visit(port, (request, caller), |_, rule| {
+            taken = taken.checked_sub(1)?;
+            rule.give_back(rule.key(request, caller));
+            None::<()>
+        });
+        Err(exceeded)
+    }
+
+    /// The same for an opaque connection.
+    ///
+    /// # Errors
+    /// [`Exceeded`] for the first policy without a token.
+    pub fn admit_connection(&self, port: u16, now: Duration) -> Result<(), Exceeded<'_>> {
+        let now = nanoseconds(now);
+        let all = || self.of(port).iter().filter_map(|it| Some((it, it.connections.as_ref()?)));
+        let exceeded = all().enumerate().find_map(|(index, (policy, (pace, bucket)))| {
+            let wait = bucket.take(*pace, now).err()?;
+            let (policy, rule) = (&policy.said.policy, CONNECTIONS);
+            Some((index, Exceeded { policy, rule, answer: None, wait }))
+        });
+        let Some((taken, exceeded)) = exceeded else { return Ok(()) };
+        for (_, (pace, bucket)) in all().take(taken) {
+            bucket.give_back(*pace);
+        }
+        Err(exceeded)
+    }
+
+    /// The rules that count a request, each with its policy; for tools.
+    #[must_use]
+    pub fn counting(
+        &self,
+        port: u16,
+        request: &RequestView<'_>,
+        caller: Option<&ServiceAccount>,
+    ) -> Vec<(&ServicePolicyName, &RateRule)> {
+        let mut counting = Vec::new();
+        self.visit(port, (request, caller), |policy, rule| {
+            counting.push((&policy.said.policy, &rule.rule));
+            None::<()>
+        });
+        counting
+    }
+
+    /// What all policies say about a port.
+    pub fn said(&self, port: u16) -> impl Iterator<Item = &PortLimits> {
+        self.of(port).iter().map(|policy| &policy.said)
+    }
+
+    fn of(&self, port: u16) -> &[Arc<PolicyLimits>] {
+        self.ports.get(&port).map_or(&[], |policies| policies)
+    }
+
+    /// The first that `found` makes of the rules that are about a request. Whatever it may mean to
+    /// the application counts, so that no odd spelling gets around a limit; and only what it plainly
+    /// says keeps the rules after one from it.
+    fn visit<'a, T>(
+        &'a self,
+        port: u16,
+        (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
+        mut found: impl FnMut(&'a PolicyLimits, &'a CompiledRule) -> Option<T>,
+    ) -> Option<T> {
+        let path = PathKind::of(request.path);
+        let spelling = Spelling::of(request.path, path);
+        for policy in self.of(port) {
+            let named = policy.rules.iter().filter(|rule| rule.rule.names(caller));
+            for rule in named.filter(|rule| rule.may_count(request, &spelling)) {
+                if let Some(found) = found(policy, rule) {
+                    return Some(found);
+                }
+                if rule.rule.is_last && path == PathKind::Plain && rule.counts(request) {
+                    break;
+                }
+            }
+        }
+        None
+    }
+}
+
+impl PolicyLimits {
+    fn compile(said: &PortLimits) -> Result<Self, BadPattern> {
+        let rules = said.limits.rules.iter().map(CompiledRule::compile);
+        let rules = rules.collect::<Result<_, _>>();
+        let connections = said.limits.connections;
+        Ok(Self {
+            connections: connections.map(|rate| (Pace::of(rate), Bucket::default())),
+            rules: rules
+                .map_err(|bad| bad.within(ObjectKey::ServicePolicy(said.policy.clone())))?,
+            said: said.clone(),
+        })
+    }
+}
+
+impl CompiledRule {
+    fn compile(rule: &RateRule) -> Result<Self, BadPattern> {
+        let requests = rule.requests.iter().map(RequestMatcher::compile);
+        let tokens = match &rule.each {
+            Each::Nothing => Tokens::Together(Bucket::default()),
+            Each::Client { buckets } | Each::Header { buckets, .. } => {
+                Tokens::Each(Buckets::new(*buckets))
+            }
+        };
+        let answer = (rule.answer != FixedAnswer::default()).then(|| rule.answer.clone());
+        Ok(Self {
+            requests: requests.collect::<Result<_, _>>()?,
+            pace: Pace::of(rule.rate),
+            tokens,
+            answer: answer.map(Arc::new),
+            rule: rule.clone(),
+        })
+    }
+
+    /// Whether the request plainly fits.
+    fn counts(&self, request: &RequestView<'_>) -> bool {
+        self.requests.is_empty() || self.requests.iter().any(|it| it.matches(request))
+    }
+
+    /// Whether an application may take the request for one that fits.
+    fn may_count(&self, request: &RequestView<'_>, spelling: &Spelling) -> bool {
+        let may_mean = |it: &RequestMatcher| it.may_mean(request, spelling);
+        self.requests.is_empty() || self.requests.iter().any(may_mean)
+    }
+
+    /// Whose bucket it is.
+    fn key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
+        match &self.rule.each {
+            Each::Nothing => 0,
+            Each::Client { .. } => key(&caller),
+            Each::Header { name, .. } => {
+                let authority = || Some(Cow::Borrowed(request.authority));
+                match name.as_str() {
+                    ":authority" => key(&authority()),
+                    name => key(&request.fields.find(name)),
+                }
+            }
+        }
+    }
+
+    fn take(&self, key: u128, now: u64) -> Result<(), Duration> {
+        match &self.tokens {
+            Tokens::Together(bucket) => bucket.take(self.pace, now),
+            Tokens::Each(buckets) => buckets.take(key, self.pace, now),
+        }
+    }
+
+    fn give_back(&self, key: u128) {
+        match &self.tokens {
+            Tokens::Together(bucket) => bucket.give_back(self.pace),
+            Tokens::Each(buckets) => buckets.give_back(key, self.pace),
+        }
+    }
+}
+
+/// 128 bits that stand for a value: who wants to share somebody's bucket finds no other value with
+/// the same, and what is kept of a value does not grow with it.
+fn key(value: &impl Hash) -> u128 {
+    let half = |salt: u64| {
+        let mut hasher = DefaultHasher::new();
+        (salt, value).hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The part of a policy that bounds opaque connections, in place of a rule's name.
+const CONNECTIONS: &str = "connections";
+
+#[cfg(test)]
+mod tests;

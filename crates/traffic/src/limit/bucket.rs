@@ -1,0 +1,206 @@
+//! Token buckets: one that threads share, and one for each of many keys.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use leno_model::Rate;
+use rustc_hash::FxHashMap;
+
+/// A rate as buckets count it, in nanoseconds.
+///
+/// A bucket is one number: when it would be full again (the generic cell rate algorithm). Each
+/// token taken puts that off by the time in which a token comes back, and there is none left when
+/// it is further away than a whole bucket.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// In which time one token comes back.
+    token: u64,
+    /// In which time an empty bucket is full again.
+    whole: u64,
+}
+
+impl Pace {
+    pub(super) fn of(rate: Rate) -> Self {
+        let time = u64::try_from(rate.time.as_nanos()).unwrap_or(u64::MAX);
+        let token = (time / u64::from(rate.count.max(1))).max(1);
+        Self { token, whole: token.saturating_mul(u64::from(rate.size.max(1))) }
+    }
+
+    /// When the bucket is full again after one more token; or how long until there is one.
+    fn after(self, full_at: u64, now: u64) -> Result<u64, Duration> {
+        let next = full_at.max(now).saturating_add(self.token);
+        match (next - now).checked_sub(self.whole) {
+            None | Some(0) => Ok(next),
+            Some(short) => Err(Duration::from_nanos(short)),
+        }
+    }
+
+    fn given_back(self, full_at: u64) -> u64 {
+        full_at.saturating_sub(self.token)
+    }
+}
+
+/// A bucket that threads share.
+#[derive(Debug, Default)]
+pub(super) struct Bucket {
+    full_at: AtomicU64,
+}
+
+impl Bucket {
+    /// Takes a token, or says how long until there is one.
+    pub(super) fn take(&self, pace: Pace, now: u64) -> Result<(), Duration> {
+        let mut wait = Duration::ZERO;
+        let taken = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
+            match pace.after(full_at, now) {
+                Ok(next) => Some(next),
+                Err(short) => {
+                    wait = short;
+                    None
+                }
+            }
+        });
+        taken.map(|_| ()).map_err(|_| wait)
+    }
+
+    /// A token was taken for nothing.
+    pub(super) fn give_back(&self, pace: Pace) {
+        let less = |full_at| Some(pace.given_back(full_at));
+        let given = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        given.expect("there is always a number");
+    }
+}
+
+/// A bucket for each key: those used last are remembered, and never more than twice as many.
+#[derive(Debug)]
+pub(super) struct Buckets {
+    generations: Mutex<Generations>,
+    remembered: usize,
+}
+
+#[derive(Debug, Default)]
+struct Generations {
+    young: FxHashMap<u128, u64>,
+    old: FxHashMap<u128, u64>,
+}
+
+impl Buckets {
+    pub(super) fn new(remembered: u32) -> Self {
+        let remembered = usize::try_from(remembered.max(1)).unwrap_or(usize::MAX);
+        Self { generations: Mutex::default(), remembered }
+    }
+
+    /// Takes a token of a key's bucket, or says how long until there is one.
+    pub(super) fn take(&self, key: u128, pace: Pace, now: u64) -> Result<(), Duration> {
+        // Held for a look-up: nothing in there waits or fails.
+        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        let full_at = generations.bucket(key, self.remembered);
+        *full_at = pace.after(*full_at, now)?;
+        Ok(())
+    }
+
+    /// A token was taken for nothing.
+    pub(super) fn give_back(&self, key: u128, pace: Pace) {
+        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(full_at) = generations.young.get_mut(&key) {
+            *full_at = pace.given_back(*full_at);
+        }
+    }
+}
+
+impl Generations {
+    /// The bucket of a key, young from now on. When there are as many young ones as are to be
+    /// remembered, they grow old together, and those that were old before are forgotten.
+    fn bucket(&mut self, key: u128, remembered: usize) -> &mut u64 {
+        if !self.young.contains_key(&key) {
+            let known = self.old.remove(&key);
+            if self.young.len() >= remembered {
+                self.old = std::mem::take(&mut self.young);
+            }
+            self.young.insert(key, known.unwrap_or(0));
+        }
+        self.young.entry(key).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn pace(count: u32, seconds: u64, size: u32) -> Pace {
+        Pace::of(Rate { count, time: Duration::from_secs(seconds), size })
+    }
+
+    #[test]
+    fn a_bucket_gives_what_it_holds_and_then_what_comes_back() {
+        let (bucket, pace) = (Bucket::default(), pace(2, 1, 3));
+        let now = 5 * SECOND;
+        for _ in 0..3 {
+            assert_eq!(bucket.take(pace, now), Ok(()));
+        }
+        assert_eq!(bucket.take(pace, now), Err(Duration::from_millis(500)));
+        assert_eq!(bucket.take(pace, now + SECOND / 4), Err(Duration::from_millis(250)));
+        assert_eq!(bucket.take(pace, now + SECOND / 2), Ok(()));
+        assert!(bucket.take(pace, now + SECOND / 2).is_err());
+        bucket.give_back(pace);
+        assert_eq!(bucket.take(pace, now + SECOND / 2), Ok(()));
+        // It never holds more than its size.
+        for _ in 0..3 {
+            assert_eq!(bucket.take(pace, 100 * SECOND), Ok(()));
+        }
+        assert!(bucket.take(pace, 100 * SECOND).is_err());
+    }
+
+    #[test]
+    fn over_any_time_no_more_comes_through_than_the_rate_and_a_bucket() {
+        for (count, seconds, size) in [(1, 1, 1), (3, 60, 13), (1_000_000, 1, 10), (6, 3600, 1)] {
+            let (bucket, pace) = (Bucket::default(), pace(count, seconds, size));
+            // Four steps are a token: nothing is lost between them.
+            let step = seconds * SECOND / u64::from(count) / 4;
+            let mut taken = 0_u64;
+            for turn in 0..3_000 {
+                taken += u64::from(bucket.take(pace, turn * step).is_ok());
+            }
+            let over = 2_999 * step;
+            let most = u64::from(size) + over / (seconds * SECOND / u64::from(count));
+            assert!(taken <= most, "{taken} of {most}");
+            assert!(taken + 1 >= most.min(3_000), "{taken} of {most}");
+        }
+    }
+
+    #[test]
+    fn threads_together_take_no_more_than_it_holds() {
+        let (bucket, pace) = (Bucket::default(), pace(1, 3600, 100));
+        let taken = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let one = u64::from(bucket.take(pace, SECOND).is_ok());
+                        taken.fetch_add(one, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(taken.load(Ordering::Relaxed), 100);
+    }
+
+    #[test]
+    fn the_buckets_used_last_are_remembered_and_there_are_never_many() {
+        let (buckets, pace) = (Buckets::new(10), pace(1, 3600, 1));
+        assert_eq!(buckets.take(0, pace, SECOND), Ok(()));
+        for key in 1..10_000 {
+            assert_eq!(buckets.take(key, pace, SECOND), Ok(()), "{key}");
+            // Used all the time, it is never forgotten.
+            assert!(buckets.take(0, pace, SECOND).is_err(), "{key}");
+            let generations = buckets.generations.lock().unwrap();
+            assert!(generations.young.len() + generations.old.len() <= 20);
+        }
+        for key in 9_995..10_000 {
+            assert!(buckets.take(key, pace, SECOND).is_err(), "{key}");
+        }
+        assert_eq!(buckets.take(1, pace, SECOND), Ok(()), "long forgotten");
+    }
+}

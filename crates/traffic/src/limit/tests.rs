@@ -1,0 +1,153 @@
+//! What limits let in, rule by rule.
+
+use leno_model::{
+    NamePattern, PathMatch, PeerMatch, Rate, RateLimits, RequestMatch, ServicePolicyKind,
+};
+
+use super::*;
+
+const PORT: u16 = 9080;
+
+fn policy(name: &str, rules: Vec<RateRule>) -> PortLimits {
+    let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", name).unwrap();
+    PortLimits { policy, limits: RateLimits { connections: None, rules } }
+}
+
+/// So many at once, and one more each hour.
+fn rule(size: u32, path: Option<&str>) -> RateRule {
+    let path = path.map(|path| RequestMatch {
+        path: PathMatch::Prefix(path.to_owned()),
+        ..RequestMatch::default()
+    });
+    RateRule {
+        name: "rule".to_owned(),
+        requests: path.into_iter().collect(),
+        peers: Vec::new(),
+        each: Each::Nothing,
+        rate: Rate { count: 1, time: Duration::from_secs(3600), size },
+        is_last: false,
+        answer: FixedAnswer::default(),
+    }
+}
+
+fn limits(policies: Vec<PortLimits>) -> Limits {
+    Limits::build(&BTreeMap::from([(PORT, policies)]), None).unwrap()
+}
+
+fn account(name: &str) -> ServiceAccount {
+    ServiceAccount::new("shop", name).unwrap()
+}
+
+struct Asked<'a> {
+    path: &'a str,
+    user: Option<&'a str>,
+    from: &'a str,
+}
+
+/// How many of a hundred such requests are let in.
+fn let_in(limits: &Limits, asked: &Asked<'_>) -> usize {
+    let user = asked.user.map(|user| ("x-user".to_owned(), user.to_owned()));
+    let fields: Vec<(String, String)> = user.into_iter().collect();
+    let (method, query, authority) = ("GET", None, "stock.shop");
+    let request = RequestView { method, path: asked.path, query, authority, fields: &fields };
+    let caller = account(asked.from);
+    let now = Duration::from_secs(7);
+    (0..100).filter(|_| limits.admit(PORT, (&request, Some(&caller)), now).is_ok()).count()
+}
+
+fn get(path: &str) -> Asked<'_> {
+    Asked { path, user: None, from: "web" }
+}
+
+#[test]
+fn every_rule_that_is_about_a_request_must_have_a_token() {
+    let limits = limits(vec![policy("a", vec![rule(10, None), rule(3, Some("/orders"))])]);
+    assert_eq!(let_in(&limits, &get("/orders/1")), 3);
+    // What the second rule refused has cost the first nothing.
+    assert_eq!(let_in(&limits, &get("/items")), 7);
+}
+
+#[test]
+fn rules_after_the_last_one_that_fits_are_not_asked() {
+    let last = RateRule { is_last: true, ..rule(20, Some("/orders")) };
+    let limits = limits(vec![policy("a", vec![last, rule(2, None)])]);
+    assert_eq!(let_in(&limits, &get("/orders/1")), 20);
+    assert_eq!(let_in(&limits, &get("/items")), 2);
+}
+
+#[test]
+fn no_spelling_gets_around_a_limit() {
+    let last = RateRule { is_last: true, ..rule(90, Some("/cheap")) };
+    let limits = limits(vec![policy("a", vec![last, rule(2, Some("/orders"))])]);
+    assert_eq!(let_in(&limits, &get("/orders/1")), 2);
+    for path in ["/%6frders/1", "//orders/1", "/orders;a=b/1", "/cheap/../orders", "/x/%2e%2e/y"] {
+        assert_eq!(let_in(&limits, &get(path)), 0, "{path}");
+    }
+    assert_eq!(let_in(&limits, &get("/cheap/1")), 90);
+}
+
+#[test]
+fn each_client_and_each_value_has_a_bucket_of_its_own() {
+    let client = RateRule { each: Each::Client { buckets: 10 }, ..rule(4, None) };
+    let limits_ = limits(vec![policy("a", vec![client])]);
+    for from in ["web", "app"] {
+        assert_eq!(let_in(&limits_, &Asked { from, ..get("/") }), 4, "{from}");
+    }
+    let header = Each::Header { name: "x-user".to_owned(), buckets: 10 };
+    let limits = limits(vec![policy("a", vec![RateRule { each: header, ..rule(4, None) }])]);
+    for user in [Some("ann"), Some("bob"), None] {
+        assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 4, "{user:?}");
+        assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 0, "{user:?}");
+    }
+}
+
+#[test]
+fn a_rule_about_some_callers_counts_no_others() {
+    let pattern = |text| NamePattern::new(text).unwrap();
+    let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("w*") }];
+    let limits = limits(vec![policy("a", vec![RateRule { peers, ..rule(4, None) }])]);
+    assert_eq!(let_in(&limits, &get("/")), 4);
+    assert_eq!(let_in(&limits, &Asked { from: "app", ..get("/") }), 100);
+}
+
+#[test]
+fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
+    let answer = FixedAnswer { status: Some(503), ..FixedAnswer::default() };
+    let small = RateRule { answer, ..rule(1, None) };
+    let limits = limits(vec![policy("a", vec![rule(5, None)]), policy("b", vec![small])]);
+    assert_eq!(let_in(&limits, &get("/")), 1);
+    let fields = Vec::new();
+    let request =
+        RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
+    let exceeded = limits.admit(PORT, (&request, None), Duration::from_secs(7)).unwrap_err();
+    assert_eq!(exceeded.policy.to_string(), "RateLimit shop/b");
+    assert_eq!(exceeded.answer.unwrap().status, Some(503));
+    assert_eq!(exceeded.wait, Duration::from_secs(3600));
+    assert!(limits.admit(1, (&request, None), Duration::ZERO).is_ok(), "another port");
+}
+
+#[test]
+fn connections_have_buckets_of_their_own() {
+    let rate = Rate { count: 1, time: Duration::from_secs(1), size: 2 };
+    let mut said = policy("a", vec![rule(1, None)]);
+    said.limits.connections = Some(rate);
+    let limits = limits(vec![said]);
+    let at = Duration::from_millis;
+    assert_eq!(let_in(&limits, &get("/")), 1);
+    let admitted =
+        [0, 0, 0, 500, 1000, 1000].map(|now| limits.admit_connection(PORT, at(now)).is_ok());
+    assert_eq!(admitted, [true, true, false, false, true, false]);
+}
+
+#[test]
+fn what_says_the_same_keeps_its_buckets() {
+    let kept = policy("kept", vec![rule(5, None)]);
+    let first = limits(vec![kept.clone(), policy("other", vec![rule(50, None)])]);
+    assert_eq!(let_in(&first, &get("/")), 5);
+    let said = BTreeMap::from([(PORT, vec![policy("other", vec![rule(60, None)]), kept])]);
+    let second = Limits::build(&said, Some(&first)).unwrap();
+    assert_eq!(let_in(&second, &get("/")), 0);
+    let changed = BTreeMap::from([(PORT, vec![policy("kept", vec![rule(6, None)])])]);
+    let third = Limits::build(&changed, Some(&second)).unwrap();
+    assert_eq!(let_in(&third, &get("/")), 6);
+}

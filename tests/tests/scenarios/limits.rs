@@ -1,0 +1,146 @@
+//! What is too much for a service is turned away at its own sidecar, and said so.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server, server_of};
+use leno_tests::{Application, Connection, Mesh, eventually, exchange, free_port, get};
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn limit(spec: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
+         metadata: {{name: limit, namespace: shop}}\nspec:\n  {spec}\n"
+    )
+}
+
+/// `stock` behind a sidecar, with doors of `web` and of `app` to it.
+fn shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
+    let stock = Application::echo();
+    let doors = [free_port(), free_port()];
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", doors[0])]),
+        client("app", &[], &[("stock", doors[1])]),
+        policy.to_owned(),
+    ];
+    (Mesh::up(&manifests.concat()), stock, doors.map(loopback))
+}
+
+#[test]
+fn each_client_gets_its_own_and_is_told_when_there_is_more() {
+    let rules = "targetRefs: [{kind: Service, name: stock}]
+  rules:
+  - {name: free, matches: [{path: {type: Exact, value: /free}}], requests: 1000, in: 1s, last: true}
+  - name: clients
+    each: client
+    requests: 5
+    in: 1h
+    answer: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
+    let (mesh, _stock, [web, app]) = shop(&limit(rules));
+    let statuses = |door: SocketAddr, path: &str| -> Vec<u16> {
+        let mut connection = Connection::open(door).expect("the door is open");
+        (0..8).map(|_| connection.get(path).expect("it is answered").status).collect()
+    };
+    for (door, path) in [(web, "/a"), (app, "/%61"), (web, "/free")] {
+        let expected = match path {
+            "/free" => [200; 8],
+            _ => [200, 200, 200, 200, 200, 429, 429, 429],
+        };
+        assert_eq!(statuses(door, path), expected, "{path}");
+    }
+    let refused = get(web, "/a").expect("the door answers");
+    assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
+    assert_eq!(
+        (refused.body.as_slice(), refused.header("x-limit")),
+        (&b"too much"[..], Some("clients"))
+    );
+    let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
+    assert!((1..=720).contains(&wait), "{wait}");
+    let told = explained(&mesh, "/a");
+    let counts =
+        "RateLimit shop/limit: clients lets in 5 requests in 3600s, 5 at once, of each client";
+    assert!(told.contains(counts), "{told}");
+    assert!(!explained(&mesh, "/free").contains("clients lets in"));
+    // Full buckets again, and a limit for all: a change of the policy is one of the limit.
+    let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
+    mesh.write("limit.yaml", &limit(rules).replace("name: limit", "name: a-limit"));
+    let answer = |door| get(door, "/a").expect("the door answers").status;
+    eventually("the other limit decides", PATIENCE, || (answer(web) == 200).then_some(()));
+    assert_eq!((answer(app), answer(web)), (429, 429));
+    // Nothing limits any more.
+    mesh.remove("limit.yaml");
+    eventually("the first decides again", PATIENCE, || {
+        (get(web, "/a").ok()?.header("x-limit") == Some("clients")).then_some(())
+    });
+}
+
+#[test]
+fn the_limits_of_osm_are_kept_by_path_and_for_all() {
+    let setting = "---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: stock, namespace: shop}
+spec:
+  host: stock.shop.svc.cluster.local
+  rateLimit:
+    local:
+      http: {requests: 2, unit: hour, burst: 1, responseStatusCode: 503, responseHeadersToAdd: [{name: x-limited, value: \"1\"}]}
+  httpRoutes:
+  - {path: \"/items/[0-9]+\", rateLimit: {local: {requests: 5, unit: hour}}}
+";
+    let (_mesh, _stock, [web, app]) = shop(setting);
+    let let_in = |door: SocketAddr, path: &str| {
+        (0..10).filter(|_| get(door, path).expect("the door answers").status == 200).count()
+    };
+    assert_eq!(let_in(web, "/items/17"), 5);
+    assert_eq!(let_in(web, "/other"), 3);
+    assert_eq!(let_in(app, "/other"), 0, "all clients share one bucket");
+    let refused = get(app, "/other").expect("the door answers");
+    assert_eq!((refused.status, refused.header("x-limited")), (503, Some("1")));
+    let post =
+        "POST /items/3 HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
+    let refused = exchange(app, post).expect("the door answers");
+    assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
+}
+
+#[test]
+fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
+    let stock = Application::echo();
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        server_of("stock", (stock.port(), "TCP"), &[]),
+        client("web", &[], &[("stock", door)]),
+        limit("targetRefs: [{name: stock}]\n  connections: {count: 2, in: 1h}"),
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let mut open: Vec<Connection> = Vec::new();
+    for _ in 0..2 {
+        let mut connection = Connection::open(loopback(door)).expect("the door is open");
+        assert_eq!(connection.get("/a").expect("it is carried").status, 200);
+        open.push(connection);
+    }
+    let mut third = Connection::open(loopback(door)).expect("the door is open");
+    let ended = third.get("/a").map(|answer| answer.status);
+    let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+    assert!(ended.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{ended:?}");
+    for connection in &mut open {
+        assert_eq!(connection.get("/b").expect("it is carried").status, 200);
+    }
+}
+
+fn explained(mesh: &Mesh, path: &str) -> String {
+    let url = format!("http://stock:9080{path}");
+    let mut command = leno_tests::leno();
+    command.args(["explain", "request", "--from", "shop/web-1", "--url", &url, "-f"]);
+    let output = command.arg(mesh.file("")).output().expect("leno runs");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
