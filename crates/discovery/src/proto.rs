@@ -581,6 +581,95 @@ pub struct Treatment {
     pub removal: ::core::option::Option<Removal>,
     #[prost(message, optional, tag = "90")]
     pub breaker: ::core::option::Option<Breaker>,
+    #[prost(message, optional, tag = "91")]
+    pub faults: ::core::option::Option<Faults>,
+    #[prost(message, optional, tag = "92")]
+    pub balancing: ::core::option::Option<Balancing>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Faults {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(message, repeated, tag = "2")]
+    pub rules: ::prost::alloc::vec::Vec<FaultRule>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FaultRule {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub requests: ::prost::alloc::vec::Vec<RequestMatch>,
+    #[prost(message, repeated, tag = "3")]
+    pub peers: ::prost::alloc::vec::Vec<PeerPattern>,
+    #[prost(message, optional, tag = "4")]
+    pub delay: ::core::option::Option<FaultDelay>,
+    #[prost(message, optional, tag = "5")]
+    pub abort: ::core::option::Option<FaultAbort>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FaultDelay {
+    #[prost(uint32, tag = "1")]
+    pub share_ppm: u32,
+    #[prost(uint64, tag = "2")]
+    pub time_nanoseconds: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FaultAbort {
+    #[prost(uint32, tag = "1")]
+    pub share_ppm: u32,
+    #[prost(message, optional, tag = "2")]
+    pub answer: ::core::option::Option<FixedAnswer>,
+    #[prost(uint32, tag = "3")]
+    pub grpc: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Balancing {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(message, optional, tag = "7")]
+    pub warm_up: ::core::option::Option<WarmUp>,
+    #[prost(oneof = "balancing::Algorithm", tags = "2, 3, 4, 5, 6")]
+    pub algorithm: ::core::option::Option<balancing::Algorithm>,
+}
+/// Nested message and enum types in `Balancing`.
+pub mod balancing {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Algorithm {
+        #[prost(uint32, tag = "2")]
+        LeastRequest(u32),
+        #[prost(message, tag = "3")]
+        RoundRobin(super::Nothing),
+        #[prost(message, tag = "4")]
+        Random(super::Nothing),
+        #[prost(message, tag = "5")]
+        RingHash(super::HashKey),
+        #[prost(message, tag = "6")]
+        Maglev(super::HashKey),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HashKey {
+    #[prost(oneof = "hash_key::Key", tags = "1, 2, 3")]
+    pub key: ::core::option::Option<hash_key::Key>,
+}
+/// Nested message and enum types in `HashKey`.
+pub mod hash_key {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Key {
+        #[prost(string, tag = "1")]
+        Header(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Cookie(::prost::alloc::string::String),
+        #[prost(message, tag = "3")]
+        Source(super::Nothing),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WarmUp {
+    #[prost(uint64, tag = "1")]
+    pub time_nanoseconds: u64,
+    #[prost(uint32, tag = "2")]
+    pub percent_min: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Breaker {
@@ -758,6 +847,32 @@ pub struct RuleActions {
     pub retry: ::core::option::Option<RetryRule>,
     #[prost(uint32, tag = "7")]
     pub ungranted_weight: u32,
+    #[prost(message, repeated, tag = "8")]
+    pub mirrors: ::prost::alloc::vec::Vec<Backend>,
+    #[prost(message, optional, tag = "9")]
+    pub cors: ::core::option::Option<Cors>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Cors {
+    #[prost(string, repeated, tag = "1")]
+    pub origins: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "2")]
+    pub credentials: bool,
+    #[prost(message, optional, tag = "3")]
+    pub methods: ::core::option::Option<AnyOf>,
+    #[prost(message, optional, tag = "4")]
+    pub headers: ::core::option::Option<AnyOf>,
+    #[prost(message, optional, tag = "5")]
+    pub exposed: ::core::option::Option<AnyOf>,
+    #[prost(uint32, tag = "6")]
+    pub max_age_seconds: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AnyOf {
+    #[prost(bool, tag = "1")]
+    pub any: bool,
+    #[prost(string, repeated, tag = "2")]
+    pub words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RetryRule {

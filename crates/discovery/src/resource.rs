@@ -4,8 +4,11 @@
 //! can be the resource's version.
 
 mod action;
+mod balancing;
 mod breaker;
+mod cors;
 mod endpoint;
+mod fault;
 mod field;
 mod inbound;
 mod limit;
@@ -28,7 +31,7 @@ pub(crate) use field::{Invalid, account, parsed, port, socket_address, socket_ad
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
     /// The plan of the stream's workload.
-    Plan(WorkloadPlan),
+    Plan(Box<WorkloadPlan>),
     /// A service; its ports have no endpoints yet.
     Service(ServiceView),
     /// An endpoint.
@@ -43,7 +46,7 @@ impl Resource {
     pub fn decode(upsert: &Upsert) -> Result<Self, InvalidResource> {
         let content = upsert.content.clone();
         match &upsert.key {
-            ResourceKey::Plan => read(content, plan::from_wire).map(Self::Plan),
+            ResourceKey::Plan => read(content, plan::from_wire).map(Box::new).map(Self::Plan),
             ResourceKey::Service(name) => {
                 read(content, |wire| service::from_wire(name, wire)).map(Self::Service)
             }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use crate::cors::Cors;
 use crate::name::Name;
+use crate::route::WeightedBackend;
 
 /// What a rule does beside choosing a backend. The default does nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -22,6 +24,15 @@ pub struct RuleActions {
     /// The weight of backends in other namespaces that no grant permits: their share of requests is
     /// answered 500.
     pub ungranted_weight: u32,
+    /// Services that get a copy of requests; the weight of each is its share of them, in millionths.
+    pub mirrors: Vec<WeightedBackend>,
+    /// What pages of other origins may; nothing is said about it when absent.
+    pub cors: Option<Cors>,
+}
+
+impl RuleActions {
+    /// The most copies of one request.
+    pub const MIRRORS_MAX: usize = 4;
 }
 
 /// When a request is sent once more, within the retry budget of the service.

@@ -5,9 +5,12 @@
 
 pub mod access_policy;
 pub mod action;
+pub mod balancing;
 pub mod breaker;
 pub mod change;
+pub mod cors;
 pub mod endpoint;
+pub mod fault;
 pub mod grant;
 pub mod identity;
 pub mod mesh;
@@ -32,9 +35,12 @@ pub use access_policy::{
 pub use action::{
     Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme, UrlRewrite,
 };
+pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
+pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use endpoint::{Endpoint, EndpointId};
+pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use mesh::{Admission, MeshConfig, TrafficMode};

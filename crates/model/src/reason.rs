@@ -198,6 +198,9 @@ reasons! {
     RateLimited "rate-limited" 429 Ours Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
          when there is room again.";
+    /// A policy injects this fault on purpose.
+    FaultInjected "fault-injected" 503 Ours Never
+        "Remove the FaultInjection that `leno explain request` names, when the test is over.";
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::balancing::{Balancing, LoadBalancing};
 use crate::breaker::{Breaker, CircuitBreaker};
+use crate::fault::{FaultRule, Faults};
 use crate::name::{InvalidName, Name, ServiceName};
 use crate::rate_limit::{PortLimits, RateLimits};
 use crate::route::RouteParent;
@@ -92,6 +94,10 @@ pub enum ServicePolicyKind {
     UpstreamTrafficSetting,
     /// How much may come in at a service in a time.
     RateLimit,
+    /// Delays and errors on purpose.
+    FaultInjection,
+    /// How an endpoint is chosen.
+    LoadBalancing,
 }
 
 impl ServicePolicyKind {
@@ -102,6 +108,8 @@ impl ServicePolicyKind {
         Self::CircuitBreaker,
         Self::UpstreamTrafficSetting,
         Self::RateLimit,
+        Self::FaultInjection,
+        Self::LoadBalancing,
     ];
 
     /// The word used in manifests.
@@ -113,6 +121,8 @@ impl ServicePolicyKind {
             Self::CircuitBreaker => "CircuitBreaker",
             Self::UpstreamTrafficSetting => "UpstreamTrafficSetting",
             Self::RateLimit => "RateLimit",
+            Self::FaultInjection => "FaultInjection",
+            Self::LoadBalancing => "LoadBalancing",
         }
     }
 
@@ -143,6 +153,10 @@ pub enum ServiceRule {
     CircuitBreaker(Box<CircuitBreaker>),
     /// How much may come in.
     RateLimit(RateLimits),
+    /// Delays and errors, by the first rule that fits; never empty.
+    FaultInjection(Vec<FaultRule>),
+    /// How an endpoint is chosen.
+    LoadBalancing(LoadBalancing),
     /// Both: at least one of them says something.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
 }
@@ -154,7 +168,7 @@ impl ServiceRule {
         let breaker = match self {
             Self::CircuitBreaker(rule) => Some(&**rule),
             Self::UpstreamTrafficSetting(both) => Some(&both.0),
-            Self::OutlierRemoval(_) | Self::SermantRemoval(_) | Self::RateLimit(_) => None,
+            _ => None,
         };
         breaker.filter(|rule| **rule != CircuitBreaker::default())
     }
@@ -165,7 +179,7 @@ impl ServiceRule {
         let limits = match self {
             Self::RateLimit(limits) => Some(limits),
             Self::UpstreamTrafficSetting(both) => Some(&both.1),
-            Self::OutlierRemoval(_) | Self::SermantRemoval(_) | Self::CircuitBreaker(_) => None,
+            _ => None,
         };
         limits.filter(|limits| !limits.is_empty())
     }
@@ -178,6 +192,10 @@ pub struct Treatment {
     pub removal: Option<Removal>,
     /// How much may be under way, and when nothing is sent for a while.
     pub breaker: Option<Breaker>,
+    /// Delays and errors on purpose.
+    pub faults: Option<Faults>,
+    /// How an endpoint is chosen; by the default when absent.
+    pub balancing: Option<Balancing>,
 }
 
 impl Treatment {
@@ -202,9 +220,7 @@ impl Treatment {
             ServiceRule::SermantRemoval(config) => {
                 config.of(&service.name).map(RemovalAlgorithm::Sermant)
             }
-            ServiceRule::CircuitBreaker(_)
-            | ServiceRule::RateLimit(_)
-            | ServiceRule::UpstreamTrafficSetting(_) => None,
+            _ => None,
         };
         if let (None, Some(algorithm)) = (&self.removal, algorithm) {
             self.removal = Some(Removal { policy: policy.name.clone(), algorithm });
@@ -212,12 +228,21 @@ impl Treatment {
         if let (None, Some(rule)) = (&self.breaker, policy.rule.breaker()) {
             self.breaker = Some(Breaker { policy: policy.name.clone(), rule: rule.clone() });
         }
+        if let (None, ServiceRule::FaultInjection(rules)) = (&self.faults, &policy.rule) {
+            self.faults = Some(Faults { policy: policy.name.clone(), rules: rules.clone() });
+        }
+        if let (None, ServiceRule::LoadBalancing(rule)) = (&self.balancing, &policy.rule) {
+            self.balancing = Some(Balancing { policy: policy.name.clone(), rule: rule.clone() });
+        }
     }
 
     /// The policies that decide, one for each concern.
     pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let removal = self.removal.iter().map(|removal| &removal.policy);
-        removal.chain(self.breaker.iter().map(|breaker| &breaker.policy))
+        let breaker = self.breaker.iter().map(|breaker| &breaker.policy);
+        let faults = self.faults.iter().map(|faults| &faults.policy);
+        let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
+        removal.chain(breaker).chain(faults).chain(balancing)
     }
 
     /// Whether no policy says anything.

@@ -113,6 +113,7 @@ impl PortView {
         let rules = self.rules.iter().map(|rule| &rule.backends);
         let tls_rules = self.tls_rules.iter().map(|rule| &rule.backends);
         let tcp_rule = self.tcp_rule.iter().map(|rule| &rule.backends);
-        rules.chain(tls_rules).chain(tcp_rule).flatten()
+        let mirrors = self.rules.iter().map(|rule| &rule.actions.mirrors);
+        rules.chain(tls_rules).chain(tcp_rule).chain(mirrors).flatten()
     }
 }

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use leno_model::{FixedAnswer, Reason};
+use leno_telemetry::GrpcStatus;
+use leno_traffic::fault::InjectedAnswer;
 use leno_traffic::{Denial, Exceeded, Ruling};
 use leno_wire::http1::Malformed;
 
+use crate::http::grpc;
 use crate::http::message::ReadError;
 use crate::link::Lost;
 
@@ -18,6 +21,8 @@ pub(crate) struct Failure {
     pub(crate) answer: Option<Arc<FixedAnswer>>,
     /// How long the client is told to wait, in seconds.
     pub(crate) retry_after: Option<u64>,
+    /// The status of gRPC that is answered, when a policy says another than the reason does.
+    pub(crate) grpc: Option<GrpcStatus>,
 }
 
 impl Failure {
@@ -26,11 +31,25 @@ impl Failure {
         let own = self.answer.as_ref().and_then(|answer| answer.status);
         own.unwrap_or(self.reason.status())
     }
+
+    /// The status of gRPC that a call is answered.
+    pub(crate) fn grpc_status(&self) -> GrpcStatus {
+        self.grpc.unwrap_or_else(|| grpc::status(self.reason))
+    }
+
+    /// A fault that a policy wants.
+    pub(crate) fn injected(policy: Ruling, injected: InjectedAnswer) -> Self {
+        let InjectedAnswer { answer, grpc } = injected;
+        let of_http = answer.status.map(GrpcStatus::of_http);
+        let grpc = grpc.map(GrpcStatus::of_code).or(of_http);
+        let (policy, answer) = (Some(policy), Some(answer));
+        Self { policy, answer, grpc, ..Self::from(Reason::FaultInjected) }
+    }
 }
 
 impl From<Reason> for Failure {
     fn from(reason: Reason) -> Self {
-        Self { reason, policy: None, answer: None, retry_after: None }
+        Self { reason, policy: None, answer: None, retry_after: None, grpc: None }
     }
 }
 
@@ -42,12 +61,10 @@ impl From<Denial> for Failure {
 
 impl From<Exceeded<'_>> for Failure {
     fn from(exceeded: Exceeded<'_>) -> Self {
-        let Exceeded { policy, rule, answer, wait } = exceeded;
-        // RFC 9110 §10.2.3 has whole seconds; less than the wait would be in vain.
-        let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+        let retry_after = Some(exceeded.seconds());
+        let Exceeded { policy, rule, answer, .. } = exceeded;
         let policy = Some(Ruling::service_policy(policy, rule));
-        let retry_after = Some(seconds.max(1));
-        Self { reason: Reason::RateLimited, policy, answer, retry_after }
+        Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
     }
 }
 

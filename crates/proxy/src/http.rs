@@ -8,6 +8,7 @@ pub(crate) mod exchange;
 pub(crate) mod forward;
 pub(crate) mod grpc;
 pub(crate) mod message;
+pub(crate) mod mirror;
 pub(crate) mod replay;
 pub(crate) mod request;
 pub(crate) mod rescue;

@@ -158,9 +158,11 @@ async fn open(
         None => None,
         Some(ward) => ward.hold(|under_way| &under_way.connections)?,
     };
+    let hashed = route::hashed((&scene, port), &endpoints, None);
     let mut tried = None;
     loop {
-        let upstream = pick(worker, (&endpoints, ward.as_deref()), tried.as_ref())?;
+        let among = (&*endpoints, ward.as_deref());
+        let upstream = pick(worker, among, hashed.as_ref(), tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
         let trial = match &ward {

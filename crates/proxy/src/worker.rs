@@ -54,6 +54,8 @@ pub(crate) struct Worker {
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// What may be spent on retries; of services whose rules retry.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
+    /// Copies of requests under way.
+    pub(crate) mirrors: Rc<Cell<usize>>,
     /// The version of the world that `upstreams` was last swept against.
     swept: Cell<u64>,
     exchanges: Cell<usize>,
@@ -95,6 +97,7 @@ impl Worker {
             wards: RefCell::default(),
             applications: RefCell::default(),
             budgets: RefCell::default(),
+            mirrors: Rc::default(),
             swept: Cell::new(0),
             exchanges: Cell::new(0),
             quiet: Notify::new(),

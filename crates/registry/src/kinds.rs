@@ -3,12 +3,16 @@
 mod access_policy;
 mod answer;
 mod circuit_breaker;
+mod cors;
+mod fault_injection;
 mod filter;
 mod gateway_tcp_route;
 mod grpc_route;
 mod http_route;
 mod lane;
+mod load_balancing;
 mod mesh_config;
+mod mirror;
 mod outlier_removal;
 mod rate_limit;
 mod reference_grant;
@@ -185,6 +189,8 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::CircuitBreaker),
         Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting),
         Self::ServicePolicy(ServicePolicyKind::RateLimit),
+        Self::ServicePolicy(ServicePolicyKind::FaultInjection),
+        Self::ServicePolicy(ServicePolicyKind::LoadBalancing),
         Self::TagRoute,
         Self::SermantRouteRule,
         Self::Lane,

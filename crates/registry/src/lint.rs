@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 
 use leno_model::{
     AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object, ObjectKey,
-    ReferenceGrant, RouteGroupName, RouteKind, RouteParent, Service, ServiceAccount, ServiceName,
-    ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule, TcpRouteName, TlsRoute,
-    TrafficSplit, TrafficTarget, WeightedBackend, Workload,
+    ReferenceGrant, RouteGroupName, RouteKind, RouteParent, RouteRule, Service, ServiceAccount,
+    ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule, TcpRouteName,
+    TlsRoute, TrafficSplit, TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -208,6 +208,7 @@ impl<'a> World<'a> {
             self.lint_backends(index, &rule.backends, lint);
             let own = (route.kind, &route.name.namespace);
             self.lint_grants(own, (index, &rule.backends), lint);
+            self.lint_mirrors(own, rule, lint);
         }
     }
 
@@ -248,6 +249,29 @@ impl<'a> World<'a> {
                 name_field: "name",
             };
             self.lint_reference(&reference, lint);
+        }
+    }
+
+    /// Services that get copies, and are not there, or may not get them.
+    fn lint_mirrors(&self, (kind, own): (RouteKind, &Name), rule: &RouteRule, lint: &mut Lint<'_>) {
+        for mirror in &rule.actions.mirrors {
+            let field = || "spec.rules[].filters[].requestMirror.backendRef".to_owned();
+            let (service, port) = (&mirror.service, Some(mirror.port));
+            self.lint_reference(
+                &Reference { service, port, field: field(), name_field: "name" },
+                lint,
+            );
+            let permits = |it: &&ReferenceGrant| it.permits(kind, own, service);
+            if *own != service.namespace && !self.grants.iter().any(permits) {
+                lint.warn(
+                    field(),
+                    format!(
+                        "no ReferenceGrant in {} permits it, so that nothing is copied",
+                        service.namespace
+                    ),
+                    format!("add one there, from {}s in {own} to the Service", kind.as_str()),
+                );
+            }
         }
     }
 

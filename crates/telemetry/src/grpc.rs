@@ -66,6 +66,12 @@ impl GrpcStatus {
         number.and_then(|number| Self::ALL.get(number).copied()).unwrap_or(Self::Unknown)
     }
 
+    /// The status with this number; `Unknown` for any other number.
+    #[must_use]
+    pub fn of_code(code: u8) -> Self {
+        Self::ALL.get(usize::from(code)).copied().unwrap_or(Self::Unknown)
+    }
+
     /// What clients make of a response without `grpc-status`, by its HTTP status.
     #[must_use]
     pub const fn of_http(status: u16) -> Self {

@@ -185,6 +185,22 @@ closed_list! {
         /// Its probes succeeded.
         CircuitClosed ["closed"];
     }
+    "leno_mirrored_requests_total" ["result"]
+    "Copies of requests for other services, by what became of them." {
+        /// It was answered.
+        MirrorsAnswered ["answered"];
+        /// It could not be sent, or was not answered in time.
+        MirrorsFailed ["failed"];
+        /// It was not sent: too many were under way, or its body was too large, or not whole.
+        MirrorsDropped ["dropped"];
+    }
+    "leno_faults_injected_total" ["fault"]
+    "Faults that policies injected on purpose, by what they were." {
+        /// A request waited.
+        FaultDelays ["delay"];
+        /// A request was answered.
+        FaultAnswers ["abort"];
+    }
     "leno_snapshot_applied_total" []
     "Changes from the control plane that were applied." {
         /// A change was applied.
@@ -399,7 +415,8 @@ const LABELS: &str = r#"
 | `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
-| `result` | how an attempt ended: `ok`, `failed` or `timeout` |
+| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped` |
+| `fault` | what was injected: `delay` or `abort` |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `to` | what a circuit became: `open` or `closed` |
 | `version` | the version of Leno |

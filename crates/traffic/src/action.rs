@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use leno_model::{
-    HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions, Scheme,
-    UrlRewrite,
+    Cors, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions, Scheme,
+    UrlRewrite, WeightedBackend,
 };
 
 use crate::matcher::prefix_elements;
@@ -23,6 +23,10 @@ pub struct CompiledActions {
     pub attempt_timeout: Option<Duration>,
     /// When requests are sent once more.
     pub retry: Option<RetryRule>,
+    /// Services that get a copy of requests, each with its share in millionths.
+    pub mirrors: Box<[WeightedBackend]>,
+    /// What pages of other origins may.
+    pub cors: Option<Cors>,
     redirect: Option<Redirect>,
     rewrite: Option<UrlRewrite>,
     /// How many bytes of a path the prefix takes that the rule's only match names.
@@ -45,6 +49,8 @@ impl CompiledActions {
             response: FieldEdits::compile(&actions.response_headers),
             attempt_timeout: actions.attempt_timeout,
             retry: actions.retry.clone(),
+            mirrors: actions.mirrors.as_slice().into(),
+            cors: actions.cors.clone(),
             redirect: actions.redirect.clone(),
             rewrite: actions.rewrite.clone(),
             prefix_bytes,

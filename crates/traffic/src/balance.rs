@@ -1,4 +1,12 @@
-//! Balancing: of two endpoints chosen at random, the one with less in flight.
+//! Balancing: of two endpoints chosen at random, the one with less in flight; or as a policy says.
+
+mod choice;
+pub mod hashing;
+mod newcomers;
+pub mod policy;
+
+pub use choice::{Balancer, Key, Keyed};
+pub use newcomers::Newcomers;
 
 /// The endpoints to choose from, as the caller keeps them.
 pub trait Candidates {

@@ -9,6 +9,8 @@ pub mod backoff;
 pub mod balance;
 pub mod budget;
 pub mod circuit;
+pub mod cors;
+pub mod fault;
 pub mod host;
 pub mod limit;
 pub mod matcher;
@@ -22,6 +24,7 @@ pub mod tcp_rule;
 pub mod tls_route;
 pub mod treatment;
 
+mod hash;
 mod pattern;
 
 pub use action::{CompiledActions, FieldEdits, Redirection};

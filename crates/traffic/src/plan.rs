@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use leno_model::{
-    Caller, Endpoint, PortView, Protocol, ServiceName, ServiceView, Snapshot, TcpRule,
+    Caller, Endpoint, EndpointId, PortView, Protocol, ServiceName, ServiceView, Snapshot, TcpRule,
 };
 
 use crate::authorize::InboundAccess;
+use crate::balance::hashing::Places;
 use crate::limit::Limits;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
@@ -117,6 +118,8 @@ pub struct PortPlan {
     /// How its requests are treated; absent when no policy says anything. The same while it
     /// says the same, so that what threads keep for it lives as long.
     pub treatment: Option<Arc<PortTreatment>>,
+    /// Which of its endpoints a key belongs to, where a policy hashes one.
+    pub places: Option<Arc<Places>>,
     /// Which of them take which requests; any take all when absent.
     pub tags: Option<Box<TagPlan>>,
     /// Where connections go in which no request is seen; to its own endpoints when absent.
@@ -140,8 +143,9 @@ impl PortPlan {
         let treatment = match old {
             _ if view.treatment.is_empty() => None,
             Some((before, plan)) if before.treatment == view.treatment => plan.treatment.clone(),
-            _ => Some(Arc::new(PortTreatment::new(view.treatment.clone()))),
+            _ => Some(Arc::new(PortTreatment::new(view.treatment.clone())?)),
         };
+        let places = places(view, old, &endpoints);
         let tls_routes = TlsRoutes::compile(view);
         let tags = match &view.tags {
             None => None,
@@ -152,7 +156,32 @@ impl PortPlan {
         };
         let protocol = view.protocol;
         let tcp_rule = view.tcp_rule.clone().map(Box::new);
-        Ok(Self { routes, tls_routes, protocol, endpoints, treatment, tags, tcp_rule })
+        Ok(Self { routes, tls_routes, protocol, endpoints, treatment, places, tags, tcp_rule })
+    }
+}
+
+/// The places of endpoints, where a policy hashes; those from before while nothing moves.
+fn places(
+    view: &PortView,
+    old: Option<(&PortView, &PortPlan)>,
+    endpoints: &[Arc<Endpoint>],
+) -> Option<Arc<Places>> {
+    let algorithm = |view: &PortView| {
+        let balancing = view.treatment.balancing.as_ref();
+        balancing.map(|balancing| balancing.rule.algorithm.clone())
+    };
+    let wanted = algorithm(view)?;
+    let ids = |endpoints: &[Arc<Endpoint>]| -> Vec<EndpointId> {
+        endpoints.iter().map(|endpoint| endpoint.id.clone()).collect()
+    };
+    match old {
+        Some((before, plan))
+            if algorithm(before).as_ref() == Some(&wanted)
+                && ids(&plan.endpoints) == ids(endpoints) =>
+        {
+            plan.places.clone()
+        }
+        _ => Places::of(&wanted, endpoints).map(Arc::new),
     }
 }
 

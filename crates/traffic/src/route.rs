@@ -10,6 +10,7 @@ use leno_model::{
 };
 
 use crate::action::CompiledActions;
+use crate::cors::preflight_for;
 use crate::matcher::{RequestMatcher, prefix_elements};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -31,6 +32,8 @@ pub struct PortRoutes {
     attached: bool,
     /// Neither rules nor attached routes.
     trivial: bool,
+    /// A rule says what pages of other origins may.
+    has_cors: bool,
     index: Index,
     rules: Box<[CompiledRule]>,
 }
@@ -52,6 +55,7 @@ impl PortRoutes {
         Ok(Self {
             attached: view.routed,
             trivial: !view.routed && view.rules.is_empty(),
+            has_cors: view.rules.iter().any(|rule| rule.actions.cors.is_some()),
             index: Index::build(matches),
             rules: view.rules.iter().enumerate().map(CompiledRule::new).collect(),
         })
@@ -63,8 +67,9 @@ impl PortRoutes {
         if self.trivial {
             return RouteChoice::Direct;
         }
-        let decisive = self.index.find(request);
-        let Some(rule) = decisive.and_then(|found| self.rules.get(found.rule)) else {
+        let asked_about = if self.has_cors { self.asked_about(request) } else { None };
+        let decisive = || self.rules.get(self.index.find(request)?.rule);
+        let Some(rule) = asked_about.or_else(decisive) else {
             return if self.attached { RouteChoice::NoRoute } else { RouteChoice::Direct };
         };
         if rule.actions.as_ref().is_some_and(|actions| actions.redirects()) {
@@ -74,6 +79,15 @@ impl PortRoutes {
             Some((index, backend)) => RouteChoice::To { rule, backend, index },
             None => RouteChoice::InvalidBackend { rule },
         }
+    }
+
+    /// The rule for the request that a browser asks about, if it says what pages of other origins may:
+    /// the question is for whom the request would be.
+    fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRule> {
+        let method = preflight_for(request)?;
+        let request = RequestView { method: &method, ..*request };
+        let rule = self.rules.get(self.index.find(&request)?.rule)?;
+        rule.actions.as_ref().is_some_and(|actions| actions.cors.is_some()).then_some(rule)
     }
 
     /// Whether there are no rules, and no route is attached: every request goes to the service's

@@ -18,6 +18,8 @@ use self::sets::{Endpoints, Set};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
+pub(crate) use matcher::{cookie, header};
+
 pub use lane::{Lanes, Marks};
 pub use share::{Chance, Draw, Shares};
 pub use trace::TagOutcome;

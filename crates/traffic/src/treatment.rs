@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use leno_model::{CircuitLimits, FixedAnswer, Treatment};
 
+use crate::fault::FaultPlan;
+use crate::pattern::BadPattern;
+
 /// What the policies of a port say, and what is under way there in the whole sidecar.
 #[derive(Debug)]
 pub struct PortTreatment {
@@ -14,24 +17,30 @@ pub struct PortTreatment {
     pub answer: Option<Arc<FixedAnswer>>,
     /// What is under way.
     pub under_way: UnderWay,
+    /// Delays and errors on purpose.
+    pub faults: Option<FaultPlan>,
 }
 
 impl PortTreatment {
     /// Nothing is under way yet.
-    #[must_use]
-    pub fn new(rule: Treatment) -> Self {
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used.
+    pub fn new(rule: Treatment) -> Result<Self, BadPattern> {
         let breaker = rule.breaker.as_ref().map(|breaker| &breaker.rule);
         let limits = breaker.map(|rule| rule.limits).unwrap_or_default();
         let answer = breaker.map(|rule| &rule.answer);
         let answer = answer.filter(|answer| **answer != FixedAnswer::default());
         let answer = answer.cloned().map(Arc::new);
-        Self { rule, answer, under_way: UnderWay::new(limits) }
+        let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
+        Ok(Self { rule, answer, under_way: UnderWay::new(limits), faults })
     }
 
-    /// Whether anything of it has to be told how attempts end.
+    /// Whether anything of it has to do with attempts: how they end, or where they go.
     #[must_use]
     pub const fn is_watchful(&self) -> bool {
-        self.rule.removal.is_some() || self.rule.breaker.is_some()
+        let Treatment { removal, breaker, balancing, .. } = &self.rule;
+        removal.is_some() || breaker.is_some() || balancing.is_some()
     }
 }
 

@@ -3,10 +3,14 @@
 #[cfg(test)]
 mod access;
 #[cfg(test)]
+mod balancing;
+#[cfg(test)]
 mod bench;
 #[cfg(test)]
 mod dashboards;
 mod faults;
+#[cfg(test)]
+mod faults_on_purpose;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]

@@ -6,17 +6,19 @@ use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
     Endpoint, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule, ServiceName,
-    Snapshot, SpiffeId, WeightedBackend, Workload,
+    Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
 };
+use leno_traffic::balance::Key;
+use leno_traffic::cors::preflight_for;
 use leno_traffic::{
-    CompiledActions, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher, RequestView,
-    RouteChoice, Ruling, goes_before, service_of,
+    CompiledActions, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher,
+    RequestView, RouteChoice, Ruling, goes_before, service_of,
 };
 
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
-use super::treatment::{Treated, limited, limited_connections, treated};
+use super::treatment::{Treated, injected, limited, limited_connections, treated};
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -37,6 +39,8 @@ pub(super) struct Decision {
     pub(super) rivals: Vec<Rival>,
     /// Where the client is sent instead of to a backend.
     pub(super) redirection: Option<Redirection>,
+    /// A browser asks whether a request may be made, and the client's own sidecar answers.
+    pub(super) is_preflight: bool,
     /// The request as endpoints get it, where the rule changes it.
     pub(super) sent: Option<Question>,
     pub(super) backends: Vec<DecidedBackend>,
@@ -127,6 +131,7 @@ impl Decision {
             route: None,
             rivals: Vec::new(),
             redirection: None,
+            is_preflight: false,
             sent: None,
             backends: Vec::new(),
             refused: None,
@@ -203,6 +208,7 @@ impl Decision {
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let fields = question.fields();
         let view = question.view(&fields);
+        let caller = &plans.snapshot.plan;
         let choice = port.routes.choose(&view, 0);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
@@ -210,7 +216,7 @@ impl Decision {
         let rules = rules.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
             self.rivals = rivals(rules, None, &view);
-            return Ok(vec![self.itself(question, port, Some(&view))]);
+            return Ok(vec![self.itself(question, port, (caller, Some(&view)))]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
@@ -243,7 +249,9 @@ impl Decision {
             self.redirection = actions.redirection(&view, question.target.port);
             self.sent = question.edited(actions);
         }
-        if self.redirection.is_some() {
+        let cors = rule.actions.as_ref().and_then(|actions| actions.cors.as_ref());
+        self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
+        if self.is_elsewhere() {
             return Ok(Vec::new());
         }
         self.shares(objects, plans, question.target.port, Some(&view))
@@ -259,7 +267,7 @@ impl Decision {
         question: &Question,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let Some(rule) = &port.tcp_rule else {
-            return Ok(vec![self.itself(question, port, None)]);
+            return Ok(vec![self.itself(question, port, (&plans.snapshot.plan, None))]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
         self.shares(objects, plans, question.target.port, None)
@@ -288,7 +296,10 @@ impl Decision {
             let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
             decided.extend(lost.filter(|backend| backend.weight > 0).map(|backend| {
                 let share = f64::from(backend.weight) / total as f64;
-                DecidedBackend { ungranted: true, ..with_port(backend, share, None, None) }
+                DecidedBackend {
+                    ungranted: true,
+                    ..with_port(backend, share, None, (&plans.snapshot.plan, None))
+                }
             }));
         }
         Ok(decided)
@@ -299,7 +310,7 @@ impl Decision {
         &self,
         question: &Question,
         port: &PortPlan,
-        request: Option<&RequestView<'_>>,
+        asked: (&WorkloadPlan, Option<&RequestView<'_>>),
     ) -> DecidedBackend {
         let name = self.service.clone();
         let backend = WeightedBackend {
@@ -307,7 +318,12 @@ impl Decision {
             port: question.target.port,
             weight: 1,
         };
-        with_port(&backend, 1.0, Some(port), request)
+        with_port(&backend, 1.0, Some(port), asked)
+    }
+
+    /// Whether the client's own sidecar answers, without a failure.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.redirection.is_some() || self.is_preflight
     }
 
     /// Every answer that such requests would get: why they are refused, or `None` when they are
@@ -322,7 +338,7 @@ impl Decision {
         if self.refused.is_some() {
             add(self.refused);
         }
-        if self.redirection.is_some() {
+        if self.is_elsewhere() {
             add(None);
         }
         for backend in &self.backends {
@@ -404,14 +420,14 @@ fn decided_backend(
     let share = f64::from(backend.weight) / total as f64;
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_port(backend, share, port, request)
+    with_port(backend, share, port, (&plans.snapshot.plan, request))
 }
 
 fn with_port(
     backend: &WeightedBackend,
     share: f64,
     port: Option<&PortPlan>,
-    request: Option<&RequestView<'_>>,
+    (caller, request): (&WorkloadPlan, Option<&RequestView<'_>>),
 ) -> DecidedBackend {
     let tags = port.and_then(|port| port.tags.as_deref());
     let endpoints = port.map(|port| &port.endpoints);
@@ -440,14 +456,41 @@ fn with_port(
         endpoints: endpoints
             .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
             .unwrap_or_default(),
-        treated: port
-            .and_then(|port| port.treatment.as_deref())
-            .map(|it| treated(&it.rule))
-            .unwrap_or_default(),
+        treated: port.map(|port| told_treatment(port, caller, request)).unwrap_or_default(),
         refused,
         tags,
         ungranted: false,
     }
+}
+
+/// What policies say about a request to a port, or a connection in which none is seen.
+fn told_treatment(
+    port: &PortPlan,
+    caller: &WorkloadPlan,
+    request: Option<&RequestView<'_>>,
+) -> Vec<Treated> {
+    let Some(treatment) = port.treatment.as_deref() else { return Vec::new() };
+    let mut told = treated(&treatment.rule);
+    if let (Some(faults), Some(request)) = (&treatment.faults, request)
+        && let Some(rule) = faults.rule(request, &caller.account)
+    {
+        told.push(injected(faults.policy(), rule));
+    }
+    let balancing = treatment.rule.balancing.as_ref();
+    let key = balancing
+        .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));
+    let found =
+        key.zip(port.places.as_ref()).and_then(|(key, places)| places.find(key.0, |_| true));
+    if let (Some(balancing), Some(endpoint)) =
+        (balancing, found.and_then(|index| port.endpoints.get(index)))
+        && port.tags.is_none()
+    {
+        told.push(Treated {
+            policy: balancing.policy.clone(),
+            told: format!("such requests belong to {}", endpoint.id.workload),
+        });
+    }
+    told
 }
 
 /// The backends of a rule as its author wrote them.

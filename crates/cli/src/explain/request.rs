@@ -28,7 +28,7 @@ pub(super) fn run(
         ExplainFormat::Json => output::print_json(&text::json(&decision, &question))?,
     }
     match decision.outcomes().as_slice() {
-        [None] if decision.redirection.is_none() => Ok(ExitCode::SUCCESS),
+        [None] if !decision.is_elsewhere() => Ok(ExitCode::SUCCESS),
         _ => Ok(ExitCode::from(REFUSED)),
     }
 }

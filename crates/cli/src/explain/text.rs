@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use leno_model::{
-    FieldMatch, Header, HeaderEdits, PathEdit, PathMatch, Reason, RequestMatch, RetryRule,
-    RouteKind, RuleActions, ValueMatch,
+    FieldMatch, Header, HeaderEdits, OriginPattern, PathEdit, PathMatch, Reason, RequestMatch,
+    RetryRule, RouteKind, RuleActions, ValueMatch,
 };
 use leno_traffic::Ruling;
 use serde_json::{Value, json};
@@ -92,7 +92,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
 /// The decision for programs.
 pub(super) fn json(decision: &Decision, question: &Question) -> Value {
     let outcomes = decision.outcomes();
-    let allowed = outcomes == [None] && decision.redirection.is_none();
+    let allowed = outcomes == [None] && !decision.is_elsewhere();
     let reason = match outcomes.as_slice() {
         [Some(reason)] => Some(*reason),
         _ => None,
@@ -130,6 +130,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             .redirection
             .as_ref()
             .map(|redirection| redirection.status)
+            .or(decision.is_preflight.then_some(200))
             .or(reason.map(Reason::status)),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
@@ -143,6 +144,9 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
 fn verdict(decision: &Decision, question: &Question) -> String {
     if let Some(redirection) = &decision.redirection {
         return format!("{}: the client is sent elsewhere by its own sidecar", redirection.status);
+    }
+    if decision.is_preflight {
+        return "200: a browser's question, answered by the client's own sidecar".to_owned();
     }
     let outcomes = decision.outcomes();
     match outcomes.as_slice() {
@@ -238,6 +242,14 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
     }
     if actions.redirect.is_some() {
         lines.push("redirect".to_owned());
+    }
+    lines.extend(actions.mirrors.iter().map(|mirror| {
+        let percent = f64::from(mirror.weight) / 1e4;
+        format!("send a copy of {percent} % to {} port {}", mirror.service, mirror.port)
+    }));
+    if let Some(cors) = &actions.cors {
+        let origins: Vec<&str> = cors.origins.iter().map(OriginPattern::as_str).collect();
+        lines.push(format!("let pages of the origins {} use it", origins.join(", ")));
     }
     if let Some(limit) = actions.attempt_timeout {
         lines.push(format!("at most {limit:?} for one attempt"));

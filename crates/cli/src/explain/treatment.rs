@@ -1,8 +1,9 @@
 //! What policies say about the requests to a port, in a sentence each.
 
 use leno_model::{
-    CircuitBreaker, Each, FailureClasses, OutlierRemoval, Rate, RateRule, Reason,
-    RemovalAlgorithm, SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip,
+    BalanceAlgorithm, CircuitBreaker, Each, FailureClasses, FaultRule, HashKey, LoadBalancing,
+    OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName,
+    TooMany, Treatment, Trip,
 };
 
 /// A policy and what it does.
@@ -25,7 +26,56 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
         .breaker
         .iter()
         .map(|breaker| Treated { policy: breaker.policy.clone(), told: breaking(&breaker.rule) });
-    removal.chain(breaker).collect()
+    let balancing = treatment.balancing.iter().map(|balancing| Treated {
+        policy: balancing.policy.clone(),
+        told: choosing(&balancing.rule),
+    });
+    removal.chain(breaker).chain(balancing).collect()
+}
+
+/// The rule of a fault injection that decides a request.
+pub(super) fn injected(policy: &ServicePolicyName, rule: &FaultRule) -> Treated {
+    let share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
+    let delay =
+        rule.delay.map(|delay| format!("makes {} wait {:?}", share(delay.share_ppm), delay.time));
+    let abort = rule.abort.as_ref().map(|abort| {
+        let status = abort.answer.status.unwrap_or(Reason::FaultInjected.status());
+        format!("answers {} with {status}", share(abort.share_ppm))
+    });
+    let told: Vec<String> = delay.into_iter().chain(abort).collect();
+    Treated { policy: policy.clone(), told: format!("{} {}", rule.name, told.join(" and ")) }
+}
+
+fn choosing(rule: &LoadBalancing) -> String {
+    let key = |key: &HashKey| match key {
+        HashKey::Header(name) => format!("the header {name}"),
+        HashKey::Cookie(name) => format!("the cookie {name}"),
+        HashKey::Source => "the workload that calls".to_owned(),
+    };
+    let how = match &rule.algorithm {
+        BalanceAlgorithm::LeastRequest { choices } => {
+            format!(
+                "takes the endpoint with the fewest requests under way of {choices} that are drawn"
+            )
+        }
+        BalanceAlgorithm::RoundRobin => "takes one endpoint after the other".to_owned(),
+        BalanceAlgorithm::Random => "takes any endpoint".to_owned(),
+        BalanceAlgorithm::RingHash(hashed) => {
+            format!("takes the endpoint that is next on a ring after {}", key(hashed))
+        }
+        BalanceAlgorithm::Maglev(hashed) => {
+            format!("takes the endpoint that {} has in a table", key(hashed))
+        }
+    };
+    match rule.warm_up {
+        None => how,
+        Some(warm) => {
+            format!(
+                "{how}; one that is new begins with {} %, for {:?}",
+                warm.percent_min, warm.time
+            )
+        }
+    }
 }
 
 /// A rule of a rate limit.

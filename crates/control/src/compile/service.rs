@@ -218,6 +218,8 @@ fn granted(mesh: &Mesh, rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     let RouteRule { route, kind, backends, actions, .. } = &mut rule;
     actions.ungranted_weight = take_ungranted(mesh, (*kind, route), backends);
+    // A copy that goes nowhere is missed by nobody.
+    take_ungranted(mesh, (*kind, route), &mut actions.mirrors);
     rule
 }
 

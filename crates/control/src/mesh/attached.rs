@@ -23,7 +23,9 @@ impl Route for HttpRoute {
     }
 
     fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
-        self.rules.iter().flat_map(|rule| &rule.backends).map(|backend| &backend.service)
+        let rules = self.rules.iter();
+        let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
+        backends.map(|backend| &backend.service)
     }
 }
 

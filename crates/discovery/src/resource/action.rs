@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use leno_model::{
     Header, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions,
-    Scheme, UrlRewrite,
+    Scheme, UrlRewrite, WeightedBackend,
 };
 
+use super::cors;
+use super::fault::share;
 use super::field::{Invalid, each, optional_name, port};
+use super::service::{backend_from_wire, backend_to_wire};
 use crate::proto;
 
 /// Nothing is sent of a rule that does nothing.
@@ -21,6 +24,8 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         attempt_timeout_nanoseconds: actions.attempt_timeout.map(nanoseconds),
         retry: actions.retry.as_ref().map(retry_to_wire),
         ungranted_weight: actions.ungranted_weight,
+        mirrors: actions.mirrors.iter().map(backend_to_wire).collect(),
+        cors: actions.cors.as_ref().map(cors::to_wire),
     })
 }
 
@@ -35,6 +40,7 @@ pub(super) fn from_wire(
     let redirect = wire.redirect.map(|wire| redirect_from_wire(wire, matches)).transpose();
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let retry = wire.retry.map(|wire| retry_from_wire(&wire)).transpose();
+    let cors = wire.cors.map(cors::from_wire).transpose();
     let actions = RuleActions {
         request_headers: headers("request_headers", wire.request_headers)?,
         response_headers: headers("response_headers", wire.response_headers)?,
@@ -43,11 +49,22 @@ pub(super) fn from_wire(
         attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
         retry: retry.map_err(|invalid| invalid.under("retry"))?,
         ungranted_weight: wire.ungranted_weight,
+        mirrors: each("mirrors", wire.mirrors, mirror_from_wire)?,
+        cors: cors.map_err(|invalid| invalid.under("cors"))?,
     };
+    if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
+        return Err(Invalid::new("mirrors", "are too many"));
+    }
     if actions.redirect.is_some() && actions.rewrite.is_some() {
         return Err(Invalid::new("rewrite", "must be absent beside a redirection"));
     }
     Ok(actions)
+}
+
+fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+    let mirror = backend_from_wire(wire)?;
+    share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
+    Ok(mirror)
 }
 
 fn retry_to_wire(retry: &RetryRule) -> proto::RetryRule {

@@ -94,11 +94,7 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, Invalid> {
 }
 
 fn rate_to_wire(rate: Rate) -> proto::Rate {
-    proto::Rate {
-        count: rate.count,
-        time_nanoseconds: nanoseconds(rate.time),
-        size: rate.size,
-    }
+    proto::Rate { count: rate.count, time_nanoseconds: nanoseconds(rate.time), size: rate.size }
 }
 
 fn rate_from_wire(wire: proto::Rate) -> Result<Rate, Invalid> {

@@ -159,7 +159,7 @@ fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invalid> {
     })
 }
 
-fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
+pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
     proto::Backend {
         service: backend.service.to_string(),
         port: backend.port.into(),
@@ -167,7 +167,7 @@ fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
     }
 }
 
-fn backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+pub(super) fn backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
     Ok(WeightedBackend {
         service: parsed("service", &wire.service)?,
         port: port("port", wire.port)?,

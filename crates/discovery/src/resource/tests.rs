@@ -2,6 +2,7 @@
 
 mod access;
 mod breaker;
+mod fault;
 mod limit;
 mod tags;
 
@@ -12,13 +13,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, FailureClasses, FailureRate, FieldMatch, Header,
-    HeaderEdits, HostPattern, Name, OutlierRemoval, PathEdit, PathMatch, PortSet, PortView,
-    Protocol, Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule,
-    RouteKind, RouteRule, RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule,
-    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule,
-    TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName,
-    WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AnyOf, Cors, Door, Endpoint, FailureClasses, FailureRate, FieldMatch,
+    Header, HeaderEdits, HostPattern, Name, OriginPattern, OutlierRemoval, PathEdit, PathMatch,
+    PortSet, PortView, Protocol, Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff,
+    RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme, SermantCommon,
+    SermantRemoval, SermantRule, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName,
+    ServiceView, TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend,
+    WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -31,7 +32,7 @@ proptest! {
     #[test]
     fn plans_survive_the_journey(plan in plan()) {
         let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&plan) };
-        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(plan)));
+        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(Box::new(plan))));
     }
 
     #[test]
@@ -285,7 +286,16 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
     ];
     let tags = (tags::caller(), tags::lanes(), access::inbound(), limit::limits());
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
-        |(account, domain, address, ports, served, doors, access, (caller, lanes, inbound, limits))| {
+        |(
+            account,
+            domain,
+            address,
+            ports,
+            served,
+            doors,
+            access,
+            (caller, lanes, inbound, limits),
+        )| {
             WorkloadPlan {
                 workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
                 account,
@@ -350,8 +360,12 @@ fn actions() -> impl Strategy<Value = RuleActions> {
     let retry = (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, duration());
     let retry = retry.prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff });
     let times = (prop::option::of(duration()), prop::option::of(retry), any::<u32>());
-    (headers.clone(), headers, either, times).prop_map(
-        |(request_headers, response_headers, (redirect, rewrite), times)| {
+    let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
+    let mirror =
+        mirror.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
+    let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(cors()));
+    (headers.clone(), headers, either, times, others).prop_map(
+        |(request_headers, response_headers, (redirect, rewrite), times, (mirrors, cors))| {
             let (attempt_timeout, retry, ungranted_weight) = times;
             RuleActions {
                 request_headers,
@@ -361,7 +375,30 @@ fn actions() -> impl Strategy<Value = RuleActions> {
                 attempt_timeout,
                 retry,
                 ungranted_weight,
+                mirrors,
+                cors,
             }
+        },
+    )
+}
+
+fn cors() -> impl Strategy<Value = Cors> {
+    let words = || {
+        let only = vec("[a-z-]{1,9}", 0..3).prop_map(AnyOf::Only);
+        prop_oneof![Just(AnyOf::Any), only]
+    };
+    let origins = prop::sample::subsequence(vec!["*", "http://a", "https://*.b:8443"], 1..=3);
+    let origins = origins.prop_map(|origins| {
+        origins.into_iter().map(|origin| OriginPattern::new(origin).unwrap()).collect()
+    });
+    (origins, any::<bool>(), words(), words(), words(), any::<u32>()).prop_map(
+        |(origins, credentials, methods, headers, exposed, max_age_seconds)| Cors {
+            origins,
+            credentials,
+            methods,
+            headers,
+            exposed,
+            max_age_seconds,
         },
     )
 }
@@ -475,6 +512,9 @@ fn treatment() -> impl Strategy<Value = Treatment> {
         },
         algorithm,
     });
-    (prop::option::of(removal), prop::option::of(breaker::breaker()))
-        .prop_map(|(removal, breaker)| Treatment { removal, breaker })
+    let breaker = prop::option::of(breaker::breaker());
+    let more = (prop::option::of(fault::faults()), prop::option::of(fault::balancing()));
+    (prop::option::of(removal), breaker, more).prop_map(
+        |(removal, breaker, (faults, balancing))| Treatment { removal, breaker, faults, balancing },
+    )
 }

@@ -7,8 +7,8 @@ use leno_model::{
     SermantCommon, SermantRemoval, SermantRule, ServicePolicyKind, ServicePolicyName, Treatment,
 };
 
-use super::breaker;
 use super::field::Invalid;
+use super::{balancing, breaker, fault};
 use crate::proto;
 
 /// Absent when nothing is said, so that a port without policies travels as it always did.
@@ -19,6 +19,8 @@ pub(super) fn to_wire(treatment: &Treatment) -> Option<proto::Treatment> {
     Some(proto::Treatment {
         removal: treatment.removal.as_ref().map(removal_to_wire),
         breaker: treatment.breaker.as_ref().map(breaker::to_wire),
+        faults: treatment.faults.as_ref().map(fault::to_wire),
+        balancing: treatment.balancing.as_ref().map(balancing::to_wire),
     })
 }
 
@@ -30,7 +32,11 @@ pub(super) fn from_wire(wire: Option<proto::Treatment>) -> Result<Treatment, Inv
     let removal = removal.map_err(|invalid| invalid.under("removal"))?;
     let breaker = wire.breaker.map(breaker::from_wire).transpose();
     let breaker = breaker.map_err(|invalid| invalid.under("breaker"))?;
-    let treatment = Treatment { removal, breaker };
+    let faults = wire.faults.map(fault::from_wire).transpose();
+    let faults = faults.map_err(|invalid| invalid.under("faults"))?;
+    let balancing = wire.balancing.map(balancing::from_wire).transpose();
+    let balancing = balancing.map_err(|invalid| invalid.under("balancing"))?;
+    let treatment = Treatment { removal, breaker, faults, balancing };
     match treatment.is_empty() {
         true => Err(Invalid::new("", "says nothing, or nothing that this version knows")),
         false => Ok(treatment),

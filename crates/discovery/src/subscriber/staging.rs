@@ -100,7 +100,7 @@ impl Staging {
 
     fn insert(&mut self, resource: Resource) {
         match resource {
-            Resource::Plan(plan) => self.plan = Some(Arc::new(plan)),
+            Resource::Plan(plan) => self.plan = Some(Arc::from(plan)),
             Resource::Service(view) => {
                 self.views.insert(view.name.clone(), view);
             }

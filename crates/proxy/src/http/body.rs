@@ -122,6 +122,15 @@ impl<'a> Source<'a> {
         *self = Self::Kept(Box::new(Kept::new(source, is_lost)));
     }
 
+    /// All of it, where it has come to its end and was kept whole; nothing is what there never was.
+    pub(crate) fn kept(&self) -> Option<&[Piece]> {
+        match self {
+            Self::Empty => Some(&[]),
+            Self::Kept(kept) => kept.whole(),
+            Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } => None,
+        }
+    }
+
     /// Begins anew with the first byte, where that is kept.
     pub(crate) fn rewind(&mut self) {
         if let Self::Kept(kept) = self {

@@ -1,5 +1,7 @@
 //! The corridor: one request, station by station, in one version of the world.
 
+mod aside;
+
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::pin::pin;
@@ -11,13 +13,12 @@ use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{CompiledActions, Redirection};
+use leno_traffic::{CompiledActions, FieldEdits, Redirection};
 
 use super::again;
 use super::answer::Answer;
 use super::body::Source;
 use super::forward::{Progress, forward};
-use super::grpc;
 use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
@@ -42,6 +43,10 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// Whether a part of the request's body is gone from our hands, of a body that is kept.
     pub(crate) is_lost: Option<Rc<Cell<bool>>>,
+    /// The same of a body that is kept for copies as well.
+    kept: Option<Rc<Cell<bool>>>,
+    /// What is done to the heads of answers beside what the rule says for all.
+    pub(crate) cross_origin: Option<FieldEdits>,
     /// The attempt under way, at an endpoint that a policy watches.
     pub(crate) trial: Option<Trial>,
     /// That it is sent once more, where that is bounded.
@@ -72,6 +77,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             agree_within: None,
             actions: None,
             is_lost: None,
+            kept: None,
+            cross_origin: None,
             trial: None,
             retrying: Retrying::default(),
             marks: Vec::new(),
@@ -95,7 +102,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         // Over HTTP/1.1 there is no gRPC.
         let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
         if is_call {
-            self.record.grpc.set(Some(grpc::status(failure.reason)));
+            self.record.grpc.set(Some(failure.grpc_status()));
         }
         if !self.body.is_complete() || self.session.worker.is_draining() {
             self.responder.close_after();
@@ -110,6 +117,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let mut aim = self.request.aim()?;
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         self.authorize(&aim, &bound)?;
+        if let Some(cors) = bound.actions.as_ref().and_then(|actions| actions.cors.as_ref())
+            && let Some(preflight) = self.judge_origin(cors, &aim, &bound)
+        {
+            return self.answer(200, &preflight, None).await;
+        }
         if let Destination::Redirected(redirection) = &bound.destination {
             return self.redirect(redirection, bound.actions.as_deref()).await;
         }
@@ -124,10 +136,20 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let one = self.actions.as_ref().and_then(|actions| actions.attempt_timeout);
         let soonest = bound.timeout.into_iter().chain(one).min();
         self.agree_within = soonest.filter(|_| self.request.upgrade);
+        let copies = self.copies(&aim, &bound);
+        let outcome = self.in_time(&aim, &bound).await;
+        if let Some(copies) = copies {
+            copies.send(self.body.kept());
+        }
+        outcome
+    }
+
+    /// All attempts, in the time that the rule gives them.
+    async fn in_time(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         match bound.timeout.filter(|_| !self.request.upgrade) {
-            None => self.attempts(&aim, &bound).await,
+            None => self.attempts(aim, bound).await,
             Some(limit) => {
-                let outcome = tokio::time::timeout(limit, self.attempts(&aim, &bound)).await;
+                let outcome = tokio::time::timeout(limit, self.attempts(aim, bound)).await;
                 outcome.unwrap_or_else(|_| {
                     self.end_trial(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
@@ -166,14 +188,27 @@ impl<'a, 'io> Exchange<'a, 'io> {
         redirection: &Redirection,
         actions: Option<&CompiledActions>,
     ) -> Result<(), Failure> {
-        self.record.status = redirection.status;
+        let fields = [("location", redirection.location.clone())];
+        let cross_origin = self.cross_origin.take();
+        let edits = cross_origin.as_ref().or(actions.map(|actions| &actions.response));
+        self.answer(redirection.status, &fields, edits).await
+    }
+
+    /// Answers without a body; nothing of the request goes on.
+    async fn answer(
+        &mut self,
+        status: u16,
+        fields: &[(&str, String)],
+        edits: Option<&FieldEdits>,
+    ) -> Result<(), Failure> {
+        self.record.status = status;
         self.progress.response_started.set(true);
         if !self.body.is_complete() || self.session.worker.is_draining() {
             self.responder.close_after();
         }
-        let fields = [("location", &*redirection.location)];
-        let edits = actions.map(|actions| &actions.response);
-        let answer = Answer { status: redirection.status, fields: &fields, text: "", edits };
+        let fields: Vec<(&str, &str)> =
+            fields.iter().map(|(name, value)| (*name, &**value)).collect();
+        let answer = Answer { status, fields: &fields, text: "", edits };
         match answer.send(self.responder, true).await {
             true => Ok(()),
             false => Err(Reason::DownstreamClosed.into()),
@@ -199,6 +234,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.
     async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+        if let Some(treatment) = &bound.faults {
+            self.inject(aim, bound, treatment).await?;
+        }
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let limit = actions.as_ref().and_then(|actions| actions.attempt_timeout);
@@ -250,9 +288,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
         if !self.body.is_empty() && !self.request.upgrade {
-            let is_lost = Rc::new(Cell::new(false));
-            self.body.keep(is_lost.clone());
-            self.is_lost = Some(is_lost);
+            self.is_lost = Some(self.keep_body());
         }
     }
 
@@ -344,7 +380,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Destination::Endpoints(endpoints) => {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
                 let ward = bound.ward.as_deref();
-                pick(&self.session.worker, (endpoints, ward), avoid).map(Destined::Upstream)
+                let hashed = bound.hashed.as_ref();
+                pick(&self.session.worker, (endpoints, ward), hashed, avoid).map(Destined::Upstream)
             }
             Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }

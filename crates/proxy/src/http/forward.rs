@@ -142,7 +142,7 @@ async fn over_http1(
 }
 
 /// What becomes of the request's head. Rules apply on the way to endpoints only.
-fn edits<'a>(
+pub(crate) fn edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     aim: &'a Aim<'_>,
     framing: Framing,
@@ -245,7 +245,9 @@ async fn converse(
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
-    let Exchange { session, request, body, responder, record, progress, actions, .. } = exchange;
+    let Exchange {
+        session, request, body, responder, record, progress, actions, cross_origin, ..
+    } = exchange;
     let (is_lost, retrying) =
         (&exchange.is_lost, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
     let Progress { body_taken, response_started, kept_back, .. } = progress;
@@ -272,7 +274,7 @@ async fn converse(
         answers: request.answers(),
         request,
         upgrade,
-        edits: actions.as_deref().map(|actions| &actions.response),
+        edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
         keep_back,
         sending: &sending,
         responder,

@@ -29,6 +29,11 @@ impl<'a> Kept<'a> {
         self.next = 0;
     }
 
+    /// All pieces, when they are all that there is.
+    pub(crate) fn whole(&self) -> Option<&[Piece]> {
+        (self.source.is_exhausted() && !self.is_lost.get()).then_some(&self.pieces)
+    }
+
     /// Whether all of it has been taken.
     pub(crate) fn is_complete(&self) -> bool {
         self.next == self.pieces.len() && self.source.is_complete()

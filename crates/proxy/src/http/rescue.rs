@@ -8,7 +8,6 @@ use leno_wire::link::ResetCode;
 
 use super::answer::Answer;
 use super::date;
-use super::grpc;
 use super::respond::Responder;
 use crate::error::Failure;
 
@@ -44,7 +43,7 @@ pub(crate) async fn answer(
         }
         // What clients make of a bare 429 is another status (grpc/doc/http-grpc-status-mapping.md).
         Responder::Link { .. } if is_call && failure.reason == Reason::RateLimited => {
-            let code = grpc::status(failure.reason).code().to_string();
+            let code = failure.grpc_status().code().to_string();
             let fields = [
                 ("leno-reason", &*why),
                 ("content-type", "application/grpc"),
@@ -76,7 +75,8 @@ fn with_own<'a>(
     let own = failure.answer.iter().flat_map(|answer| &answer.headers);
     let own: Vec<(&str, Cow<'_, str>)> =
         own.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
-    let retry_after = failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
+    let retry_after =
+        failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
     let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
     let is_own = |name: &str| name != "leno-reason" && own.iter().any(|(own, _)| *own == name);
     let fields: Vec<_> = fields.chain(retry_after).filter(|(name, _)| !is_own(name)).collect();
@@ -88,7 +88,7 @@ fn with_own<'a>(
 fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>> {
     let head = http::Response::builder().status(200).header("leno-reason", why);
     let head = head.header("content-type", "application/grpc").header(DATE, &date::now()[..]);
-    let head = head.header("grpc-status", u16::from(grpc::status(failure.reason).code()));
+    let head = head.header("grpc-status", u16::from(failure.grpc_status().code()));
     head.header("grpc-message", failure.reason.caption()).body(())
 }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, Reach, Reason, ServiceName};
+use leno_traffic::balance::Key;
+use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host};
 
 use super::request::{Aim, Request};
@@ -13,6 +15,7 @@ use crate::error::Failure;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
+use crate::upstream::pick::Hashed;
 use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 use crate::world::Scene;
@@ -27,6 +30,17 @@ pub(crate) struct Bound {
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// Who watches over the endpoints, if anybody does.
     pub(crate) ward: Option<Rc<Ward>>,
+    /// What a policy hashes of the request, if one does.
+    pub(crate) hashed: Option<Hashed>,
+    /// Where faults are injected on purpose, the treatment that says so.
+    pub(crate) faults: Option<Arc<PortTreatment>>,
+}
+
+impl Bound {
+    fn to(scene: Arc<Scene>, destination: Destination) -> Self {
+        let (timeout, actions) = (None, None);
+        Self { scene, destination, timeout, actions, ward: None, hashed: None, faults: None }
+    }
 }
 
 /// What is behind a route.
@@ -75,7 +89,7 @@ pub(crate) fn application(
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination, speaks));
-    Ok(Bound { scene, destination, timeout: None, actions: None, ward: None })
+    Ok(Bound::to(scene, destination))
 }
 
 /// The service and port that an authority names.
@@ -139,14 +153,31 @@ async fn to_service(
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
             let destination = Destination::Redirected(redirection);
-            return Ok(Bound { destination, timeout: None, actions, ward: None, scene });
+            return Ok(Bound { actions, ..Bound::to(scene, destination) });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
     };
-    let destination = Destination::Endpoints(tagged(worker, behind, Some(&view))?);
+    let endpoints = tagged(worker, behind, Some(&view))?;
+    let hashed = hashed((&scene, behind), &endpoints, Some(&view));
     let ward = worker.ward(behind, scene.version);
-    Ok(Bound { destination, timeout, actions, ward, scene })
+    let faults = behind.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
+    let destination = Destination::Endpoints(endpoints);
+    Ok(Bound { destination, timeout, actions, ward, hashed, faults, scene })
+}
+
+/// What a policy hashes of a request, or of a connection in which none is seen. Only where all
+/// endpoints of the port may take it do their places count.
+pub(crate) fn hashed(
+    (scene, port): (&Scene, &PortPlan),
+    endpoints: &Arc<[Arc<Endpoint>]>,
+    request: Option<&RequestView<'_>>,
+) -> Option<Hashed> {
+    let balancing = port.treatment.as_ref()?.rule.balancing.as_ref()?;
+    let caller = &scene.plans.snapshot.plan.workload;
+    let key = Key::of(balancing.rule.algorithm.key()?, request, caller)?;
+    let places = port.places.clone().filter(|_| Arc::ptr_eq(endpoints, &port.endpoints));
+    Some(Hashed { key, places })
 }
 
 /// The endpoints that take a request by the tag rules of their port, or a connection in which none

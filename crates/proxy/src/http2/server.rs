@@ -116,8 +116,13 @@ async fn serve_stream(
             let mut record = Record::open(session, "http");
             record.reason = Some(reason);
             record.status = reason.status();
-            rescue::answer(&Failure::from(reason), &worker.config.workload, &mut responder, (false, false))
-                .await;
+            rescue::answer(
+                &Failure::from(reason),
+                &worker.config.workload,
+                &mut responder,
+                (false, false),
+            )
+            .await;
             return;
         }
     };

@@ -1,25 +1,45 @@
-//! Choosing an endpoint: the less loaded of two drawn at random, avoiding the unreachable.
+//! Choosing an endpoint: the less loaded of two drawn at random, or as a policy says; avoiding the
+//! unreachable.
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 use leno_model::{Endpoint, EndpointId, Reason};
-use leno_traffic::balance::{self, Candidates};
+use leno_traffic::balance::hashing::Places;
+use leno_traffic::balance::{self, Candidates, Key, Keyed};
 
 use super::Upstream;
 use super::ward::Ward;
 use crate::worker::Worker;
 
+/// What a policy hashes of one request, and the places of the port's endpoints if all of them may
+/// take it.
+pub(crate) struct Hashed {
+    pub(crate) key: Key,
+    pub(crate) places: Option<Arc<Places>>,
+}
+
 /// Chooses among `endpoints` that their ward admits, not `avoid` if there is another.
 pub(crate) fn pick(
     worker: &Rc<Worker>,
     (endpoints, ward): (&[Arc<Endpoint>], Option<&Ward>),
+    hashed: Option<&Hashed>,
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
     let field = Field { worker, endpoints, ward, avoid, now: Instant::now() };
-    let index = balance::pick(&field, worker.draw()).ok_or(Reason::NoEndpoint)?;
-    let endpoint = endpoints.get(index).ok_or(Reason::NoEndpoint)?;
+    let index = match ward.and_then(|ward| Some((ward, ward.balancer()?))) {
+        None => balance::pick(&field, worker.draw()),
+        Some((ward, balancer)) => {
+            let keyed = hashed.map(|hashed| match &hashed.places {
+                Some(places) => (hashed.key, Keyed::Places(places)),
+                None => (hashed.key, Keyed::Few(endpoints)),
+            });
+            let age = |index: usize| ward.age(&endpoints.get(index)?.id);
+            balancer.choose(&field, keyed, age, worker.draw())
+        }
+    };
+    let endpoint = index.and_then(|index| endpoints.get(index)).ok_or(Reason::NoEndpoint)?;
     Ok(worker.upstream(endpoint))
 }
 

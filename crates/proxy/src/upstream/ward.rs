@@ -1,10 +1,12 @@
 //! A ward: one port of a service that policies watch over, as one data thread knows it.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, Reason};
+use leno_model::{Endpoint, EndpointId, Reason};
+use leno_traffic::balance::{Balancer, Newcomers};
 use leno_traffic::removal::Ending;
 use leno_traffic::treatment::PortTreatment;
 
@@ -23,6 +25,14 @@ pub(crate) struct Ward {
     watch: Option<Watch>,
     /// What is let through, if a policy bounds it.
     gate: Option<Gate>,
+    /// Who chooses, if a policy says how.
+    balance: Option<Balance>,
+}
+
+/// How an endpoint is chosen, and who is new among them.
+struct Balance {
+    balancer: Balancer,
+    newcomers: RefCell<Newcomers>,
 }
 
 impl Ward {
@@ -33,6 +43,10 @@ impl Ward {
             started: Instant::now(),
             watch: treatment.rule.removal.as_ref().map(|removal| Watch::new(worker, removal)),
             gate: Gate::new(treatment, &worker.shard),
+            balance: treatment.rule.balancing.as_ref().map(|balancing| Balance {
+                balancer: Balancer::new(balancing.rule.clone()),
+                newcomers: RefCell::default(),
+            }),
         }
     }
 
@@ -56,6 +70,22 @@ impl Ward {
         if let Some(watch) = &self.watch {
             watch.attend(worker, (endpoints, version), self.now());
         }
+        if let Some(Balance { balancer, newcomers }) = &self.balance
+            && let Some(warm_up) = balancer.rule().warm_up
+        {
+            newcomers.borrow_mut().attend(endpoints, self.now(), warm_up.time);
+        }
+    }
+
+    /// Who chooses, if a policy says how.
+    pub(crate) fn balancer(&self) -> Option<&Balancer> {
+        self.balance.as_ref().map(|balance| &balance.balancer)
+    }
+
+    /// For how long an endpoint has been there, if it is new to a policy that looks at that.
+    pub(crate) fn age(&self, endpoint: &EndpointId) -> Option<Duration> {
+        let balance = self.balance.as_ref()?;
+        balance.newcomers.borrow().age(endpoint, self.now())
     }
 
     /// Whether requests may go to an endpoint.

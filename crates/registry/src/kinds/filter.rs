@@ -8,9 +8,10 @@ use leno_model::{
 };
 
 use super::http_route::literal_path;
+use super::{cors, mirror};
 use crate::field::{Field, Fields};
 
-/// Which routes a filter stands in: those of gRPC have neither redirections nor rewrites.
+/// Which routes a filter stands in: those of gRPC have neither redirections nor rewrites nor pages of other origins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     Http,
@@ -20,7 +21,7 @@ pub(super) enum Family {
 /// Reads `filters` into what a rule does. The matches decide whether a prefix can be replaced.
 pub(super) fn read(
     rule: &Fields<'_>,
-    family: Family,
+    (family, namespace): (Family, &Name),
     matches: &[RequestMatch],
     actions: &mut RuleActions,
 ) {
@@ -28,7 +29,7 @@ pub(super) fn read(
     let mut seen = Vec::new();
     for filter in field.list(FILTERS_MAX).unwrap_or_default() {
         let Some((kind, config)) = read_type(&filter, family) else { continue };
-        if seen.contains(&kind) {
+        if seen.contains(&kind) && kind != FilterKind::Mirror {
             filter.refuse(format!("is a second {}", kind.word()), "join the two");
         }
         seen.push(kind);
@@ -37,12 +38,20 @@ pub(super) fn read(
             FilterKind::ResponseHeaders => actions.response_headers = read_headers(&config),
             FilterKind::Redirect => actions.redirect = read_redirect(&config, matches),
             FilterKind::Rewrite => actions.rewrite = read_rewrite(&config, matches),
+            FilterKind::Mirror => actions.mirrors.extend(mirror::read(&config, namespace)),
+            FilterKind::Cors => actions.cors = cors::read(&config),
         }
     }
     if seen.contains(&FilterKind::Redirect) && seen.contains(&FilterKind::Rewrite) {
         field.refuse(
             "has a RequestRedirect and a URLRewrite, of which a rule may have one",
             "remove one of the two",
+        );
+    }
+    if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
+        field.refuse(
+            format!("has {} RequestMirrors", actions.mirrors.len()),
+            format!("use at most {}", RuleActions::MIRRORS_MAX),
         );
     }
     let backends = rule.find("backendRefs").and_then(|field| field.list(usize::MAX));
@@ -60,6 +69,8 @@ enum FilterKind {
     ResponseHeaders,
     Redirect,
     Rewrite,
+    Mirror,
+    Cors,
 }
 
 impl FilterKind {
@@ -69,6 +80,8 @@ impl FilterKind {
             Self::ResponseHeaders => "ResponseHeaderModifier",
             Self::Redirect => "RequestRedirect",
             Self::Rewrite => "URLRewrite",
+            Self::Mirror => "RequestMirror",
+            Self::Cors => "CORS",
         }
     }
 
@@ -79,15 +92,22 @@ impl FilterKind {
             Self::ResponseHeaders => "responseHeaderModifier",
             Self::Redirect => "requestRedirect",
             Self::Rewrite => "urlRewrite",
+            Self::Mirror => "requestMirror",
+            Self::Cors => "cors",
         }
     }
 
     const fn all(family: Family) -> &'static [Self] {
         match family {
-            Family::Http => {
-                &[Self::RequestHeaders, Self::ResponseHeaders, Self::Redirect, Self::Rewrite]
-            }
-            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
+            Family::Http => &[
+                Self::RequestHeaders,
+                Self::ResponseHeaders,
+                Self::Redirect,
+                Self::Rewrite,
+                Self::Mirror,
+                Self::Cors,
+            ],
+            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Mirror],
         }
     }
 }

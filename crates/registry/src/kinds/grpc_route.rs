@@ -36,7 +36,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    filter::read(&fields, Family::Grpc, &matches, &mut actions);
+    filter::read(&fields, (Family::Grpc, &route.namespace), &matches, &mut actions);
     let backends = read_backends(rule, &fields, (&route.namespace, &actions));
     Some(RouteRule {
         route: route.clone(),

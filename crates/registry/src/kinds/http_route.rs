@@ -100,7 +100,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 }
 
 /// The service that `name` and `namespace` mean; the namespace is the route's own when absent.
-fn read_service(fields: &Fields<'_>, own: &Name) -> Option<ServiceName> {
+pub(super) fn read_service(fields: &Fields<'_>, own: &Name) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::label);
     let namespace = match fields.find("namespace") {
         Some(field) => field.label(),
@@ -125,7 +125,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    filter::read(&fields, Family::Http, &matches, &mut actions);
+    filter::read(&fields, (Family::Http, &route.namespace), &matches, &mut actions);
     let (request_timeout, attempt_timeout) = read_timeouts(&fields);
     actions.attempt_timeout = attempt_timeout;
     actions.retry = fields.find("retry").and_then(read_retry);

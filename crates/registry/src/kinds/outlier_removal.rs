@@ -129,7 +129,7 @@ const CLASSES: &[(&str, Class)] = &[
 ];
 
 /// The statuses of gRPC that tell of a failure; 0 is success.
-const GRPC: &[(&str, u8)] = &[
+pub(super) const GRPC: &[(&str, u8)] = &[
     ("CANCELLED", 1),
     ("UNKNOWN", 2),
     ("INVALID_ARGUMENT", 3),

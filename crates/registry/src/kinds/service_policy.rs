@@ -10,8 +10,8 @@ use leno_model::{
 use super::http_route::duration;
 use super::upstream_rate_limit::Burst;
 use super::{
-    Head, circuit_breaker, outlier_removal, rate_limit, refuse_other_kinds, sermant_removal,
-    upstream_traffic_setting,
+    Head, circuit_breaker, fault_injection, load_balancing, outlier_removal, rate_limit,
+    refuse_other_kinds, sermant_removal, upstream_traffic_setting,
 };
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -43,6 +43,14 @@ pub(super) fn read(
         ServicePolicyKind::RateLimit => {
             let (scope, limits) = rate_limit::read(&name.namespace, spec)?;
             (scope, ServiceRule::RateLimit(limits))
+        }
+        ServicePolicyKind::FaultInjection => {
+            let (scope, rules) = fault_injection::read(&name.namespace, spec)?;
+            (scope, ServiceRule::FaultInjection(rules))
+        }
+        ServicePolicyKind::LoadBalancing => {
+            let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
+            (scope, ServiceRule::LoadBalancing(rule))
         }
     };
     Some(ServicePolicy { name, scope, rule })

@@ -7,6 +7,10 @@ mod arbitrary;
 #[cfg(test)]
 mod circuit_breakers;
 #[cfg(test)]
+mod faults_and_balancing;
+#[cfg(test)]
+mod filters;
+#[cfg(test)]
 mod gateway_tcp_route;
 #[cfg(test)]
 mod lint;
@@ -19,6 +23,7 @@ mod manifests;
 mod pages;
 #[cfg(test)]
 mod rate_limits;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod reload;

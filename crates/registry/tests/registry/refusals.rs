@@ -87,7 +87,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy` or `TrafficSplit`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `RateLimit`, `FaultInjection`, `LoadBalancing`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy` or `TrafficSplit`
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
@@ -327,7 +327,7 @@ fn refuses_http_routes_that_cannot_be_honoured() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
         &specs,
         &expect![[r#"
-            spec.rules[0].filters[0].type: "ExtensionRef" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier`, `RequestRedirect` or `URLRewrite`
+            spec.rules[0].filters[0].type: "ExtensionRef" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier`, `RequestRedirect`, `URLRewrite`, `RequestMirror` or `CORS`
             spec.rules[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
             spec.rules[0].filters[0].requestRedirect: is not a field that is known here; remove it, or use `type` or `urlRewrite`
             spec.rules[0].filters[1]: is a second URLRewrite; join the two
@@ -466,8 +466,8 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
             spec.rules[0].matches[0].method.type: "Prefix" is not known here; use `Exact` or `RegularExpression`
             spec.rules[0].matches[0].method.service: "(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.rules[0].matches[0].headers: names one field twice, of which only the first would count; remove one of the two
-            spec.rules[0].filters[0].type: "URLRewrite" is not known here; use `RequestHeaderModifier` or `ResponseHeaderModifier`
-            spec.rules[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier` or `ResponseHeaderModifier`
+            spec.rules[0].filters[0].type: "URLRewrite" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
+            spec.rules[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
             spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].sessionPersistence: is not supported; remove it

@@ -45,6 +45,8 @@ fn the_documented_examples_are_read() {
         "sermant-removal.md",
         "circuit-breaker.md",
         "rate-limit.md",
+        "fault-injection.md",
+        "load-balancing.md",
         "upstream-traffic-setting.md",
     ] {
         policy(&crate::pages::examples(page)[0]);

@@ -70,7 +70,7 @@ fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> boo
 }
 
 /// A header's value as rules see it.
-pub(super) fn header<'a>(
+pub(crate) fn header<'a>(
     request: &RequestView<'a>,
     name: &str,
     repeated: Repeated,
@@ -83,7 +83,7 @@ pub(super) fn header<'a>(
 }
 
 /// A cookie's value, as it was sent.
-pub(super) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
+pub(crate) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
     let value = |text: &str| -> Option<std::ops::Range<usize>> {
         let mut at = 0;
         text.split(';').find_map(|pair| {

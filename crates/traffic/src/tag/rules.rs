@@ -10,7 +10,8 @@ use leno_model::{
 use super::lookup::Lookup;
 use super::matcher::{TagMatcher, cookie, header, is_for};
 use super::sets::Set;
-use super::share::{Chance, Draw, Shares, hash};
+use super::share::{Chance, Draw, Shares};
+use crate::hash::hash;
 use crate::pattern::{BadPattern, Pattern, PatternField};
 use crate::request::RequestView;
 

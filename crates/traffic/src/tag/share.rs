@@ -110,20 +110,7 @@ impl<F: FnMut() -> u64> Chance for F {
     }
 }
 
-/// A draw that depends on a value alone: FNV-1a over salt and value, 64 bits, then mixed.
-pub(super) fn hash(salt: u64, value: &str) -> u64 {
-    let hash = value
-        .bytes()
-        .fold(FNV_OFFSET ^ salt, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
-    let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX);
-    hash ^ (hash >> 29)
-}
-
 const PERCENT: u64 = 100;
-const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
-/// An odd number with well-spread bits (from splitmix64).
-const MIX: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]
 mod tests {
@@ -167,19 +154,5 @@ mod tests {
             let (shares, _) = Shares::of(&split(weights, Weights::Percent));
             assert_eq!(shares.draw(Draw::Route, &mut never), expected, "{weights:?}");
         }
-    }
-
-    #[test]
-    fn hashes_spread_and_differ_by_salt() {
-        let share =
-            |salt| (0..10_000).filter(|n| hash(salt, &format!("user-{n}")) % 100 < 10).count();
-        for salt in [0, 1, u64::MAX] {
-            assert!((850..1150).contains(&share(salt)), "{}", share(salt));
-        }
-        let both = (0..10_000).filter(|n| {
-            let user = format!("user-{n}");
-            hash(1, &user) % 100 < 10 && hash(2, &user) % 100 < 10
-        });
-        assert!((50..150).contains(&both.count()), "independent draws");
     }
 }

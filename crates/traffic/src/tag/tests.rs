@@ -179,7 +179,7 @@ fn a_client_stays_with_its_target_as_shares_grow() {
 fn cookies_are_found_among_others() {
     let has_cookie = |field: &str, name: &str| {
         let fields = header("Cookie", field);
-        matcher::cookie(&view(&fields), name).map(std::borrow::Cow::into_owned)
+        cookie(&view(&fields), name).map(std::borrow::Cow::into_owned)
     };
     for (field, name, expected) in [
         ("a=1", "a", Some("1")),

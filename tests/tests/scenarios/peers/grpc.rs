@@ -150,6 +150,28 @@ spec:
 }
 
 #[test]
+fn a_fault_on_purpose_has_the_status_that_the_policy_says() {
+    let pair = pair("permissive", "GRPC");
+    pair.works("empty_unary");
+    let fault = |abort: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1
+kind: FaultInjection
+metadata: {{name: grpc, namespace: shop}}
+spec: {{targetRefs: [{{name: grpc}}], rules: [{{abort: {abort}}}]}}
+"
+        )
+    };
+    pair.mesh.write("fault.yaml", &fault("{grpcStatus: ABORTED}"));
+    pair.fails("empty_unary", "Aborted");
+    // What stands for a status of HTTP.
+    pair.mesh.write("fault.yaml", &fault("{status: 403}"));
+    pair.fails("empty_unary", "PermissionDenied");
+    pair.mesh.remove("fault.yaml");
+    pair.works("empty_unary");
+}
+
+#[test]
 fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
     let pair = pair("permissive", "GRPC");
     pair.works("empty_unary");

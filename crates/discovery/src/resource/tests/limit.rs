@@ -22,8 +22,11 @@ pub(super) fn limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortLimits>>> 
 
 fn rate() -> impl Strategy<Value = Rate> {
     let time = (1..=24 * 3600_u64).prop_map(Duration::from_secs);
-    (1..=Rate::COUNT_MAX, time, 1..=Rate::SIZE_MAX)
-        .prop_map(|(count, time, size)| Rate { count, time, size })
+    (1..=Rate::COUNT_MAX, time, 1..=Rate::SIZE_MAX).prop_map(|(count, time, size)| Rate {
+        count,
+        time,
+        size,
+    })
 }
 
 fn rule() -> impl Strategy<Value = RateRule> {
@@ -68,7 +71,10 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
             "header",
         ),
         (proto::RateRule { rate: None, ..rule() }, "rate"),
-        (proto::RateRule { rate: Some(proto::Rate { count: 0, ..rate() }), ..rule() }, "rate.count"),
+        (
+            proto::RateRule { rate: Some(proto::Rate { count: 0, ..rate() }), ..rule() },
+            "rate.count",
+        ),
         (
             proto::RateRule { rate: Some(proto::Rate { size: 2_000_001, ..rate() }), ..rule() },
             "rate.size",

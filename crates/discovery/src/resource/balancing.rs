@@ -1,0 +1,77 @@
+//! How an endpoint is chosen, as it travels.
+
+use leno_model::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
+
+use super::field::Invalid;
+use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
+use crate::proto;
+use crate::proto::balancing::Algorithm;
+use crate::proto::hash_key::Key;
+
+pub(super) fn to_wire(balancing: &Balancing) -> proto::Balancing {
+    let nothing = proto::Nothing {};
+    let algorithm = match &balancing.rule.algorithm {
+        BalanceAlgorithm::LeastRequest { choices } => Algorithm::LeastRequest((*choices).into()),
+        BalanceAlgorithm::RoundRobin => Algorithm::RoundRobin(nothing),
+        BalanceAlgorithm::Random => Algorithm::Random(nothing),
+        BalanceAlgorithm::RingHash(key) => Algorithm::RingHash(key_to_wire(key)),
+        BalanceAlgorithm::Maglev(key) => Algorithm::Maglev(key_to_wire(key)),
+    };
+    let warm_up = |warm_up: WarmUp| proto::WarmUp {
+        time_nanoseconds: nanoseconds(warm_up.time),
+        percent_min: warm_up.percent_min.into(),
+    };
+    proto::Balancing {
+        policy: Some(policy_to_wire(&balancing.policy)),
+        algorithm: Some(algorithm),
+        warm_up: balancing.rule.warm_up.map(warm_up),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
+    let algorithm = match wire.algorithm {
+        None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
+        Some(Algorithm::LeastRequest(choices)) => {
+            let choices = small("least_request", choices, (2, LoadBalancing::CHOICES_MAX))?;
+            BalanceAlgorithm::LeastRequest { choices }
+        }
+        Some(Algorithm::RoundRobin(proto::Nothing {})) => BalanceAlgorithm::RoundRobin,
+        Some(Algorithm::Random(proto::Nothing {})) => BalanceAlgorithm::Random,
+        Some(Algorithm::RingHash(key)) => BalanceAlgorithm::RingHash(key_from_wire(key)?),
+        Some(Algorithm::Maglev(key)) => BalanceAlgorithm::Maglev(key_from_wire(key)?),
+    };
+    let warm_up = match wire.warm_up {
+        None => None,
+        Some(_) if algorithm.key().is_some() => {
+            return Err(Invalid::new("warm_up", "must be absent beside a hash"));
+        }
+        Some(proto::WarmUp { time_nanoseconds, percent_min }) => Some(WarmUp {
+            time: time("warm_up.time_nanoseconds", time_nanoseconds)?,
+            percent_min: small("warm_up.percent_min", percent_min, (1, 100))?,
+        }),
+    };
+    let rule = LoadBalancing { algorithm, warm_up };
+    Ok(Balancing { policy: policy_from_wire(wire.policy)?, rule })
+}
+
+fn key_to_wire(key: &HashKey) -> proto::HashKey {
+    let key = match key {
+        HashKey::Header(name) => Key::Header(name.clone()),
+        HashKey::Cookie(name) => Key::Cookie(name.clone()),
+        HashKey::Source => Key::Source(proto::Nothing {}),
+    };
+    proto::HashKey { key: Some(key) }
+}
+
+fn key_from_wire(wire: proto::HashKey) -> Result<HashKey, Invalid> {
+    match wire.key {
+        None => Err(Invalid::new("key", "is missing, or unknown to this version")),
+        Some(Key::Header(name)) if name.is_empty() || name.contains(char::is_uppercase) => {
+            Err(Invalid::new("key.header", "is no name of a header in lower case"))
+        }
+        Some(Key::Header(name)) => Ok(HashKey::Header(name)),
+        Some(Key::Cookie(name)) if name.is_empty() => Err(Invalid::new("key.cookie", "is empty")),
+        Some(Key::Cookie(name)) => Ok(HashKey::Cookie(name)),
+        Some(Key::Source(proto::Nothing {})) => Ok(HashKey::Source),
+    }
+}

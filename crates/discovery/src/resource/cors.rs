@@ -1,0 +1,52 @@
+//! What pages of other origins may, as it travels.
+
+use leno_model::{AnyOf, Cors, HeaderEdits, OriginPattern};
+
+use super::field::{Invalid, each};
+use crate::proto;
+
+pub(super) fn to_wire(cors: &Cors) -> proto::Cors {
+    proto::Cors {
+        origins: cors.origins.iter().map(ToString::to_string).collect(),
+        credentials: cors.credentials,
+        methods: Some(words_to_wire(&cors.methods)),
+        headers: Some(words_to_wire(&cors.headers)),
+        exposed: Some(words_to_wire(&cors.exposed)),
+        max_age_seconds: cors.max_age_seconds,
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, Invalid> {
+    let origin = |text: String| OriginPattern::new(&text).map_err(|error| Invalid::new("", error));
+    let origins = each("origins", wire.origins, origin)?;
+    if origins.is_empty() {
+        return Err(Invalid::new("origins", "is empty"));
+    }
+    Ok(Cors {
+        origins,
+        credentials: wire.credentials,
+        methods: words_from_wire("methods", wire.methods)?,
+        headers: words_from_wire("headers", wire.headers)?,
+        exposed: words_from_wire("exposed", wire.exposed)?,
+        max_age_seconds: wire.max_age_seconds,
+    })
+}
+
+fn words_to_wire(words: &AnyOf) -> proto::AnyOf {
+    match words {
+        AnyOf::Any => proto::AnyOf { any: true, words: Vec::new() },
+        AnyOf::Only(words) => proto::AnyOf { any: false, words: words.clone() },
+    }
+}
+
+/// Words become parts of heads as they stand: what could break one is refused.
+fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AnyOf, Invalid> {
+    let proto::AnyOf { any, words } = wire.unwrap_or_default();
+    let is_word = |word: &String| HeaderEdits::is_name(&word.to_ascii_lowercase());
+    match any {
+        true if words.is_empty() => Ok(AnyOf::Any),
+        true => Err(Invalid::new(field, "has words beside `any`")),
+        false if words.iter().all(is_word) => Ok(AnyOf::Only(words)),
+        false => Err(Invalid::new(field, "has a word that no method or header can be")),
+    }
+}

@@ -1,0 +1,81 @@
+//! Faults that are injected, as they travel.
+
+use leno_model::{Abort, Delay, FaultRule, Faults};
+
+use super::breaker::{answer_from_wire, answer_to_wire};
+use super::field::{Invalid, each};
+use super::inbound::{peer_from_wire, peer_to_wire};
+use super::request;
+use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
+use crate::proto;
+
+pub(super) fn to_wire(faults: &Faults) -> proto::Faults {
+    proto::Faults {
+        policy: Some(policy_to_wire(&faults.policy)),
+        rules: faults.rules.iter().map(rule_to_wire).collect(),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Faults) -> Result<Faults, Invalid> {
+    let rules = each("rules", wire.rules, rule_from_wire)?;
+    if rules.is_empty() {
+        return Err(Invalid::new("rules", "is empty"));
+    }
+    Ok(Faults { policy: policy_from_wire(wire.policy)?, rules })
+}
+
+fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
+    let delay = |delay: Delay| proto::FaultDelay {
+        share_ppm: delay.share_ppm,
+        time_nanoseconds: nanoseconds(delay.time),
+    };
+    let abort = |abort: &Abort| proto::FaultAbort {
+        share_ppm: abort.share_ppm,
+        answer: answer_to_wire(&abort.answer),
+        grpc: abort.grpc.unwrap_or(0).into(),
+    };
+    proto::FaultRule {
+        name: rule.name.clone(),
+        requests: rule.requests.iter().map(request::to_wire).collect(),
+        peers: rule.peers.iter().map(peer_to_wire).collect(),
+        delay: rule.delay.map(delay),
+        abort: rule.abort.as_ref().map(abort),
+    }
+}
+
+fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, Invalid> {
+    let delay = wire.delay.map(delay_from_wire).transpose();
+    let abort = wire.abort.map(abort_from_wire).transpose();
+    let rule = FaultRule {
+        name: wire.name,
+        requests: each("requests", wire.requests, request::from_wire)?,
+        peers: each("peers", wire.peers, peer_from_wire)?,
+        delay: delay.map_err(|invalid| invalid.under("delay"))?,
+        abort: abort.map_err(|invalid| invalid.under("abort"))?,
+    };
+    match rule.delay.is_none() && rule.abort.is_none() {
+        true => Err(Invalid::new("", "does nothing, or nothing that this version knows")),
+        false => Ok(rule),
+    }
+}
+
+fn delay_from_wire(wire: proto::FaultDelay) -> Result<Delay, Invalid> {
+    let time = time("time_nanoseconds", wire.time_nanoseconds)?;
+    if time > Delay::TIME_MAX {
+        return Err(Invalid::new("time_nanoseconds", format!("{time:?} is too long")));
+    }
+    Ok(Delay { share_ppm: share(wire.share_ppm)?, time })
+}
+
+fn abort_from_wire(wire: proto::FaultAbort) -> Result<Abort, Invalid> {
+    let answer = answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?;
+    let grpc = small("grpc", wire.grpc, (0, 16))?;
+    Ok(Abort { share_ppm: share(wire.share_ppm)?, answer, grpc: (grpc > 0).then_some(grpc) })
+}
+
+pub(super) fn share(ppm: u32) -> Result<u32, Invalid> {
+    match ppm {
+        ..=1_000_000 => Ok(ppm),
+        _ => Err(Invalid::new("share_ppm", format!("{ppm} is more than the whole"))),
+    }
+}

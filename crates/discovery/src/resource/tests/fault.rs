@@ -1,0 +1,103 @@
+//! Faults and balancing, at random, and what is refused of them.
+
+use std::time::Duration;
+
+use leno_model::{
+    Abort, BalanceAlgorithm, Balancing, Delay, FaultRule, Faults, HashKey, LoadBalancing,
+    NamePattern, PeerMatch, WarmUp,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::breaker::{answer, policy, time};
+use super::request;
+use crate::proto;
+use crate::resource::{balancing, fault};
+
+pub(super) fn faults() -> impl Strategy<Value = Faults> {
+    let share = || 0..=1_000_000_u32;
+    let waits = (1..=600_000_u64).prop_map(Duration::from_millis);
+    let delay = (share(), waits).prop_map(|(share_ppm, time)| Delay { share_ppm, time });
+    let abort = (share(), answer(), prop::option::of(1..=16_u8))
+        .prop_map(|(share_ppm, answer, grpc)| Abort { share_ppm, answer, grpc });
+    let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
+    let peer = (pattern(), pattern());
+    let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
+    let what = (prop::option::of(delay), prop::option::of(abort))
+        .prop_filter("it does something", |(delay, abort)| delay.is_some() || abort.is_some());
+    let rule = (".{0,9}", vec(request(), 0..3), vec(peer, 0..3), what).prop_map(
+        |(name, requests, peers, (delay, abort))| FaultRule { name, requests, peers, delay, abort },
+    );
+    (policy(), vec(rule, 1..3)).prop_map(|(policy, rules)| Faults { policy, rules })
+}
+
+pub(super) fn balancing() -> impl Strategy<Value = Balancing> {
+    let key = || {
+        prop_oneof![
+            "x-[a-z]{1,5}".prop_map(HashKey::Header),
+            "[A-Za-z]{1,5}".prop_map(HashKey::Cookie),
+            Just(HashKey::Source),
+        ]
+    };
+    let algorithm = prop_oneof![
+        (2..=16_u8).prop_map(|choices| BalanceAlgorithm::LeastRequest { choices }),
+        Just(BalanceAlgorithm::RoundRobin),
+        Just(BalanceAlgorithm::Random),
+        key().prop_map(BalanceAlgorithm::RingHash),
+        key().prop_map(BalanceAlgorithm::Maglev),
+    ];
+    let warm_up = (time(), 1..=100_u8).prop_map(|(time, percent_min)| WarmUp { time, percent_min });
+    (policy(), algorithm, prop::option::of(warm_up)).prop_map(|(policy, algorithm, warm_up)| {
+        let warm_up = warm_up.filter(|_| algorithm.key().is_none());
+        Balancing { policy, rule: LoadBalancing { algorithm, warm_up } }
+    })
+}
+
+fn said_by(kind: &str) -> Option<proto::ServicePolicy> {
+    Some(proto::ServicePolicy { kind: kind.to_owned(), name: "a/b".to_owned() })
+}
+
+#[test]
+fn a_fault_that_is_not_understood_is_not_taken_for_another() {
+    let delay = || proto::FaultDelay { share_ppm: 1, time_nanoseconds: 1_000_000 };
+    let rule = || proto::FaultRule { delay: Some(delay()), ..Default::default() };
+    let with = |rules| proto::Faults { policy: said_by("FaultInjection"), rules };
+    let too_long = proto::FaultDelay { time_nanoseconds: 600_000_000_001, ..delay() };
+    let too_much = proto::FaultDelay { share_ppm: 1_000_001, ..delay() };
+    let abort = proto::FaultAbort { grpc: 17, ..Default::default() };
+    for (wrong, field) in [
+        (proto::FaultRule { delay: None, ..rule() }, "rules[0]"),
+        (proto::FaultRule { delay: Some(too_long), ..rule() }, "rules[0].delay.time_nanoseconds"),
+        (proto::FaultRule { delay: Some(too_much), ..rule() }, "rules[0].delay.share_ppm"),
+        (proto::FaultRule { abort: Some(abort), ..rule() }, "rules[0].abort.grpc"),
+    ] {
+        let invalid = fault::from_wire(with(vec![wrong])).unwrap_err();
+        assert_eq!(invalid.field, field, "{}", invalid.reason);
+    }
+    assert_eq!(fault::from_wire(with(vec![rule()])).unwrap().rules.len(), 1);
+    assert_eq!(fault::from_wire(with(Vec::new())).unwrap_err().field, "rules");
+}
+
+#[test]
+fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
+    use proto::balancing::Algorithm;
+    use proto::hash_key::Key;
+    let with =
+        |algorithm| proto::Balancing { policy: said_by("LoadBalancing"), algorithm, warm_up: None };
+    let key = |key| Some(Algorithm::Maglev(proto::HashKey { key }));
+    let warm = proto::WarmUp { time_nanoseconds: 1_000_000, percent_min: 1 };
+    let hashed = || with(key(Some(Key::Source(proto::Nothing {}))));
+    for (wrong, field) in [
+        (with(None), "algorithm"),
+        (with(Some(Algorithm::LeastRequest(1))), "least_request"),
+        (with(Some(Algorithm::LeastRequest(17))), "least_request"),
+        (with(key(None)), "key"),
+        (with(key(Some(Key::Header("A".to_owned())))), "key.header"),
+        (with(key(Some(Key::Cookie(String::new())))), "key.cookie"),
+        (proto::Balancing { warm_up: Some(warm), ..hashed() }, "warm_up"),
+    ] {
+        let invalid = balancing::from_wire(wrong).unwrap_err();
+        assert_eq!(invalid.field, field, "{}", invalid.reason);
+    }
+    assert!(balancing::from_wire(hashed()).is_ok());
+}

@@ -1,0 +1,122 @@
+//! What is done to a request before it is sent: pages of other origins, copies, faults on purpose.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use leno_model::{Cors, Reason};
+use leno_telemetry::Count;
+use leno_traffic::cors::{CrossOrigin, judge};
+use leno_traffic::fault::Injected;
+use leno_traffic::treatment::PortTreatment;
+use leno_traffic::{FieldEdits, Ruling};
+use leno_wire::http1::{Framing, write_request};
+
+use super::Exchange;
+use crate::error::Failure;
+use crate::http::forward::edits;
+use crate::http::mirror::{self, Copies};
+use crate::http::request::Aim;
+use crate::http::route::Bound;
+
+impl Exchange<'_, '_> {
+    /// What pages of other origins may: the answer to a browser that asks, or edits of the answer
+    /// that is to come.
+    pub(super) fn judge_origin(
+        &mut self,
+        cors: &Cors,
+        aim: &Aim<'_>,
+        bound: &Bound,
+    ) -> Option<Vec<(&'static str, String)>> {
+        let edits = bound.actions.as_ref().map(|actions| &actions.response);
+        let none = FieldEdits::default();
+        match judge(cors, &self.request.view(aim), edits.unwrap_or(&none))? {
+            CrossOrigin::Preflight(fields) => Some(fields),
+            CrossOrigin::Actual(edits) => {
+                self.cross_origin = Some(edits);
+                None
+            }
+        }
+    }
+
+    /// Copies for other services, where rules want some. Those of a request without a body are on
+    /// their way when this returns; the others wait for it, which is kept while it passes.
+    pub(super) fn copies(&mut self, aim: &Aim<'_>, bound: &Bound) -> Option<Copies> {
+        let wants = bound.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
+        if !wants || self.request.upgrade {
+            return None;
+        }
+        let worker = &self.session.worker;
+        let to = mirror::drawn(worker, bound);
+        if to.is_empty() {
+            return None;
+        }
+        let mut head = BytesMut::new();
+        let added = self.added();
+        let edits = edits(self, aim, Framing::Outside, &added);
+        write_request(&self.request.bytes, self.request.head, &edits, &mut head);
+        let copies = Copies::new(worker, &bound.scene, to, head);
+        if self.body.is_empty() {
+            copies.send(Some(&[]));
+            return None;
+        }
+        self.keep_body();
+        Some(copies)
+    }
+
+    /// Keeps what passes of the body; what is told tells when that is not all of it.
+    pub(super) fn keep_body(&mut self) -> Rc<Cell<bool>> {
+        if let Some(is_lost) = &self.kept {
+            return is_lost.clone();
+        }
+        let is_lost = Rc::new(Cell::new(false));
+        self.body.keep(is_lost.clone());
+        self.kept = Some(is_lost.clone());
+        is_lost
+    }
+
+    /// Waits, or fails, where a policy wants it so.
+    pub(super) async fn inject(
+        &self,
+        aim: &Aim<'_>,
+        bound: &Bound,
+        treatment: &PortTreatment,
+    ) -> Result<(), Failure> {
+        let worker = self.session.worker.clone();
+        let caller = &bound.scene.plans.snapshot.plan.account;
+        let view = self.request.view(aim);
+        let chance = &mut || worker.draw();
+        let injected = treatment.faults.as_ref().and_then(|it| it.inject(&view, caller, chance));
+        let Some(Injected { policy, rule, delay, abort }) = injected else { return Ok(()) };
+        if let Some(delay) = delay {
+            worker.shard.add(Count::FaultDelays, 1);
+            self.wait(delay).await?;
+        }
+        match abort {
+            None => Ok(()),
+            Some(answer) => {
+                worker.shard.add(Count::FaultAnswers, 1);
+                Err(Failure::injected(Ruling::service_policy(policy, rule), answer))
+            }
+        }
+    }
+
+    /// Lets time pass, as long as the client is there.
+    async fn wait(&self, time: Duration) -> Result<(), Reason> {
+        let client = self.responder.connection();
+        let mut over = pin!(tokio::time::sleep(time));
+        poll_fn(|cx| match &client {
+            _ if over.as_mut().poll(cx).is_ready() => Poll::Ready(Ok(())),
+            // What is read of a body tells by itself whether its client is there.
+            Some(io) if self.body.is_empty() && io.poll_gone(cx).is_ready() => {
+                Poll::Ready(Err(Reason::DownstreamClosed))
+            }
+            _ => Poll::Pending,
+        })
+        .await
+    }
+}

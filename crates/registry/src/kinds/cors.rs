@@ -1,0 +1,87 @@
+//! Reads `cors` of a filter: what pages of other origins may.
+
+use leno_model::{AnyOf, Cors, HeaderEdits, OriginPattern};
+
+use crate::field::{Field, Fields};
+
+pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
+    let fields = config.fields(&[
+        "allowOrigins",
+        "allowCredentials",
+        "allowMethods",
+        "allowHeaders",
+        "exposeHeaders",
+        "maxAge",
+    ])?;
+    let list = fields.require("allowOrigins")?;
+    let origins: Vec<OriginPattern> = list.each(WORDS_MAX, |field| {
+        field.parsed(
+            |text| OriginPattern::new(text).ok(),
+            "an origin",
+            "use `*`, or one such as https://www.example.com or https://*.example.com",
+        )
+    });
+    if origins.is_empty() {
+        list.refuse("names no origin", "add one, or remove the filter");
+    }
+    let credentials = match fields.find("allowCredentials") {
+        Some(field) => field.boolean()?,
+        None => false,
+    };
+    let methods = words(&fields, "allowMethods", |field| {
+        let text = field.text()?;
+        let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
+        if !fits {
+            let problem = format!("{} is not a method", field.shown());
+            field.refuse(problem, "use one such as PUT, or `*`");
+        }
+        fits.then(|| text.to_owned())
+    });
+    let max_age_seconds = match fields.find("maxAge") {
+        Some(field) => field.number(1, MAX_AGE_MOST)?,
+        None => MAX_AGE_DEFAULT,
+    };
+    Some(Cors {
+        origins,
+        credentials,
+        methods: methods?,
+        headers: words(&fields, "allowHeaders", header)?,
+        exposed: words(&fields, "exposeHeaders", header)?,
+        max_age_seconds,
+    })
+}
+
+/// A list of words, or `*` alone.
+fn words(
+    fields: &Fields<'_>,
+    key: &str,
+    word: impl Fn(&Field<'_>) -> Option<String>,
+) -> Option<AnyOf> {
+    let Some(field) = fields.find(key) else { return Some(AnyOf::default()) };
+    let elements = field.list(WORDS_MAX)?;
+    let is_any = |element: &Field<'_>| element.spelling().as_deref() == Some("*");
+    if elements.iter().any(is_any) {
+        if elements.len() > 1 {
+            field.refuse("has words beside `*`", "use `*` alone, or name them all");
+        }
+        return Some(AnyOf::Any);
+    }
+    Some(AnyOf::Only(elements.iter().filter_map(word).collect()))
+}
+
+fn header(field: &Field<'_>) -> Option<String> {
+    let name = field.text()?.to_ascii_lowercase();
+    if !HeaderEdits::is_name(&name) {
+        let problem = format!("{} is not the name of a header", field.shown());
+        field.refuse(problem, "use letters, digits and `-`");
+        return None;
+    }
+    Some(name)
+}
+
+/// As many as the resource's schema lets.
+const WORDS_MAX: usize = 64;
+/// The default of the resource's schema.
+const MAX_AGE_DEFAULT: u32 = 5;
+/// A month: no browser remembers for longer.
+const MAX_AGE_MOST: u32 = 31 * 24 * 3600;

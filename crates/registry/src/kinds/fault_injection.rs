@@ -1,0 +1,145 @@
+//! Reads `leno.dev/v1alpha1` `FaultInjection`.
+
+use std::time::Duration;
+
+use leno_model::{Abort, Delay, FaultRule, FixedAnswer, Name, PolicyScope};
+
+use super::access_policy::{elements, read_peer};
+use super::answer::{body, headers};
+use super::http_route::read_match;
+use super::outlier_removal::GRPC;
+use super::service_policy::{targets, time};
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Vec<FaultRule>)> {
+    let fields = spec.fields(&["targetRefs", "rules"])?;
+    let scope = targets(&fields, namespace);
+    let mut rules: Vec<FaultRule> = Vec::new();
+    let field = fields.require("rules")?;
+    for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
+        let Some(rule) = read_rule(element, (namespace, index)) else { continue };
+        if rules.iter().any(|known| known.name == rule.name) {
+            element.refuse("its name is taken by another rule", "use another name");
+        }
+        rules.push(rule);
+    }
+    if matches!(field.value(), Value::List(list) if list.is_empty()) {
+        field.refuse("is empty", "add a rule, or remove the policy");
+    }
+    Some((scope?, rules))
+}
+
+fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<FaultRule> {
+    let fields = element.fields(&["name", "matches", "from", "delay", "abort"])?;
+    let name = match fields.find("name") {
+        Some(field) => field.name()?.to_string(),
+        None => format!("rules[{index}]"),
+    };
+    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
+    let peers = elements(&fields, "from", "or leave it out for everybody", |field| {
+        read_peer(field, namespace)
+    });
+    let delay = match fields.find("delay") {
+        Some(field) => Some(read_delay(field)?),
+        None => None,
+    };
+    let abort = match fields.find("abort") {
+        Some(field) => Some(read_abort(field)?),
+        None => None,
+    };
+    if delay.is_none() && abort.is_none() {
+        element.refuse("injects nothing", "add `delay` or `abort`");
+        return None;
+    }
+    Some(FaultRule { name, requests: requests?, peers: peers?, delay, abort })
+}
+
+fn read_delay(field: &Field<'_>) -> Option<Delay> {
+    let fields = field.fields(&["time", "percent"])?;
+    let least = Duration::from_millis(1);
+    let time = fields.require("time").and_then(|it| time(it, least, Delay::TIME_MAX));
+    Some(Delay { share_ppm: percent(&fields)?, time: time? })
+}
+
+fn read_abort(field: &Field<'_>) -> Option<Abort> {
+    let fields = field.fields(&["status", "grpcStatus", "body", "headers", "percent"])?;
+    let status = match fields.find("status") {
+        Some(field) => {
+            let status = u16::try_from(field.number(200, 599)?).ok()?;
+            if !FixedAnswer::may_have(status) {
+                field.refuse("has no body", "use a status whose answers have one, such as 503");
+                return None;
+            }
+            Some(status)
+        }
+        None => None,
+    };
+    let grpc = match fields.find("grpcStatus") {
+        Some(field) => Some(field.word(GRPC)?),
+        None => None,
+    };
+    if status.is_none() && grpc.is_none() {
+        field.refuse("has no status", "add `status`, `grpcStatus` or both");
+    }
+    let answer =
+        FixedAnswer { status, body: body(&fields, "body")?, headers: headers(&fields, "headers") };
+    Some(Abort { share_ppm: percent(&fields)?, answer, grpc })
+}
+
+/// `percent` of the requests, with up to four decimals; all of them when absent.
+pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
+    let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
+    let found = match field.value() {
+        Value::Number(text) => ten_thousandths(text),
+        _ => None,
+    };
+    match found {
+        Some(0) | None => {
+            field.refuse(
+                format!("{} is no percentage", field.shown()),
+                "use a number above 0, up to 100, with at most four decimals, such as 12.5",
+            );
+            None
+        }
+        share => share,
+    }
+}
+
+/// A percentage in millionths of the whole.
+fn ten_thousandths(text: &str) -> Option<u32> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || decimals.len() > 4 || !digits(whole) || !digits(decimals) {
+        return None;
+    }
+    let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
+    let all = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimals)?;
+    (all <= WHOLE_PPM).then_some(all)
+}
+
+const WHOLE_PPM: u32 = 1_000_000;
+/// The most rules of a policy.
+const RULES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::ten_thousandths;
+
+    #[test]
+    fn reads_percentages_exactly() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("100", Some(1_000_000)),
+            ("12.5", Some(125_000)),
+            ("0.0001", Some(1)),
+            ("0.00001", None),
+            ("100.1", None),
+            ("-1", None),
+            (".5", None),
+            ("1e1", None),
+        ] {
+            assert_eq!(ten_thousandths(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Reads `leno.dev/v1alpha1` `LoadBalancing`.
+
+use std::time::Duration;
+
+use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, WarmUp};
+
+use super::http_route::header_name;
+use super::service_policy::{number_or, percent_or, targets, time};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, LoadBalancing)> {
+    let fields = spec.fields(&["targetRefs", "algorithm", "choices", "key", "warmUp"])?;
+    let scope = targets(&fields, namespace);
+    let algorithm = read_algorithm(&fields);
+    let warm_up = match fields.find("warmUp") {
+        Some(field) => Some(read_warm_up(field)?),
+        None => None,
+    };
+    let algorithm = algorithm?;
+    if let (Some(field), Some(_)) = (fields.find("warmUp"), algorithm.key()) {
+        field.refuse(
+            "cannot be honoured: a key goes to its endpoint, however new that is",
+            "remove it, or use another algorithm",
+        );
+    }
+    Some((scope?, LoadBalancing { algorithm, warm_up }))
+}
+
+fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
+    let word = match fields.find("algorithm") {
+        Some(field) => field.word(ALGORITHMS)?,
+        None => Algorithm::LeastRequest,
+    };
+    if let (Some(field), true) = (fields.find("choices"), word != Algorithm::LeastRequest) {
+        field.refuse("is for LeastRequest", "remove it, or use that algorithm");
+    }
+    let hashes = matches!(word, Algorithm::RingHash | Algorithm::Maglev);
+    if let (Some(field), false) = (fields.find("key"), hashes) {
+        field.refuse("is hashed by RingHash and Maglev", "remove it, or use one of these");
+    }
+    Some(match word {
+        Algorithm::LeastRequest => {
+            let most = LoadBalancing::CHOICES_MAX.into();
+            let choices = number_or(fields, "choices", (2, most), 2)?;
+            BalanceAlgorithm::LeastRequest { choices: u8::try_from(choices).ok()? }
+        }
+        Algorithm::RoundRobin => BalanceAlgorithm::RoundRobin,
+        Algorithm::Random => BalanceAlgorithm::Random,
+        Algorithm::RingHash => BalanceAlgorithm::RingHash(read_key(fields.require("key")?)?),
+        Algorithm::Maglev => BalanceAlgorithm::Maglev(read_key(fields.require("key")?)?),
+    })
+}
+
+/// `{header: NAME}`, `{cookie: NAME}` or `{source: true}`.
+fn read_key(field: &Field<'_>) -> Option<HashKey> {
+    let fields = field.fields(&["header", "cookie", "source"])?;
+    let given = |key: &&str| fields.find(key).is_some();
+    let [key] =
+        ["header", "cookie", "source"].into_iter().filter(|it| given(it)).collect::<Vec<_>>()[..]
+    else {
+        field.refuse("must say one thing", "use one of `header`, `cookie` and `source: true`");
+        return None;
+    };
+    let value = fields.require(key)?;
+    match key {
+        "header" => header_name(value, value.text()?).map(HashKey::Header),
+        "cookie" => {
+            let name = value.text()?;
+            // RFC 6265 §4.1.1: the name of a cookie is a token.
+            let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+            if name.is_empty() || !name.bytes().all(token) {
+                let problem = format!("{} is not the name of a cookie", value.shown());
+                value.refuse(problem, "use letters, digits and `-`");
+                return None;
+            }
+            Some(HashKey::Cookie(name.to_owned()))
+        }
+        _ => {
+            if !value.boolean()? {
+                value.refuse("says nothing", "use `source: true`, or another key");
+            }
+            Some(HashKey::Source)
+        }
+    }
+}
+
+fn read_warm_up(field: &Field<'_>) -> Option<WarmUp> {
+    let fields = field.fields(&["time", "minPercent"])?;
+    let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+    let time = fields.require("time").and_then(|field| time(field, least, most));
+    let percent_min = percent_or(&fields, "minPercent", 1, 10)?;
+    Some(WarmUp { time: time?, percent_min })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Algorithm {
+    LeastRequest,
+    RoundRobin,
+    Random,
+    RingHash,
+    Maglev,
+}
+
+const ALGORITHMS: &[(&str, Algorithm)] = &[
+    ("LeastRequest", Algorithm::LeastRequest),
+    ("RoundRobin", Algorithm::RoundRobin),
+    ("Random", Algorithm::Random),
+    ("RingHash", Algorithm::RingHash),
+    ("Maglev", Algorithm::Maglev),
+];

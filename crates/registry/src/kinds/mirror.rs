@@ -1,0 +1,43 @@
+//! Reads `requestMirror` of a filter: which service gets a copy, and of how many requests.
+
+use leno_model::{Name, WeightedBackend};
+
+use super::http_route::read_service;
+use super::refuse_other_kinds;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
+    let fields = config.fields(&["backendRef", "percent", "fraction"])?;
+    let backend = fields.require("backendRef")?;
+    let named = backend.fields(&["group", "kind", "name", "namespace", "port"])?;
+    refuse_other_kinds(&named, false);
+    let service = read_service(&named, namespace);
+    let port = named.require("port").and_then(Field::port);
+    let weight = share(&fields);
+    Some(WeightedBackend { service: service?, port: port?, weight: weight? })
+}
+
+/// The share of requests, in millionths.
+fn share(fields: &Fields<'_>) -> Option<u32> {
+    match (fields.find("percent"), fields.find("fraction")) {
+        (None, None) => Some(WHOLE_PPM),
+        (Some(percent), None) => Some(percent.number(0, 100)? * (WHOLE_PPM / 100)),
+        (None, Some(fraction)) => {
+            let parts = fraction.fields(&["numerator", "denominator"])?;
+            let most = i32::MAX.unsigned_abs();
+            let denominator = match parts.find("denominator") {
+                Some(field) => field.number(1, most)?,
+                None => 100,
+            };
+            let numerator = parts.require("numerator")?.number(0, denominator)?;
+            let share = u64::from(numerator) * u64::from(WHOLE_PPM) / u64::from(denominator);
+            u32::try_from(share).ok()
+        }
+        (Some(_), Some(fraction)) => {
+            fraction.refuse("says once more what `percent` says", "remove one of the two");
+            None
+        }
+    }
+}
+
+const WHOLE_PPM: u32 = 1_000_000;

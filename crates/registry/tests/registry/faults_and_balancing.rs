@@ -1,0 +1,137 @@
+//! Faults on purpose, and how an endpoint is chosen.
+
+use std::time::Duration;
+
+use expect_test::expect;
+use leno_model::{Abort, BalanceAlgorithm, Delay, HashKey, LoadBalancing, ServiceRule, WarmUp};
+
+use crate::service_policies::{check_refusals_of, policy};
+
+#[test]
+fn reads_a_fault_injection_with_all_its_parts() {
+    let policy = policy(&crate::pages::examples("fault-injection.md")[0]);
+    let ServiceRule::FaultInjection(rules) = &policy.rule else { panic!("{policy:?}") };
+    let [jason, some] = rules.as_slice() else { panic!("{rules:?}") };
+    assert_eq!((&*jason.name, jason.requests[0].headers[0].name.as_str()), ("jason", "end-user"));
+    let all = 1_000_000;
+    assert_eq!(jason.delay, Some(Delay { share_ppm: all, time: Duration::from_secs(7) }));
+    assert_eq!(jason.abort, None);
+    assert_eq!(some.delay, Some(Delay { share_ppm: 100_000, time: Duration::from_millis(200) }));
+    let Some(Abort { share_ppm, answer, grpc }) = &some.abort else { panic!("{some:?}") };
+    assert_eq!((*share_ppm, answer.status, *grpc), (5_000, Some(503), Some(14)));
+    assert_eq!(answer.body.as_deref(), Some("not now"));
+    assert_eq!(some.peers[0].to_string(), "bookinfo/reviews*");
+}
+
+#[test]
+fn refuses_a_fault_injection_that_means_nothing() {
+    let rule = |rule: &str| format!("{{targetRefs: [{{name: a}}], rules: [{{{rule}}}]}}");
+    let specs = [
+        "{targetRefs: [{name: a}]}".to_owned(),
+        "{targetRefs: [{name: a}], rules: []}".to_owned(),
+        rule("name: a"),
+        rule("delay: {}"),
+        rule("delay: {time: 0s}"),
+        rule("delay: {time: 11m}"),
+        rule("delay: {time: 1s, percent: 0}"),
+        rule("delay: {time: 1s, percent: 100.1}"),
+        rule("delay: {time: 1s, percent: \"5\"}"),
+        rule("abort: {}"),
+        rule("abort: {status: 204}"),
+        rule("abort: {status: 600}"),
+        rule("abort: {grpcStatus: OK}"),
+        rule("abort: {status: 503}, matches: []"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "leno.dev",
+        "FaultInjection",
+        &specs,
+        &expect![[r#"
+        spec.rules: is missing; add `rules`
+        spec.rules: is empty; add a rule, or remove the policy
+        spec.rules[0]: injects nothing; add `delay` or `abort`
+        spec.rules[0].delay.time: is missing; add `time`
+        spec.rules[0].delay.time: "0s" is out of range; use a time from 1ms to 600s
+        spec.rules[0].delay.time: "11m" is out of range; use a time from 1ms to 600s
+        spec.rules[0].delay.percent: 0 is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
+        spec.rules[0].delay.percent: 100.1 is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
+        spec.rules[0].delay.percent: "5" is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
+        spec.rules[0].abort: has no status; add `status`, `grpcStatus` or both
+        spec.rules[0].abort.status: has no body; use a status whose answers have one, such as 503
+        spec.rules[0].abort.status: 600 is out of range; use a number from 200 to 599
+        spec.rules[0].abort.grpcStatus: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
+        spec.rules[0].matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
+    "#]],
+    );
+}
+
+fn balancing(spec: &str) -> LoadBalancing {
+    let text = format!(
+        "{{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {{name: x}}, \
+         spec: {{targetRefs: [{{name: a}}]{spec}}}}}"
+    );
+    let ServiceRule::LoadBalancing(rule) = policy(&text).rule else { panic!("{text}") };
+    rule
+}
+
+#[test]
+fn reads_every_algorithm() {
+    let plain = |algorithm| LoadBalancing { algorithm, warm_up: None };
+    let cookie = || HashKey::Cookie("session".to_owned());
+    for (spec, expected) in [
+        ("", BalanceAlgorithm::LeastRequest { choices: 2 }),
+        (", algorithm: LeastRequest, choices: 16", BalanceAlgorithm::LeastRequest { choices: 16 }),
+        (", algorithm: RoundRobin", BalanceAlgorithm::RoundRobin),
+        (", algorithm: Random", BalanceAlgorithm::Random),
+        (", algorithm: RingHash, key: {cookie: session}", BalanceAlgorithm::RingHash(cookie())),
+        (", algorithm: Maglev, key: {source: true}", BalanceAlgorithm::Maglev(HashKey::Source)),
+        (
+            ", algorithm: Maglev, key: {header: Host}",
+            BalanceAlgorithm::Maglev(HashKey::Header(":authority".to_owned())),
+        ),
+    ] {
+        assert_eq!(balancing(spec), plain(expected), "{spec}");
+    }
+    let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
+    assert_eq!(balancing(", algorithm: Random, warmUp: {time: 1m}").warm_up, warm_up);
+}
+
+#[test]
+fn refuses_what_an_algorithm_cannot_do() {
+    let specs = [
+        "{algorithm: Random}",
+        "{targetRefs: [{name: a}], algorithm: Fair}",
+        "{targetRefs: [{name: a}], choices: 1}",
+        "{targetRefs: [{name: a}], algorithm: Random, choices: 2}",
+        "{targetRefs: [{name: a}], algorithm: Random, key: {source: true}}",
+        "{targetRefs: [{name: a}], algorithm: Maglev}",
+        "{targetRefs: [{name: a}], algorithm: Maglev, key: {}}",
+        "{targetRefs: [{name: a}], algorithm: Maglev, key: {header: a, cookie: b}}",
+        "{targetRefs: [{name: a}], algorithm: Maglev, key: {cookie: \"a b\"}}",
+        "{targetRefs: [{name: a}], algorithm: Maglev, key: {source: false}}",
+        "{targetRefs: [{name: a}], algorithm: RingHash, key: {source: true}, warmUp: {time: 1s}}",
+        "{targetRefs: [{name: a}], warmUp: {time: 0s}}",
+        "{targetRefs: [{name: a}], warmUp: {time: 1s, minPercent: 0}}",
+    ];
+    check_refusals_of(
+        "leno.dev",
+        "LoadBalancing",
+        &specs,
+        &expect![[r#"
+        spec.targetRefs: is missing; add `targetRefs`
+        spec.algorithm: "Fair" is not known here; use `LeastRequest`, `RoundRobin`, `Random`, `RingHash` or `Maglev`
+        spec.choices: 1 is out of range; use a number from 2 to 16
+        spec.choices: is for LeastRequest; remove it, or use that algorithm
+        spec.key: is hashed by RingHash and Maglev; remove it, or use one of these
+        spec.key: is missing; add `key`
+        spec.key: must say one thing; use one of `header`, `cookie` and `source: true`
+        spec.key: must say one thing; use one of `header`, `cookie` and `source: true`
+        spec.key.cookie: "a b" is not the name of a cookie; use letters, digits and `-`
+        spec.key.source: says nothing; use `source: true`, or another key
+        spec.warmUp: cannot be honoured: a key goes to its endpoint, however new that is; remove it, or use another algorithm
+        spec.warmUp.time: "0s" is out of range; use a time from 1s to 86400s
+        spec.warmUp.minPercent: 0 is out of range; use a number from 1 to 100
+    "#]],
+    );
+}

@@ -1,0 +1,114 @@
+//! Filters about copies and pages of other origins.
+
+use expect_test::expect;
+use leno_model::{AnyOf, Object, RuleActions};
+use leno_registry::read_str;
+
+fn route(filters: &str, kind: &str) -> String {
+    format!(
+        "{{apiVersion: gateway.networking.k8s.io/v1, kind: {kind}, metadata: {{name: x}}, spec: \
+         {{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{{filters: [{filters}], \
+         backendRefs: [{{name: a, port: 80}}]}}]}}}}"
+    )
+}
+
+fn actions(filters: &str, kind: &str) -> RuleActions {
+    let (objects, rejected) = read_str("f.yaml", &route(filters, kind));
+    assert_eq!(rejected, [], "{filters}");
+    let route = objects.into_iter().find_map(|(object, _)| match object {
+        Object::HttpRoute(route) | Object::GrpcRoute(route) => Some(route),
+        _ => None,
+    });
+    route.expect("a route").rules.remove(0).actions
+}
+
+fn mirror(more: &str) -> String {
+    format!("{{type: RequestMirror, requestMirror: {{backendRef: {{name: b, port: 81}}{more}}}}}")
+}
+
+#[test]
+fn reads_whom_copies_go_to_and_how_many() {
+    for (more, ppm) in [
+        ("", 1_000_000),
+        (", percent: 0", 0),
+        (", percent: 7", 70_000),
+        (", fraction: {numerator: 1}", 10_000),
+        (", fraction: {numerator: 1, denominator: 3}", 333_333),
+        (", fraction: {numerator: 2147483647, denominator: 2147483647}", 1_000_000),
+    ] {
+        for kind in ["HTTPRoute", "GRPCRoute"] {
+            let mirrors = actions(&mirror(more), kind).mirrors;
+            let [only] = mirrors.as_slice() else { panic!("{mirrors:?}") };
+            let read = (only.service.to_string(), only.port, only.weight);
+            assert_eq!(read, ("default/b".to_owned(), 81, ppm), "{more}");
+        }
+    }
+    assert_eq!(actions(&format!("{0}, {0}", mirror("")), "HTTPRoute").mirrors.len(), 2);
+}
+
+#[test]
+fn reads_what_pages_of_other_origins_may() {
+    let cors = actions(
+        "{type: CORS, cors: {allowOrigins: [\"https://*.a.example\", \"http://b:8080\"], \
+         allowCredentials: true, allowMethods: [PUT], allowHeaders: [\"*\"], exposeHeaders: [X-A]}}",
+        "HTTPRoute",
+    )
+    .cors
+    .unwrap();
+    let origins: Vec<&str> = cors.origins.iter().map(|origin| origin.as_str()).collect();
+    assert_eq!(origins, ["https://*.a.example", "http://b:8080"]);
+    assert!(cors.credentials);
+    assert_eq!(cors.methods, AnyOf::Only(vec!["PUT".to_owned()]));
+    assert_eq!(cors.headers, AnyOf::Any);
+    assert_eq!(cors.exposed, AnyOf::Only(vec!["x-a".to_owned()]));
+    assert_eq!(cors.max_age_seconds, 5);
+}
+
+#[test]
+fn refuses_what_cannot_be_meant() {
+    let cors = |cors: &str| format!("{{type: CORS, cors: {{{cors}}}}}");
+    let mut lines = String::new();
+    for (filters, kind) in [
+        (mirror(", percent: 101"), "HTTPRoute"),
+        (mirror(", percent: 1, fraction: {numerator: 1}"), "HTTPRoute"),
+        (mirror(", fraction: {numerator: 3, denominator: 2}"), "HTTPRoute"),
+        (mirror(", fraction: {numerator: 0, denominator: 0}"), "HTTPRoute"),
+        ("{type: RequestMirror, requestMirror: {}}".to_owned(), "HTTPRoute"),
+        ("{type: RequestMirror, requestMirror: {backendRef: {name: b}}}".to_owned(), "GRPCRoute"),
+        ([(); 5].map(|()| mirror("")).join(", "), "HTTPRoute"),
+        (cors(""), "HTTPRoute"),
+        (cors("allowOrigins: []"), "HTTPRoute"),
+        (cors("allowOrigins: [example.com]"), "HTTPRoute"),
+        (cors("allowOrigins: [\"*\"], allowMethods: [\"*\", GET]"), "HTTPRoute"),
+        (cors("allowOrigins: [\"*\"], allowMethods: [get]"), "HTTPRoute"),
+        (cors("allowOrigins: [\"*\"], allowHeaders: [\"a b\"]"), "HTTPRoute"),
+        (cors("allowOrigins: [\"*\"], maxAge: 0"), "HTTPRoute"),
+        (cors("allowOrigins: [\"*\"]"), "GRPCRoute"),
+    ] {
+        let (objects, rejected) = read_str("f.yaml", &route(&filters, kind));
+        assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {filters}");
+        for refusal in rejected {
+            let shown = refusal.to_string();
+            let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
+            lines += &format!("{rest}\n");
+        }
+    }
+    expect![[r#"
+        spec.rules[0].filters[0].requestMirror.percent: 101 is out of range; use a number from 0 to 100
+        spec.rules[0].filters[0].requestMirror.fraction: says once more what `percent` says; remove one of the two
+        spec.rules[0].filters[0].requestMirror.fraction.numerator: 3 is out of range; use a number from 0 to 2
+        spec.rules[0].filters[0].requestMirror.fraction.denominator: 0 is out of range; use a number from 1 to 2147483647
+        spec.rules[0].filters[0].requestMirror.backendRef: is missing; add `backendRef`
+        spec.rules[0].filters[0].requestMirror.backendRef.port: is missing; add `port`
+        spec.rules[0].filters: has 5 RequestMirrors; use at most 4
+        spec.rules[0].filters[0].cors.allowOrigins: is missing; add `allowOrigins`
+        spec.rules[0].filters[0].cors.allowOrigins: names no origin; add one, or remove the filter
+        spec.rules[0].filters[0].cors.allowOrigins[0]: "example.com" is not an origin; use `*`, or one such as https://www.example.com or https://*.example.com
+        spec.rules[0].filters[0].cors.allowOrigins: names no origin; add one, or remove the filter
+        spec.rules[0].filters[0].cors.allowMethods: has words beside `*`; use `*` alone, or name them all
+        spec.rules[0].filters[0].cors.allowMethods[0]: "get" is not a method; use one such as PUT, or `*`
+        spec.rules[0].filters[0].cors.allowHeaders[0]: "a b" is not the name of a header; use letters, digits and `-`
+        spec.rules[0].filters[0].cors.maxAge: 0 is out of range; use a number from 1 to 2678400
+        spec.rules[0].filters[0].type: "CORS" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
+    "#]].assert_eq(&lines);
+}

@@ -1,0 +1,223 @@
+//! Consistent hashing: which endpoint a key belongs to, on a ring or in a table.
+
+use std::sync::Arc;
+
+use leno_model::{BalanceAlgorithm, Endpoint};
+
+use crate::hash::hash;
+
+/// The places of endpoints, by which keys find them.
+#[derive(Debug)]
+pub enum Places {
+    /// Points of a circle, in order, each with the endpoint that it belongs to.
+    Ring(Box<[(u64, u16)]>),
+    /// As many places as a prime number, each with the endpoint that it belongs to.
+    Table(Box<[u16]>),
+}
+
+impl Places {
+    /// The places of these endpoints; `None` for an algorithm that hashes nothing.
+    #[must_use]
+    pub fn of(algorithm: &BalanceAlgorithm, endpoints: &[Arc<Endpoint>]) -> Option<Self> {
+        // The name says who it is, wherever it is: it comes back to its places after a restart.
+        let names = endpoints.iter().map(|endpoint| endpoint.id.workload.to_string());
+        let names: Vec<String> = names.take(ENDPOINTS_MAX).collect();
+        match algorithm {
+            BalanceAlgorithm::RingHash(_) => Some(Self::Ring(ring(&names))),
+            BalanceAlgorithm::Maglev(_) => Some(Self::Table(table(&names, TABLE_PLACES))),
+            BalanceAlgorithm::LeastRequest { .. }
+            | BalanceAlgorithm::RoundRobin
+            | BalanceAlgorithm::Random => None,
+        }
+    }
+
+    /// The endpoint that a key belongs to: the first of its places that `may` take it, in an order
+    /// that is the same for all who ask. `None` when none may, or none was found near.
+    pub fn find(&self, key: u64, mut may: impl FnMut(usize) -> bool) -> Option<usize> {
+        let mut tried = None;
+        let mut takes = |owner: u16| {
+            // Neighbours are often of one endpoint, which said no already.
+            if tried == Some(owner) {
+                return false;
+            }
+            tried = Some(owner);
+            may(usize::from(owner))
+        };
+        match self {
+            Self::Ring(points) => {
+                let from = points.partition_point(|(point, _)| *point < key);
+                let after = points.iter().skip(from).chain(points.iter().take(from));
+                let mut owners = after.map(|(_, owner)| *owner).take(STEPS_MAX);
+                owners.find(|owner| takes(*owner)).map(usize::from)
+            }
+            Self::Table(places) => {
+                let count = u64::try_from(places.len()).ok()?;
+                let from = usize::try_from(key.checked_rem(count)?).ok()?;
+                let after = places.iter().skip(from).chain(places.iter().take(from));
+                after.take(STEPS_MAX).find(|owner| takes(**owner)).map(|owner| usize::from(*owner))
+            }
+        }
+    }
+}
+
+/// A number for a key, with all bits spread.
+#[must_use]
+pub fn key(value: &str) -> u64 {
+    hash(KEY_SALT, value)
+}
+
+/// Of a subset of endpoints the one that a key belongs to: the one with the highest number for both
+/// (rendezvous hashing). Linear, for sets that have no places of their own.
+pub fn rendezvous(
+    key: u64,
+    endpoints: &[Arc<Endpoint>],
+    mut may: impl FnMut(usize) -> bool,
+) -> Option<usize> {
+    let number = |endpoint: &Endpoint| hash(key, endpoint.id.workload.name.as_str());
+    let mut numbered: Vec<(u64, usize)> =
+        endpoints.iter().enumerate().map(|(index, endpoint)| (number(endpoint), index)).collect();
+    numbered.sort_unstable_by(|a, b| b.cmp(a));
+    numbered.into_iter().map(|(_, index)| index).find(|index| may(*index))
+}
+
+fn ring(names: &[String]) -> Box<[(u64, u16)]> {
+    let mut points: Vec<(u64, u16)> = Vec::with_capacity(names.len() * RING_POINTS);
+    for (name, index) in names.iter().zip(0_u16..) {
+        points.extend((0_u64..).take(RING_POINTS).map(|salt| (hash(salt, name), index)));
+    }
+    points.sort_unstable();
+    points.into()
+}
+
+/// Maglev's population (Eisenbud et al., NSDI 2016, §3.4): in turn, each takes the next place of its
+/// own permutation that is still free.
+fn table(names: &[String], places: usize) -> Box<[u16]> {
+    if names.is_empty() {
+        return Box::default();
+    }
+    let count = places as u64;
+    let mut permutations: Vec<(u64, u64)> = names
+        .iter()
+        .map(|name| (hash(OFFSET_SALT, name) % count, hash(SKIP_SALT, name) % (count - 1) + 1))
+        .collect();
+    let mut table = vec![FREE; places];
+    let mut taken = 0;
+    loop {
+        for ((next, skip), index) in permutations.iter_mut().zip(0_u16..) {
+            loop {
+                let place = usize::try_from(*next).ok().and_then(|place| table.get_mut(place));
+                *next = (*next + *skip) % count;
+                let Some(place) = place.filter(|place| **place == FREE) else { continue };
+                *place = index;
+                break;
+            }
+            taken += 1;
+            if taken == places {
+                return table.into();
+            }
+        }
+    }
+}
+
+/// Points of each endpoint on a ring: shares of equals differ by a tenth of theirs or so.
+const RING_POINTS: usize = 128;
+/// A prime: the shares of a hundred endpoints differ by a hundredth of theirs.
+const TABLE_PLACES: usize = 16_381;
+/// The most endpoints with places; what is more gets no keys.
+const ENDPOINTS_MAX: usize = 4096;
+/// How far a key looks when its endpoint takes no requests; then another algorithm has to do.
+const STEPS_MAX: usize = 4096;
+const FREE: u16 = u16::MAX;
+const OFFSET_SALT: u64 = 0x6f66_6673_6574;
+const SKIP_SALT: u64 = 0x736b_6970;
+const KEY_SALT: u64 = 0x006b_6579;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("shop/stock-{n}")).collect()
+    }
+
+    fn keys() -> impl Iterator<Item = u64> {
+        (0..20_000).map(|n| key(&format!("user-{n}")))
+    }
+
+    fn both(names: &[String]) -> [Places; 2] {
+        [Places::Ring(ring(names)), Places::Table(table(names, TABLE_PLACES))]
+    }
+
+    /// How many keys each endpoint gets.
+    fn counts(places: &Places, endpoints: usize) -> Vec<usize> {
+        let mut counts = vec![0; endpoints];
+        for key in keys() {
+            counts[places.find(key, |_| true).unwrap()] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn shares_are_nearly_equal() {
+        for count in [1, 2, 3, 10, 50] {
+            for (places, most_percent) in both(&names(count)).iter().zip([40, 12]) {
+                let fair = 20_000 / count;
+                let allowed = fair * most_percent / 100 + 60;
+                for got in counts(places, count) {
+                    assert!(got.abs_diff(fair) <= allowed, "{got} of {fair} among {count}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_leaves_or_comes_moves_its_own_keys_and_few_others() {
+        for count in [2, 5, 20] {
+            let (all, fewer) = (names(count), names(count - 1));
+            for ((before, after), others_percent) in
+                both(&all).iter().zip(&both(&fewer)).zip([0, 4])
+            {
+                let mut moved = 0;
+                for key in keys() {
+                    let was = before.find(key, |_| true).unwrap();
+                    let is = after.find(key, |_| true).unwrap();
+                    moved += usize::from(was != is && was != count - 1);
+                }
+                assert!(moved * 100 <= 20_000 * others_percent, "{moved} among {count}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_finds_the_same_endpoint_and_never_one_that_may_not(
+            count in 1..40_usize,
+            user in ".{0,12}",
+            refused in any::<u64>(),
+        ) {
+            let may = |index: usize| refused >> (index % 64) & 1 == 0;
+            for places in both(&names(count)) {
+                let first = places.find(key(&user), may);
+                prop_assert_eq!(first, places.find(key(&user), may));
+                match first {
+                    Some(index) => prop_assert!(may(index) && index < count),
+                    None => prop_assert!((0..count).all(|index| !may(index))),
+                }
+                // Who refuses changes nothing for the keys of others.
+                let usual = places.find(key(&user), |_| true);
+                if usual.is_some_and(may) {
+                    prop_assert_eq!(first, usual);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_found_where_nobody_is() {
+        for places in both(&[]) {
+            assert_eq!(places.find(7, |_| true), None);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Who is new among the endpoints of a port, and for how long.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{Endpoint, EndpointId};
+use rustc_hash::FxHashSet;
+
+/// The endpoints of a port, and those of them that came beside others.
+#[derive(Debug, Default)]
+pub struct Newcomers {
+    endpoints: Option<Arc<[Arc<Endpoint>]>>,
+    /// When each came, the first first.
+    new: Vec<(EndpointId, Duration)>,
+}
+
+impl Newcomers {
+    /// These are the endpoints now. Whoever is there at the beginning, or comes where nobody was, is
+    /// not new; and nobody is after `grown` any more.
+    pub fn attend(&mut self, endpoints: &Arc<[Arc<Endpoint>]>, now: Duration, grown: Duration) {
+        if self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints)) {
+            return;
+        }
+        let before = self.endpoints.replace(endpoints.clone());
+        let there: FxHashSet<&EndpointId> = endpoints.iter().map(|it| &it.id).collect();
+        let young = |came: Duration| now.saturating_sub(came) < grown;
+        self.new.retain(|(id, came)| there.contains(id) && young(*came));
+        let Some(before) = before.filter(|before| !before.is_empty()) else { return };
+        let known: FxHashSet<&EndpointId> = before.iter().map(|it| &it.id).collect();
+        let came = endpoints.iter().filter(|endpoint| !known.contains(&endpoint.id));
+        self.new.extend(came.map(|endpoint| (endpoint.id.clone(), now)));
+    }
+
+    /// For how long an endpoint has been there, if it is new.
+    #[must_use]
+    pub fn age(&self, endpoint: &EndpointId, now: Duration) -> Option<Duration> {
+        let (_, came) = self.new.iter().find(|(id, _)| id == endpoint)?;
+        Some(now.saturating_sub(*came))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use leno_model::{ServiceAccount, ServiceName, WorkloadName};
+
+    use super::*;
+
+    fn endpoints(names: &[&str]) -> Arc<[Arc<Endpoint>]> {
+        names
+            .iter()
+            .map(|name| {
+                Arc::new(Endpoint {
+                    id: id(name),
+                    address: ([127, 0, 0, 1], 80).into(),
+                    account: ServiceAccount::new("shop", "stock").unwrap(),
+                    tags: BTreeMap::new(),
+                })
+            })
+            .collect()
+    }
+
+    fn id(name: &str) -> EndpointId {
+        let service = ServiceName::new("shop", "stock").unwrap();
+        EndpointId { service, port: 80, workload: WorkloadName::new("shop", name).unwrap() }
+    }
+
+    #[test]
+    fn who_comes_beside_others_is_new_until_it_is_grown() {
+        let at = Duration::from_secs;
+        let mut newcomers = Newcomers::default();
+        newcomers.attend(&endpoints(&[]), at(1), at(10));
+        newcomers.attend(&endpoints(&["a", "b"]), at(2), at(10));
+        assert_eq!(newcomers.age(&id("a"), at(3)), None);
+        let three = endpoints(&["a", "b", "c"]);
+        newcomers.attend(&three, at(4), at(10));
+        newcomers.attend(&three, at(6), at(10));
+        assert_eq!(newcomers.age(&id("c"), at(7)), Some(at(3)));
+        assert_eq!(newcomers.age(&id("a"), at(7)), None);
+        // Who left and comes back is new again.
+        newcomers.attend(&endpoints(&["b", "c"]), at(8), at(10));
+        newcomers.attend(&three, at(9), at(10));
+        assert_eq!(newcomers.age(&id("a"), at(9)), Some(at(0)));
+        newcomers.attend(&endpoints(&["a", "c"]), at(15), at(10));
+        assert_eq!(newcomers.age(&id("c"), at(15)), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! Choosing by a policy: one after the other, any, the least loaded of several; and who is new.
+
+use std::time::Duration;
+
+use leno_model::WarmUp;
+
+use super::{Candidates, below, remix};
+
+/// Which candidate comes next. Those that are not usable are passed over, and do not make the next
+/// one's turn come twice as often as a random draw among the others would.
+#[must_use]
+pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
+    let count = candidates.len();
+    let from = turn.checked_rem(count)?;
+    // Nearly always the one whose turn it is.
+    if candidates.usable(from) {
+        return Some(from);
+    }
+    nth_fitting(candidates, turn)
+}
+
+/// Any of the usable candidates.
+#[must_use]
+pub fn any<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+    let count = candidates.len();
+    let index = below(count, draw >> 32);
+    if count > 0 && candidates.usable(index) {
+        return Some(index);
+    }
+    nth_fitting(candidates, usize::try_from(remix(draw) >> 33).unwrap_or(0))
+}
+
+/// The one with the least load of `choices` that are drawn, usable ones if there are any.
+#[must_use]
+pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
+    let mut draw = draw;
+    let mut best: Option<(u32, usize)> = None;
+    for _ in 0..choices.max(1) {
+        draw = remix(draw);
+        let Some(index) = any(candidates, draw) else { break };
+        let load = candidates.load(index);
+        if best.is_none_or(|(least, _)| load < least) {
+            best = Some((load, index));
+        }
+    }
+    best.map(|(_, index)| index)
+}
+
+/// A usable candidate, or one that is eligible when none is usable, by its number among them.
+fn nth_fitting<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<usize> {
+    let nth = |fits: &dyn Fn(usize) -> bool| {
+        let fitting = || (0..candidates.len()).filter(|index| fits(*index));
+        let number = number.checked_rem(fitting().count())?;
+        fitting().nth(number)
+    };
+    nth(&|index| candidates.usable(index)).or_else(|| nth(&|index| candidates.eligible(index)))
+}
+
+/// The share of its requests that a candidate of this age gets, in 65536ths.
+#[must_use]
+pub fn warmth(rule: WarmUp, age: Duration) -> u32 {
+    if age >= rule.time {
+        return WHOLE;
+    }
+    let grown = age.as_nanos() * u128::from(WHOLE) / rule.time.as_nanos().max(1);
+    let least = u32::from(rule.percent_min) * WHOLE / 100;
+    u32::try_from(grown).unwrap_or(WHOLE).max(least)
+}
+
+/// Chooses until the candidate is warm enough for what is drawn, a few times at most: so each gets
+/// what its warmth is of the warmth of all.
+pub fn warmed(
+    mut choose: impl FnMut(u64) -> Option<usize>,
+    warmth: impl Fn(usize) -> u32,
+    draw: u64,
+) -> Option<usize> {
+    let mut draw = draw;
+    let mut chosen = choose(draw)?;
+    for _ in 0..CHANGES_MAX {
+        let warmth = warmth(chosen);
+        if warmth >= WHOLE {
+            break;
+        }
+        draw = remix(draw);
+        if u32::try_from(draw >> 48).unwrap_or(0) < warmth {
+            break;
+        }
+        draw = remix(draw);
+        chosen = choose(draw)?;
+    }
+    Some(chosen)
+}
+
+const WHOLE: u32 = 1 << 16;
+/// Where all are cold, one of them it must be.
+const CHANGES_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Table(Vec<(u32, bool)>);
+
+    impl Candidates for Table {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn load(&self, index: usize) -> u32 {
+            self.0[index].0
+        }
+        fn usable(&self, index: usize) -> bool {
+            self.0[index].1
+        }
+    }
+
+    const TURNS: usize = 30_000;
+
+    fn counts(len: usize, mut pick: impl FnMut(usize) -> Option<usize>) -> Vec<usize> {
+        let mut counts = vec![0; len];
+        for turn in 0..TURNS {
+            counts[pick(turn).unwrap()] += 1;
+        }
+        counts
+    }
+
+    fn draw(turn: usize) -> u64 {
+        remix(turn as u64 ^ 0x5555)
+    }
+
+    fn near(count: usize, share: f64) -> bool {
+        (count as f64 - TURNS as f64 * share).abs() < TURNS as f64 * 0.012
+    }
+
+    #[test]
+    fn turns_go_round() {
+        let table = Table(vec![(0, true); 4]);
+        let order: Vec<_> = (0..6).filter_map(|turn| in_turn(&table, turn)).collect();
+        assert_eq!(order, [0, 1, 2, 3, 0, 1]);
+        assert_eq!(in_turn(&Table(vec![]), 3), None);
+    }
+
+    #[test]
+    fn who_is_not_usable_is_passed_over_and_its_turns_are_shared() {
+        let table = Table(vec![(0, true), (0, false), (0, true), (0, true)]);
+        for counts in
+            [counts(4, |turn| in_turn(&table, turn)), counts(4, |turn| any(&table, draw(turn)))]
+        {
+            assert_eq!(counts[1], 0);
+            assert!([0, 2, 3].iter().all(|i| counts[*i] * 4 > TURNS), "{counts:?}");
+        }
+        let none = Table(vec![(0, false); 3]);
+        assert!(counts(3, |turn| any(&none, draw(turn))).iter().all(|it| near(*it, 1.0 / 3.0)));
+    }
+
+    #[test]
+    fn the_more_are_compared_the_oftener_the_least_loaded_is_chosen() {
+        let table = Table(vec![(0, true), (5, true), (9, true), (9, true)]);
+        let mut before = 0;
+        for choices in [2, 4, 16] {
+            let counts = counts(4, |turn| least_of(&table, choices, draw(turn)));
+            let missed = 1.0 - 0.75_f64.powi(choices.into());
+            assert!(near(counts[0], missed), "{choices}: {counts:?}");
+            assert!(counts[0] > before);
+            before = counts[0];
+        }
+    }
+
+    #[test]
+    fn an_endpoint_gets_as_much_as_it_is_warm() {
+        let rule = WarmUp { time: Duration::from_secs(100), percent_min: 10 };
+        let warm = |seconds| f64::from(warmth(rule, Duration::from_secs(seconds))) / 65536.0;
+        for (seconds, expected) in [(0, 0.1), (5, 0.1), (50, 0.5), (100, 1.0), (1000, 1.0)] {
+            assert!((warm(seconds) - expected).abs() < 0.001, "{seconds}");
+        }
+        let table = Table(vec![(0, true); 3]);
+        for (ages, expected) in [
+            ([1000, 1000, 0], [1.0 / 2.1, 1.0 / 2.1, 0.1 / 2.1]),
+            ([1000, 50, 50], [0.5, 0.25, 0.25]),
+            ([0, 0, 0], [1.0 / 3.0; 3]),
+        ] {
+            let age = |index: usize| warmth(rule, Duration::from_secs(ages[index]));
+            let counts = counts(3, |turn| warmed(|draw| any(&table, draw), age, draw(turn)));
+            let fits = counts.iter().zip(expected).all(|(count, share)| near(*count, share));
+            assert!(fits, "{ages:?}: {counts:?}");
+        }
+    }
+}

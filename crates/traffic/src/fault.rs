@@ -1,0 +1,206 @@
+//! Fault injection: whether a request is delayed, or answered on purpose.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{FaultRule, Faults, FixedAnswer, ObjectKey, ServiceAccount, ServicePolicyName};
+
+use crate::matcher::RequestMatcher;
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+
+/// The faults of a port, compiled.
+#[derive(Debug)]
+pub struct FaultPlan {
+    policy: ServicePolicyName,
+    rules: Box<[CompiledRule]>,
+}
+
+#[derive(Debug)]
+struct CompiledRule {
+    rule: FaultRule,
+    requests: Box<[RequestMatcher]>,
+    answer: Option<Arc<FixedAnswer>>,
+}
+
+/// What happens to a request: at least one of the two.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Injected<'a> {
+    /// The policy.
+    pub policy: &'a ServicePolicyName,
+    /// The rule in it.
+    pub rule: &'a str,
+    /// It waits.
+    pub delay: Option<Duration>,
+    /// It is answered, after the wait.
+    pub abort: Option<InjectedAnswer>,
+}
+
+/// What is answered on purpose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InjectedAnswer {
+    /// What is answered.
+    pub answer: Arc<FixedAnswer>,
+    /// The status that a call of gRPC gets, when the policy says.
+    pub grpc: Option<u8>,
+}
+
+impl FaultPlan {
+    /// Compiles the faults of a port.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used.
+    pub fn compile(faults: &Faults) -> Result<Self, BadPattern> {
+        let rules = faults.rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>();
+        let policy = faults.policy.clone();
+        let within = |bad: BadPattern| bad.within(ObjectKey::ServicePolicy(policy.clone()));
+        Ok(Self { rules: rules.map_err(within)?, policy })
+    }
+
+    /// The policy.
+    #[must_use]
+    pub const fn policy(&self) -> &ServicePolicyName {
+        &self.policy
+    }
+
+    /// The rule that decides a request of this caller: the first that fits.
+    #[must_use]
+    pub fn rule(&self, request: &RequestView<'_>, caller: &ServiceAccount) -> Option<&FaultRule> {
+        self.find(request, caller).map(|found| &found.rule)
+    }
+
+    /// What happens to a request of this caller. Each fault of the rule that decides draws once.
+    pub fn inject(
+        &self,
+        request: &RequestView<'_>,
+        caller: &ServiceAccount,
+        chance: &mut impl FnMut() -> u64,
+    ) -> Option<Injected<'_>> {
+        let found = self.find(request, caller)?;
+        let mut falls_on = |share_ppm: u32| is_drawn(share_ppm, chance());
+        let delay = found.rule.delay.filter(|delay| falls_on(delay.share_ppm));
+        let abort = found.rule.abort.as_ref().filter(|abort| falls_on(abort.share_ppm));
+        let abort = abort.and_then(|abort| {
+            Some(InjectedAnswer { answer: found.answer.clone()?, grpc: abort.grpc })
+        });
+        let injected = Injected {
+            policy: &self.policy,
+            rule: &found.rule.name,
+            delay: delay.map(|delay| delay.time),
+            abort,
+        };
+        (injected.delay.is_some() || injected.abort.is_some()).then_some(injected)
+    }
+
+    fn find(&self, request: &RequestView<'_>, caller: &ServiceAccount) -> Option<&CompiledRule> {
+        let fits = |rule: &&CompiledRule| {
+            let asked =
+                rule.requests.is_empty() || rule.requests.iter().any(|m| m.matches(request));
+            asked && rule.rule.names(caller)
+        };
+        self.rules.iter().find(fits)
+    }
+}
+
+impl CompiledRule {
+    fn compile(rule: &FaultRule) -> Result<Self, BadPattern> {
+        let requests = rule.requests.iter().map(RequestMatcher::compile);
+        Ok(Self {
+            requests: requests.collect::<Result<_, _>>()?,
+            answer: rule.abort.as_ref().map(|abort| Arc::new(abort.answer.clone())),
+            rule: rule.clone(),
+        })
+    }
+}
+
+/// Whether a draw, spread over all 64 bits, falls on a share in millionths.
+#[must_use]
+pub fn is_drawn(share_ppm: u32, draw: u64) -> bool {
+    let point = (u128::from(draw) * u128::from(WHOLE_PPM)) >> 64;
+    point < u128::from(share_ppm)
+}
+
+const WHOLE_PPM: u32 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{
+        Abort, Delay, NamePattern, PathMatch, PeerMatch, RequestMatch, ServicePolicyKind,
+    };
+
+    use super::*;
+
+    fn plan(rules: Vec<FaultRule>) -> FaultPlan {
+        let policy = ServicePolicyName::new(ServicePolicyKind::FaultInjection, "shop", "f");
+        FaultPlan::compile(&Faults { policy: policy.unwrap(), rules }).unwrap()
+    }
+
+    fn rule(name: &str, path: &str) -> FaultRule {
+        let path = PathMatch::Prefix(path.to_owned());
+        FaultRule {
+            name: name.to_owned(),
+            requests: vec![RequestMatch { path, ..RequestMatch::default() }],
+            peers: Vec::new(),
+            delay: None,
+            abort: Some(Abort { share_ppm: WHOLE_PPM, answer: FixedAnswer::default(), grpc: None }),
+        }
+    }
+
+    fn inject(
+        plan: &FaultPlan,
+        path: &str,
+        from: &str,
+        draws: [u64; 2],
+    ) -> Option<(String, bool, bool)> {
+        let fields = Vec::new();
+        let request =
+            RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
+        let mut draws = draws.into_iter();
+        let caller = ServiceAccount::new("shop", from).unwrap();
+        let injected = plan.inject(&request, &caller, &mut || draws.next().unwrap())?;
+        let Injected { rule, delay, abort, .. } = injected;
+        Some((rule.to_owned(), delay.is_some(), abort.is_some()))
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_decides_alone() {
+        let pattern = |text| NamePattern::new(text).unwrap();
+        let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("web") }];
+        let plan =
+            plan(vec![FaultRule { peers, ..rule("a", "/x") }, rule("b", "/x"), rule("c", "/y")]);
+        let fault = |path, from| inject(&plan, path, from, [0, 0]).map(|(rule, ..)| rule);
+        assert_eq!(fault("/x/1", "web").as_deref(), Some("a"));
+        assert_eq!(fault("/x/1", "app").as_deref(), Some("b"));
+        assert_eq!(fault("/y", "web").as_deref(), Some("c"));
+        assert_eq!(fault("/z", "web"), None);
+    }
+
+    #[test]
+    fn each_fault_draws_for_itself() {
+        let delay = Some(Delay { share_ppm: 500_000, time: Duration::from_secs(1) });
+        let mut both = rule("a", "/");
+        both.abort.as_mut().unwrap().share_ppm = 500_000;
+        let plan = plan(vec![FaultRule { delay, ..both }]);
+        let (low, high) = (u64::MAX / 2 - 1, u64::MAX / 2 + 100);
+        let faults =
+            |draws| inject(&plan, "/", "web", draws).map(|(_, delay, abort)| (delay, abort));
+        assert_eq!(faults([low, low]), Some((true, true)));
+        assert_eq!(faults([low, high]), Some((true, false)));
+        assert_eq!(faults([high, low]), Some((false, true)));
+        assert_eq!(faults([high, high]), None);
+    }
+
+    #[test]
+    fn a_share_is_exact_at_its_ends() {
+        for (share_ppm, draw, expected) in [
+            (0, 0, false),
+            (1, 0, true),
+            (WHOLE_PPM, u64::MAX, true),
+            (WHOLE_PPM - 1, u64::MAX, false),
+            (500_000, 1 << 63, false),
+            (500_000, (1 << 63) - 1, true),
+        ] {
+            assert_eq!(is_drawn(share_ppm, draw), expected, "{share_ppm} {draw}");
+        }
+    }
+}

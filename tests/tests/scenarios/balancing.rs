@@ -1,0 +1,118 @@
+//! How an endpoint is chosen, as policies have it, through real sidecars.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config};
+use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
+
+/// `stock` with four instances, each of which answers with its own number, and a door to it.
+struct Shop {
+    mesh: Mesh,
+    instances: Vec<Application>,
+    door: u16,
+}
+
+fn instance(number: usize, port: u16) -> String {
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: stock-{number}, namespace: shop, labels: {{app: stock}}}}
+spec: {{serviceAccount: stock, ports: [{{name: main, port: {port}, protocol: HTTP}}]}}
+"
+    )
+}
+
+fn shop(policy: &str) -> Shop {
+    let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
+    let instances: Vec<Application> = (0..4).map(answer).collect();
+    let door = free_port();
+    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("stock", door)]);
+    for (number, application) in instances.iter().enumerate() {
+        manifests += &instance(number, application.port());
+    }
+    let service = "---
+apiVersion: v1
+kind: Service
+metadata: {name: stock, namespace: shop}
+spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main}]}
+";
+    let policy = format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: LoadBalancing\n\
+         metadata: {{name: stock, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n{policy}"
+    );
+    write!(manifests, "{service}{policy}").expect("a String takes what is written");
+    Shop { mesh: Mesh::up(&manifests), instances, door }
+}
+
+impl Shop {
+    /// A connection to the door: its requests are of one data thread.
+    fn connect(&self) -> Connection {
+        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, self.door));
+        Connection::open(door).expect("the door is open")
+    }
+
+    /// Which instance answers a user.
+    fn serves(&self, connection: &mut Connection, user: usize) -> String {
+        let request = format!("GET / HTTP/1.1\r\nhost: test\r\ncookie: a=b; user=u{user}\r\n\r\n");
+        connection.send(request).expect("it takes a request");
+        let answer = connection.receive().expect("it is answered");
+        assert_eq!(answer.status, 200);
+        String::from_utf8(answer.body).expect("text")
+    }
+
+    /// The instances of so many users.
+    fn map(&self, users: usize) -> Vec<String> {
+        let mut connection = self.connect();
+        (0..users).map(|user| self.serves(&mut connection, user)).collect()
+    }
+}
+
+fn counts(answers: &[String]) -> BTreeMap<&str, usize> {
+    let mut counts = BTreeMap::new();
+    for answer in answers {
+        *counts.entry(answer.as_str()).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn in_turn_each_gets_the_same() {
+    let shop = shop("  algorithm: RoundRobin\n");
+    eventually("all four are there", PATIENCE, || {
+        let mut connection = shop.connect();
+        let answers: Vec<String> = (0..40).map(|_| shop.serves(&mut connection, 0)).collect();
+        counts(&answers).values().all(|count| *count == 10).then_some(())
+    });
+}
+
+#[test]
+fn a_user_keeps_an_instance_until_it_leaves_and_gets_it_back() {
+    for algorithm in ["Maglev", "RingHash"] {
+        let shop = shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
+        let (before, _) = eventually("all four are there", PATIENCE, || {
+            let map = shop.map(200);
+            (counts(&map).len() == 4).then_some(map)
+        });
+        assert_eq!(shop.map(200), before, "every connection and thread finds the same");
+        let fair = counts(&before);
+        assert!(fair.values().all(|count| (20..=90).contains(count)), "{fair:?}");
+        // One instance goes: its users find others, and nobody else's change much.
+        let port = shop.instances[2].port();
+        let manifests = std::fs::read_to_string(shop.mesh.file("mesh.yaml")).expect("it is there");
+        shop.mesh.write("mesh.yaml", &manifests.replace(&instance(2, port), ""));
+        let (after, _) = eventually("one is gone", PATIENCE, || {
+            let map = shop.map(200);
+            (!map.contains(&"2".to_owned())).then_some(map)
+        });
+        let moved = before.iter().zip(&after).filter(|(was, is)| was != is && *was != "2").count();
+        assert!(moved <= 16, "{algorithm}: {moved} moved");
+        shop.mesh.write("mesh.yaml", &manifests);
+        eventually("everybody is back", PATIENCE, || (shop.map(200) == before).then_some(()));
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);

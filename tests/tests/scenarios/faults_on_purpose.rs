@@ -1,0 +1,94 @@
+//! Faults that a policy injects: what clients see of them, and what services do not.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Mesh, exchange, free_port, get};
+
+const FAULTS: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: FaultInjection
+metadata: {name: faults, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: stock}]
+  rules:
+  - {name: slow, matches: [{path: {value: /slow}}], delay: {time: 700ms}}
+  - {name: late, matches: [{path: {value: /late}}], delay: {time: 1m}}
+  - name: broken
+    matches: [{path: {value: /broken}}]
+    from: [{serviceAccount: web}]
+    abort: {status: 418, body: \"I am a teapot\", headers: [{name: x-fault, value: \"yes\"}]}
+  - {name: half, matches: [{path: {value: /half}}], abort: {status: 500, percent: 50}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: stock, namespace: shop}
+spec:
+  parentRefs: [{group: \"\", kind: Service, name: stock}]
+  rules:
+  - {matches: [{path: {value: /late}}], timeouts: {request: 300ms}, backendRefs: [{name: stock, port: 9080}]}
+  - {retry: {attempts: 3, codes: [500]}, backendRefs: [{name: stock, port: 9080}]}
+";
+
+#[test]
+fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
+    let heard = Arc::new(AtomicUsize::new(0));
+    let count = heard.clone();
+    let stock = Application::start(move |request| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Answer::ok(request.what().1)
+    });
+    let doors = [free_port(), free_port()];
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", doors[0])]),
+        client("app", &[], &[("stock", doors[1])]),
+        FAULTS.to_owned(),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let [web, app] = doors.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let ask = |door, path: &str| get(door, path).expect("the door answers");
+
+    let began = Instant::now();
+    assert_eq!(ask(web, "/slow").status, 200);
+    assert!(began.elapsed() >= Duration::from_millis(700));
+    let answer = ask(web, "/broken");
+    assert_eq!((answer.status, answer.reason()), (418, Some("fault-injected")));
+    assert_eq!(
+        (answer.body.as_slice(), answer.header("x-fault")),
+        (&b"I am a teapot"[..], Some("yes"))
+    );
+    assert_eq!(ask(app, "/broken").status, 200, "it is about others");
+    assert_eq!(heard.load(Ordering::SeqCst), 2);
+
+    let began = Instant::now();
+    let answer = ask(web, "/late");
+    assert_eq!((answer.status, answer.reason()), (504, Some("request-timeout")));
+    assert!(began.elapsed() < Duration::from_secs(20), "the delay counts towards the timeout");
+
+    let before = heard.load(Ordering::SeqCst);
+    let answers: Vec<u16> = (0..200).map(|_| ask(web, "/half").status).collect();
+    let well = answers.iter().filter(|status| **status == 200).count();
+    assert!((60..=140).contains(&well), "{well} of 200");
+    assert_eq!(heard.load(Ordering::SeqCst) - before, well, "nothing is retried");
+
+    // The body of a request that is answered is read, so that its connection goes on.
+    let post =
+        "POST /broken HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
+    assert_eq!(exchange(web, post).expect("the door answers").status, 418);
+
+    let page = mesh.sidecar("shop/web-1");
+    assert!(page.metric("leno_faults_injected_total{fault=\"abort\"}") >= 50.0);
+    assert!(page.metric("leno_faults_injected_total{fault=\"delay\"}") >= 2.0);
+    let mut command = leno_tests::leno();
+    let url = "http://stock:9080/broken";
+    command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
+    let output = command.arg(mesh.file("")).output().expect("leno runs");
+    let told = String::from_utf8(output.stdout).expect("text");
+    let says = "FaultInjection shop/faults: broken answers 100 % of such requests with 418";
+    assert!(told.contains(says), "{told}");
+}

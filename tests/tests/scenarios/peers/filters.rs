@@ -1,0 +1,170 @@
+//! Filters that concern others than client and service: copies, and pages of other origins.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Mesh, eventually, exchange, free_port, get};
+
+/// What arrived at an application: target, host and length of the body.
+type Heard = Arc<Mutex<Vec<(String, String, usize)>>>;
+
+/// An application that notes what it hears.
+fn noting(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Application, Heard) {
+    let heard = Heard::default();
+    let notes = heard.clone();
+    let application = Application::start(move |request| {
+        let host = request.header("host").unwrap_or_default().to_owned();
+        let note = (request.what().1.to_owned(), host, request.body.len());
+        notes.lock().expect("nobody panicked").push(note);
+        answer()
+    });
+    (application, heard)
+}
+
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    _applications: Vec<Application>,
+}
+
+fn route(filter: &str) -> String {
+    format!(
+        "---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: stock, namespace: shop}}
+spec:
+  parentRefs: [{{group: \"\", kind: Service, name: stock}}]
+  rules:
+  - filters: [{filter}]
+    backendRefs: [{{name: stock, port: 9080}}]
+"
+    )
+}
+
+fn shop(stock: Application, test: Application, filter: &str) -> Shop {
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        server("test", test.port(), &[]),
+        client("web", &[], &[("stock", door)]),
+        route(filter),
+    ];
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    Shop { mesh: Mesh::up(&manifests.concat()), door, _applications: vec![stock, test] }
+}
+
+fn post(path: &str, bytes: usize) -> String {
+    let body = "x".repeat(bytes);
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {bytes}\r\n\r\n{body}"
+    )
+}
+
+#[test]
+fn a_copy_arrives_and_nobody_waits_for_it() {
+    let (stock, heard) = noting(|| Answer::ok("stock"));
+    // Silent: who waited for the copy's answer would wait for long.
+    let (test, copied) = noting(|| Answer::Silence);
+    let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
+    let shop = shop(stock, test, mirror);
+    let began = Instant::now();
+    assert_eq!(get(shop.door, "/one?a=b").expect("the door answers").body, b"stock");
+    let small = exchange(shop.door, &post("/two", 5000)).expect("the door answers");
+    assert_eq!((small.status, small.body.as_slice()), (200, &b"stock"[..]));
+    let large = exchange(shop.door, &post("/three", 200_000)).expect("the door answers");
+    assert_eq!(large.status, 200);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let (mut copied, _) = eventually("the copies arrive", PATIENCE, || {
+        let copied = copied.lock().expect("nobody panicked").clone();
+        (copied.len() >= 2).then_some(copied)
+    });
+    let heard = heard.lock().expect("nobody panicked").clone();
+    assert_eq!(heard.len(), 3);
+    // The copies are the requests, host and all; what is too large is not copied.
+    copied.sort();
+    assert_eq!(copied, [heard[0].clone(), heard[1].clone()]);
+    let page = shop.mesh.sidecar("shop/web-1");
+    assert_eq!(page.metric("leno_mirrored_requests_total{result=\"dropped\"}"), 1.0);
+}
+
+#[test]
+fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
+    let (stock, _) = noting(|| Answer::ok("stock"));
+    let (test, copied) = noting(|| Answer::Bytes(b"nonsense\r\n\r\n".to_vec()));
+    let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}, \
+                  fraction: {numerator: 1, denominator: 4}}}";
+    let shop = shop(stock, test, mirror);
+    for _ in 0..200 {
+        assert_eq!(get(shop.door, "/").expect("the door answers").status, 200);
+    }
+    let page = shop.mesh.sidecar("shop/web-1");
+    let counted =
+        |result: &str| page.metric(&format!("leno_mirrored_requests_total{{result=\"{result}\"}}"));
+    let (all, _) = eventually("all copies have ended", PATIENCE, || {
+        let all = counted("answered") + counted("failed") + counted("dropped");
+        (all > 0.0 && all == copied.lock().expect("nobody panicked").len() as f64).then_some(all)
+    });
+    assert!((20.0..=85.0).contains(&all), "{all} of 200");
+}
+
+#[test]
+fn browsers_are_answered_by_the_sidecar_of_the_client() {
+    let told = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
+                 content-length: 5\r\n\r\nstock";
+    let (stock, heard) = noting(|| Answer::Bytes(told.to_vec()));
+    let (test, _) = noting(|| Answer::ok("test"));
+    let cors = "{type: CORS, cors: {allowOrigins: [\"https://*.shop.example\"], allowCredentials: true, \
+                allowMethods: [PUT], allowHeaders: [x-a], exposeHeaders: [x-b], maxAge: 600}}";
+    let shop = shop(stock, test, cors);
+    let ask = |method: &str, origin: &str, more: &str| {
+        let request = format!(
+            "{method} /items HTTP/1.1\r\nhost: a\r\nconnection: close\r\norigin: {origin}\r\n{more}\r\n"
+        );
+        exchange(shop.door, &request).expect("the door answers")
+    };
+    let asks = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
+    let answer = ask("OPTIONS", "https://a.shop.example", asks);
+    for (name, value) in [
+        ("access-control-allow-origin", Some("https://a.shop.example")),
+        ("access-control-allow-credentials", Some("true")),
+        ("access-control-allow-methods", Some("PUT")),
+        ("access-control-allow-headers", Some("x-a")),
+        ("access-control-max-age", Some("600")),
+        ("vary", Some("origin")),
+        ("leno-reason", None),
+    ] {
+        assert_eq!(answer.header(name), value, "{name}");
+    }
+    assert_eq!((answer.status, answer.body.len()), (200, 0));
+    let mut command = leno_tests::leno();
+    command.args(["explain", "request", "--from", "shop/web-1", "-X", "OPTIONS"]);
+    command.args([
+        "-H",
+        "origin: https://a.shop.example",
+        "-H",
+        "access-control-request-method: PUT",
+    ]);
+    command.args(["--url", "http://stock:9080/items", "-f"]).arg(shop.mesh.file(""));
+    let explained = command.output().expect("leno runs");
+    let told = String::from_utf8(explained.stdout).expect("text");
+    assert!(told.contains("verdict   200: a browser's question"), "{told}");
+    assert_eq!(explained.status.code(), Some(3));
+    let answer = ask("OPTIONS", "https://evil.example", asks);
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
+    assert_eq!(heard.lock().expect("nobody panicked").len(), 0, "the application hears nothing");
+
+    let answer = ask("GET", "https://a.shop.example", "");
+    assert_eq!(answer.header("access-control-allow-origin"), Some("https://a.shop.example"));
+    assert_eq!(answer.header("access-control-expose-headers"), Some("x-b"));
+    assert_eq!(answer.body, b"stock");
+    assert_eq!(answer.head.matches("access-control-allow-origin").count(), 1);
+    let answer = ask("GET", "https://evil.example", "");
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
+    assert_eq!(heard.lock().expect("nobody panicked").len(), 2);
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
