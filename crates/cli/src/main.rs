@@ -17,6 +17,7 @@ mod get;
 mod limits;
 mod load;
 mod log;
+mod migrate;
 mod output;
 mod ports;
 mod proxy;
@@ -63,6 +64,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Say what would decide a request, or what a reason means
     Explain(explain::ExplainArgs),
+    /// Rewrite the rules of OSM, FSM and Sermant into native ones
+    Migrate(migrate::MigrateArgs),
     /// Ask the running mesh
     Get(get::GetArgs),
     /// Say whether the mesh is healthy and, if not, what to do
@@ -112,6 +115,7 @@ impl Command {
             Self::Up(args) => args.run(log_level),
             Self::Check(args) => args.run(),
             Self::Explain(args) => args.run(),
+            Self::Migrate(args) => args.run(),
             Self::Get(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Top(args) => args.run(),

@@ -119,6 +119,12 @@ impl FileSource {
         Self { paths, files: BTreeMap::new(), doubts: BTreeMap::new(), reported: BTreeMap::new() }
     }
 
+    /// The files of a path, as a source finds them.
+    #[must_use]
+    pub fn files(path: &Path) -> Vec<PathBuf> {
+        scan(&[path.to_owned()], Contents::Skip).files.into_keys().collect()
+    }
+
     /// Reads everything now and tells the differences to what was reported before. Every file is
     /// taken at its word.
     pub fn reload(&mut self) -> Update {

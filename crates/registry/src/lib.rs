@@ -9,6 +9,7 @@ mod field;
 mod file;
 mod kinds;
 mod lint;
+mod outline;
 mod pattern;
 mod rejected;
 mod scan;
@@ -17,5 +18,6 @@ mod watch;
 
 pub use file::{FileSource, Located, Update, read_str};
 pub use lint::lint;
+pub use outline::outline;
 pub use rejected::{Place, Rejected, Warning};
 pub use watch::{WatchError, watch};

@@ -5,9 +5,18 @@ use crate::run::Place;
 #[test]
 fn every_command_explains_itself_with_an_example() {
     let place = Place::with(&[]);
-    for command in
-        ["demo", "up", "check", "explain", "get", "token", "proxy", "control", "completions"]
-    {
+    for command in [
+        "demo",
+        "up",
+        "check",
+        "explain",
+        "migrate",
+        "get",
+        "token",
+        "proxy",
+        "control",
+        "completions",
+    ] {
         let done = place.leno(&[command, "--help"]);
         assert_eq!(done.code, Some(0), "{done:?}");
         let (_, examples) = done.out.split_once("Examples:").expect(command);

@@ -3,6 +3,7 @@
 mod check;
 mod explain;
 mod help;
+mod migrate;
 mod mistakes;
 mod run;
 mod seeing;

@@ -1,0 +1,106 @@
+//! A `TrafficTarget` with all that it refers to, as an `AccessPolicy`.
+
+use leno_model::{
+    HttpRouteGroup, Object, PolicyName, PortSet, Protocol, TargetRule, TcpRoute, TrafficTarget,
+    Workload,
+};
+use serde_json::{Value, json};
+
+use super::terms::access_request;
+
+/// The same as an `AccessPolicy`; otherwise why that would mean something else.
+pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
+    let TrafficTarget { name, destination, sources, rules } = target;
+    let is_taken = objects
+        .iter()
+        .any(|object| matches!(object, Object::AccessPolicy(policy) if policy.name == *name));
+    if is_taken {
+        return Err(format!("there is an AccessPolicy {name} already"));
+    }
+    let from: Vec<Value> = sources
+        .iter()
+        .map(|it| json!({"namespace": it.namespace.as_str(), "serviceAccount": it.name.as_str()}))
+        .collect();
+    let mut requests: Vec<Value> = Vec::new();
+    let mut allow: Vec<Value> = Vec::new();
+    for rule in rules {
+        match rule {
+            TargetRule::Http { group, matches } => {
+                let found = find(objects, |object| match object {
+                    Object::HttpRouteGroup(it) if it.name == *group => Some(it),
+                    _ => None,
+                });
+                let group: &HttpRouteGroup =
+                    found.ok_or_else(|| format!("there is no HTTPRouteGroup {group}"))?;
+                for wanted in matches {
+                    let named = group.matches.iter().find(|named| named.name == *wanted);
+                    let named =
+                        named.ok_or_else(|| format!("{} has no match {wanted}", group.name))?;
+                    requests.push(access_request(&named.request));
+                }
+            }
+            TargetRule::Tcp { route } => {
+                let found = find(objects, |object| match object {
+                    Object::TcpRoute(it) if it.name == *route => Some(it),
+                    _ => None,
+                });
+                let route: &TcpRoute =
+                    found.ok_or_else(|| format!("there is no TCPRoute {route}"))?;
+                allow.push(opened(objects, target, (route, &from))?);
+            }
+        }
+    }
+    if !requests.is_empty() {
+        allow.insert(0, json!({"from": from, "requests": requests}));
+    }
+    if allow.is_empty() || sources.is_empty() {
+        return Err("it allows nothing".to_owned());
+    }
+    if allow.len() > LIST_MAX || requests.len() > LIST_MAX || from.len() > LIST_MAX {
+        return Err(format!("an AccessPolicy has at most {LIST_MAX} rules, requests and peers"));
+    }
+    let PolicyName { namespace, name } = name;
+    Ok(json!({
+        "apiVersion": "leno.dev/v1alpha1",
+        "kind": "AccessPolicy",
+        "metadata": {"name": name.as_str(), "namespace": namespace.as_str()},
+        "spec": {"serviceAccounts": [destination.name.as_str()], "allow": allow},
+    }))
+}
+
+/// The rule that opens the ports of a `TCPRoute`. It lets HTTP in there too: only where nobody
+/// speaks it does it mean the same.
+fn opened(
+    objects: &[&Object],
+    target: &TrafficTarget,
+    (route, from): (&TcpRoute, &[Value]),
+) -> Result<Value, String> {
+    let workloads = objects.iter().filter_map(|object| match object {
+        Object::Workload(workload) if workload.account == target.destination => Some(workload),
+        _ => None,
+    });
+    let speaks_http = |workload: &Workload| {
+        let ports = workload.ports.iter();
+        let mut ports = ports.filter(|port| route.ports.contains(port.port));
+        ports.any(|port| port.protocol != Protocol::Tcp)
+    };
+    let mut workloads = workloads.peekable();
+    if workloads.peek().is_none() || workloads.any(speaks_http) {
+        return Err(format!(
+            "the TCPRoute {} opens ports for bytes alone, and an AccessPolicy would let HTTP in there \
+             too",
+            route.name
+        ));
+    }
+    Ok(match &route.ports {
+        PortSet::All => json!({"from": from}),
+        PortSet::Only(ports) => json!({"from": from, "ports": ports}),
+    })
+}
+
+fn find<'a, T>(objects: &[&'a Object], is: impl Fn(&'a Object) -> Option<T>) -> Option<T> {
+    objects.iter().find_map(|object| is(object))
+}
+
+/// The most of anything in an `AccessPolicy`.
+const LIST_MAX: usize = 256;

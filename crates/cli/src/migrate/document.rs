@@ -1,0 +1,196 @@
+//! The documents of the given files, each with its text and what it is.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use leno_model::Object;
+use leno_registry::{FileSource, outline, read_str};
+
+use super::mesh_config;
+
+/// One document.
+pub(super) struct Document {
+    /// Where it is, for people.
+    place: String,
+    /// Its kind and name, for people.
+    title: String,
+    /// The file that takes it, below the new directory.
+    pub(super) target: PathBuf,
+    /// As it was written, with the line feed at its end.
+    pub(super) text: String,
+    pub(super) found: Found,
+}
+
+/// What a document is.
+pub(super) enum Found {
+    /// Something that Leno reads.
+    Object(Box<Object>),
+    /// The settings of another mesh: whether every member is let in, and what else they say.
+    Settings { permissive: bool, others: Vec<String> },
+    /// Of a kind that Leno does not read.
+    Unknown(String),
+}
+
+impl Document {
+    /// The object, if Leno reads it.
+    pub(super) fn object(&self) -> Option<&Object> {
+        match &self.found {
+            Found::Object(object) => Some(object),
+            Found::Settings { .. } | Found::Unknown(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.title, self.place)
+    }
+}
+
+/// Reads all documents of all files, in order.
+///
+/// # Errors
+/// When a file cannot be read, two would have one name, or a document is refused that is of a kind
+/// that Leno reads.
+pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Document>> {
+    let mut documents: Vec<Document> = Vec::new();
+    let mut refused = Vec::new();
+    let mut targets: Vec<PathBuf> = Vec::new();
+    for path in paths {
+        for file in files(path)? {
+            let target = match file.strip_prefix(path) {
+                Ok(below) if !below.as_os_str().is_empty() => below.to_owned(),
+                _ => file.file_name().map(PathBuf::from).context("a file has a name")?,
+            };
+            if targets.contains(&target) {
+                bail!("two files would be {}: migrate them one after the other", target.display());
+            }
+            targets.push(target.clone());
+            let text = fs::read_to_string(&file)
+                .with_context(|| format!("{} cannot be read", file.display()))?;
+            for (line, text) in split(&text) {
+                match read_one(&file, line, text) {
+                    Ok(Some((title, found))) => documents.push(Document {
+                        place: format!("{}:{line}", file.display()),
+                        title,
+                        target: target.clone(),
+                        text: text.trim_end().to_owned() + "\n",
+                        found,
+                    }),
+                    Ok(None) => {}
+                    Err(problem) => refused.push(problem),
+                }
+            }
+        }
+    }
+    if !refused.is_empty() {
+        bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
+    }
+    if documents.is_empty() {
+        bail!("there is no document: name files of YAML");
+    }
+    Ok(documents)
+}
+
+/// The files of a path, as every other command finds them.
+fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let found = FileSource::files(path);
+    if found.is_empty() {
+        bail!("{} has no files of YAML, or cannot be read", path.display());
+    }
+    Ok(found)
+}
+
+/// What a document is, with its title; `None` when it is empty.
+fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Found)>, String> {
+    let name = file.display().to_string();
+    let (mut objects, rejected) = read_str(&name, text);
+    if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {
+        let title = object.key().to_string();
+        return Ok(Some((title, Found::Object(Box::new(object)))));
+    }
+    if rejected.is_empty() {
+        return Ok(None);
+    }
+    let values = outline(text);
+    let value = |path: &str| {
+        let found = values.iter().flatten().find(|(known, _)| known == path);
+        found.map(|(_, value)| value.as_str())
+    };
+    let kind = value("kind").unwrap_or("document");
+    let title = match (value("metadata.namespace"), value("metadata.name")) {
+        (Some(namespace), Some(name)) => format!("{kind} {namespace}/{name}"),
+        (None, Some(name)) => format!("{kind} {name}"),
+        (_, None) => kind.to_owned(),
+    };
+    if let Some(found) = mesh_config::read(values.as_deref().unwrap_or_default()) {
+        return Ok(Some((title, found)));
+    }
+    let of_another_kind = rejected
+        .iter()
+        .any(|refusal| matches!(refusal.at.field.as_deref(), Some("kind" | "apiVersion")));
+    match of_another_kind {
+        true => {
+            let why = rejected.first().map(|refusal| refusal.problem.clone()).unwrap_or_default();
+            Ok(Some((title, Found::Unknown(why))))
+        }
+        false => {
+            let shown = rejected.iter().map(|refusal| {
+                let within = refusal.at.line.unwrap_or(1) as usize;
+                let line = line + within.saturating_sub(1);
+                let field = refusal.at.field.as_deref().unwrap_or("document");
+                format!("{name}:{line}: {title}: {field}: {}; {}", refusal.problem, refusal.remedy)
+            });
+            Err(shown.collect::<Vec<_>>().join("\n  "))
+        }
+    }
+}
+
+/// The documents of a text, each with the line that it begins in: what stands between the lines
+/// that begin with `---`.
+fn split(text: &str) -> Vec<(usize, &str)> {
+    let mut documents = Vec::new();
+    let (mut begin, mut first, mut at) = (0, 1, 0);
+    for (line, number) in text.split_inclusive('\n').zip(1..) {
+        let ends = line.starts_with("---")
+            && line
+                .get(3..)
+                .is_none_or(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        if ends {
+            documents.push((first, text.get(begin..at).unwrap_or_default()));
+            // What follows on the same line belongs to the document.
+            begin = at + 3;
+            first = number;
+            if line.trim_end() == "---" {
+                begin = at + line.len();
+                first = number + 1;
+            }
+        }
+        at += line.len();
+    }
+    documents.push((first, text.get(begin..).unwrap_or_default()));
+    documents.retain(|(_, text)| !text.trim().is_empty());
+    documents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::split;
+
+    #[test]
+    fn documents_stand_between_lines_of_dashes() {
+        for (text, expected) in [
+            ("a: 1\n", &[(1, "a: 1\n")][..]),
+            ("---\na: 1\n---\nb: 2\n", &[(2, "a: 1\n"), (4, "b: 2\n")]),
+            ("a: 1\n--- # more\nb: 2", &[(1, "a: 1\n"), (2, " # more\nb: 2")]),
+            ("--- {a: 1}\n---\n", &[(1, " {a: 1}\n")]),
+            ("a: |\n  ---\n  b\n", &[(1, "a: |\n  ---\n  b\n")]),
+            ("a: ---x\n---x: 1\n", &[(1, "a: ---x\n---x: 1\n")]),
+            ("", &[]),
+        ] {
+            assert_eq!(split(text), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What becomes of every document.
+
+use leno_model::{
+    Object, RouteGroupName, ServicePolicyKind, TargetRule, TcpRouteName, TrafficSplit,
+    TrafficTarget,
+};
+use leno_registry::read_str;
+use serde_json::Value;
+
+use super::document::{Document, Found};
+use super::{access, mesh_config, setting, split, yaml};
+
+/// What becomes of a document.
+pub(super) enum Fate {
+    /// It is native already, or of the Gateway API.
+    Native,
+    /// These objects say the same.
+    Rewritten(Vec<Value>),
+    /// Nothing refers to it any more.
+    Dropped(&'static str),
+    /// It stays, because no other words mean the same; Leno reads it.
+    Left(String),
+    /// Leno does not read it.
+    Lost(String),
+}
+
+/// Decides about every document, in their order.
+pub(super) fn rewrite(documents: &[Document]) -> Vec<Fate> {
+    let objects: Vec<&Object> = documents.iter().filter_map(Document::object).collect();
+    let mut has_config = objects.iter().any(|object| matches!(object, Object::MeshConfig(_)));
+    let mut fates: Vec<Fate> = documents
+        .iter()
+        .map(|document| match &document.found {
+            Found::Object(object) => of_object(&objects, object),
+            Found::Settings { .. } if has_config => {
+                Fate::Lost("there is a MeshConfig already".to_owned())
+            }
+            Found::Settings { permissive, .. } => {
+                has_config = true;
+                Fate::Rewritten(vec![mesh_config::native(*permissive)])
+            }
+            Found::Unknown(why) => Fate::Lost(why.clone()),
+        })
+        .collect();
+    leave_what_is_used(documents, &mut fates);
+    fates
+}
+
+fn of_object(objects: &[&Object], object: &Object) -> Fate {
+    let outcome = match object {
+        Object::TrafficTarget(target) => access::policy(objects, target).map(|it| vec![it]),
+        Object::TrafficSplit(split) => split::routes(objects, split),
+        // Their words went into what used them.
+        Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
+            return Fate::Dropped("what used it says the same itself, or nothing did");
+        }
+        Object::ServicePolicy(policy) => match setting::policies(objects, policy) {
+            Some(outcome) => outcome,
+            None if policy.name.kind == ServicePolicyKind::SermantRemoval => {
+                Err("an OutlierRemoval decides by another algorithm: write one by hand".to_owned())
+            }
+            None => return Fate::Native,
+        },
+        Object::SermantRouteRule(_) => {
+            Err("a TagRoute decides otherwise in places: write one by hand".to_owned())
+        }
+        _ => return Fate::Native,
+    };
+    match outcome.and_then(|written| readable(&written).map(|()| written)) {
+        Ok(written) => Fate::Rewritten(written),
+        Err(why) => Fate::Left(why),
+    }
+}
+
+/// What is written must be read: where native kinds have narrower bounds, the old document stays.
+fn readable(written: &[Value]) -> Result<(), String> {
+    for object in written {
+        let (_, rejected) = read_str("new", &yaml::write(object));
+        if let Some(refusal) = rejected.first() {
+            let field = refusal.at.field.as_deref().unwrap_or_default();
+            return Err(format!("{}: {field}: {}", yaml::name(object), refusal.problem));
+        }
+    }
+    Ok(())
+}
+
+/// Groups and ports stay while something that is left refers to them.
+fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
+    let left = || {
+        let both = documents.iter().zip(fates.iter());
+        both.filter(|(_, fate)| matches!(fate, Fate::Left(_))).filter_map(|(it, _)| it.object())
+    };
+    let groups: Vec<RouteGroupName> = left().flat_map(groups).collect();
+    let routes: Vec<TcpRouteName> = left().flat_map(routes).collect();
+    for (document, fate) in documents.iter().zip(fates) {
+        let is_used = match document.object() {
+            Some(Object::HttpRouteGroup(group)) => groups.contains(&group.name),
+            Some(Object::TcpRoute(route)) => routes.contains(&route.name),
+            _ => false,
+        };
+        if is_used {
+            *fate = Fate::Left("something that is left refers to it".to_owned());
+        }
+    }
+}
+
+fn groups(object: &Object) -> Vec<RouteGroupName> {
+    match object {
+        Object::TrafficTarget(TrafficTarget { rules, .. }) => rules
+            .iter()
+            .filter_map(|rule| match rule {
+                TargetRule::Http { group, .. } => Some(group.clone()),
+                TargetRule::Tcp { .. } => None,
+            })
+            .collect(),
+        Object::TrafficSplit(TrafficSplit { groups, .. }) => groups.clone().unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+fn routes(object: &Object) -> Vec<TcpRouteName> {
+    let Object::TrafficTarget(target) = object else { return Vec::new() };
+    let routes = target.rules.iter().filter_map(|rule| match rule {
+        TargetRule::Tcp { route } => Some(route.clone()),
+        TargetRule::Http { .. } => None,
+    });
+    routes.collect()
+}

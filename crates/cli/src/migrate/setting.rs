@@ -1,0 +1,202 @@
+//! An `UpstreamTrafficSetting` as a `CircuitBreaker` and a `RateLimit`.
+
+use leno_model::{
+    CircuitBreaker, Each, FixedAnswer, Object, PathMatch, PolicyScope, Rate, RateLimits, RateRule,
+    ServicePolicy, ServicePolicyKind, ServiceRule, TooMany, Trip,
+};
+use serde_json::{Map, Value, json};
+
+use super::terms::time;
+
+/// The same as native policies; `None` when it is no such policy, and otherwise why that would mean
+/// something else.
+pub(super) fn policies(
+    objects: &[&Object],
+    policy: &ServicePolicy,
+) -> Option<Result<Vec<Value>, String>> {
+    let ServiceRule::UpstreamTrafficSetting(both) = &policy.rule else { return None };
+    Some(written(objects, policy, (&both.0, &both.1)))
+}
+
+fn written(
+    objects: &[&Object],
+    policy: &ServicePolicy,
+    (breaker, limits): (&CircuitBreaker, &RateLimits),
+) -> Result<Vec<Value>, String> {
+    let taken = objects.iter().find(|object| match object {
+        Object::ServicePolicy(other) => {
+            let natives = [ServicePolicyKind::CircuitBreaker, ServicePolicyKind::RateLimit];
+            natives.contains(&other.name.kind)
+                && (&other.name.namespace, &other.name.name)
+                    == (&policy.name.namespace, &policy.name.name)
+        }
+        _ => false,
+    });
+    if let Some(taken) = taken {
+        return Err(format!("there is a {} already", taken.key()));
+    }
+    let PolicyScope::Services(targets) = &policy.scope else {
+        return Err("it is about a whole namespace".to_owned());
+    };
+    let targets: Vec<Value> = targets
+        .iter()
+        .map(|it| json!({"kind": "Service", "name": it.service.name.as_str()}))
+        .collect();
+    let object = |kind: ServicePolicyKind, mut spec: Map<String, Value>| {
+        spec.shift_insert(0, "targetRefs".to_owned(), json!(targets));
+        json!({
+            "apiVersion": "leno.dev/v1alpha1",
+            "kind": kind.as_str(),
+            "metadata": {
+                "name": policy.name.name.as_str(),
+                "namespace": policy.name.namespace.as_str(),
+            },
+            "spec": spec,
+        })
+    };
+    let mut written = Vec::new();
+    if *breaker != CircuitBreaker::default() {
+        written.push(object(ServicePolicyKind::CircuitBreaker, breaking(breaker)?));
+    }
+    if !limits.is_empty() {
+        written.push(object(ServicePolicyKind::RateLimit, limiting(limits)?));
+    }
+    Ok(written)
+}
+
+fn breaking(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
+    let mut spec = Map::new();
+    let mut limits = Map::new();
+    for (key, most, least) in [
+        ("connections", breaker.limits.connections, 1),
+        ("requests", breaker.limits.requests, 1),
+        ("pending", breaker.limits.pending, 1),
+        ("retries", breaker.limits.retries, 0),
+    ] {
+        let Some(most) = most else { continue };
+        if most < least {
+            return Err(format!("a limit of 0 {key} has no native form: deny them with a policy"));
+        }
+        limits.insert(key.to_owned(), json!(most));
+    }
+    if !limits.is_empty() {
+        spec.insert("limits".to_owned(), Value::Object(limits));
+    }
+    if let Some(timeout) = breaker.connect_timeout {
+        spec.insert("connectTimeout".to_owned(), json!(exact(timeout)?));
+    }
+    if let Some(trip) = &breaker.trip {
+        spec.insert("trip".to_owned(), Value::Object(tripping(trip)?));
+        let FixedAnswer { status, body, .. } = &breaker.answer;
+        let mut answer = Map::new();
+        if let Some(status) = status {
+            if !(400..=599).contains(status) {
+                return Err(format!("an open circuit answers {status}, natively 400 to 599"));
+            }
+            answer.insert("status".to_owned(), json!(status));
+        }
+        if let Some(body) = body {
+            answer.insert("body".to_owned(), json!(body));
+        }
+        if !answer.is_empty() {
+            spec.insert("answer".to_owned(), Value::Object(answer));
+        }
+    }
+    Ok(spec)
+}
+
+fn tripping(trip: &Trip) -> Result<Map<String, Value>, String> {
+    let mut terms = Map::new();
+    terms.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
+    terms.insert("window".to_owned(), json!(exact(trip.window)?));
+    terms.insert("steps".to_owned(), json!(trip.steps));
+    terms.insert("minimumRequests".to_owned(), json!(trip.requests_min));
+    if let Some(percent) = percent(trip.failed)? {
+        terms.insert("percent".to_owned(), json!(percent));
+    }
+    if let Some(slow) = trip.slow {
+        let percent = percent(slow.too_many)?.ok_or("a slow share without a number")?;
+        terms.insert("slow".to_owned(), json!({"from": exact(slow.from)?, "percent": percent}));
+    }
+    terms.insert("openFor".to_owned(), json!(exact(trip.open_for)?));
+    terms.insert("probes".to_owned(), json!(trip.probes));
+    Ok(terms)
+}
+
+/// A share as whole percent.
+fn percent(too_many: TooMany) -> Result<Option<u32>, String> {
+    match too_many {
+        TooMany { number: Some(_), .. } => {
+            Err("a circuit opens at a number of requests, natively only at a share".to_owned())
+        }
+        TooMany { share_ppm: Some(ppm), number: None } if ppm % 10_000 != 0 => {
+            Err("a share is no whole percentage".to_owned())
+        }
+        TooMany { share_ppm, number: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
+    }
+}
+
+fn limiting(limits: &RateLimits) -> Result<Map<String, Value>, String> {
+    let mut spec = Map::new();
+    if let Some(rate) = limits.connections {
+        spec.insert("connections".to_owned(), Value::Object(rated(rate, "count")?));
+    }
+    let mut rules = Vec::new();
+    for rule in &limits.rules {
+        rules.push(Value::Object(limit(rule)?));
+    }
+    if !rules.is_empty() {
+        spec.insert("rules".to_owned(), Value::Array(rules));
+    }
+    Ok(spec)
+}
+
+fn limit(rule: &RateRule) -> Result<Map<String, Value>, String> {
+    let mut terms = Map::new();
+    let mut matches = Vec::new();
+    for request in &rule.requests {
+        let PathMatch::Regex(path) = &request.path else {
+            return Err("a path is no expression".to_owned());
+        };
+        matches.push(json!({"path": {"type": "RegularExpression", "value": path}}));
+    }
+    if !matches.is_empty() {
+        terms.insert("matches".to_owned(), Value::Array(matches));
+    }
+    debug_assert_eq!(rule.each, Each::Nothing, "the schema has one bucket for all");
+    terms.extend(rated(rule.rate, "requests")?);
+    if rule.is_last {
+        terms.insert("last".to_owned(), json!(true));
+    }
+    let mut answer = Map::new();
+    if let Some(status) = rule.answer.status {
+        answer.insert("status".to_owned(), json!(status));
+    }
+    let headers: Vec<Value> = rule
+        .answer
+        .headers
+        .iter()
+        .map(|header| json!({"name": header.name, "value": header.value}))
+        .collect();
+    if !headers.is_empty() {
+        answer.insert("headers".to_owned(), Value::Array(headers));
+    }
+    if !answer.is_empty() {
+        terms.insert("answer".to_owned(), Value::Object(answer));
+    }
+    Ok(terms)
+}
+
+fn rated(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
+    let mut terms = Map::new();
+    terms.insert(key.to_owned(), json!(rate.count));
+    terms.insert("in".to_owned(), json!(exact(rate.time)?));
+    if rate.size != rate.count {
+        terms.insert("burst".to_owned(), json!(rate.size));
+    }
+    Ok(terms)
+}
+
+fn exact(duration: std::time::Duration) -> Result<String, String> {
+    time(duration).ok_or_else(|| format!("{duration:?} is finer than a millisecond"))
+}

@@ -1,0 +1,134 @@
+//! A `TrafficSplit` as routes of the Gateway API.
+
+use leno_model::{
+    HttpRouteGroup, Object, Protocol, RouteParent, Service, ServiceName, ServicePort, TrafficSplit,
+};
+use serde_json::{Value, json};
+
+use super::terms::route_matches;
+
+/// The same as routes, for each port of the root; otherwise why that would mean something else.
+pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Value>, String> {
+    let root = &split.root.service;
+    let service = objects.iter().find_map(|object| match object {
+        Object::Service(service) if service.name == *root => Some(service),
+        _ => None,
+    });
+    let service: &Service =
+        service.ok_or_else(|| format!("the Service {root} is not among the files"))?;
+    refuse_rivals(objects, split)?;
+    if let Some(backend) = split.backends.iter().find(|it| it.service.namespace != root.namespace) {
+        return Err(format!(
+            "{} is in another namespace, where a ReferenceGrant permits a TrafficSplit and no HTTPRoute",
+            backend.service
+        ));
+    }
+    if split.backends.len() > BACKENDS_MAX || split.backends.iter().any(|it| it.weight > WEIGHT_MAX)
+    {
+        return Err(format!(
+            "a rule of an HTTPRoute has at most {BACKENDS_MAX} backends with weights up to {WEIGHT_MAX}"
+        ));
+    }
+    let mut routes = Vec::new();
+    for port in &service.ports {
+        let name = match service.ports.as_slice() {
+            [_] => split.name.name.to_string(),
+            _ => format!("{}-{}", split.name.name, port.port),
+        };
+        if port.protocol != Some(Protocol::Tcp) {
+            routes.push(http_route(objects, split, (&name, port))?);
+        }
+        // What no request is seen in, no match is about.
+        if split.groups.is_none() {
+            let rule = json!({"backendRefs": backends(split, port.port)});
+            routes.push(route("TCPRoute", "v1alpha2", (split, &name, port), json!([rule])));
+        }
+    }
+    Ok(routes)
+}
+
+/// Other rules for the same service would decide together with it, or instead.
+fn refuse_rivals(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
+    let root = &split.root.service;
+    let is_for = |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
+    let names: &ServiceName = root;
+    for object in objects {
+        let (is_rival, key) = match object {
+            Object::TrafficSplit(other) => {
+                (other.root.service == *names && other.name != split.name, object.key())
+            }
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => {
+                (is_for(&route.parents), object.key())
+            }
+            Object::TlsRoute(route) => (is_for(&route.parents), object.key()),
+            Object::GatewayTcpRoute(route) => (is_for(&route.parents), object.key()),
+            _ => continue,
+        };
+        let same_name = matches!(
+            object,
+            Object::HttpRoute(route) if route.name.namespace == split.name.namespace
+                && route.name.name.as_str().starts_with(split.name.name.as_str())
+        );
+        if is_rival || same_name {
+            return Err(format!(
+                "{key} is for the same service, or of the same name: join the two"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The rule for what fits, and one that leaves the rest to the root's own endpoints.
+fn http_route(
+    objects: &[&Object],
+    split: &TrafficSplit,
+    (name, port): (&str, &ServicePort),
+) -> Result<Value, String> {
+    let shares = backends(split, port.port);
+    let Some(groups) = &split.groups else {
+        let rules = json!([{"backendRefs": shares}]);
+        return Ok(route("HTTPRoute", "v1", (split, name, port), rules));
+    };
+    let mut matches: Vec<Value> = Vec::new();
+    for wanted in groups {
+        let group: Option<&HttpRouteGroup> = objects.iter().find_map(|object| match object {
+            Object::HttpRouteGroup(group) if group.name == *wanted => Some(group),
+            _ => None,
+        });
+        let group = group.ok_or_else(|| format!("there is no HTTPRouteGroup {wanted}"))?;
+        matches.extend(group.matches.iter().flat_map(|named| route_matches(&named.request)));
+    }
+    if matches.is_empty() || matches.len() > MATCHES_MAX {
+        return Err(format!("a rule of an HTTPRoute has 1 to {MATCHES_MAX} matches"));
+    }
+    let own = json!({"name": split.root.service.name.as_str(), "port": port.port});
+    let rules = json!([{"matches": matches, "backendRefs": shares}, {"backendRefs": [own]}]);
+    Ok(route("HTTPRoute", "v1", (split, name, port), rules))
+}
+
+fn route(
+    kind: &str,
+    version: &str,
+    (split, name, port): (&TrafficSplit, &str, &ServicePort),
+    rules: Value,
+) -> Value {
+    let root = &split.root.service;
+    let parent =
+        json!({"group": "", "kind": "Service", "name": root.name.as_str(), "port": port.port});
+    json!({
+        "apiVersion": format!("gateway.networking.k8s.io/{version}"),
+        "kind": kind,
+        "metadata": {"name": name, "namespace": split.name.namespace.as_str()},
+        "spec": {"parentRefs": [parent], "rules": rules},
+    })
+}
+
+fn backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
+    let backend = |it: &leno_model::SplitBackend| json!({"name": it.service.name.as_str(), "port": port, "weight": it.weight});
+    split.backends.iter().map(backend).collect()
+}
+
+/// The bounds of an `HTTPRoute`.
+const BACKENDS_MAX: usize = 16;
+const MATCHES_MAX: usize = 64;
+const WEIGHT_MAX: u32 = 1_000_000;

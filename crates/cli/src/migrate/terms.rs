@@ -1,0 +1,90 @@
+//! What rules say about requests, times and rates, in the words of native manifests.
+
+use std::time::Duration;
+
+use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
+use serde_json::{Map, Value, json};
+
+/// A request as an `AccessPolicy` describes it.
+pub(super) fn access_request(request: &RequestMatch) -> Value {
+    let mut terms = Map::new();
+    if !request.methods.is_empty() {
+        terms.insert("methods".to_owned(), json!(request.methods));
+    }
+    add_path_and_headers(request, &mut terms);
+    if terms.is_empty() {
+        // It has to say something about a request: every path begins so.
+        terms.insert("path".to_owned(), json!({"type": "PathPrefix", "value": "/"}));
+    }
+    Value::Object(terms)
+}
+
+/// The matches of an `HTTPRoute` that fit the same requests: each has one method at most.
+pub(super) fn route_matches(request: &RequestMatch) -> Vec<Value> {
+    let mut terms = Map::new();
+    add_path_and_headers(request, &mut terms);
+    if request.methods.is_empty() {
+        return vec![Value::Object(terms)];
+    }
+    let methods = request.methods.iter().map(|method| {
+        let mut terms = terms.clone();
+        terms.insert("method".to_owned(), json!(method));
+        Value::Object(terms)
+    });
+    methods.collect()
+}
+
+fn add_path_and_headers(request: &RequestMatch, terms: &mut Map<String, Value>) {
+    let path = match &request.path {
+        PathMatch::Any => None,
+        PathMatch::Exact(path) => Some(("Exact", path)),
+        PathMatch::Prefix(path) => Some(("PathPrefix", path)),
+        PathMatch::Regex(path) => Some(("RegularExpression", path)),
+    };
+    if let Some((kind, value)) = path {
+        terms.insert("path".to_owned(), json!({"type": kind, "value": value}));
+    }
+    if !request.headers.is_empty() {
+        let headers: Vec<Value> = request.headers.iter().map(header).collect();
+        terms.insert("headers".to_owned(), Value::Array(headers));
+    }
+}
+
+fn header(field: &FieldMatch) -> Value {
+    let name = match field.name.as_str() {
+        ":authority" => "host",
+        name => name,
+    };
+    let (kind, value) = match &field.value {
+        ValueMatch::Exact(value) => ("Exact", value),
+        ValueMatch::Regex(value) => ("RegularExpression", value),
+    };
+    json!({"name": name, "type": kind, "value": value})
+}
+
+/// A time as manifests write it; `None` when it is finer than a millisecond.
+pub(super) fn time(time: Duration) -> Option<String> {
+    let milliseconds = time.subsec_millis();
+    if time.subsec_nanos() != milliseconds * 1_000_000 {
+        return None;
+    }
+    Some(match (time.as_secs(), milliseconds) {
+        (seconds, 0) => format!("{seconds}s"),
+        (0, milliseconds) => format!("{milliseconds}ms"),
+        (seconds, milliseconds) => format!("{seconds}s{milliseconds}ms"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_in_seconds_and_milliseconds() {
+        let time = |micros| time(Duration::from_micros(micros));
+        assert_eq!(time(3_600_000_000).as_deref(), Some("3600s"));
+        assert_eq!(time(250_000).as_deref(), Some("250ms"));
+        assert_eq!(time(1_500_000).as_deref(), Some("1s500ms"));
+        assert_eq!(time(1_500), None);
+    }
+}

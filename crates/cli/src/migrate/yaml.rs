@@ -1,0 +1,109 @@
+//! Objects as YAML, in blocks, for people to go on with.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+/// An object as a document.
+pub(super) fn write(object: &Value) -> String {
+    let mut out = String::new();
+    block(object, 0, &mut out);
+    out
+}
+
+/// Kind and name of an object, for people.
+pub(super) fn name(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
+    match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
+    }
+}
+
+fn block(value: &Value, indent: usize, out: &mut String) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                write!(out, "{:indent$}{}:", "", scalar(&Value::from(key.as_str())))
+                    .expect("a String takes what is written");
+                below(value, indent, out);
+            }
+        }
+        Value::Array(list) => {
+            for element in list {
+                let mut inner = String::new();
+                block(element, indent + 2, &mut inner);
+                let inner = inner.trim_start();
+                let line = if inner.is_empty() { scalar(element) + "\n" } else { inner.to_owned() };
+                write!(out, "{:indent$}- {line}", "").expect("a String takes what is written");
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// The value of a key: on its line, or in a block below.
+fn below(value: &Value, indent: usize, out: &mut String) {
+    let is_block = match value {
+        Value::Object(map) => !map.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    };
+    if is_block {
+        out.push('\n');
+        // Elements of a list stand under their key, which is indented enough.
+        block(value, if value.is_array() { indent } else { indent + 2 }, out);
+    } else {
+        writeln!(out, " {}", scalar(value)).expect("a String takes what is written");
+    }
+}
+
+/// A single value; a text in quotes unless nobody could take it for anything else. JSON is YAML.
+fn scalar(value: &Value) -> String {
+    let plain = |text: &str| {
+        let begins = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'/');
+        let fits = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+        let words = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
+        begins && text.bytes().all(fits) && !words.contains(&text.to_ascii_lowercase().as_str())
+    };
+    match value {
+        Value::String(text) if plain(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let value = json!({
+            "kind": "A",
+            "list": ["a", 1, {"b": "no", "c": [["x"], {}]}, []],
+            "map": {"empty": {}, "path": "/a/[0-9]+", "text": "a: b # c\n\"d\"", "1": "1", "n": null},
+        });
+        let text = write(&value);
+        expect_test::expect![[r##"
+            kind: A
+            list:
+            - a
+            - 1
+            - b: "no"
+              c:
+              - - x
+              - {}
+            - []
+            map:
+              empty: {}
+              path: "/a/[0-9]+"
+              text: "a: b # c\n\"d\""
+              "1": "1"
+              "n": null
+        "##]]
+        .assert_eq(&text);
+    }
+}

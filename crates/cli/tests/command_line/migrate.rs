@@ -1,0 +1,254 @@
+//! `leno migrate`: what is rewritten decides as before, and what is not is said.
+
+use expect_test::expect;
+use serde_json::Value;
+
+use crate::run::Place;
+
+/// A strict mesh of OSM: who may call whom, two splits, limits; and what Leno has no words for.
+const OLD: &str = r#"
+apiVersion: config.openservicemesh.io/v1alpha2
+kind: MeshConfig
+metadata: {name: osm-mesh-config, namespace: osm-system}
+spec:
+  traffic: {enablePermissiveTrafficPolicyMode: false, enableEgress: true}
+---
+# A comment that stays.
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: page-1, namespace: shop, labels: {app: page}}
+spec: {serviceAccount: page}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stranger-1, namespace: shop, labels: {app: stranger}}
+spec: {serviceAccount: stranger}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stock-v1-1, namespace: shop, labels: {app: stock, version: v1}}
+spec: {serviceAccount: stock, ports: [{name: web, port: 8081, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stock-v2-1, namespace: shop, labels: {app: stock, version: v2}}
+spec: {serviceAccount: stock, ports: [{name: web, port: 8082, protocol: HTTP}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: db-1, namespace: shop, labels: {app: db}}
+spec: {serviceAccount: db, ports: [{name: sql, port: 5432, protocol: TCP}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock, namespace: shop}
+spec: {selector: {app: stock}, ports: [{port: 9080, targetPort: web}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock-v1, namespace: shop}
+spec: {selector: {app: stock, version: v1}, ports: [{port: 9080, targetPort: web}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: stock-v2, namespace: shop}
+spec: {selector: {app: stock, version: v2}, ports: [{port: 9080, targetPort: web}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {selector: {app: db}, ports: [{port: 5432, targetPort: sql, appProtocol: tcp}]}
+"#;
+
+const RULES: &str = r#"
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: stock, namespace: shop}
+spec:
+  matches:
+  - {name: read, pathRegex: "/items/[0-9]+", methods: [GET, HEAD]}
+  - {name: write, pathRegex: "/items", methods: [POST], headers: [{x-team: "(shop|ops)"}]}
+  - {name: all}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: firefox, namespace: shop}
+spec: {matches: [{name: canary, methods: [GET, POST], headers: [{user-agent: ".*Firefox.*"}]}]}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {name: sql, namespace: shop}
+spec: {matches: {ports: [5432]}}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: stock, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: stock, namespace: shop}
+  sources: [{kind: ServiceAccount, name: page, namespace: shop}]
+  rules: [{kind: HTTPRouteGroup, name: stock, matches: [read, write]}]
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: db, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: db, namespace: shop}
+  sources: [{kind: ServiceAccount, name: stock, namespace: shop}]
+  rules: [{kind: TCPRoute, name: sql}]
+---
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {name: stock, namespace: shop}
+spec:
+  service: stock
+  backends: [{service: stock-v1, weight: 30}, {service: stock-v2, weight: 10}]
+  matches: [{kind: HTTPRouteGroup, name: firefox}]
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: stock, namespace: shop}
+spec:
+  host: stock.shop.svc.cluster.local
+  connectionSettings:
+    tcp: {connectTimeout: 2s}
+    http:
+      maxRequests: 100
+      circuitBreaking:
+        {statTimeWindow: 1m, minRequestAmount: 50, degradedTimeWindow: 20s, errorRatioThreshold: 0.3}
+  rateLimit: {local: {http: {requests: 100, unit: second, burst: 20}}}
+  httpRoutes: [{path: "/items/[0-9]+", rateLimit: {local: {requests: 10, unit: second}}}]
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: Egress
+metadata: {name: mail, namespace: shop}
+spec: {hosts: [mail.example]}
+"#;
+
+/// What `explain` decides about a request, without the names of what decides.
+fn decided(place: &Place, files: &str, request: &[&str]) -> Value {
+    let command = [&["explain", "-o", "json", "-f", files, "request"], request].concat();
+    let done = place.leno(&command);
+    let json: Value = serde_json::from_str(&done.out).expect(&done.err);
+    let shares = json["backends"].as_array().expect("a list").iter().map(|backend| {
+        let endpoints = backend["endpoints"].as_array().expect("a list").iter();
+        let endpoints: Vec<Value> = endpoints
+            .map(|it| {
+                let limits = it["limits"].as_array().map_or(0, Vec::len);
+                serde_json::json!([it["workload"], it["allowed"], limits])
+            })
+            .collect();
+        serde_json::json!([backend["service"], backend["share"], endpoints])
+    });
+    let shares: Vec<Value> = shares.collect();
+    serde_json::json!([json["allowed"], shares])
+}
+
+#[test]
+fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
+    let place = Place::with(&[("old/mesh.yaml", OLD), ("old/rules/smi.yaml", RULES)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    expect![[r#"
+        rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
+        not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.enableEgress
+        dropped: HTTPRouteGroup shop/stock (old/rules/smi.yaml:1): what used it says the same itself, or nothing did
+        dropped: HTTPRouteGroup shop/firefox (old/rules/smi.yaml:11): what used it says the same itself, or nothing did
+        dropped: TCPRoute shop/sql (old/rules/smi.yaml:16): what used it says the same itself, or nothing did
+        rewritten: TrafficTarget shop/stock (old/rules/smi.yaml:21) is AccessPolicy shop/stock
+        rewritten: TrafficTarget shop/db (old/rules/smi.yaml:29) is AccessPolicy shop/db
+        rewritten: TrafficSplit shop/stock (old/rules/smi.yaml:37) is HTTPRoute shop/stock
+        rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
+        not kept: Egress shop/mail (old/rules/smi.yaml:59): "Egress" is not a kind that is read here
+        9 native already, 8 rewritten, 0 left as they are, 2 not kept
+    "#]].assert_eq(&done.out);
+    let checked = place.leno(&["check", "-f", "new"]);
+    assert_eq!(checked.code, Some(0), "{checked:?}");
+    let written = std::fs::read_to_string(place.path().join("new/mesh.yaml")).expect("a file");
+    assert!(written.contains("# A comment that stays."), "{written}");
+    let rules = std::fs::read_to_string(place.path().join("new/rules/smi.yaml")).expect("a file");
+    assert!(!rules.contains("smi-spec.io") && !rules.contains("openservicemesh"), "{rules}");
+    let firefox = ["-H", "user-agent: Mozilla Firefox/1"];
+    let mut allowed = 0;
+    for from in ["shop/page-1", "shop/stranger-1", "shop/stock-v1-1"] {
+        for (method, path) in [
+            ("GET", "/items/7"),
+            ("HEAD", "/items/7"),
+            ("GET", "/items/x"),
+            ("POST", "/items"),
+            ("DELETE", "/items/7"),
+            ("GET", "/"),
+        ] {
+            for headers in [&[][..], &firefox, &["-H", "x-team: ops"], &["-H", "x-team: opsx"]] {
+                for root in ["stock", "stock-v2"] {
+                    let url = format!("http://{root}.shop:9080{path}");
+                    let request =
+                        [&["--from", from, "-X", method, "--url", &url], headers].concat();
+                    let old = decided_old(&place, &request);
+                    assert_eq!(decided(&place, "new", &request), old, "{request:?}");
+                    allowed += usize::from(old[0] == Value::Bool(true));
+                }
+            }
+        }
+        let request = ["--from", from, "--url", "http://db.shop:5432/"];
+        assert_eq!(decided(&place, "new", &request), decided_old(&place, &request), "{request:?}");
+    }
+    assert!(allowed > 10, "{allowed}: the requests tell nothing apart");
+}
+
+/// The old files lack settings that Leno reads: strict is said beside them.
+fn decided_old(place: &Place, request: &[&str]) -> Value {
+    let strict = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+                  spec: {trafficMode: strict}\n";
+    let beside = place.path().join("old/strict.yaml");
+    std::fs::write(beside, strict).expect("a file");
+    decided(place, "old", request)
+}
+
+#[test]
+fn what_has_no_other_words_stays_as_it_is() {
+    let split = RULES.replace(
+        "kind: TrafficSplit\nmetadata: {name: stock",
+        "kind: TrafficSplit\nmetadata: {name: other",
+    );
+    let second = RULES.split("---").find(|text| text.contains("TrafficSplit")).expect("a split");
+    let slow = RULES.replace("errorRatioThreshold: 0.3", "errorAmountThreshold: 3");
+    for (rules, left) in [
+        (format!("{split}---{second}"), "TrafficSplit shop/other is for the same service"),
+        (slow, "a circuit opens at a number of requests, natively only at a share"),
+        (
+            RULES.replace("ports: [5432]", "ports: [8081]").replace(
+                "name: db, namespace: shop}\n  sources",
+                "name: stock, namespace: shop}\n  sources",
+            ),
+            "would let HTTP in",
+        ),
+    ] {
+        let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
+        let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+        assert_eq!(done.code, Some(3), "{done:?}");
+        assert!(done.out.contains(left), "{done:?}");
+        assert_eq!(place.leno(&["check", "-f", "new"]).code, Some(0), "{done:?}");
+    }
+}
+
+#[test]
+fn nothing_is_written_over_and_nothing_half() {
+    let place = Place::with(&[("old/mesh.yaml", OLD), ("new/keep.yaml", "a: 1\n")]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.err.contains("new is not empty"), "{}", done.err);
+    let broken = RULES.replace("weight: 30", "weight: many");
+    let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &broken)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(1));
+    assert!(
+        done.err.contains("smi.yaml:42: TrafficSplit shop/stock: spec.backends[0].weight"),
+        "{}",
+        done.err
+    );
+    assert!(!place.path().join("new").exists());
+    let native = OLD.split_once("---").expect("documents").1;
+    let place = Place::with(&[("old.yaml", native)]);
+    let done = place.leno(&["migrate", "-f", "old.yaml", "-o", "new"]);
+    assert_eq!((done.code, done.out.lines().count()), (Some(0), 1), "{done:?}");
+}
