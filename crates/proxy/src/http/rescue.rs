@@ -47,7 +47,7 @@ pub(crate) async fn answer(
             let fields = [
                 ("leno-reason", &*why),
                 ("content-type", "application/grpc"),
-                ("grpc-status", &*code),
+                (GRPC_STATUS, &*code),
                 ("grpc-message", failure.reason.caption()),
             ];
             let fields = with_own(failure, &fields);
@@ -67,20 +67,28 @@ pub(crate) async fn answer(
     }
 }
 
-/// The fields of every answer, and those of the policy, which go before them.
+/// The fields of every answer, and those of the policy, which go before them but for what says how
+/// the answer is to be read.
 fn with_own<'a>(
     failure: &'a Failure,
     fields: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, Cow<'a, str>)> {
+    let is_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS);
+    let ours = |name: &str| match name {
+        "leno-reason" | "date" => true,
+        "content-type" => is_call,
+        name => is_call && name.starts_with("grpc-"),
+    };
     let own = failure.answer.iter().flat_map(|answer| &answer.headers);
+    let own = own.filter(|header| !ours(&header.name));
     let own: Vec<(&str, Cow<'_, str>)> =
         own.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
     let retry_after =
         failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
     let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
-    let is_own = |name: &str| name != "leno-reason" && own.iter().any(|(own, _)| *own == name);
-    let fields: Vec<_> = fields.chain(retry_after).filter(|(name, _)| !is_own(name)).collect();
-    let own = own.iter().filter(|(name, _)| *name != "leno-reason").cloned();
+    let is_replaced = |name: &str| own.iter().any(|(own, _)| *own == name);
+    let fields = fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
+    let fields: Vec<(&str, Cow<'_, str>)> = fields.collect();
     fields.into_iter().chain(own).collect()
 }
 
@@ -88,7 +96,7 @@ fn with_own<'a>(
 fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>> {
     let head = http::Response::builder().status(200).header("leno-reason", why);
     let head = head.header("content-type", "application/grpc").header(DATE, &date::now()[..]);
-    let head = head.header("grpc-status", u16::from(failure.grpc_status().code()));
+    let head = head.header(GRPC_STATUS, u16::from(failure.grpc_status().code()));
     head.header("grpc-message", failure.reason.caption()).body(())
 }
 
@@ -110,3 +118,6 @@ fn side(side: Side) -> &'static str {
         Side::Upstream => "upstream",
     }
 }
+
+/// The field that tells a call how it ended.
+const GRPC_STATUS: &str = "grpc-status";

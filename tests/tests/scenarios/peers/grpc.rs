@@ -140,7 +140,11 @@ kind: RateLimit
 metadata: {name: grpc, namespace: shop}
 spec:
   targetRefs: [{name: grpc}]
-  rules: [{matches: [{path: {value: /grpc.testing.TestService}}], requests: 1, in: 1h}]
+  rules:
+  - matches: [{path: {value: /grpc.testing.TestService}}]
+    requests: 1
+    in: 1h
+    answer: {headers: [{name: content-type, value: text/plain}, {name: grpc-status, value: \"0\"}]}
 ";
     pair.mesh.write("limit.yaml", limit);
     let complaint = pair.fails("empty_unary", "ResourceExhausted");
