@@ -20,6 +20,15 @@ pub fn java_programs() -> PathBuf {
     fetched("java", "grpc-java")
 }
 
+/// The server of Zipkin, which is one file.
+///
+/// # Panics
+/// When it was not fetched.
+#[must_use]
+pub fn zipkin() -> PathBuf {
+    fetched("zipkin/zipkin-server.jar", "zipkin")
+}
+
 /// What the target of this name of `./test` puts into the target folder.
 fn fetched(name: &str, by: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a path");

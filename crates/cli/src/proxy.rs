@@ -1,5 +1,6 @@
 //! `leno proxy`: one sidecar.
 
+mod access_log;
 mod report;
 mod settings;
 
@@ -18,8 +19,8 @@ use rustix::process::Signal;
 use crate::data_directory::{HomeArgs, create_private};
 use crate::{exec, limits, stop};
 
+pub(crate) use access_log::AccessLogArgs;
 pub(crate) use report::{Report, SUPERVISOR_OPTION};
-pub(crate) use settings::AccessLogFormat;
 use settings::SettingArgs;
 
 /// Arguments of `leno proxy`.

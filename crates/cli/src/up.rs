@@ -25,7 +25,7 @@ use crate::data_directory::DataDirectory;
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
-use crate::proxy::AccessLogFormat;
+use crate::proxy::AccessLogArgs;
 use crate::{limits, stop};
 
 pub(crate) use console::Output;
@@ -41,9 +41,8 @@ pub(crate) struct UpArgs {
     /// Where the control plane listens for sidecars; with port 0 the kernel chooses
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Whether sidecars log each request
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
-    access_log: AccessLogFormat,
+    #[command(flatten)]
+    access_log: AccessLogArgs,
     /// How long requests under way may take to finish when a sidecar is stopped
     #[arg(
         long,
@@ -68,7 +67,7 @@ impl UpArgs {
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         let open_files = limits::raise_open_files();
         let options = Options {
-            access_log: self.access_log,
+            access_log: self.access_log.clone(),
             limits: self.limits.clone(),
             drain: self.drain_timeout,
             log_level,

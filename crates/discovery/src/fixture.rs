@@ -112,6 +112,7 @@ pub(crate) fn plan() -> WorkloadPlan {
         lanes: BTreeMap::new(),
         limits: BTreeMap::new(),
         inbound: Default::default(),
+        sight: Default::default(),
     }
 }
 

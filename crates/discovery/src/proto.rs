@@ -355,6 +355,8 @@ pub struct Plan {
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "21")]
     pub lanes: ::prost::alloc::vec::Vec<LanePort>,
+    #[prost(message, optional, tag = "60")]
+    pub sight: ::core::option::Option<Sight>,
     #[prost(message, optional, tag = "85")]
     pub inbound: ::core::option::Option<InboundPolicy>,
     #[prost(message, repeated, tag = "90")]
@@ -415,6 +417,35 @@ pub struct Rate {
     pub time_nanoseconds: u64,
     #[prost(uint32, tag = "3")]
     pub size: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Sight {
+    #[prost(message, optional, tag = "1")]
+    pub tracing: ::core::option::Option<Tracing>,
+    #[prost(message, optional, tag = "2")]
+    pub access_log: ::core::option::Option<AccessLog>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Tracing {
+    #[prost(uint32, tag = "1")]
+    pub sampling: u32,
+    #[prost(bool, tag = "2")]
+    pub errors: bool,
+    #[prost(enumeration = "ContextForm", tag = "3")]
+    pub begins: i32,
+    #[prost(enumeration = "CollectorProtocol", tag = "4")]
+    pub protocol: i32,
+    #[prost(string, tag = "5")]
+    pub endpoint: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AccessLog {
+    #[prost(uint32, tag = "1")]
+    pub sampling: u32,
+    #[prost(bool, tag = "2")]
+    pub errors: bool,
+    #[prost(string, tag = "3")]
+    pub template: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InboundPolicy {
@@ -1197,6 +1228,70 @@ pub struct World {
     pub resources: ::prost::alloc::vec::Vec<Upsert>,
     #[prost(message, optional, tag = "3")]
     pub absent: ::core::option::Option<Services>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ContextForm {
+    Unspecified = 0,
+    W3c = 1,
+    B3 = 2,
+    B3Multi = 3,
+}
+impl ContextForm {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CONTEXT_FORM_UNSPECIFIED",
+            Self::W3c => "CONTEXT_FORM_W3C",
+            Self::B3 => "CONTEXT_FORM_B3",
+            Self::B3Multi => "CONTEXT_FORM_B3_MULTI",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CONTEXT_FORM_UNSPECIFIED" => Some(Self::Unspecified),
+            "CONTEXT_FORM_W3C" => Some(Self::W3c),
+            "CONTEXT_FORM_B3" => Some(Self::B3),
+            "CONTEXT_FORM_B3_MULTI" => Some(Self::B3Multi),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum CollectorProtocol {
+    Unspecified = 0,
+    OtlpHttp = 1,
+    OtlpGrpc = 2,
+    Zipkin = 3,
+}
+impl CollectorProtocol {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "COLLECTOR_PROTOCOL_UNSPECIFIED",
+            Self::OtlpHttp => "COLLECTOR_PROTOCOL_OTLP_HTTP",
+            Self::OtlpGrpc => "COLLECTOR_PROTOCOL_OTLP_GRPC",
+            Self::Zipkin => "COLLECTOR_PROTOCOL_ZIPKIN",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "COLLECTOR_PROTOCOL_UNSPECIFIED" => Some(Self::Unspecified),
+            "COLLECTOR_PROTOCOL_OTLP_HTTP" => Some(Self::OtlpHttp),
+            "COLLECTOR_PROTOCOL_OTLP_GRPC" => Some(Self::OtlpGrpc),
+            "COLLECTOR_PROTOCOL_ZIPKIN" => Some(Self::Zipkin),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

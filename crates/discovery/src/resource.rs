@@ -15,6 +15,7 @@ mod limit;
 mod plan;
 mod request;
 mod service;
+mod sight;
 mod tag;
 mod treatment;
 

@@ -13,6 +13,7 @@ pub mod endpoint;
 pub mod fault;
 pub mod grant;
 pub mod identity;
+pub mod log_template;
 pub mod mesh;
 pub mod name;
 pub mod policy;
@@ -21,6 +22,7 @@ pub mod reason;
 pub mod route;
 pub mod service;
 pub mod service_policy;
+pub mod sight;
 pub mod snapshot;
 pub mod tag;
 pub mod tcp_rule;
@@ -43,6 +45,7 @@ pub use endpoint::{Endpoint, EndpointId};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
+pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
 pub use mesh::{Admission, MeshConfig, TrafficMode};
 pub use name::{
     GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
@@ -62,6 +65,10 @@ pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
     RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
     ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
+};
+pub use sight::{
+    AccessLog, Collector, CollectorProtocol, ContextForm, InvalidEndpoint, LogForm, Sampling,
+    Sight, Tracing,
 };
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
 pub use tag::{

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
+use crate::sight::Sight;
 use crate::workload::Workload;
 
 /// Settings of the whole mesh; there is one.
@@ -17,6 +18,8 @@ pub struct MeshConfig {
     pub revoked: BTreeSet<ServiceAccount>,
     /// What namespaces have of their own; workloads may differ again.
     pub namespaces: BTreeMap<Name, Admission>,
+    /// What operators see of single requests.
+    pub sight: Sight,
 }
 
 /// What a namespace or a workload says about who is let in; what it leaves open, the next
@@ -57,6 +60,7 @@ impl Default for MeshConfig {
             mode: TrafficMode::Permissive,
             revoked: BTreeSet::new(),
             namespaces: BTreeMap::new(),
+            sight: Sight::default(),
         }
     }
 }

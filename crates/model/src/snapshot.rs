@@ -13,6 +13,7 @@ use crate::rate_limit::PortLimits;
 use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
+use crate::sight::Sight;
 use crate::tag::{Caller, LaneRule, TagRules};
 use crate::tcp_rule::TcpRule;
 use crate::tls_route::TlsRule;
@@ -58,6 +59,8 @@ pub struct WorkloadPlan {
     pub inbound: InboundPolicy,
     /// How much may come in at the ports of the application: by each of these policies.
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
+    /// What operators see of single requests.
+    pub sight: Sight,
 }
 
 /// A service as one client sees it.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leno_model::{TrustDomain, WorkloadName};
+use leno_model::{AccessLog, TrustDomain, WorkloadName};
 
 /// What a proxy is told at its start.
 #[derive(Debug, Clone)]
@@ -25,8 +25,8 @@ pub struct Config {
     pub admin: SocketAddr,
     /// Data threads, each a single-threaded runtime of its own.
     pub cores: usize,
-    /// One JSON line per request on standard output.
-    pub access_log: AccessLog,
+    /// Which requests are logged, on standard output.
+    pub access_log: LogChoice,
     /// What it does when its certificate expires, since no control plane renewed it in time.
     pub on_expiry: OnExpiry,
     /// Limits and times.
@@ -104,13 +104,13 @@ pub enum OnExpiry {
     Fail,
 }
 
-/// Whether requests are logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessLog {
-    /// No.
-    Off,
-    /// One JSON line each, on standard output.
-    Json,
+/// Who says which requests are logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LogChoice {
+    /// The control plane.
+    Mesh,
+    /// Whoever started the sidecar: these, or none.
+    Own(Option<AccessLog>),
 }
 
 /// Bounds on what strangers can make a proxy hold or wait for.
@@ -182,7 +182,7 @@ impl Config {
             },
             admin: SocketAddr::new(loopback, 0),
             cores: 1,
-            access_log: AccessLog::Off,
+            access_log: LogChoice::Mesh,
             on_expiry: OnExpiry::Continue,
             limits: Limits::default(),
         }

@@ -16,6 +16,7 @@ mod dial;
 mod dns;
 mod drain;
 mod error;
+mod export;
 mod first_bytes;
 mod follow;
 mod http;
@@ -32,7 +33,9 @@ mod record;
 mod redirect;
 mod removed;
 mod renew;
+mod seen;
 mod session;
+mod sight;
 mod state;
 mod tcp;
 #[cfg(test)]
@@ -57,19 +60,21 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 
 pub use config::{
-    AccessLog, Config, INBOUND_PORT, Interception, Limits, MARK, OUTBOUND_PORT, OnExpiry, Versions,
+    Config, INBOUND_PORT, Interception, Limits, LogChoice, MARK, OUTBOUND_PORT, OnExpiry, Versions,
 };
 
 use crate::admin::Admin;
 use crate::connections::Connections;
 use crate::counted::Counted;
 use crate::drain::Phase;
+use crate::export::Exporter;
 use crate::follow::Follower;
 use crate::keeper::Keeper;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
 use crate::removed::RemovedEndpoints;
+use crate::seen::Outlets;
 use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
 use crate::world::World;
@@ -150,7 +155,10 @@ impl Proxy {
         let connections = Arc::new(Connections::default());
         let removed = Arc::new(RemovedEndpoints::default());
         let (phase, phases) = watch::channel(Phase::Serving);
-        let (log, lines) = mpsc::channel(access_log::QUEUE_MAX);
+        if let LogChoice::Own(log) = &self.config.access_log {
+            world.sights.log(log.clone());
+        }
+        let (outlets, intakes) = Outlets::new();
         let mut threads = Vec::new();
         let mut workers = Vec::new();
         for core in 0..self.config.cores.max(1) {
@@ -161,14 +169,14 @@ impl Proxy {
                 connections: connections.clone(),
                 removed: removed.clone(),
                 phase: phases.clone(),
-                log: (self.config.access_log == AccessLog::Json).then(|| log.clone()),
+                outlets: outlets.clone(),
                 shard: telemetry.shard(),
                 seed: seed(core),
             };
             workers.push(commands);
             threads.push(spawn(core, parts, inbox).map_err(StartError::Thread)?);
         }
-        drop(log);
+        drop(outlets);
         let admin = Admin {
             telemetry: telemetry.clone(),
             world: world.clone(),
@@ -176,6 +184,8 @@ impl Proxy {
             removed,
             doors: self.doors.clone(),
         };
+        let exporter = Exporter::new(self.config.clone(), world.clone(), telemetry.shard());
+        let logged = world.clone();
         let follower = Follower {
             admin: self.admin.local_addr().map_err(StartError::Thread)?,
             config: self.config.clone(),
@@ -193,7 +203,10 @@ impl Proxy {
         };
         let tasks = LocalSet::new();
         tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
-        tasks.spawn_local(access_log::write(lines));
+        let telling = [
+            tasks.spawn_local(access_log::write(intakes.log, logged)),
+            tasks.spawn_local(exporter.run(intakes.spans)),
+        ];
         let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
@@ -210,6 +223,8 @@ impl Proxy {
         tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
         tasks.run_until(join(threads)).await;
+        // What was seen last is told too; nobody else is left who could add to it.
+        tasks.run_until(tokio::time::timeout(TELL_MAX, finished(telling))).await.ok();
         match expired {
             true => Err(StartError::Expired),
             false => Ok(()),
@@ -222,6 +237,13 @@ async fn is_expired(stop: impl Future<Output = ()>, expired: &Notify) -> bool {
     tokio::select! {
         () = stop => false,
         () = expired.notified() => true,
+    }
+}
+
+/// Waits until all that was seen has been told.
+async fn finished(telling: [tokio::task::JoinHandle<()>; 2]) {
+    for task in telling {
+        task.await.ok();
     }
 }
 
@@ -300,6 +322,8 @@ fn seed(core: usize) -> u64 {
 
 /// How long writing the last world may take.
 const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+/// How long telling what was seen last may take.
+const TELL_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 /// How long the farewell may take; a control plane that is away must not delay the end.
 const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_millis(250);
 /// Commands that may wait for a data thread.

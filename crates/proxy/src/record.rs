@@ -1,14 +1,14 @@
 //! What happened to one exchange: filled on the way, emitted once, when it is dropped.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use leno_model::{Reason, RouteName, ServiceName};
-use leno_telemetry::{Count, GrpcStatus, Outcome, RequestLabels, SeriesId};
+use leno_telemetry::{GrpcStatus, Outcome, RequestLabels, SeriesId};
 use leno_traffic::{InboundAccess, Permit};
 
-use crate::access_log::LogLine;
 use crate::error::Failure;
+use crate::seen::{Ended, Sighting};
 use crate::session::Session;
 use crate::worker::Underway;
 
@@ -28,8 +28,8 @@ pub(crate) struct Record<'a> {
     pub(crate) retries: u32,
     /// Why policies would have denied it, had they been enforced.
     audited: Option<Reason>,
-    /// What only the access log wants; empty when it is off.
-    pub(crate) line: Option<Box<LogLine>>,
+    /// What operators see of it beside counts; none when nobody looks.
+    pub(crate) sighting: Option<Sighting<'a>>,
 }
 
 /// What an exchange was about, beside what its session tells: never what a client may invent.
@@ -64,7 +64,7 @@ impl<'a> Record<'a> {
             bytes_out: Cell::new(0),
             retries: 0,
             audited: None,
-            line: worker.log.is_some().then(|| Box::new(LogLine::of(session))),
+            sighting: worker.view().map(Sighting::new),
         }
     }
 
@@ -76,8 +76,8 @@ impl<'a> Record<'a> {
     /// The exchange ended for this reason, and perhaps by a policy.
     pub(crate) fn fail(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
-        if let Some(line) = &mut self.line {
-            line.policy.clone_from(&failure.policy);
+        if let Some(sighting) = &mut self.sighting {
+            sighting.policy.clone_from(&failure.policy);
         }
     }
 
@@ -87,9 +87,8 @@ impl<'a> Record<'a> {
             self.audited = Some(reason);
             self.session.tell_audited(reason, access.ruling(permit));
         }
-        if let Some(line) = &mut self.line {
-            line.policy = access.ruling(permit).cloned();
-            line.audited = self.audited;
+        if let Some(sighting) = &mut self.sighting {
+            sighting.policy = access.ruling(permit).cloned();
         }
     }
 
@@ -114,11 +113,10 @@ impl Drop for Record<'_> {
         if let Some(reason) = self.audited {
             worker.shard.audit(series.id, reason.label());
         }
-        if let (Some(mut line), Some(log)) = (self.line.take(), &worker.log) {
-            line.finish(SystemTime::now(), &series.labels, &outcome, self.retries);
-            if log.try_send(*line).is_err() {
-                worker.shard.add(Count::AccessLogDropped, 1);
-            }
+        if let Some(sighting) = self.sighting.take() {
+            let (retries, audited) = (self.retries, self.audited);
+            let (labels, downstream) = (&series.labels, self.session.peer);
+            sighting.tell(worker, &Ended { labels, outcome, retries, audited, downstream });
         }
     }
 }

@@ -29,4 +29,5 @@ mod stalls;
 mod strictness;
 mod tcp;
 mod telemetry;
+mod tracing;
 mod upgrade;

@@ -12,15 +12,16 @@ use leno_traffic::PortPlan;
 use leno_traffic::RetryBudget;
 use leno_wire::http1::{RequestHead, ResponseHead};
 use rustc_hash::FxHashMap;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
-use crate::access_log::LogLine;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
 use crate::removed::RemovedEndpoints;
+use crate::seen::Outlets;
+use crate::sight::View;
 use crate::tls::TlsConfigs;
 use crate::upstream::ward::Ward;
 use crate::upstream::{Application, Speaks, Upstream};
@@ -32,8 +33,11 @@ pub(crate) struct Worker {
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) phase: watch::Receiver<Phase>,
-    /// Where access log lines go; none when the log is off.
-    pub(crate) log: Option<mpsc::Sender<LogLine>>,
+    /// Where goes what operators see of single requests.
+    pub(crate) outlets: Outlets,
+    /// What they see, as of this version of it.
+    view: RefCell<Option<Rc<View>>>,
+    view_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
     /// Room for handshakes that others begin: they cost CPU before anybody is known.
     pub(crate) handshakes: Semaphore,
@@ -70,7 +74,7 @@ pub(crate) struct Parts {
     pub(crate) connections: Arc<Connections>,
     pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
-    pub(crate) log: Option<mpsc::Sender<LogLine>>,
+    pub(crate) outlets: Outlets,
     pub(crate) shard: Shard,
     /// Seeds this thread's random draws.
     pub(crate) seed: u64,
@@ -78,7 +82,7 @@ pub(crate) struct Parts {
 
 impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts { config, world, connections, removed, phase, log, shard, seed } = parts;
+        let Parts { config, world, connections, removed, phase, outlets, shard, seed } = parts;
         Rc::new(Self {
             handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
@@ -86,7 +90,9 @@ impl Worker {
             world,
             connections,
             phase,
-            log,
+            outlets,
+            view: RefCell::default(),
+            view_version: Cell::new(0),
             tls: TlsConfigs::default(),
             shard: Rc::new(shard),
             request_heads: Spare::default(),
@@ -113,6 +119,15 @@ impl Worker {
         x ^= x >> 27;
         self.draws.set(x);
         x.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// What operators see of single requests; `None` when that is nothing.
+    pub(crate) fn view(&self) -> Option<Rc<View>> {
+        let version = self.world.sights.version();
+        if self.view_version.replace(version) != version {
+            self.view.replace(self.world.sights.view().map(Rc::new));
+        }
+        self.view.borrow().clone()
     }
 
     /// What this thread knows of an endpoint: its connections and its load.

@@ -13,6 +13,7 @@ use leno_traffic::{BadPattern, Plans, ServicePlan};
 use tokio::sync::{mpsc, watch};
 
 use crate::names::Names;
+use crate::sight::Sights;
 
 /// The current world, shared by all threads of a proxy.
 pub(crate) struct World {
@@ -27,6 +28,8 @@ pub(crate) struct World {
     wants: mpsc::Sender<ServiceName>,
     names: Names,
     started: Instant,
+    /// What operators see of single requests.
+    pub(crate) sights: Sights,
 }
 
 /// One version of the world. Requests hold one from their first station to their last.
@@ -87,6 +90,7 @@ impl World {
             wants,
             names,
             started: now,
+            sights: Sights::default(),
         };
         (Arc::new(world), wanted)
     }
@@ -135,6 +139,7 @@ impl World {
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
         self.scene.store(Some(Arc::new(Scene { plans, known, version })));
+        self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
             let news = known != revoked;

@@ -21,6 +21,7 @@ mod sermant;
 mod sermant_removal;
 mod service;
 mod service_policy;
+mod sight;
 mod smi;
 mod tag_route;
 mod tls_route;

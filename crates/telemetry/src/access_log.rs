@@ -1,4 +1,4 @@
-//! The access log: one JSON line for each request or byte stream.
+//! The access log: one line for each request or byte stream, as JSON or by a template.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -8,6 +8,8 @@ use std::time::Duration;
 /// secrets. Empty texts and absent values are written as `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
+    /// When it began, as RFC 3339 writes it.
+    pub start_time: &'a str,
     /// `inbound` or `outbound`.
     pub direction: &'static str,
     /// The method; empty for a byte stream.
@@ -58,40 +60,116 @@ pub struct Entry<'a> {
     pub request_id: &'a str,
     /// The server name that the client asked for when it started TLS.
     pub server_name: &'a str,
+    /// The trace that it is a part of; empty when requests are not traced.
+    pub trace_id: &'a str,
+    /// Its span, whether or not that is sampled.
+    pub span_id: &'a str,
 }
 
-/// Appends an entry as one line of JSON. Names are those of OSM's access log where it has the
-/// value; durations are milliseconds. Every text is cut to [`TEXT_BYTES_MAX`].
-pub fn write_json(entry: &Entry<'_>, now_rfc3339: &str, out: &mut String) {
+/// The value of a field.
+enum Value<'a> {
+    Text(&'a str),
+    Number(u64),
+    Duration(Option<Duration>),
+    Address(Option<SocketAddr>),
+}
+
+impl<'a> Entry<'a> {
+    /// The fields of a line in their order, by the names that OSM's access log has for them.
+    fn fields(&self) -> [(&'static str, Value<'a>); 28] {
+        use Value::{Address, Duration, Number, Text};
+        [
+            ("start_time", Text(self.start_time)),
+            ("direction", Text(self.direction)),
+            ("method", Text(self.method)),
+            ("path", Text(without_query(self.path))),
+            ("protocol", Text(self.protocol)),
+            ("authority", Text(without_user(self.authority))),
+            ("response_code", Number(self.status.into())),
+            ("response_code_details", Text(self.reason.unwrap_or(""))),
+            ("grpc_status", Text(self.grpc_status)),
+            ("upstream_cluster", Text(self.service)),
+            ("route", Text(self.route)),
+            ("policy", Text(self.policy)),
+            ("audit", Text(self.audit)),
+            ("peer", Text(self.peer)),
+            ("downstream_remote", Address(self.downstream)),
+            ("upstream_host", Address(self.upstream)),
+            ("bytes_received", Number(self.bytes_in)),
+            ("bytes_sent", Number(self.bytes_out)),
+            ("duration", Duration(Some(self.duration))),
+            ("time_to_first_byte", Duration(self.time_to_first_byte)),
+            ("upstream_service_time", Duration(self.upstream_time)),
+            ("retries", Number(self.retries.into())),
+            ("x_forwarded_for", Text(self.forwarded_for)),
+            ("user_agent", Text(self.user_agent)),
+            ("request_id", Text(self.request_id)),
+            ("requested_server_name", Text(self.server_name)),
+            ("trace_id", Text(self.trace_id)),
+            ("span_id", Text(self.span_id)),
+        ]
+    }
+}
+
+/// Appends an entry as one line of JSON. Durations are milliseconds. Every text is cut to
+/// [`TEXT_BYTES_MAX`].
+pub fn write_json(entry: &Entry<'_>, out: &mut String) {
     let mut line = Line { out };
-    line.out.push_str("{\"start_time\":");
-    line.string(now_rfc3339);
-    line.text("direction", entry.direction);
-    line.text("method", entry.method);
-    line.text("path", without_query(entry.path));
-    line.text("protocol", entry.protocol);
-    line.text("authority", without_user(entry.authority));
-    line.number("response_code", entry.status.into());
-    line.text("response_code_details", entry.reason.unwrap_or(""));
-    line.text("grpc_status", entry.grpc_status);
-    line.text("upstream_cluster", entry.service);
-    line.text("route", entry.route);
-    line.text("policy", entry.policy);
-    line.text("audit", entry.audit);
-    line.text("peer", entry.peer);
-    line.address("downstream_remote", entry.downstream);
-    line.address("upstream_host", entry.upstream);
-    line.number("bytes_received", entry.bytes_in);
-    line.number("bytes_sent", entry.bytes_out);
-    line.duration("duration", Some(entry.duration));
-    line.duration("time_to_first_byte", entry.time_to_first_byte);
-    line.duration("upstream_service_time", entry.upstream_time);
-    line.number("retries", entry.retries.into());
-    line.text("x_forwarded_for", entry.forwarded_for);
-    line.text("user_agent", entry.user_agent);
-    line.text("request_id", entry.request_id);
-    line.text("requested_server_name", entry.server_name);
+    for (index, (name, value)) in entry.fields().into_iter().enumerate() {
+        line.out.push(if index == 0 { '{' } else { ',' });
+        // Names are our own, and need no escapes.
+        line.format(format_args!("\"{name}\":"));
+        match value {
+            Value::Text("") | Value::Duration(None) | Value::Address(None) => {
+                line.out.push_str("null");
+            }
+            Value::Text(text) => line.string(text),
+            Value::Address(Some(address)) => line.format(format_args!("\"{address}\"")),
+            Value::Number(number) => line.format(format_args!("{number}")),
+            Value::Duration(Some(duration)) => line.milliseconds(duration),
+        }
+    }
     line.out.push_str("}\n");
+}
+
+/// Appends the fields of these names, each as a template for lines shows it: what is absent as `-`,
+/// and texts with the escapes of JSON, so that no client can begin a line.
+pub fn write_fields<'n>(
+    entry: &Entry<'_>,
+    parts: impl Iterator<Item = Part<'n>>,
+    out: &mut String,
+) {
+    let fields = entry.fields();
+    let mut line = Line { out };
+    for part in parts {
+        let name = match part {
+            Part::Text(text) => {
+                line.out.push_str(text);
+                continue;
+            }
+            Part::Field(name) => name,
+        };
+        let value = fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+        match value {
+            None | Some(Value::Text("") | Value::Duration(None) | Value::Address(None)) => {
+                line.out.push('-');
+            }
+            Some(Value::Text(text)) => line.escaped(text),
+            Some(Value::Address(Some(address))) => line.format(format_args!("{address}")),
+            Some(Value::Number(number)) => line.format(format_args!("{number}")),
+            Some(Value::Duration(Some(duration))) => line.milliseconds(*duration),
+        }
+    }
+    line.out.push('\n');
+}
+
+/// A part of a template for lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// It stands as it is.
+    Text(&'a str),
+    /// The value of the field of this name.
+    Field(&'a str),
 }
 
 struct Line<'a> {
@@ -99,43 +177,19 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn text(&mut self, name: &str, text: &str) {
-        self.name(name);
-        match text.is_empty() {
-            true => self.out.push_str("null"),
-            false => self.string(text),
-        }
+    fn milliseconds(&mut self, duration: Duration) {
+        let us = duration.as_micros();
+        self.format(format_args!("{}.{:03}", us / 1000, us % 1000));
     }
 
-    fn number(&mut self, name: &str, number: u64) {
-        self.name(name);
-        self.format(format_args!("{number}"));
-    }
-
-    fn duration(&mut self, name: &str, duration: Option<Duration>) {
-        self.name(name);
-        match duration.map(|d| d.as_micros()) {
-            Some(us) => self.format(format_args!("{}.{:03}", us / 1000, us % 1000)),
-            None => self.out.push_str("null"),
-        }
-    }
-
-    fn address(&mut self, name: &str, address: Option<SocketAddr>) {
-        self.name(name);
-        match address {
-            Some(address) => self.format(format_args!("\"{address}\"")),
-            None => self.out.push_str("null"),
-        }
-    }
-
-    /// Names are our own, and need no escapes.
-    fn name(&mut self, name: &str) {
-        self.format(format_args!(",\"{name}\":"));
+    fn string(&mut self, text: &str) {
+        self.out.push('"');
+        self.escaped(text);
+        self.out.push('"');
     }
 
     /// RFC 8259, section 7: quotes, backslashes and controls are escaped.
-    fn string(&mut self, text: &str) {
-        self.out.push('"');
+    fn escaped(&mut self, text: &str) {
         let cut = text.floor_char_boundary(TEXT_BYTES_MAX);
         for character in text[..cut].chars() {
             match character {
@@ -151,7 +205,6 @@ impl Line<'_> {
                 other => self.out.push(other),
             }
         }
-        self.out.push('"');
     }
 
     fn format(&mut self, text: std::fmt::Arguments<'_>) {

@@ -11,6 +11,7 @@ pub mod names;
 pub mod series;
 pub mod shard;
 pub mod telemetry;
+pub mod trace;
 pub mod usage;
 
 mod cell;
@@ -18,7 +19,7 @@ mod exposition;
 mod status;
 mod tally;
 
-pub use access_log::{Entry, write_json};
+pub use access_log::{Entry, Part, write_fields, write_json};
 pub use changes::{Changes, SeriesChange, Taken};
 pub use grpc::GrpcStatus;
 pub use histogram::{Histogram, SparseHistogram, bucket_duration};

@@ -228,6 +228,15 @@ closed_list! {
         /// A line was dropped.
         AccessLogDropped [];
     }
+    "leno_trace_spans_total" ["result"]
+    "Spans of traces, by what became of them." {
+        /// The collector took it.
+        SpansExported ["exported"];
+        /// It was dropped because too many waited for the collector.
+        SpansOverflowed ["overflowed"];
+        /// It was dropped because the collector did not take it.
+        SpansRefused ["refused"];
+    }
     "leno_series_folded_total" []
     "Sets of labels counted under the service `other`, because there were too many." {
         /// A set of labels was folded.
@@ -415,8 +424,8 @@ const LABELS: &str = r#"
 | `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
-| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped` |
 | `fault` | what was injected: `delay` or `abort` |
+| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `to` | what a circuit became: `open` or `closed` |
 | `version` | the version of Leno |

@@ -69,6 +69,17 @@ pub struct Outcome {
     pub bytes_out: u64,
 }
 
+impl Outcome {
+    /// Whether it was no success: it has a reason, a status of 500 or more, or a gRPC status that
+    /// is [the server's fault](GrpcStatus::is_failure).
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        self.reason.is_some()
+            || StatusClass::of(self.status) == StatusClass::Failed
+            || self.grpc.is_some_and(GrpcStatus::is_failure)
+    }
+}
+
 /// What a series counted, summed over all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesSummary {

@@ -26,3 +26,5 @@ mod seeing;
 mod splits;
 #[cfg(test)]
 mod tags;
+#[cfg(test)]
+mod traces;

@@ -19,7 +19,7 @@ use crate::duration::parse_positive;
 use crate::explain::playground;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
-use crate::proxy::AccessLogFormat;
+use crate::proxy::AccessLogArgs;
 use crate::up::{LocalMesh, Options, Output, Standing};
 use crate::{limits, output, stop};
 
@@ -55,7 +55,7 @@ impl DemoArgs {
     /// Runs the demo; succeeds only if all of it held.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         let options = Options {
-            access_log: AccessLogFormat::Off,
+            access_log: AccessLogArgs::default(),
             limits: SidecarLimitArgs::default(),
             drain: DRAIN,
             // The report is what counts: sidecars speak up only when something is wrong.

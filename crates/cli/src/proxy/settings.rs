@@ -5,8 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leno_proxy::{AccessLog, Config, Interception, OnExpiry, Versions};
+use leno_proxy::{Config, Interception, OnExpiry, Versions};
 
+use super::access_log::AccessLogArgs;
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
 
@@ -32,9 +33,8 @@ pub(crate) struct SettingArgs {
     /// Threads for requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     cores: u16,
-    /// Whether each request is logged, on standard output
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Off)]
-    access_log: AccessLogFormat,
+    #[command(flatten)]
+    access_log: AccessLogArgs,
     /// What it does when its certificate expires since no control plane renewed it in time
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = ExpiryPolicy::Continue)]
     on_expiry: ExpiryPolicy,
@@ -59,7 +59,7 @@ impl SettingArgs {
         };
         config.admin = self.admin;
         config.cores = usize::from(self.cores);
-        config.access_log = self.access_log.into();
+        config.access_log = self.access_log.choice();
         config.on_expiry = match self.on_expiry {
             ExpiryPolicy::Continue => OnExpiry::Continue,
             ExpiryPolicy::Fail => OnExpiry::Fail,
@@ -86,34 +86,6 @@ enum ExpiryPolicy {
     Fail,
 }
 
-/// Whether requests are logged, as an option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AccessLogFormat {
-    /// No
-    Off,
-    /// One JSON line each
-    Json,
-}
-
-impl AccessLogFormat {
-    /// The word on the command line.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Json => "json",
-        }
-    }
-}
-
-impl From<AccessLogFormat> for AccessLog {
-    fn from(format: AccessLogFormat) -> Self {
-        match format {
-            AccessLogFormat::Off => Self::Off,
-            AccessLogFormat::Json => Self::Json,
-        }
-    }
-}
-
 /// An address, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MaybeAddress(Option<SocketAddr>);
@@ -135,7 +107,8 @@ impl FromStr for MaybeAddress {
 mod tests {
     use clap::Parser;
 
-    use leno_model::{TrustDomain, WorkloadName};
+    use leno_model::{AccessLog, TrustDomain, WorkloadName};
+    use leno_proxy::LogChoice;
 
     use super::*;
 
@@ -186,7 +159,8 @@ mod tests {
             Interception::Doors { inbound: "192.0.2.7".parse().unwrap(), http_proxy: None }
         );
         assert_eq!(config.admin, "127.0.0.1:15000".parse().unwrap());
-        assert_eq!((config.cores, config.access_log), (2, AccessLog::Json));
+        assert_eq!(config.cores, 2);
+        assert_eq!(config.access_log, LogChoice::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
         for bad in ["--http-proxy=on", "--cores=0", "--head-timeout=0s"] {

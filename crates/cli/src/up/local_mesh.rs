@@ -1,6 +1,5 @@
 //! A mesh on this machine: an embedded control plane and the processes of every workload.
 
-use std::ffi::OsString;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,13 +21,13 @@ use crate::control::start;
 use crate::data_directory::DataDirectory;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
-use crate::proxy::AccessLogFormat;
+use crate::proxy::AccessLogArgs;
 
 /// How a mesh on this machine runs.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// Whether sidecars log each request.
-    pub(crate) access_log: AccessLogFormat,
+    /// Which requests sidecars log.
+    pub(crate) access_log: AccessLogArgs,
     /// What sidecars accept and how long they wait.
     pub(crate) limits: SidecarLimitArgs,
     /// How long requests under way may take to finish when a sidecar is stopped.
@@ -180,9 +179,8 @@ fn settings(
     options: &Options,
     placements: Placements,
 ) -> anyhow::Result<Settings> {
-    let access_log = ["--access-log", options.access_log.as_str()];
     let mut sidecar_options = options.limits.options();
-    sidecar_options.extend(access_log.iter().map(OsString::from));
+    sidecar_options.extend(options.access_log.options());
     Ok(Settings {
         data: config.data.clone(),
         binary: std::env::current_exe().context("cannot find this program")?,

@@ -26,6 +26,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         lanes: lanes(mesh, workload),
         inbound: inbound(mesh, workload),
         limits: limits(mesh, workload),
+        sight: mesh.config().sight.clone(),
     }
 }
 

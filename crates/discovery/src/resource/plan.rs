@@ -10,7 +10,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::{inbound, limit, request, tag};
+use super::{inbound, limit, request, sight, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -31,6 +31,7 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         edition: plan.edition,
         caller: tag::caller_to_wire(&plan.caller),
         lanes: plan.lanes.iter().map(tag::lanes_to_wire).collect(),
+        sight: sight::to_wire(&plan.sight),
         inbound: inbound::to_wire(&plan.inbound),
         limits: plan.limits.iter().map(limit::to_wire).collect(),
     }
@@ -61,6 +62,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         lanes: by_port("lanes", each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
         inbound: inbound::from_wire(wire.inbound).map_err(|invalid| invalid.under("inbound"))?,
         limits: by_port("limits", each("limits", wire.limits, limit::from_wire)?)?,
+        sight: sight::from_wire(wire.sight).map_err(|invalid| invalid.under("sight"))?,
     })
 }
 

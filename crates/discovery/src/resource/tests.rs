@@ -4,6 +4,7 @@ mod access;
 mod breaker;
 mod fault;
 mod limit;
+mod sight;
 mod tags;
 
 use std::collections::BTreeMap;
@@ -284,7 +285,8 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<std::net::IpAddr>::into)
     ];
-    let tags = (tags::caller(), tags::lanes(), access::inbound(), limit::limits());
+    let limits = (limit::limits(), sight::sight());
+    let tags = (tags::caller(), tags::lanes(), access::inbound(), limits);
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
         |(
             account,
@@ -294,7 +296,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
             served,
             doors,
             access,
-            (caller, lanes, inbound, limits),
+            (caller, lanes, inbound, (limits, sight)),
         )| {
             WorkloadPlan {
                 workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
@@ -319,6 +321,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 lanes: lanes.into_iter().collect(),
                 inbound,
                 limits,
+                sight,
             }
         },
     )

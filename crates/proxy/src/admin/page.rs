@@ -43,6 +43,7 @@ pub(super) fn world(admin: &Admin) -> Value {
         "doors": admin.doors.now(),
         "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
         "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
+        "tracing": tracing(admin),
         "certificate": certificate(admin),
     })
 }
@@ -181,6 +182,18 @@ fn service(view: &ServiceView) -> Value {
         })
         .collect();
     json!({ "name": view.name.to_string(), "reach": format!("{:?}", view.reach), "ports": ports })
+}
+
+fn tracing(admin: &Admin) -> Value {
+    let view = admin.world.sights.view();
+    let Some(tracing) = view.as_ref().and_then(|view| view.tracing()) else {
+        return Value::Null;
+    };
+    json!({
+        "sampling": tracing.sampling.to_string(),
+        "errors": tracing.errors,
+        "collector": tracing.collector.to_string(),
+    })
 }
 
 fn certificate(admin: &Admin) -> Value {

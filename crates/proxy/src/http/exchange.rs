@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
+use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
@@ -63,8 +64,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         responder: &'a mut Responder<'io>,
     ) -> Self {
         let mut record = Record::open(session, "http");
-        if let Some(line) = &mut record.line {
-            line.request(request);
+        if let Some(sighting) = &mut record.sighting {
+            sighting.request(request, &session.worker);
         }
         let progress = Progress::default();
         Self {
@@ -227,9 +228,20 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// The headers that are added to the request.
-    pub(crate) fn added(&self) -> Vec<(&str, &[u8])> {
-        self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect()
+    /// Its place in a trace, when requests are traced.
+    pub(crate) fn span(&self) -> Option<&Span> {
+        self.record.sighting.as_ref().and_then(|sighting| sighting.span.as_ref())
+    }
+
+    /// The headers that are added to the request, `context` among them.
+    pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Vec<(&'b str, &'b [u8])> {
+        let of_trace = context.map_or(0, |_| FIELDS_MAX);
+        let mut added: Vec<(&'b str, &'b [u8])> = Vec::with_capacity(self.marks.len() + of_trace);
+        added.extend(self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+        for field in context.into_iter().flat_map(Written::fields) {
+            added.push(field);
+        }
+        added
     }
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.
@@ -335,8 +347,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.trial = destined.begin(ward)?;
         }
         let _in_flight = destined.enter();
-        if let Some(line) = &mut self.record.line {
-            line.upstream = Some(destined.address());
+        if let Some(sighting) = &mut self.record.sighting {
+            sighting.upstream = Some(destined.address());
         }
         let lease = {
             let lease = pin!(destined.lease(&self.session.worker));

@@ -10,6 +10,7 @@ use std::task::Poll;
 use h2::client::ResponseFuture;
 use h2::{Reason as Code, RecvStream};
 use leno_model::Reason;
+use leno_telemetry::trace::{Span, Written};
 use leno_traffic::FieldEdits;
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
@@ -86,17 +87,19 @@ async fn over_link(
     let uncongested = link.uncongested(limits.connect_timeout).await;
     uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
-    let added = exchange.added();
-    let edits = edits(exchange, aim, Framing::Outside, &added);
-    let request = exchange.request;
-    let stream = link
-        .open(StreamKind::Http, bodiless, |out| {
+    let opened = {
+        let context = exchange.span().map(Written::of);
+        let added = exchange.added(context.as_ref());
+        let edits = edits(exchange, aim, Framing::Outside, &added);
+        let request = exchange.request;
+        link.open(StreamKind::Http, bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
         })
-        .map_err(|error| match error {
-            OpenError::TooLarge => Reason::HeadTooLarge,
-            _ => Reason::UpstreamRefused,
-        })?;
+    };
+    let stream = opened.map_err(|error| match error {
+        OpenError::TooLarge => Reason::HeadTooLarge,
+        _ => Reason::UpstreamRefused,
+    })?;
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, patience };
     converse(exchange, sink, Upstreamed::Link(&stream)).await.map(|_| ())
@@ -129,10 +132,13 @@ async fn over_http1(
         BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
         BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
     };
-    let added = exchange.added();
-    let edits = edits(exchange, aim, framing, &added);
     let Http1Upstream { reader, writer, .. } = connection;
-    write_request(&request.bytes, request.head, &edits, writer.room());
+    {
+        let context = exchange.span().map(Written::of);
+        let added = exchange.added(context.as_ref());
+        let edits = edits(exchange, aim, framing, &added);
+        write_request(&request.bytes, request.head, &edits, writer.room());
+    }
     exchange.progress.request_sent = true;
     if exchange.body.is_empty() || request.upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
@@ -162,6 +168,7 @@ pub(crate) fn edits<'a>(
         add,
         lines: rule.map_or("", |rule| &rule.request.lines),
         remove: rule.map_or(&[], |rule| &rule.request.remove),
+        replace: exchange.span().map_or(&[], Span::replaces),
         connection: match exchange.request.upgrade {
             true => Connection::Upgrade,
             false => Connection::KeepAlive,

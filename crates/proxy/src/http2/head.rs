@@ -116,8 +116,11 @@ pub(crate) fn request_to(
     Ok(request)
 }
 
-/// Adds fields that were checked where they were read.
-pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])]) {
+/// Adds fields that were checked where they were read, some of them in place of others.
+pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: &[&str]) {
+    for name in replaced {
+        request.headers_mut().remove(*name);
+    }
     for (name, value) in added {
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value))

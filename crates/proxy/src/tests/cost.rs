@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use leno_model::Sight;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -75,7 +76,7 @@ async fn begin(body: usize) -> (Mesh, Vec<TcpStream>) {
             tokio::task::spawn_local(answer(tcp, response(body)));
         }
     });
-    let mesh = Mesh::new(address, Setup { logged: false, ..Setup::default() }).await;
+    let mesh = Mesh::new(address, Setup { sight: Sight::default(), ..Setup::default() }).await;
     let mut clients = Vec::new();
     for _ in 0..MANY {
         clients.push(TcpStream::connect(mesh.door).await.unwrap());

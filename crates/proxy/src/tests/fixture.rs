@@ -10,9 +10,9 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_discovery::{ChangeId, Update};
 use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
 use leno_model::{
-    Access, Endpoint, EndpointId, InboundPolicy, PortView, Protocol, Reach, ServiceAccount,
-    ServiceName, ServiceView, Snapshot, SpiffeId, TrustDomain, WorkloadName, WorkloadPlan,
-    WorkloadPort,
+    Access, AccessLog, Endpoint, EndpointId, InboundPolicy, PortView, Protocol, Reach,
+    ServiceAccount, ServiceName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain, WorkloadName,
+    WorkloadPlan, WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
 use socket2::SockRef;
@@ -21,12 +21,12 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 
-use crate::access_log::LogLine;
 use crate::config::{Config, Limits};
 use crate::connection;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::names::Names;
+use crate::seen::{Outlets, Seen};
 use crate::session::Entrance;
 use crate::worker::{Parts, Worker};
 use crate::world::World;
@@ -81,8 +81,8 @@ pub(crate) struct Setup {
     pub(crate) access: Access,
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
-    /// Whether the access log is on.
-    pub(crate) logged: bool,
+    /// What operators see of requests.
+    pub(crate) sight: Sight,
 }
 
 impl Default for Setup {
@@ -93,7 +93,8 @@ impl Default for Setup {
             drain_timeout: Duration::from_secs(5),
             ..Limits::default()
         };
-        Self { access: Access::Permissive, protocol: Protocol::Http, limits, logged: true }
+        let sight = Sight { access_log: Some(AccessLog::json()), tracing: None };
+        Self { access: Access::Permissive, protocol: Protocol::Http, limits, sight }
     }
 }
 
@@ -115,7 +116,10 @@ pub(crate) struct Sidecar {
     pub(crate) worker: Rc<Worker>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) phase: watch::Sender<Phase>,
-    pub(crate) log: mpsc::Receiver<LogLine>,
+    pub(crate) log: mpsc::Receiver<Arc<Seen>>,
+    pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
+    /// What operators see, whatever world it is given.
+    sight: Sight,
     /// Where the port of its application is reached.
     pub(crate) port: u16,
 }
@@ -220,18 +224,19 @@ impl Sidecar {
         let (world, _) = World::new(Names::default(), Instant::now());
         let telemetry = Telemetry::new();
         let (phase, phases) = watch::channel(Phase::Serving);
-        let (lines, log) = mpsc::channel(1024);
+        let (outlets, intakes) = Outlets::new();
         let worker = Worker::new(Parts {
             config: Arc::new(config),
             world,
             connections: Arc::new(Connections::default()),
             removed: Arc::default(),
             phase: phases,
-            log: setup.logged.then_some(lines),
+            outlets,
             shard: telemetry.shard(),
             seed: 7,
         });
-        Self { worker, telemetry, phase, log, port: 0 }
+        let (log, spans, sight) = (intakes.log, intakes.spans, setup.sight.clone());
+        Self { worker, telemetry, phase, log, spans, sight, port: 0 }
     }
 
     pub(crate) fn trust(&self, credential: Credential) {
@@ -242,6 +247,7 @@ impl Sidecar {
     pub(crate) fn know(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
         let services =
             services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
+        let plan = WorkloadPlan { sight: self.sight.clone(), ..plan };
         let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services });
         let absent = BTreeSet::from([ServiceName::new("bookinfo", "absent").unwrap()]);
         let update = Update { snapshot, absent, change: ChangeId(1) };
@@ -344,6 +350,7 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         lanes: BTreeMap::new(),
         limits: BTreeMap::new(),
         inbound: Default::default(),
+        sight: Default::default(),
     }
 }
 

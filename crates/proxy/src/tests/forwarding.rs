@@ -43,7 +43,8 @@ fn what_a_request_claims_about_its_sender_changes_nothing() {
         until(|| mesh.server.ended() == 1).await;
         assert_eq!(mesh.server.series()[0].labels.peer, "bookinfo/productpage");
         let mut text = String::new();
-        mesh.server.log.try_recv().expect("a line").write(&mut text);
+        let seen = mesh.server.log.try_recv().expect("a line");
+        crate::access_log::line(&seen, &leno_model::LogForm::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["peer"], "bookinfo/productpage");
         assert_eq!(mesh.server.telemetry.count(Count::Retries), 0);

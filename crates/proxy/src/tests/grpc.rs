@@ -93,7 +93,8 @@ fn both_sidecars_count_what_the_trailers_or_the_head_told() {
             assert_eq!((series[0].requests, series[0].success), (7, 3));
         }
         let mut text = String::new();
-        mesh.client.log.try_recv().expect("a line").write(&mut text);
+        let seen = mesh.client.log.try_recv().expect("a line");
+        crate::access_log::line(&seen, &leno_model::LogForm::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["grpc_status"], "OK");
     });

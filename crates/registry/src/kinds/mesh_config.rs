@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use leno_model::{Admission, MeshConfig, Name, TrafficMode, TrustDomain};
 
+use super::sight;
 use super::smi::read_account;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
-    let fields = spec.fields(&["trustDomain", "trafficMode", "revoked", "namespaces"])?;
+    const KNOWN: &[&str] =
+        &["trustDomain", "trafficMode", "revoked", "namespaces", "tracing", "accessLog"];
+    let fields = spec.fields(KNOWN)?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
         config.trust_domain = TrustDomain(field.name()?);
@@ -19,6 +22,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     if let Some(field) = fields.find("namespaces") {
         config.namespaces = namespaces(field)?;
     }
+    config.sight = sight::read(&fields)?;
     Some(config)
 }
 

@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    Door, FieldMatch, Header, HeaderEdits, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object,
-    PathEdit, PathMatch, PortSet, Protocol, Redirect, ReferenceGrant, RequestMatch, RetryRule,
-    RouteKind, RouteName, RouteParent, RuleActions, Scheme, Service, ServiceAccount, ServiceName,
-    TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget, UrlRewrite, ValueMatch,
-    WeightedBackend, Workload, WorkloadPort,
+    AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, Header, HeaderEdits, HttpRoute,
+    HttpRouteGroup, LogForm, MeshConfig, Name, Object, PathEdit, PathMatch, PortSet, Protocol,
+    Redirect, ReferenceGrant, RequestMatch, RetryRule, RouteKind, RouteName, RouteParent,
+    RuleActions, Sampling, Scheme, Service, ServiceAccount, ServiceName, TargetPort, TargetRule,
+    TcpRoute, TrafficMode, TrafficTarget, UrlRewrite, ValueMatch, WeightedBackend, Workload,
+    WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -135,6 +136,35 @@ fn reads_strict_mode_and_another_trust_domain() {
     );
     assert_eq!(config.trust_domain.to_string(), "edge.example.com");
     assert_eq!(config.mode, TrafficMode::Strict);
+}
+
+#[test]
+fn reads_what_operators_see() {
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec:\n  tracing: {sampling: 0.5%, errors: false, propagation: b3multi, export: {otlp: \
+         {endpoint: 'http://collector:4317', protocol: grpc}}}\n  accessLog: {template: \
+         '{method} {path}', sampling: 10%}"
+    );
+    let tracing = config.sight.tracing.unwrap();
+    assert_eq!((tracing.sampling.millionths(), tracing.errors), (5_000, false));
+    assert_eq!(tracing.begins, ContextForm::B3Multi);
+    assert_eq!(tracing.collector.protocol, CollectorProtocol::OtlpGrpc);
+    assert_eq!(tracing.collector.authority(), "collector:4317");
+    let log = config.sight.access_log.unwrap();
+    assert_eq!((log.sampling.millionths(), log.errors), (100_000, true));
+    let LogForm::Template(template) = log.form else { panic!("a template") };
+    assert_eq!(template.to_string(), "{method} {path}");
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec: {tracing: {export: {zipkin: {endpoint: 'http://[::1]:9411'}}}, accessLog: {}}"
+    );
+    let tracing = config.sight.tracing.unwrap();
+    assert_eq!((tracing.sampling, tracing.errors), (Sampling::DEFAULT, true));
+    assert_eq!(tracing.collector.to_string(), "http://[::1]:9411/api/v2/spans");
+    assert_eq!(config.sight.access_log, Some(AccessLog::json()));
 }
 
 #[test]

@@ -240,6 +240,50 @@ fn refuses_mesh_configs_of_unknown_modes() {
 }
 
 #[test]
+fn refuses_what_operators_cannot_see_by() {
+    check_specs(
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: x}",
+        &[
+            "{tracing: {}}",
+            "{tracing: {sampling: 1, export: {zipkin: {endpoint: http://c:9411}}}}",
+            "{tracing: {sampling: 101%, export: {zipkin: {endpoint: http://c:9411}}}}",
+            "{tracing: {export: {}}}",
+            "{tracing: {export: {otlp: {endpoint: http://c:1}, zipkin: {endpoint: http://c:1}}}}",
+            "{tracing: {export: {otlp: {endpoint: https://c:4318}}}}",
+            "{tracing: {export: {otlp: {endpoint: c:4318}}}}",
+            "{tracing: {export: {otlp: {endpoint: http://c:4317/v1, protocol: grpc}}}}",
+            "{tracing: {export: {otlp: {endpoint: http://c:4318, protocol: http2}}}}",
+            "{tracing: {errors: no, propagation: b4, export: {zipkin: {endpoint: http://c}}}}",
+            "{accessLog: {format: json}}",
+            "{accessLog: {template: ''}}",
+            "{accessLog: {template: 'a line'}}",
+            "{accessLog: {template: '{methods}'}}",
+            "{accessLog: {template: '{authorization}', sampling: 1e2%}}",
+        ],
+        &expect![[r#"
+            4:17: MeshConfig x: spec.tracing.export: is missing; add `export`
+            4:28: MeshConfig x: spec.tracing.sampling: 1 is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
+            4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
+            4:26: MeshConfig x: spec.tracing.export: says nothing; give one of `otlp`, `zipkin`
+            4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` at once; keep one of them
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "https://c:4318" is no endpoint to use: spans are sent without TLS: use `http://` and a collector on this machine or in a network of yours, which may forward them; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is no endpoint to use: an endpoint is written `http://HOST:PORT`; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "http://c:4317/v1" is no endpoint to use: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:4317`
+            4:69: MeshConfig x: spec.tracing.export.otlp.protocol: "http2" is not known here; did you mean `http`?
+            4:26: MeshConfig x: spec.tracing.errors: "no" is neither true nor false; use true or false
+            4:43: MeshConfig x: spec.tracing.propagation: "b4" is not known here; did you mean `b3`?
+            4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is no endpoint to use: an endpoint needs a port, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
+            4:28: MeshConfig x: spec.accessLog.format: is not a field that is known here; remove it, or use `sampling`, `errors` or `template`
+            4:30: MeshConfig x: spec.accessLog.template: a template has 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
+            4:30: MeshConfig x: spec.accessLog.template: a template names at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
+            4:30: MeshConfig x: spec.accessLog.template: `methods` is no field of the access log; did you mean `method`?
+            4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
+            4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
+        "#]],
+    );
+}
+
+#[test]
 fn refuses_services_that_ask_for_more() {
     check_specs(
         "apiVersion: v1\nkind: Service\nmetadata: {name: x}",

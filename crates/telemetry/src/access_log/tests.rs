@@ -3,6 +3,7 @@
 use super::*;
 
 const ENTRY: Entry<'_> = Entry {
+    start_time: "2026-01-02T03:04:05.678Z",
     direction: "inbound",
     method: "GET",
     path: "/ratings/1",
@@ -28,13 +29,13 @@ const ENTRY: Entry<'_> = Entry {
     user_agent: "curl/8",
     request_id: "",
     server_name: "",
+    trace_id: "4bf92f3577b34da6a3ce929d0e0e4736",
+    span_id: "",
 };
-
-const NOW: &str = "2026-01-02T03:04:05.678Z";
 
 fn line(entry: &Entry<'_>) -> String {
     let mut out = String::new();
-    write_json(entry, NOW, &mut out);
+    write_json(entry, &mut out);
     out
 }
 
@@ -46,7 +47,7 @@ fn an_answered_request() {
         ..ENTRY
     };
     expect_test::expect![[r#"
-        {"start_time":"2026-01-02T03:04:05.678Z","direction":"inbound","method":"GET","path":"/ratings/1","protocol":"HTTP/1.1","authority":"ratings:9080","response_code":200,"response_code_details":null,"grpc_status":null,"upstream_cluster":"bookinfo/ratings","route":null,"policy":"bookinfo/reviews-read","audit":null,"peer":"spiffe://cluster.local/ns/bookinfo/sa/reviews","downstream_remote":"127.0.0.1:4711","upstream_host":"[::1]:9080","bytes_received":0,"bytes_sent":42,"duration":1.234,"time_to_first_byte":0.900,"upstream_service_time":null,"retries":0,"x_forwarded_for":null,"user_agent":"curl/8","request_id":null,"requested_server_name":null}
+        {"start_time":"2026-01-02T03:04:05.678Z","direction":"inbound","method":"GET","path":"/ratings/1","protocol":"HTTP/1.1","authority":"ratings:9080","response_code":200,"response_code_details":null,"grpc_status":null,"upstream_cluster":"bookinfo/ratings","route":null,"policy":"bookinfo/reviews-read","audit":null,"peer":"spiffe://cluster.local/ns/bookinfo/sa/reviews","downstream_remote":"127.0.0.1:4711","upstream_host":"[::1]:9080","bytes_received":0,"bytes_sent":42,"duration":1.234,"time_to_first_byte":0.900,"upstream_service_time":null,"retries":0,"x_forwarded_for":null,"user_agent":"curl/8","request_id":null,"requested_server_name":null,"trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","span_id":null}
     "#]]
     .assert_eq(&line(&entry));
 }
@@ -92,4 +93,18 @@ fn texts_are_escaped_and_cut() {
         assert!(line.contains(&format!("\"user_agent\":{expected},")), "{line}");
         assert_eq!(line.lines().count(), 1, "{line}");
     }
+}
+
+#[test]
+fn a_template_shows_what_it_names_and_no_client_begins_a_line() {
+    let line = |entry: &Entry<'_>| {
+        let mut out = String::new();
+        let parts = ["method", "path", "response_code", "duration", "upstream_host", "user_agent"];
+        let parts = parts.iter().flat_map(|name| [Part::Field(name), Part::Text(" ")]);
+        write_fields(entry, parts, &mut out);
+        out
+    };
+    assert_eq!(line(&ENTRY), "GET /ratings/1 200 1.234 - curl/8 \n");
+    let entry = Entry { path: "/a?token=hunter2", user_agent: "x\nGET /forged \u{85}", ..ENTRY };
+    assert_eq!(line(&entry), "GET /a 200 1.234 - x\\nGET /forged \\u0085 \n");
 }

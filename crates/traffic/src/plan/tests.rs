@@ -68,6 +68,7 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         lanes: BTreeMap::new(),
         limits: BTreeMap::new(),
         inbound: Default::default(),
+        sight: Default::default(),
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
     Arc::new(Snapshot { plan: Arc::new(plan), services })

@@ -23,6 +23,8 @@ pub struct RequestEdits<'a> {
     pub lines: &'a str,
     /// Names of fields to leave out; `Host` and the framing fields are not affected.
     pub remove: &'a [Box<str>],
+    /// The same, of fields that `add` takes the place of.
+    pub replace: &'a [&'a str],
     /// What becomes of the connection.
     pub connection: Connection,
 }
@@ -92,6 +94,7 @@ pub fn write_request(
         length,
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
+        replace: edits.replace,
     };
     let length_kept = put_fields(bytes, &head.fields, &rules, out);
     put_framing(edits.framing, head.body, length_kept, out);
@@ -120,6 +123,7 @@ pub fn write_response(
         length: told && !bare && edits.framing != Framing::Chunked,
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
+        replace: &[],
     };
     let length_kept = put_fields(bytes, &head.fields, &rules, out);
     if !bare {
@@ -134,6 +138,7 @@ struct Rules<'a> {
     length: bool,
     upgrade: bool,
     remove: &'a [Box<str>],
+    replace: &'a [&'a str],
 }
 
 enum Fate<'a> {
@@ -157,7 +162,8 @@ impl<'a> Rules<'a> {
     #[inline]
     fn removes(&self, bytes: &[u8], name: Span) -> bool {
         let is = |removed: &str| name.of(bytes).eq_ignore_ascii_case(removed.as_bytes());
-        !self.remove.is_empty() && self.remove.iter().any(|removed| is(removed))
+        (!self.remove.is_empty() && self.remove.iter().any(|removed| is(removed)))
+            || (!self.replace.is_empty() && self.replace.iter().any(|replaced| is(replaced)))
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use leno_model::{Cors, Reason};
 use leno_telemetry::Count;
+use leno_telemetry::trace::Written;
 use leno_traffic::cors::{CrossOrigin, judge};
 use leno_traffic::fault::Injected;
 use leno_traffic::treatment::PortTreatment;
@@ -56,7 +57,8 @@ impl Exchange<'_, '_> {
             return None;
         }
         let mut head = BytesMut::new();
-        let added = self.added();
+        let context = self.span().map(Written::of);
+        let added = self.added(context.as_ref());
         let edits = edits(self, aim, Framing::Outside, &added);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         let copies = Copies::new(worker, &bound.scene, to, head);

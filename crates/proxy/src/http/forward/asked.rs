@@ -2,6 +2,7 @@
 
 use bytes::BytesMut;
 use leno_model::Reason;
+use leno_telemetry::trace::{Span, Written};
 use leno_wire::http1::{Framing, Parsed, write_request};
 
 use super::edits;
@@ -26,12 +27,15 @@ pub(super) fn of(
             let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok());
             let place = (aim.authority, target.unwrap_or_default());
             let mut asked = head_of(exchange.request, ("http", destined), place)?;
-            head::add(&mut asked, &exchange.added());
+            let context = exchange.span().map(Written::of);
+            let replaced = exchange.span().map_or(&[][..], Span::replaces);
+            head::add(&mut asked, &exchange.added(context.as_ref()), replaced);
             Ok(asked)
         }
         // One road for rules: it is written as for a link, and read as at the end of one.
         Destined::Upstream(_) => {
-            let added = exchange.added();
+            let context = exchange.span().map(Written::of);
+            let added = exchange.added(context.as_ref());
             let mut bytes = BytesMut::new();
             let edits = edits(exchange, aim, Framing::Outside, &added);
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);

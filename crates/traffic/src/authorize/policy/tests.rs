@@ -73,6 +73,7 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         lanes: Default::default(),
         limits: Default::default(),
         inbound: InboundPolicy { is_audited, rules },
+        sight: Default::default(),
     };
     InboundAccess::of(&plan).unwrap()
 }

@@ -42,6 +42,11 @@ fn forwards_requests() {
         "GET / HTTP/1.1\r\nHost: a\r\nx-set: new\r\nb: c: d\r\n\r\n",
     );
     check(
+        "GET / HTTP/1.1\r\nTraceParent: 1\r\nHost: a\r\nb3: 2\r\nB: 3\r\n\r\n",
+        &RequestEdits { add: &[("b3", b"4")], replace: &["traceparent", "b3"], ..plain },
+        "GET / HTTP/1.1\r\nHost: a\r\nB: 3\r\nb3: 4\r\n\r\n",
+    );
+    check(
         "GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n",
         &RequestEdits { connection: Connection::Upgrade, ..plain },
         "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n",

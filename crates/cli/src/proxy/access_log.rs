@@ -1,0 +1,108 @@
+//! The options that say which requests a sidecar logs, and how.
+
+use std::ffi::OsString;
+
+use clap::{Args, ValueEnum};
+use leno_model::{AccessLog, LogForm, LogTemplate, Sampling};
+use leno_proxy::LogChoice;
+
+/// Which requests are logged, on standard output.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct AccessLogArgs {
+    /// Whether requests are logged, on standard output; `mesh`: as `spec.accessLog` of the
+    /// MeshConfig says
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Mesh)]
+    access_log: Format,
+    /// How a line is written, with names of fields in braces [default: JSON]
+    #[arg(long, value_name = "TEXT", value_parser = LogTemplate::parse)]
+    access_log_template: Option<LogTemplate>,
+    /// How many of the requests that did not fail are logged; those that failed all are
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    access_log_sampling: Option<Sampling>,
+}
+
+/// Whether requests are logged, as an option.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// What the MeshConfig says
+    #[default]
+    Mesh,
+    /// No
+    Off,
+    /// One line of JSON each
+    Json,
+}
+
+impl Format {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mesh => "mesh",
+            Self::Off => "off",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl AccessLogArgs {
+    /// As a sidecar is told; a template or a share alone means that requests are logged.
+    pub(crate) fn choice(&self) -> LogChoice {
+        let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
+        let is_asked = template.is_some() || sampling.is_some();
+        match self.access_log {
+            Format::Off => LogChoice::Own(None),
+            Format::Mesh if !is_asked => LogChoice::Mesh,
+            Format::Mesh | Format::Json => LogChoice::Own(Some(AccessLog {
+                sampling: sampling.unwrap_or(Sampling::ALL),
+                errors: true,
+                form: template.clone().map_or(LogForm::Json, LogForm::Template),
+            })),
+        }
+    }
+
+    /// The same, as options.
+    pub(crate) fn options(&self) -> Vec<OsString> {
+        let template = self.access_log_template.as_ref();
+        let template = template.map(|it| format!("--access-log-template={it}"));
+        let sampling = self.access_log_sampling.map(|it| format!("--access-log-sampling={it}"));
+        let format = Some(format!("--access-log={}", self.access_log.as_str()));
+        [format, template, sampling].into_iter().flatten().map(OsString::from).collect()
+    }
+}
+
+fn percentage(text: &str) -> Result<Sampling, String> {
+    let remedy = "use one from 0% to 100% with at most four decimals, such as 1%";
+    Sampling::parse(text).ok_or_else(|| remedy.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        log: AccessLogArgs,
+    }
+
+    #[test]
+    fn a_supervised_sidecar_is_told_the_same() {
+        for words in [
+            &[][..],
+            &["--access-log=off"],
+            &["--access-log=json"],
+            &["--access-log-sampling=0.5%"],
+            &["--access-log-template={method} {path}", "--access-log-sampling=10%"],
+        ] {
+            let line = Line::try_parse_from([&["proxy"], words].concat()).unwrap();
+            let options = line.log.options();
+            let again = std::iter::once("proxy".into()).chain(options);
+            let again = Line::try_parse_from(again).unwrap();
+            assert_eq!(again.log.choice(), line.log.choice(), "{words:?}");
+        }
+        for bad in ["--access-log-sampling=2", "--access-log-template={x}", "--access-log=on"] {
+            assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
+        }
+    }
+}

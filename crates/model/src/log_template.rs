@@ -1,0 +1,171 @@
+//! Templates for lines of the access log: text with the names of fields in braces.
+
+use std::fmt;
+
+/// A template, such as `{method} {path} {response_code}`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LogTemplate {
+    parts: Vec<LogPart>,
+}
+
+/// A part of a template.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum LogPart {
+    /// It stands as it is.
+    Text(String),
+    /// The value of a field, by its name in [`LOG_FIELDS`].
+    Field(&'static str),
+}
+
+/// Why a text is no template.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidTemplate {
+    /// It is longer than a line should be, or empty.
+    #[error("a template has 1 to {TEMPLATE_BYTES_MAX} bytes")]
+    Length,
+    /// It has a control character, such as the end of a line.
+    #[error("a template has no control characters: each entry is one line")]
+    Control,
+    /// A brace that opens is not closed, or one that closes was not opened.
+    #[error("braces come in pairs around a name; write `{{{{` and `}}}}` for one of your own")]
+    Brace,
+    /// A name in braces is that of no field.
+    #[error("`{0}` is no field of the access log")]
+    Unknown(String),
+    /// It names no field.
+    #[error("a template names at least one field, such as `{{path}}`")]
+    Constant,
+}
+
+impl LogTemplate {
+    /// Reads a template.
+    ///
+    /// # Errors
+    /// [`InvalidTemplate`] for the first thing that is wrong.
+    pub fn parse(text: &str) -> Result<Self, InvalidTemplate> {
+        if text.is_empty() || text.len() > TEMPLATE_BYTES_MAX {
+            return Err(InvalidTemplate::Length);
+        }
+        if text.chars().any(char::is_control) {
+            return Err(InvalidTemplate::Control);
+        }
+        let mut parts = Vec::new();
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(['{', '}']) {
+            let (before, braced) = rest.split_at(at);
+            plain.push_str(before);
+            if let Some(after) = braced.strip_prefix("{{").or(braced.strip_prefix("}}")) {
+                plain.push_str(&braced[..1]);
+                rest = after;
+                continue;
+            }
+            let inner = braced.strip_prefix('{').and_then(|inner| inner.split_once('}'));
+            let (name, after) = inner.ok_or(InvalidTemplate::Brace)?;
+            let field = LOG_FIELDS.iter().find(|field| **field == name);
+            let field = *field.ok_or_else(|| InvalidTemplate::Unknown(name.to_owned()))?;
+            if !plain.is_empty() {
+                parts.push(LogPart::Text(std::mem::take(&mut plain)));
+            }
+            parts.push(LogPart::Field(field));
+            rest = after;
+        }
+        plain.push_str(rest);
+        if !plain.is_empty() {
+            parts.push(LogPart::Text(plain));
+        }
+        match parts.iter().any(|part| matches!(part, LogPart::Field(_))) {
+            true => Ok(Self { parts }),
+            false => Err(InvalidTemplate::Constant),
+        }
+    }
+
+    /// Its parts, in order.
+    #[must_use]
+    pub fn parts(&self) -> &[LogPart] {
+        &self.parts
+    }
+}
+
+/// As it is read.
+impl fmt::Display for LogTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for part in &self.parts {
+            match part {
+                LogPart::Text(text) => {
+                    f.write_str(&text.replace('{', "{{").replace('}', "}}"))?;
+                }
+                LogPart::Field(name) => write!(f, "{{{name}}}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fields of a line of the access log, in the order of its JSON.
+pub const LOG_FIELDS: &[&str] = &[
+    "start_time",
+    "direction",
+    "method",
+    "path",
+    "protocol",
+    "authority",
+    "response_code",
+    "response_code_details",
+    "grpc_status",
+    "upstream_cluster",
+    "route",
+    "policy",
+    "audit",
+    "peer",
+    "downstream_remote",
+    "upstream_host",
+    "bytes_received",
+    "bytes_sent",
+    "duration",
+    "time_to_first_byte",
+    "upstream_service_time",
+    "retries",
+    "x_forwarded_for",
+    "user_agent",
+    "request_id",
+    "requested_server_name",
+    "trace_id",
+    "span_id",
+];
+
+/// The longest template.
+pub const TEMPLATE_BYTES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_written_as_they_are_read() {
+        for text in ["{path}", "{method} {path} -> {response_code}", "{{{peer}}} {{", "a{path}}}b"]
+        {
+            assert_eq!(LogTemplate::parse(text).unwrap().to_string(), text);
+        }
+        let parts = LogTemplate::parse("{{{peer}}} x").unwrap();
+        let text = |text: &str| LogPart::Text(text.to_owned());
+        assert_eq!(parts.parts(), [text("{"), LogPart::Field("peer"), text("} x")]);
+    }
+
+    #[test]
+    fn what_is_no_template_is_refused() {
+        let long = "{path}".repeat(TEMPLATE_BYTES_MAX);
+        for (text, error) in [
+            ("", InvalidTemplate::Length),
+            (&*long, InvalidTemplate::Length),
+            ("{path}\n", InvalidTemplate::Control),
+            ("{path", InvalidTemplate::Brace),
+            ("path} {path}", InvalidTemplate::Brace),
+            ("{Path}", InvalidTemplate::Unknown("Path".to_owned())),
+            ("{}", InvalidTemplate::Unknown(String::new())),
+            ("a line", InvalidTemplate::Constant),
+        ] {
+            assert_eq!(LogTemplate::parse(text), Err(error), "{text}");
+        }
+    }
+}

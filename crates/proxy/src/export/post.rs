@@ -1,0 +1,203 @@
+//! One post to a collector: a request of HTTP/1.1, or a unary call of gRPC.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, TE};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper_util::rt::TokioIo;
+use leno_model::{Collector, CollectorProtocol};
+use tokio::net::{TcpStream, lookup_host};
+
+use super::otlp;
+use crate::config::Interception;
+use crate::dial::dial;
+
+/// What is posted.
+pub(super) struct Parcel {
+    pub(super) kind: &'static str,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Why a collector did not take a parcel.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failed {
+    /// Nobody traces any more.
+    #[error("tracing was turned off")]
+    Off,
+    /// It cannot be reached.
+    #[error("the collector at {0} cannot be reached: {1}")]
+    Unreachable(String, std::io::Error),
+    /// It did not answer in time.
+    #[error("the collector did not answer in time")]
+    Late,
+    /// It does not speak what it should.
+    #[error("the collector does not speak the protocol that `spec.tracing.export` says: {0}")]
+    Protocol(String),
+    /// It answered with this status of HTTP.
+    #[error("the collector answered with status {0}: {1}")]
+    Status(u16, String),
+    /// It answered with this status of gRPC.
+    #[error("the collector answered with status {0} of gRPC: {1}")]
+    Grpc(String, String),
+}
+
+impl Failed {
+    /// Whether the same may be taken a moment later.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(..) | Self::Late => true,
+            // OTLP's specification, "Retryable Response Codes".
+            Self::Status(status, _) => matches!(status, 429 | 502 | 503 | 504),
+            Self::Grpc(status, _) => matches!(status.as_str(), "4" | "8" | "14"),
+            Self::Off | Self::Protocol(_) => false,
+        }
+    }
+}
+
+/// Posts a parcel; tells how many of its spans were refused although it was taken.
+pub(super) async fn post(
+    collector: &Collector,
+    parcel: &Parcel,
+    interception: &Interception,
+) -> Result<u64, Failed> {
+    let unreachable = |error| Failed::Unreachable(collector.authority(), error);
+    let tcp = connect(collector, interception).await.map_err(unreachable)?;
+    match collector.protocol {
+        CollectorProtocol::OtlpGrpc => {
+            grpc(collector, tcp, &parcel.bytes).await.map(|answer| otlp::refused(&answer))
+        }
+        CollectorProtocol::OtlpHttp => {
+            http1(collector, tcp, parcel).await.map(|answer| otlp::refused(&answer))
+        }
+        CollectorProtocol::Zipkin => http1(collector, tcp, parcel).await.map(|_| 0),
+    }
+}
+
+/// The first of its addresses that answers.
+async fn connect(collector: &Collector, interception: &Interception) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for address in lookup_host((collector.host.as_str(), collector.port)).await? {
+        match dial(address, interception).await {
+            Ok(tcp) => return Ok(tcp),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn http1(collector: &Collector, tcp: TcpStream, parcel: &Parcel) -> Result<Bytes, Failed> {
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await;
+    let (mut sender, connection) = handshake.map_err(protocol)?;
+    let body = Full::new(Bytes::copy_from_slice(&parcel.bytes));
+    let request = Request::post(&collector.path)
+        .header(HOST, collector.authority())
+        .header(CONTENT_TYPE, parcel.kind)
+        .body(body)
+        .map_err(protocol)?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(protocol)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(protocol)?.to_bytes();
+        match status.is_success() {
+            true => Ok(body),
+            false => Err(Failed::Status(status.as_u16(), told(&body))),
+        }
+    };
+    tokio::pin!(connection, exchange);
+    tokio::select! {
+        biased;
+        outcome = &mut exchange => outcome,
+        ended = &mut connection => match ended {
+            // It may end first when the whole answer has arrived.
+            Ok(()) => exchange.await,
+            Err(error) => Err(protocol(error)),
+        },
+    }
+}
+
+/// A call with one message each way (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+async fn grpc(collector: &Collector, tcp: TcpStream, message: &[u8]) -> Result<Bytes, Failed> {
+    let (send, connection) = h2::client::handshake(tcp).await.map_err(protocol)?;
+    let request = Request::post(collector.to_string())
+        .version(http::Version::HTTP_2)
+        .header(CONTENT_TYPE, "application/grpc")
+        .header(TE, "trailers")
+        .body(())
+        .map_err(protocol)?;
+    let exchange = async {
+        let mut send = send.ready().await.map_err(protocol)?;
+        let (response, mut stream) = send.send_request(request, false).map_err(protocol)?;
+        stream.send_data(framed(message), true).map_err(protocol)?;
+        let (head, mut body) = response.await.map_err(protocol)?.into_parts();
+        if !head.status.is_success() {
+            return Err(Failed::Status(head.status.as_u16(), String::new()));
+        }
+        let mut answer = BytesMut::new();
+        while let Some(chunk) = body.data().await {
+            let chunk = chunk.map_err(protocol)?;
+            body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
+            if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
+                return Err(Failed::Protocol("its answer is too long".to_owned()));
+            }
+            answer.extend_from_slice(&chunk);
+        }
+        let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
+        let field = |name: &str| find(&trailers, name).or_else(|| find(&head.headers, name));
+        match field("grpc-status").as_deref() {
+            Some("0") => Ok(unframed(answer.freeze())),
+            Some(status) => {
+                Err(Failed::Grpc(status.to_owned(), field("grpc-message").unwrap_or_default()))
+            }
+            None => Err(Failed::Protocol("its answer has no grpc-status".to_owned())),
+        }
+    };
+    tokio::pin!(connection, exchange);
+    tokio::select! {
+        biased;
+        outcome = &mut exchange => outcome,
+        ended = &mut connection => match ended {
+            Ok(()) => Err(Failed::Protocol("it closed the connection".to_owned())),
+            Err(error) => Err(protocol(error)),
+        },
+    }
+}
+
+/// A message behind its flag and its length.
+fn framed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    framed.extend_from_slice(message);
+    framed.freeze()
+}
+
+/// The message of an answer; empty when there is none, or one that is compressed without our asking.
+fn unframed(mut answer: Bytes) -> Bytes {
+    if answer.len() < FRAME_BYTES || !answer.starts_with(&[0]) {
+        return Bytes::new();
+    }
+    answer.split_off(FRAME_BYTES)
+}
+
+fn find(fields: &HeaderMap, name: &str) -> Option<String> {
+    let value = fields.get(name)?;
+    Some(told(value.as_bytes()))
+}
+
+/// What a collector says, as a log may show it.
+fn told(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes.get(..TOLD_BYTES_MAX).unwrap_or(bytes));
+    text.trim().replace(char::is_control, " ")
+}
+
+fn protocol(error: impl std::fmt::Display) -> Failed {
+    Failed::Protocol(error.to_string())
+}
+
+/// More than a collector has to say.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// How much of what it says is logged.
+const TOLD_BYTES_MAX: usize = 256;
+/// A flag and a length of four bytes.
+const FRAME_BYTES: usize = 5;

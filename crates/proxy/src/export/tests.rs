@@ -1,0 +1,167 @@
+//! What is exported says what happened, and a collector that is away costs nothing but spans.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use leno_model::{CollectorProtocol, ContextForm, Sampling, Sight, Tracing};
+use leno_telemetry::Telemetry;
+use leno_telemetry::trace::{Carrier, Forms, Span};
+use leno_telemetry::{Outcome, RequestLabels};
+use prost::Message;
+
+use super::*;
+use crate::names::Names;
+use crate::tests::fixture::{closed_port, run, workload};
+
+fn seen(direction: &'static str, status: u16, reason: Option<&'static str>) -> Arc<Seen> {
+    let mut carrier = Carrier::default();
+    let parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    carrier.note(b"traceparent", parent);
+    Arc::new(Seen {
+        ended: SystemTime::UNIX_EPOCH + Duration::from_secs(1000),
+        labels: RequestLabels {
+            direction,
+            service: "bookinfo/ratings".to_owned(),
+            port: 9080,
+            route: "bookinfo/split".to_owned(),
+            peer: "bookinfo/productpage".to_owned(),
+            protocol: "http",
+        },
+        outcome: Outcome {
+            status,
+            reason,
+            grpc: None,
+            duration: Duration::from_millis(5),
+            bytes_in: 0,
+            bytes_out: 2,
+        },
+        retries: 1,
+        method: "GET".to_owned(),
+        path: "/ratings/1?token=hunter2".to_owned(),
+        authority: "user:hunter2@ratings".to_owned(),
+        user_agent: "curl/8".to_owned(),
+        request_id: String::new(),
+        forwarded_for: String::new(),
+        downstream: SocketAddr::from(([127, 0, 0, 1], 4711)),
+        upstream: Some(SocketAddr::from(([127, 0, 0, 2], 9080))),
+        policy: None,
+        audited: None,
+        span: Some(Span::of(&carrier, Forms::default(), &mut || 7, |_| false)),
+    })
+}
+
+fn source() -> Source {
+    Source {
+        service: "ratings".to_owned(),
+        namespace: "bookinfo".to_owned(),
+        workload: "bookinfo/ratings-1".to_owned(),
+    }
+}
+
+#[test]
+fn zipkin_is_told_what_happened_and_no_secret() {
+    let batch = [seen("inbound", 200, None), seen("outbound", 503, Some("connect-failed"))];
+    let bytes = zipkin::encode(&source(), &batch);
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(!text.contains("hunter2"), "{text}");
+    let spans: serde_json::Value = serde_json::from_str(&text).unwrap();
+    expect_test::expect![[r#"
+        {
+          "traceId": "4bf92f3577b34da6a3ce929d0e0e4736",
+          "id": "0000000000000007",
+          "kind": "SERVER",
+          "name": "GET bookinfo/ratings",
+          "timestamp": 999995000,
+          "duration": 5000,
+          "localEndpoint": {
+            "serviceName": "ratings.bookinfo"
+          },
+          "tags": {
+            "http.request.method": "GET",
+            "url.path": "/ratings/1",
+            "server.address": "ratings",
+            "http.response.status_code": "200",
+            "user_agent.original": "curl/8",
+            "client.address": "127.0.0.1",
+            "network.peer.address": "127.0.0.1",
+            "network.peer.port": "4711",
+            "leno.direction": "inbound",
+            "leno.service": "bookinfo/ratings",
+            "leno.route": "bookinfo/split",
+            "leno.peer": "bookinfo/productpage",
+            "leno.endpoint": "127.0.0.2:9080",
+            "leno.retries": "1",
+            "leno.sampled": "true",
+            "leno.workload": "bookinfo/ratings-1"
+          },
+          "parentId": "00f067aa0ba902b7",
+          "remoteEndpoint": {
+            "ipv4": "127.0.0.1",
+            "port": 4711,
+            "serviceName": "productpage.bookinfo"
+          }
+        }"#]]
+    .assert_eq(&format!("{:#}", spans[0]));
+    assert_eq!(spans[1]["kind"], "CLIENT");
+    assert_eq!(spans[1]["tags"]["error"], "connect-failed");
+    assert_eq!(spans[1]["remoteEndpoint"]["serviceName"], "ratings.bookinfo");
+}
+
+#[test]
+fn otlp_says_the_same() {
+    let batch = [seen("inbound", 200, None), seen("outbound", 500, None)];
+    let bytes = otlp::encode(&source(), &batch);
+    let request = otlp::ExportRequest::decode(&*bytes).unwrap();
+    let [resource] = &request.resource_spans[..] else { panic!("one resource") };
+    let spans = &resource.scope_spans[0].spans;
+    let kinds: Vec<_> = spans.iter().map(|span| (span.kind, span.status.is_some())).collect();
+    assert_eq!(kinds, [(2, false), (3, true)]);
+    let span = &spans[0];
+    assert_eq!(span.trace_id, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736_u128.to_be_bytes());
+    assert_eq!(span.parent_span_id, 0x00f0_67aa_0ba9_02b7_u64.to_be_bytes());
+    assert_eq!(span.end_time_unix_nano - span.start_time_unix_nano, 5_000_000);
+    assert_eq!(spans[1].status.as_ref().map(|status| &*status.message), Some("500"));
+    assert!(!String::from_utf8_lossy(&bytes).contains("hunter2"));
+}
+
+#[test]
+fn methods_that_clients_invent_make_no_names() {
+    let mut invented = Arc::into_inner(seen("inbound", 200, None)).unwrap();
+    invented.method = "BREW-1234".to_owned();
+    assert_eq!(source::name(&invented), "HTTP bookinfo/ratings");
+    let attributes = source::attributes(&invented);
+    let of = |name| attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+    assert_eq!(of("http.request.method"), Some(&source::Value::Text("_OTHER".to_owned())));
+    assert!(of("http.request.method_original").is_some());
+}
+
+#[test]
+fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+        for protocol in
+            [CollectorProtocol::OtlpHttp, CollectorProtocol::OtlpGrpc, CollectorProtocol::Zipkin]
+        {
+            let collector = Collector::parse(protocol, &format!("http://{}", closed_port()));
+            let tracing = Tracing {
+                sampling: Sampling::ALL,
+                errors: true,
+                begins: ContextForm::W3c,
+                collector: collector.unwrap(),
+            };
+            world.sights.say(&Sight { tracing: Some(tracing), access_log: None });
+            let telemetry = Telemetry::new();
+            let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
+            let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
+            let exporter = Exporter::new(Arc::new(config), world.clone(), telemetry.shard());
+            let (outlet, intake) = mpsc::channel(4);
+            outlet.try_send(seen("inbound", 200, None)).unwrap();
+            outlet.try_send(seen("inbound", 200, None)).unwrap();
+            drop(outlet);
+            exporter.run(intake).await;
+            assert_eq!(telemetry.count(Count::SpansRefused), 2, "{protocol:?}");
+            assert_eq!(telemetry.count(Count::SpansExported), 0, "{protocol:?}");
+        }
+    });
+}

@@ -1,0 +1,68 @@
+//! Spans as JSON of Zipkin's second version (<https://zipkin.io/zipkin-api/zipkin2-api.yaml>).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::source::{Source, Value, attributes, error, is_server, name, other_end};
+use crate::seen::Seen;
+
+/// The body of a post.
+pub(super) fn encode(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
+    let spans: Vec<Json> = batch.iter().filter_map(|seen| span(source, seen)).collect();
+    Json::from(spans).to_string().into_bytes()
+}
+
+fn span(source: &Source, seen: &Seen) -> Option<Json> {
+    let context = seen.span?;
+    let began = seen.began().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let tags = attributes(seen).into_iter().map(|(name, value)| match value {
+        Value::Text(text) => (name.to_owned(), text.into()),
+        Value::Number(number) => (name.to_owned(), number.to_string().into()),
+    });
+    let mut tags: Map<String, Json> = tags.collect();
+    tags.insert("leno.workload".to_owned(), source.workload.clone().into());
+    if let Some(error) = error(seen) {
+        // Its presence is what marks a span as failed.
+        tags.insert("error".to_owned(), error.into());
+    }
+    let mut span = json!({
+        "traceId": context.trace.to_string(),
+        "id": context.id.to_string(),
+        "kind": if is_server(seen) { "SERVER" } else { "CLIENT" },
+        "name": name(seen),
+        "timestamp": u64::try_from(began.as_micros()).unwrap_or(u64::MAX),
+        // Zero is no duration there.
+        "duration": u64::try_from(seen.outcome.duration.as_micros()).unwrap_or(u64::MAX).max(1),
+        "localEndpoint": { "serviceName": format!("{}.{}", source.service, source.namespace) },
+        "tags": tags,
+    });
+    if let Some(parent) = context.parent {
+        span["parentId"] = parent.to_string().into();
+    }
+    if let Some(other) = other_end(seen) {
+        span["remoteEndpoint"] = endpoint(other, remote(seen));
+    }
+    Some(span)
+}
+
+/// Who is at the other end, by name: its account, or the service that was asked for.
+fn remote(seen: &Seen) -> String {
+    let name = if is_server(seen) { &seen.labels.peer } else { &seen.labels.service };
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    match (namespace, name) {
+        ("", name) => name.to_owned(),
+        (namespace, name) => format!("{name}.{namespace}"),
+    }
+}
+
+fn endpoint(address: SocketAddr, name: String) -> Json {
+    let version = if address.is_ipv4() { "ipv4" } else { "ipv6" };
+    let mut endpoint = json!({ version: address.ip().to_string(), "port": address.port() });
+    if !name.is_empty() {
+        endpoint["serviceName"] = name.into();
+    }
+    endpoint
+}

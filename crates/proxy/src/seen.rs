@@ -1,0 +1,182 @@
+//! What operators see of one request: gathered on the data thread, told by the control thread.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_model::{ContextForm, Reason};
+use leno_telemetry::trace::{Carrier, Forms, Span};
+use leno_telemetry::{Count, Outcome, RequestLabels};
+use leno_traffic::Ruling;
+use tokio::sync::mpsc;
+
+use crate::http::request::Request;
+use crate::sight::View;
+use crate::worker::Worker;
+
+/// What is gathered on the way; nothing of it is on the heap.
+pub(crate) struct Sighting<'a> {
+    view: Rc<View>,
+    /// What the request says about itself; none for a byte stream, or one that could not be read.
+    request: Option<&'a Request<'a>>,
+    /// Its place in a trace.
+    pub(crate) span: Option<Span>,
+    /// The address of the endpoint, or of the application, that was tried last.
+    pub(crate) upstream: Option<SocketAddr>,
+    /// The policy that allowed it, or would allow it to others.
+    pub(crate) policy: Option<Ruling>,
+}
+
+/// What operators see of one request, once it has ended.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) ended: SystemTime,
+    pub(crate) labels: RequestLabels,
+    pub(crate) outcome: Outcome,
+    pub(crate) retries: u8,
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) authority: String,
+    pub(crate) user_agent: String,
+    pub(crate) request_id: String,
+    pub(crate) forwarded_for: String,
+    pub(crate) downstream: SocketAddr,
+    pub(crate) upstream: Option<SocketAddr>,
+    pub(crate) policy: Option<Ruling>,
+    /// Why it would have been denied.
+    pub(crate) audited: Option<Reason>,
+    pub(crate) span: Option<Span>,
+}
+
+/// How it ended, beside the outcome that is counted.
+pub(crate) struct Ended<'a> {
+    pub(crate) labels: &'a RequestLabels,
+    pub(crate) outcome: Outcome,
+    pub(crate) retries: u32,
+    pub(crate) audited: Option<Reason>,
+    pub(crate) downstream: SocketAddr,
+}
+
+/// Where one data thread puts what is seen; all of them are bounded, and it never waits for any.
+#[derive(Debug, Clone)]
+pub(crate) struct Outlets {
+    /// To the access log.
+    pub(crate) log: mpsc::Sender<Arc<Seen>>,
+    /// To the exporter of traces.
+    pub(crate) spans: mpsc::Sender<Arc<Seen>>,
+}
+
+/// The other ends.
+pub(crate) struct Intakes {
+    pub(crate) log: mpsc::Receiver<Arc<Seen>>,
+    pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
+}
+
+impl Outlets {
+    /// For all data threads together.
+    pub(crate) fn new() -> (Self, Intakes) {
+        let (log, lines) = mpsc::channel(LINES_MAX);
+        let (spans, exported) = mpsc::channel(SPANS_MAX);
+        (Self { log, spans }, Intakes { log: lines, spans: exported })
+    }
+}
+
+impl<'a> Sighting<'a> {
+    pub(crate) fn new(view: Rc<View>) -> Self {
+        Self { view, request: None, span: None, upstream: None, policy: None }
+    }
+
+    /// The request is known: it is given its place in a trace.
+    pub(crate) fn request(&mut self, request: &'a Request<'a>, worker: &Worker) {
+        self.request = Some(request);
+        let Some(tracing) = self.view.tracing() else { return };
+        let mut carrier = Carrier::default();
+        for field in &request.head.fields {
+            // What `Connection` names is not for us to read (RFC 9110 §7.6.1).
+            if !field.hop_by_hop {
+                carrier.note(field.name.of(&request.bytes), field.value.of(&request.bytes));
+            }
+        }
+        let forms = forms(tracing.begins);
+        let samples = |draw| tracing.sampling.takes(draw);
+        self.span = Some(Span::of(&carrier, forms, &mut || worker.draw(), samples));
+    }
+
+    /// Tells whoever looks; only now is anything copied.
+    pub(crate) fn tell(self, worker: &Worker, ended: &Ended<'_>) {
+        let failed = ended.outcome.is_failure();
+        let is_logged = self
+            .view
+            .log()
+            .is_some_and(|log| (failed && log.errors) || log.sampling.takes(worker.draw()));
+        let errors = self.view.tracing().is_some_and(|tracing| tracing.errors);
+        let is_traced = self.span.is_some_and(|span| span.is_sampled || (failed && errors));
+        if !is_logged && !is_traced {
+            return;
+        }
+        let Outlets { log, spans } = &worker.outlets;
+        let seen = Arc::new(self.seen(ended));
+        if is_logged && log.try_send(seen.clone()).is_err() {
+            worker.shard.add(Count::AccessLogDropped, 1);
+        }
+        if is_traced && spans.try_send(seen).is_err() {
+            worker.shard.add(Count::SpansOverflowed, 1);
+        }
+    }
+
+    fn seen(self, ended: &Ended<'_>) -> Seen {
+        let request = self.request;
+        let field = |name: &str| {
+            let value = request.and_then(|it| it.head.find(&it.bytes, name).next());
+            String::from_utf8_lossy(cut(value.unwrap_or_default())).into_owned()
+        };
+        let aim = request.and_then(|request| request.aim().ok());
+        let text = |text: Option<&str>| {
+            String::from_utf8_lossy(cut(text.unwrap_or_default().as_bytes())).into_owned()
+        };
+        Seen {
+            ended: SystemTime::now(),
+            labels: ended.labels.clone(),
+            outcome: ended.outcome,
+            retries: u8::try_from(ended.retries).unwrap_or(u8::MAX),
+            method: text(request.map(Request::method)),
+            path: text(aim.as_ref().map(|aim| aim.path)),
+            authority: text(aim.as_ref().map(|aim| aim.authority)),
+            user_agent: field("user-agent"),
+            request_id: field("x-request-id"),
+            forwarded_for: field("x-forwarded-for"),
+            downstream: ended.downstream,
+            upstream: self.upstream,
+            policy: self.policy,
+            audited: ended.audited,
+            span: self.span,
+        }
+    }
+}
+
+impl Seen {
+    /// When it began.
+    pub(crate) fn began(&self) -> SystemTime {
+        self.ended.checked_sub(self.outcome.duration).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+}
+
+fn forms(form: ContextForm) -> Forms {
+    let none = Forms::default();
+    match form {
+        ContextForm::W3c => Forms { w3c: true, ..none },
+        ContextForm::B3 => Forms { b3: true, ..none },
+        ContextForm::B3Multi => Forms { b3_multi: true, ..none },
+    }
+}
+
+/// Clients choose these, and queues must stay small.
+fn cut(text: &[u8]) -> &[u8] {
+    text.get(..leno_telemetry::access_log::TEXT_BYTES_MAX).unwrap_or(text)
+}
+
+/// Lines of the access log that may wait for its writer.
+pub(crate) const LINES_MAX: usize = 4096;
+/// Spans that may wait for the exporter.
+pub(crate) const SPANS_MAX: usize = 2048;

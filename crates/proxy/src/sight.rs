@@ -1,0 +1,94 @@
+//! What operators see of single requests now: one pointer that changes seldom and is read often.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use leno_model::{AccessLog, Sight, Tracing};
+
+/// What operators see of single requests, shared by all threads of a proxy.
+#[derive(Debug, Default)]
+pub(crate) struct Sights {
+    current: ArcSwap<View>,
+    /// Counts changes: threads keep what they saw last until this says otherwise.
+    version: AtomicU64,
+}
+
+/// What operators see now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct View {
+    /// What the control plane says.
+    sight: Sight,
+    /// What the sidecar was started with, which stands above that.
+    own_log: Option<Option<AccessLog>>,
+}
+
+impl View {
+    /// Which requests are traced.
+    pub(crate) fn tracing(&self) -> Option<&Tracing> {
+        self.sight.tracing.as_ref()
+    }
+
+    /// Which requests are logged.
+    pub(crate) fn log(&self) -> Option<&AccessLog> {
+        self.own_log.as_ref().unwrap_or(&self.sight.access_log).as_ref()
+    }
+
+    fn is_blind(&self) -> bool {
+        self.tracing().is_none() && self.log().is_none()
+    }
+}
+
+impl Sights {
+    /// Rises with each change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// What operators see; `None` when that is nothing.
+    pub(crate) fn view(&self) -> Option<View> {
+        let view = self.current.load();
+        (!view.is_blind()).then(|| View::clone(&view))
+    }
+
+    /// The control plane says what is seen.
+    pub(crate) fn say(&self, sight: &Sight) {
+        self.change(|view| view.sight.clone_from(sight));
+    }
+
+    /// The sidecar was started with a say of its own.
+    pub(crate) fn log(&self, log: Option<AccessLog>) {
+        self.change(|view| view.own_log = Some(log));
+    }
+
+    /// Only the control thread changes anything.
+    fn change(&self, change: impl FnOnce(&mut View)) {
+        let before = self.current.load_full();
+        let mut view = View::clone(&before);
+        change(&mut view);
+        if view != *before {
+            self.current.store(view.into());
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sidecar_was_started_with_stands_above_what_it_is_told() {
+        let sights = Sights::default();
+        assert!(sights.view().is_none() && sights.version() == 0);
+        sights.say(&Sight { access_log: Some(AccessLog::json()), tracing: None });
+        assert_eq!(sights.view().unwrap().log(), Some(&AccessLog::json()));
+        sights.log(None);
+        assert!(sights.view().is_none());
+        let before = sights.version();
+        sights.say(&Sight { access_log: Some(AccessLog::json()), tracing: None });
+        assert_eq!(sights.version(), before, "nothing changed");
+        sights.say(&Sight::default());
+        sights.log(Some(AccessLog::json()));
+        assert!(sights.view().is_some());
+    }
+}

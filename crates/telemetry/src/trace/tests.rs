@@ -1,0 +1,219 @@
+//! What is read, continued and written, with the examples of both specifications.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const SPAN: &str = "00f067aa0ba902b7";
+
+fn carrier<'a>(fields: &'a [(&str, &str)]) -> Carrier<'a> {
+    let mut carrier = Carrier::default();
+    for (name, value) in fields {
+        carrier.note(name.as_bytes(), value.as_bytes());
+    }
+    carrier
+}
+
+fn context(name: &str, value: &str) -> Option<Context> {
+    carrier(&[(name, value)]).context()
+}
+
+/// The trace, the span and the decision that were read, as text.
+fn shown(context: Option<Context>) -> String {
+    let Some(Context { ids, decision, .. }) = context else { return "nothing".to_owned() };
+    let ids = ids.map(|(trace, span)| format!("{trace} {span} ")).unwrap_or_default();
+    format!("{ids}{decision:?}")
+}
+
+/// What is passed on when these fields came, with 1, 2 and so on for random numbers.
+fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
+    let carrier = carrier(fields);
+    let mut drawn = 0;
+    let mut chance = || {
+        drawn += 1;
+        drawn
+    };
+    let forms = Forms { w3c: true, ..Forms::default() };
+    let span = Span::of(&carrier, forms, &mut chance, |_| samples);
+    let written = Written::of(&span);
+    let fields: Vec<_> = written.fields().collect();
+    assert!(fields.len() <= FIELDS_MAX);
+    assert!(fields.iter().all(|(name, _)| span.replaces().contains(name)));
+    fields
+        .into_iter()
+        .map(|(name, value)| format!("{name}: {}", str::from_utf8(value).unwrap()))
+        .collect()
+}
+
+#[test]
+fn reads_traceparent_as_the_w3c_says() {
+    let sampled = format!("{TRACE} {SPAN} Sampled");
+    for (value, expected) in [
+        (format!("00-{TRACE}-{SPAN}-01"), &*sampled),
+        (format!("00-{TRACE}-{SPAN}-00"), &*format!("{TRACE} {SPAN} NotSampled")),
+        // §3.2.2.5: other flags mean nothing here.
+        (format!("00-{TRACE}-{SPAN}-ff"), &*sampled),
+        (format!("00-{TRACE}-{SPAN}-02"), &*format!("{TRACE} {SPAN} NotSampled")),
+        // §4.3: versions to come may have more behind a dash.
+        (format!("cc-{TRACE}-{SPAN}-01"), &*sampled),
+        (format!("cc-{TRACE}-{SPAN}-01-what-will-be"), &*sampled),
+        (format!("cc-{TRACE}-{SPAN}-01.what"), "nothing"),
+        (format!("00-{TRACE}-{SPAN}-01-what"), "nothing"),
+        (format!("ff-{TRACE}-{SPAN}-01"), "nothing"),
+        (format!("00-{}-{SPAN}-01", "0".repeat(32)), "nothing"),
+        (format!("00-{TRACE}-{}-01", "0".repeat(16)), "nothing"),
+        (format!("00-{}-{SPAN}-01", TRACE.to_uppercase()), "nothing"),
+        (format!("00-{TRACE}-{SPAN}-0"), "nothing"),
+        (format!("00-{TRACE}-{SPAN}--1"), "nothing"),
+        (format!("0-0{TRACE}-{SPAN}-01"), "nothing"),
+        (format!("00_{TRACE}_{SPAN}_01"), "nothing"),
+        (String::new(), "nothing"),
+    ] {
+        assert_eq!(shown(context("TraceParent", &value)), expected, "{value}");
+    }
+    let value = format!("00-{TRACE}-{SPAN}-01");
+    let twice = [("traceparent", &*value), ("traceparent", &*value)];
+    assert_eq!(carrier(&twice).context(), None);
+}
+
+#[test]
+fn reads_b3_in_one_header() {
+    let narrow = &TRACE[16..];
+    for (value, expected) in [
+        (format!("{TRACE}-{SPAN}-1-{SPAN}"), format!("{TRACE} {SPAN} Sampled")),
+        (format!("{TRACE}-{SPAN}-0"), format!("{TRACE} {SPAN} NotSampled")),
+        (format!("{TRACE}-{SPAN}-d"), format!("{TRACE} {SPAN} Debug")),
+        (format!("{TRACE}-{SPAN}"), format!("{TRACE} {SPAN} Deferred")),
+        (format!("{narrow}-{SPAN}-1"), format!("{}{narrow} {SPAN} Sampled", "0".repeat(16))),
+        ("0".to_owned(), "NotSampled".to_owned()),
+        ("d".to_owned(), "Debug".to_owned()),
+        (format!("{TRACE}-{SPAN}-2"), "nothing".to_owned()),
+        (format!("{TRACE}-{SPAN}-1-x"), "nothing".to_owned()),
+        (format!("{TRACE}-{SPAN}-1-{SPAN}-"), "nothing".to_owned()),
+        (format!("{}-{SPAN}-1", "0".repeat(32)), "nothing".to_owned()),
+        (TRACE.to_owned(), "nothing".to_owned()),
+        (String::new(), "nothing".to_owned()),
+    ] {
+        assert_eq!(shown(context("b3", &value)), expected, "{value}");
+    }
+}
+
+#[test]
+fn reads_b3_in_several_headers() {
+    let ids = [("X-B3-TraceId", TRACE), ("X-B3-SpanId", SPAN)];
+    let with = |more: &[(&'static str, &'static str)]| {
+        let fields = [&ids[..], more].concat();
+        shown(carrier(&fields).context())
+    };
+    for (more, decision) in [
+        (&[][..], "Deferred"),
+        (&[("x-b3-sampled", "1")], "Sampled"),
+        (&[("x-b3-sampled", "true")], "Sampled"),
+        (&[("x-b3-sampled", "0")], "NotSampled"),
+        (&[("x-b3-sampled", "0"), ("x-b3-flags", "1")], "Debug"),
+        (&[("x-b3-sampled", "yes")], "Deferred"),
+    ] {
+        assert_eq!(with(more), format!("{TRACE} {SPAN} {decision}"), "{more:?}");
+    }
+    assert_eq!(with(&[("x-b3-traceid", TRACE)]), "nothing");
+    assert_eq!(shown(context("x-b3-sampled", "0")), "NotSampled");
+    assert_eq!(shown(context("x-b3-spanid", SPAN)), "nothing");
+}
+
+#[test]
+fn a_trace_begins_where_none_came() {
+    let begun = "traceparent: 00-00000000000000010000000000000002-0000000000000003-0";
+    assert_eq!(passed_on(&[("host", "a")], true), [format!("{begun}1")]);
+    assert_eq!(passed_on(&[("host", "a")], false), [format!("{begun}0")]);
+    assert_eq!(passed_on(&[("traceparent", "nonsense")], true), [format!("{begun}1")]);
+    // The decision came without a trace.
+    assert_eq!(
+        passed_on(&[("b3", "0")], true),
+        ["b3: 00000000000000010000000000000002-0000000000000003-0"]
+    );
+}
+
+#[test]
+fn a_context_goes_on_in_the_forms_that_it_came_in() {
+    let w3c = format!("00-{TRACE}-{SPAN}-01");
+    let b3 = format!("{TRACE}-{SPAN}-d");
+    let continued = format!("traceparent: 00-{TRACE}-0000000000000001-01");
+    assert_eq!(passed_on(&[("traceparent", &w3c)], false), [&*continued]);
+    assert_eq!(
+        passed_on(&[("b3", &b3)], false),
+        [format!("b3: {TRACE}-0000000000000001-d-{SPAN}")]
+    );
+    // The first that can be read decides; all that came are written.
+    assert_eq!(
+        passed_on(&[("b3", "0"), ("traceparent", &w3c)], false),
+        [&*continued, &*format!("b3: {TRACE}-0000000000000001-1-{SPAN}")]
+    );
+    let narrow = &TRACE[16..];
+    assert_eq!(
+        passed_on(&[("x-b3-traceid", narrow), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")], false),
+        [
+            &*format!("x-b3-traceid: {narrow}"),
+            "x-b3-spanid: 0000000000000001",
+            &*format!("x-b3-parentspanid: {SPAN}"),
+            "x-b3-flags: 1",
+        ]
+    );
+}
+
+#[test]
+fn state_goes_on_only_with_the_parent_that_it_came_with() {
+    let span =
+        |fields: &[(&str, &str)]| Span::of(&carrier(fields), Forms::default(), &mut || 1, |_| true);
+    let value = format!("00-{TRACE}-{SPAN}-01");
+    assert!(!span(&[("traceparent", &value)]).replaces().contains(&"tracestate"));
+    assert!(span(&[("traceparent", "00")]).replaces().contains(&"tracestate"));
+    assert!(span(&[("b3", "1")]).replaces().contains(&"tracestate"));
+}
+
+proptest! {
+    #[test]
+    fn no_header_is_too_strange(
+        name in "(traceparent|b3|x-b3-(traceid|spanid|sampled|flags))",
+        value in prop::collection::vec(any::<u8>(), 0..80),
+        edit in (0..80_usize, any::<u8>()),
+    ) {
+        let mut carrier = Carrier::default();
+        carrier.note(name.as_bytes(), &value);
+        let mut near = format!("00-{TRACE}-{SPAN}-01").into_bytes();
+        if let Some(byte) = near.get_mut(edit.0) {
+            *byte = edit.1;
+        }
+        carrier.note(name.as_bytes(), &near);
+        let mut single = Carrier::default();
+        single.note(name.as_bytes(), &near);
+        for carrier in [carrier, single] {
+            let span = Span::of(&carrier, Forms::default(), &mut || 7, |_| true);
+            for (_, value) in Written::of(&span).fields() {
+                prop_assert!(value.iter().all(u8::is_ascii_graphic));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_by_the_next(
+        draws in prop::collection::vec(any::<u64>(), 4),
+        is_sampled in any::<bool>(),
+        forms in any::<(bool, bool, bool)>(),
+    ) {
+        let forms = Forms { w3c: forms.0, b3: forms.1, b3_multi: forms.2 };
+        let mut draws = draws.into_iter().cycle();
+        let mut chance = || draws.next().unwrap();
+        let first = Span::of(&Carrier::default(), forms, &mut chance, |_| is_sampled);
+        let written = Written::of(&first);
+        let mut carrier = Carrier::default();
+        written.fields().for_each(|(name, value)| carrier.note(name.as_bytes(), value));
+        prop_assert_eq!(carrier.forms(), forms);
+        if forms != Forms::default() {
+            let next = Span::of(&carrier, Forms::default(), &mut chance, |_| !is_sampled);
+            prop_assert_eq!(next.trace, first.trace);
+            prop_assert_eq!(next.parent, Some(first.id));
+            prop_assert_eq!(next.is_sampled, is_sampled);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A context as the headers that pass it on, written without an allocation.
+
+use super::{Span, SpanId};
+
+/// The headers that pass a context on.
+#[derive(Debug, Clone, Copy)]
+pub struct Written {
+    span: Span,
+    trace: [u8; 32],
+    id: [u8; 16],
+    parent: [u8; 16],
+    traceparent: [u8; 55],
+    b3: [u8; 68],
+}
+
+impl Written {
+    /// Writes the context that the next one is to continue.
+    #[must_use]
+    pub fn of(span: &Span) -> Self {
+        let mut written = Self {
+            span: *span,
+            trace: [0; 32],
+            id: [0; 16],
+            parent: [0; 16],
+            traceparent: *b"00-00000000000000000000000000000000-0000000000000000-00",
+            b3: [b'-'; 68],
+        };
+        digits(span.trace.0.get(), &mut written.trace);
+        digits(span.id.0.get().into(), &mut written.id);
+        digits(span.parent.map_or(0, |SpanId(id)| id.get().into()), &mut written.parent);
+        if span.forms.w3c {
+            written.traceparent[3..35].copy_from_slice(&written.trace);
+            written.traceparent[36..52].copy_from_slice(&written.id);
+            if span.is_sampled {
+                written.traceparent[54] = b'1';
+            }
+        }
+        if span.forms.b3 {
+            written.b3[..32].copy_from_slice(&written.trace);
+            written.b3[33..49].copy_from_slice(&written.id);
+            written.b3[50] = match (span.is_debug, span.is_sampled) {
+                (true, _) => b'd',
+                (false, true) => b'1',
+                (false, false) => b'0',
+            };
+            written.b3[52..].copy_from_slice(&written.parent);
+        }
+        written
+    }
+
+    /// Names and values; at most [`FIELDS_MAX`].
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let Span { forms, parent, is_sampled, is_debug, is_narrow, .. } = self.span;
+        let from = if is_narrow { 16 } else { 0 };
+        let to = if parent.is_some() { 68 } else { 51 };
+        let sampled: &[u8] = if is_sampled { b"1" } else { b"0" };
+        let multi = forms.b3_multi;
+        [
+            forms.w3c.then_some(("traceparent", &self.traceparent[..])),
+            forms.b3.then_some(("b3", &self.b3[from..to])),
+            multi.then_some(("x-b3-traceid", &self.trace[from..])),
+            multi.then_some(("x-b3-spanid", &self.id[..])),
+            (multi && parent.is_some()).then_some(("x-b3-parentspanid", &self.parent[..])),
+            // Debug implies the decision, which is not written beside it.
+            multi.then_some(match is_debug {
+                true => ("x-b3-flags", &b"1"[..]),
+                false => ("x-b3-sampled", sampled),
+            }),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+/// The last digits of a number that fit.
+fn digits(number: u128, out: &mut [u8]) {
+    let mut rest = number;
+    for place in out.iter_mut().rev() {
+        let digit = (rest & 15) as u8;
+        *place = if digit < 10 { b'0' + digit } else { b'a' + digit - 10 };
+        rest >>= 4;
+    }
+}
+
+/// The most headers that a context takes.
+pub const FIELDS_MAX: usize = 6;

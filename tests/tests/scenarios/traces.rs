@@ -1,0 +1,157 @@
+//! Traces through real sidecars, at a real collector: what is told, and when it is not.
+
+mod zipkin;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, server};
+use leno_tests::{
+    Answer, Application, Collector, Mesh, Response, eventually, exchange, free_port, get,
+};
+use serde_json::Value;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e47";
+const PARENT: &str = "00f067aa0ba902b7";
+
+/// A shop whose stock tells which context it got, and fails at `/broken`.
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    stock: Application,
+}
+
+impl Shop {
+    fn open(tracing: &str) -> Self {
+        let stock = Application::start(|request| match request.what().1 {
+            "/broken" => Answer::Bytes(
+                b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            ),
+            _ => Answer::ok(request.header("traceparent").unwrap_or("none")),
+        });
+        let door = free_port();
+        let mesh = Mesh::up(&manifests(&stock, door, tracing));
+        Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), stock }
+    }
+
+    fn trace_to(&self, tracing: &str) {
+        self.mesh.write("mesh.yaml", &manifests(&self.stock, self.door.port(), tracing));
+    }
+
+    /// Asks as a client whose trace ends in `number` and is sampled or not.
+    fn ask(&self, path: &str, number: u8, flags: &str) -> Response {
+        let context = format!("00-{TRACE}{number:02}-{PARENT}-{flags}");
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
+             traceparent: {context}\r\nconnection: close\r\n\r\n"
+        );
+        exchange(self.door, &head).expect("an answer")
+    }
+
+    /// Waits until both sidecars trace as they were told last: the application hears of a span.
+    fn waits_for_tracing(&self) {
+        eventually("contexts are continued on both sides", PATIENCE, || {
+            let heard = String::from_utf8_lossy(&self.ask("/", 99, "00").body).into_owned();
+            (heard.contains(TRACE) && !heard.contains(PARENT)).then_some(())
+        });
+    }
+
+    /// Waits until both sidecars know where the collector is.
+    fn waits_for_collector(&self, port: u16) {
+        for workload in ["shop/web-1", "shop/stock-1"] {
+            let admin = self.mesh.sidecar(workload).admin;
+            eventually("a sidecar knows its collector", PATIENCE, || {
+                let world = get(admin, "/world").ok()?;
+                let world: Value = serde_json::from_slice(&world.body).ok()?;
+                let collector = world["tracing"]["collector"].as_str()?;
+                collector.contains(&format!(":{port}/")).then_some(())
+            });
+        }
+    }
+}
+
+fn manifests(stock: &Application, door: u16, tracing: &str) -> String {
+    let config = format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+         spec:\n  trafficMode: permissive\n{tracing}"
+    );
+    [config, server("stock", stock.port(), &[]), client("web", &[], &[("stock", door)])].concat()
+}
+
+fn otlp(sampling: &str, port: u16, protocol: &str) -> String {
+    format!(
+        "  tracing:\n    sampling: {sampling}\n    export: {{otlp: {{endpoint: \
+         'http://127.0.0.1:{port}', protocol: {protocol}}}}}\n"
+    )
+}
+
+#[test]
+fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
+    let collector = Collector::start();
+    let shop = Shop::open(&otlp("0%", collector.http, "http"));
+    shop.waits_for_tracing();
+    for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
+        shop.trace_to(&otlp("0%", port, protocol));
+        shop.waits_for_collector(port);
+        let answer = shop.ask("/orders?token=hunter2", number, "01");
+        let trace = format!("{TRACE}{number:02}");
+        let spans = collector.spans(&trace, 2);
+        let of = |kind| spans.iter().find(|span| span.kind == kind).expect("a span of each side");
+        let (outer, inner) = (of("Client"), of("Server"));
+        assert_eq!((outer.parent.as_str(), &inner.parent), (PARENT, &outer.id));
+        let heard = String::from_utf8_lossy(&answer.body).into_owned();
+        assert_eq!(heard, format!("00-{trace}-{}-01", inner.id));
+        for span in [outer, inner] {
+            assert_eq!(span.name, "GET shop/stock");
+            for (name, value) in [
+                ("http.response.status_code", "Int(200)"),
+                ("url.path", "Str(/orders)"),
+                ("leno.service", "Str(shop/stock)"),
+                ("leno.retries", "Int(0)"),
+            ] {
+                assert_eq!(span.attribute(name), Some(value), "{name}: {}", span.text);
+            }
+            assert!(!span.text.contains("hunter2"), "{}", span.text);
+        }
+        assert_eq!(inner.attribute("leno.peer"), Some("Str(shop/web)"));
+    }
+    for workload in ["shop/web-1", "shop/stock-1"] {
+        let exported = "leno_trace_spans_total{result=\"exported\"}";
+        assert!(shop.mesh.sidecar(workload).metric(exported) >= 2.0, "{workload}");
+    }
+}
+
+#[test]
+fn the_parents_decision_is_kept_and_failures_are_told_all_the_same() {
+    let collector = Collector::start();
+    let shop = Shop::open(&otlp("100%", collector.http, "http"));
+    shop.waits_for_tracing();
+    assert_eq!(shop.ask("/", 3, "00").status, 200);
+    assert_eq!(shop.ask("/broken", 4, "00").status, 500);
+    // What came after it has come: so has, or would have, what came before.
+    let failed = collector.spans(&format!("{TRACE}04"), 2);
+    for span in &failed {
+        assert_eq!(span.attribute("error.type"), Some("Str(500)"), "{}", span.text);
+        assert_eq!(span.attribute("leno.sampled"), Some("Str(false)"));
+    }
+    assert_eq!(collector.spans_now(&format!("{TRACE}03")), []);
+}
+
+#[test]
+fn a_collector_that_dies_costs_spans_and_no_request() {
+    let collector = Collector::start();
+    let shop = Shop::open(&otlp("100%", collector.http, "http"));
+    shop.waits_for_tracing();
+    drop(collector);
+    for _ in 0..20 {
+        assert_eq!(shop.ask("/", 5, "01").status, 200);
+    }
+    let web = shop.mesh.sidecar("shop/web-1");
+    eventually("spans are dropped and counted", PATIENCE, || {
+        let refused = web.metric("leno_trace_spans_total{result=\"refused\"}");
+        (refused >= 20.0).then_some(())
+    });
+}
+
+/// A collector starts in a second; sidecars hear of a change in less.
+const PATIENCE: Duration = Duration::from_secs(30);

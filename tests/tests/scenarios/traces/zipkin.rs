@@ -1,0 +1,46 @@
+//! The same at a real server of Zipkin.
+
+use std::process::Command;
+
+use leno_tests::{Program, zipkin};
+use serde_json::Value;
+
+use super::*;
+
+#[test]
+#[ignore = "fetches a server of 86 MB with Maven: `./test zipkin` runs it"]
+fn zipkin_has_the_spans_of_both_sidecars() {
+    let port = free_port();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut command = Command::new("java");
+    command.args(["-Xmx192m", "-jar"]).arg(zipkin());
+    let listens =
+        ["ip=127.0.0.1".to_owned(), format!("port={port}"), "protocols[0]=http".to_owned()];
+    command.args(listens.map(|setting| format!("--armeria.ports[0].{setting}")));
+    let _server = Program::start("Zipkin", &mut command);
+    let healthy = || get(address, "/health").ok().filter(|health| health.status == 200);
+    eventually("Zipkin is up", Duration::from_secs(60), healthy);
+    let shop = Shop::open(&format!(
+        "  tracing:\n    sampling: 100%\n    propagation: b3\n    export: {{zipkin: {{endpoint: \
+         'http://127.0.0.1:{port}'}}}}\n"
+    ));
+    shop.waits_for_tracing();
+    shop.ask("/orders", 1, "01");
+    shop.ask("/broken", 2, "00");
+    for (number, error) in [(1, false), (2, true)] {
+        let path = format!("/api/v2/trace/{TRACE}{number:02}");
+        let spans = eventually("both spans are there", PATIENCE, || {
+            let answer = get(address, &path).ok().filter(|answer| answer.status == 200)?;
+            let spans: Value = serde_json::from_slice(&answer.body).ok()?;
+            spans.as_array().filter(|spans| spans.len() == 2).cloned()
+        });
+        let (spans, _) = spans;
+        let of = |kind| spans.iter().find(|span| span["kind"] == kind).expect("a span of each");
+        let (outer, inner) = (of("CLIENT"), of("SERVER"));
+        assert_eq!((&outer["parentId"], &inner["parentId"]), (&PARENT.into(), &outer["id"]));
+        assert_eq!(outer["localEndpoint"]["serviceName"], "web.shop");
+        assert_eq!(inner["localEndpoint"]["serviceName"], "stock.shop");
+        assert_eq!(inner["remoteEndpoint"]["serviceName"], "web.shop");
+        assert_eq!(inner["tags"]["error"].is_string(), error);
+    }
+}
