@@ -175,28 +175,54 @@ impl Mesh {
     /// # Errors
     /// As [`Mesh::ask`].
     pub(crate) async fn send(&self, method: &str, path: &str) -> anyhow::Result<String> {
-        let socket = self.socket.display();
         let asked = leno_control::admin::ask(&self.socket, method, path).await;
-        let (status, answer) = asked.map_err(|error| {
-            let absent =
-                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
-            let context = match absent {
-                true => format!(
-                    "no mesh answers at {socket}: start one with `leno up`, or name the data \
-                     directory of the one you mean with --data"
-                ),
-                false => format!("asking the control plane at {socket}"),
-            };
-            anyhow::Error::new(error).context(context)
-        })?;
+        let (status, answer) = asked.map_err(|error| self.unanswered(error))?;
         match status {
             200..300 => Ok(answer),
             _ => bail!("the control plane refuses: {}", answer.trim_end()),
         }
     }
+
+    /// Follows an answer that does not end, until `each` says that it is enough.
+    ///
+    /// # Errors
+    /// As [`Mesh::ask`], and what `each` says.
+    pub(crate) async fn follow(
+        &self,
+        path: &str,
+        each: impl FnMut(&str) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let followed = leno_control::admin::follow(&self.socket, path, each).await;
+        let followed = followed.map_err(|error| match error.downcast::<io::Error>() {
+            Ok(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unanswered(error),
+            Ok(error) => error.into(),
+            Err(error) => error,
+        })?;
+        followed.map_err(|(_, problem)| {
+            anyhow::anyhow!("the control plane refuses: {}", problem.trim_end())
+        })
+    }
+
+    fn unanswered(&self, error: io::Error) -> anyhow::Error {
+        let socket = self.socket.display();
+        let absent =
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+        let context = match absent {
+            true => format!(
+                "no mesh answers at {socket}: start one with `leno up`, or name the data \
+                 directory of the one you mean with --data"
+            ),
+            false => format!("asking the control plane at {socket}"),
+        };
+        anyhow::Error::new(error).context(context)
+    }
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
+/// Reads an answer.
+///
+/// # Errors
+/// When it is that of another version.
+pub(crate) fn parsed<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
     serde_json::from_value(answer)
         .context("the answer is not understood: is the mesh of another version of leno?")
 }

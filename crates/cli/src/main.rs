@@ -24,6 +24,7 @@ mod proxy;
 mod root;
 mod status;
 mod stop;
+mod tap;
 mod token;
 mod top;
 mod up;
@@ -72,6 +73,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Watch how services, routes and sidecars fare
     Top(top::TopArgs),
+    /// Watch live requests of a service
+    Tap(tap::TapArgs),
     /// Send requests at a pace and tell what came of every one of them
     Load(load::LoadArgs),
     /// Make a join token for a workload on another machine
@@ -119,6 +122,7 @@ impl Command {
             Self::Get(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Top(args) => args.run(),
+            Self::Tap(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
             Self::Root(args) => args.run(),

@@ -126,7 +126,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// What a cell shows. Some come from other machines: they are not to steer a terminal.
-fn shown(cell: &str) -> String {
+pub(crate) fn shown(cell: &str) -> String {
     let steers =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     match cell {

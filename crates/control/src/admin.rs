@@ -6,20 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http_body_util::{BodyExt, Empty, Full, Limited};
+use http_body_util::{BodyExt, Either, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_discovery::ChangeId;
+use leno_discovery::{ChangeId, Taps};
 use leno_model::WorkloadName;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::answering::{Answering, serve_all, text, typed};
+use crate::answering::{Answering, serve_all, text, typed, typed_body};
 use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
+use crate::tap::Lines;
 
 /// What the admin socket needs to answer.
 #[derive(Debug)]
@@ -27,6 +28,7 @@ pub(crate) struct Admin {
     pub(crate) questions: Questions,
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
+    pub(crate) taps: Arc<Taps>,
 }
 
 /// Where questions are asked, each with the place for its answer.
@@ -64,6 +66,59 @@ async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u
     }
 }
 
+/// Follows an answer that does not end, line by line, until `each` says that it is enough (false) or
+/// the control plane ends it.
+///
+/// # Errors
+/// When nobody listens there, the answer is a refusal (with its status, and what it says), a line is
+/// longer than there are, or `each` fails.
+pub async fn follow<E: From<io::Error>>(
+    socket: &Path,
+    path: &str,
+    mut each: impl FnMut(&str) -> Result<bool, E>,
+) -> Result<Result<(), (u16, String)>, E> {
+    let stream = UnixStream::connect(socket).await?;
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
+    let request = Request::get(path).header(HOST, "leno").body(Empty::<Bytes>::new());
+    let request = request.map_err(io::Error::other)?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        let status = response.status();
+        let mut body = response.into_body();
+        if !status.is_success() {
+            let told = Limited::new(body, LINE_BYTES_MAX).collect().await;
+            let told = told.map_err(io::Error::other)?.to_bytes();
+            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&told).into_owned())));
+        }
+        let mut waiting = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(bytes) = frame.map_err(io::Error::other)?.into_data() else { continue };
+            waiting.extend_from_slice(&bytes);
+            while let Some(end) = waiting.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = waiting.drain(..=end).collect();
+                if !each(String::from_utf8_lossy(&line).trim_end())? {
+                    return Ok(Ok(()));
+                }
+            }
+            if waiting.len() > LINE_BYTES_MAX {
+                return Err(io::Error::from(io::ErrorKind::InvalidData).into());
+            }
+        }
+        Ok(Ok(()))
+    };
+    tokio::pin!(connection, exchange);
+    tokio::select! {
+        biased;
+        ended = &mut exchange => ended,
+        closed = &mut connection => match closed {
+            // What has arrived may not have been read yet.
+            Ok(()) => exchange.await,
+            Err(error) => Err(io::Error::other(error).into()),
+        },
+    }
+}
+
 /// Opens the socket for its owner only, in place of one that nobody listens on any more.
 pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).await.is_ok() {
@@ -94,8 +149,27 @@ pub(crate) async fn serve(
 }
 
 impl Answering for Admin {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        answer(self, request).await
+    type Body = Either<Full<Bytes>, Lines>;
+
+    /// A tap lasts as long as its reader wants; the socket is the owner's alone.
+    const LIFE_MAX: Option<Duration> = None;
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Self::Body> {
+        answer_or_tap(self, request).await
+    }
+}
+
+/// Most answers are whole; that of a tap lasts as long as somebody reads it.
+async fn answer_or_tap(
+    admin: &Admin,
+    request: Request<Incoming>,
+) -> Response<Either<Full<Bytes>, Lines>> {
+    if (request.method(), request.uri().path()) != (&Method::GET, "/tap") {
+        return answer(admin, request).await.map(Either::Left);
+    }
+    match Lines::open(&admin.taps, request.uri().query().unwrap_or_default()) {
+        Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
+        Err((status, problem)) => text(status, format!("{problem}\n")).map(Either::Left),
     }
 }
 
@@ -207,11 +281,15 @@ pub(crate) fn stopping() -> Response<Full<Bytes>> {
 
 const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /routes \
                      /policies /rejected /status /metrics /traffic /history?service=NAMESPACE/NAME \
-                     /history?route=NAMESPACE/NAME /changes /change?id=NUMBER, POST \
+                     /history?route=NAMESPACE/NAME /changes /change?id=NUMBER \
+                     /tap?service=NAMESPACE/NAME, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// Admin connections at once; more wait.
 const CONNECTIONS_MAX: usize = 16;
+
+/// The longest line that [`follow`] reads: more than a request has to tell.
+const LINE_BYTES_MAX: usize = 256 << 10;
 
 /// How long [`ask`] waits for the whole answer.
 const ASK_WAIT: Duration = Duration::from_secs(10);

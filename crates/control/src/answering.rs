@@ -1,12 +1,13 @@
 //! Answering HTTP on a listener: a bounded number of connections, each with a bounded wait.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -18,11 +19,17 @@ use tokio::task::JoinSet;
 
 /// What answers requests.
 pub(crate) trait Answering: Send + Sync + 'static {
+    /// What an answer says.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+
+    /// How long a connection lasts before another one has to be opened; for ever when absent.
+    const LIFE_MAX: Option<Duration>;
+
     /// The answer to one request.
     fn answer(
         &self,
         request: Request<Incoming>,
-    ) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+    ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
 /// What accepts connections.
@@ -106,10 +113,16 @@ async fn serve_one<A: Answering>(
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    let old_age = async {
+        match A::LIFE_MAX {
+            Some(life) => tokio::time::sleep(life).await,
+            None => std::future::pending().await,
+        }
+    };
     // Whoever takes nothing of an answer is not to keep the place for ever.
     let served = tokio::select! {
         served = &mut connection => served,
-        () = tokio::time::sleep(LIFE_MAX) => {
+        () = old_age => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(FAREWELL_MAX, connection).await.unwrap_or(Ok(()))
         }
@@ -128,7 +141,11 @@ pub(crate) fn typed(
     kind: &'static str,
     body: impl Into<Bytes>,
 ) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+    typed_body(status, kind, Full::new(body.into()))
+}
+
+pub(crate) fn typed_body<B>(status: StatusCode, kind: &'static str, body: B) -> Response<B> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -137,9 +154,6 @@ pub(crate) fn typed(
 
 /// Until the head of a request is there, the wait for its first byte included.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long a connection lasts; browsers open another one.
-const LIFE_MAX: Duration = Duration::from_secs(120);
 
 /// How long the last answer of one may take.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::ChangeId;
+use leno_discovery::{ChangeId, Taps};
 use leno_identity::{Authority, AuthorityError, AuthoritySource, JoinBundle, Roots, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use leno_registry::{Rejected, Update};
@@ -261,6 +261,7 @@ impl Ground {
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
         let status = owner.told.status.subscribe();
         let invitations = Arc::new(self.invitations(workloads.clone()));
+        let taps = Arc::<Taps>::default();
         let server = Arc::new(Server {
             limits: self.config.limits,
             configs: self.serving.configs(),
@@ -270,6 +271,7 @@ impl Ground {
             registered: owner.told.here.clone(),
             trust_domain: self.trust_domain(),
             report_every: self.config.report_every,
+            taps: Arc::clone(&taps),
         });
         let following = Follower {
             configs: self.serving.dialing(),
@@ -281,6 +283,7 @@ impl Ground {
             questions,
             invitations: Arc::clone(&invitations),
             reload: Arc::clone(&self.reload),
+            taps,
         });
         let inbox = Inbox {
             updates,

@@ -30,6 +30,7 @@ mod report;
 mod server;
 mod serving;
 pub mod status;
+mod tap;
 mod watch;
 
 pub use config::{Config, Limits, REPORT_EVERY, Times};

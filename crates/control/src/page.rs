@@ -7,6 +7,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -84,6 +85,11 @@ struct Desk {
 }
 
 impl Answering for Desk {
+    type Body = Full<Bytes>;
+
+    /// Browsers open another one.
+    const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
+
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    ALPN, ConnectionId, Event, JOIN_ALPN, PEER_ALPN, Registered, ServeError, serve, serve_join,
-    serve_peer,
+    ALPN, ConnectionId, Event, JOIN_ALPN, PEER_ALPN, Registered, ServeError, Taps, serve,
+    serve_join, serve_peer,
 };
 use leno_identity::{Peer, VerifyError, control_id, peer, reason_of};
 use leno_model::{Reason, Side, TrustDomain};
@@ -41,6 +41,8 @@ pub(crate) struct Server {
     pub(crate) trust_domain: TrustDomain,
     /// How often proxies are asked to tell of their traffic.
     pub(crate) report_every: Option<Duration>,
+    /// What operators tap.
+    pub(crate) taps: Arc<Taps>,
 }
 
 /// Accepts until told to stop; then waits for the connections, which the owner of the mesh ends.
@@ -119,7 +121,8 @@ async fn serve_one(
         Purpose::Follow(peer) => {
             drop(stranger);
             let _guest = server.guests.admit(connection, peer);
-            Ok(Box::pin(serve(stream, connection, events, server.report_every)).await?)
+            let taps = server.taps.clone();
+            Ok(Box::pin(serve(stream, connection, events, server.report_every, taps)).await?)
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use leno_model::ServiceName;
+use leno_model::{ServiceName, Tap};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite, WriteHalf};
 use tokio::sync::mpsc;
@@ -20,12 +20,14 @@ use crate::message::{CertificateAnswer, Delta, Hello, InboundListener, Refusal, 
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::resource::Invalid;
 use crate::subscriber::Subscriber;
+use crate::tap::{RECORDS_MAX, taps_from_wire};
 use crate::traffic::{REPORT_EVERY_MIN, Traffic, traffic_to_wire};
 use crate::vigil::Vigil;
 
 /// Follows the control plane over an authenticated stream until the stream ends, and says why.
 ///
-/// The [`Follower`] applies worlds and tells what it counted. The future may be dropped at any time.
+/// The [`Follower`] applies worlds, opens taps and tells what it counted. The future may be dropped
+/// at any time.
 pub async fn follow<S>(
     stream: S,
     hello: Hello,
@@ -43,6 +45,7 @@ where
         vigil: Vigil::new(Instant::now()),
         subscriber,
         follower,
+        taps: Vec::new(),
         renewal: None,
         renewals_seen: 0,
         reports: None,
@@ -68,6 +71,8 @@ pub trait Follower {
     fn traffic(&mut self) -> Option<Traffic> {
         None
     }
+    /// Operators want to see these live requests from now on, and no others.
+    fn tap(&mut self, _taps: &[Tap]) {}
 }
 
 impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
@@ -79,6 +84,15 @@ impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
 /// Something that the proxy wants from the control plane.
 #[derive(Debug)]
 pub enum Request {
+    /// It tells of requests that are tapped.
+    Tapped {
+        /// Which tap.
+        tap: u64,
+        /// Each as the access log writes it in JSON; 512 at most are sent.
+        records: Vec<String>,
+        /// How many more there were.
+        dropped: u64,
+    },
     /// It uses these services from now on, in addition.
     Subscribe(Vec<ServiceName>),
     /// It no longer uses these services.
@@ -139,6 +153,8 @@ struct Session<'a, S> {
     vigil: Vigil,
     subscriber: &'a mut Subscriber,
     follower: &'a mut dyn Follower,
+    /// The taps that it heard of last.
+    taps: Vec<Tap>,
     /// The certificate request that is not answered yet; the control plane allows one.
     renewal: Option<(u64, CertificateAnswer)>,
     renewals_seen: u64,
@@ -194,7 +210,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             None => Err(FollowError::Malformed("a message without content".into())),
             Some(to_proxy::Message::Ping(wire)) => {
                 self.heed(wire.report_every_ms);
-                Ok(())
+                self.tap(wire.taps)
             }
             Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.certificate(wire),
@@ -241,6 +257,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
+    fn tap(&mut self, wire: Vec<proto::Tap>) -> Result<(), FollowError> {
+        let taps = taps_from_wire(wire)?;
+        if taps != self.taps {
+            self.follower.tap(&taps);
+            self.taps = taps;
+        }
+        Ok(())
+    }
+
     fn certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
         let result = match wire.outcome {
             None => {
@@ -274,6 +299,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.send(from_proxy::Message::Listeners(listeners_to_wire(&listeners)))
             }
             Request::Renew { csr, answer } => self.renew(csr, answer),
+            Request::Tapped { tap, mut records, mut dropped } => {
+                dropped += records.len().saturating_sub(RECORDS_MAX) as u64;
+                records.truncate(RECORDS_MAX);
+                let tapped = proto::Tapped { tap, records, dropped };
+                self.send(from_proxy::Message::Tapped(tapped))
+            }
         }
     }
 

@@ -29,6 +29,7 @@ pub mod server;
 mod simulation;
 pub mod stored;
 pub mod subscriber;
+mod tap;
 pub mod traffic;
 mod vigil;
 
@@ -46,6 +47,7 @@ pub use resource::InvalidResource;
 pub use server::{ServeError, serve};
 pub use stored::UnusableWorld;
 pub use subscriber::{Staged, Subscriber};
+pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};
 pub use traffic::{Direction, Traffic, TrafficSeries};
 
 /// The protocol of a workload's stream, agreed in the TLS handshake.

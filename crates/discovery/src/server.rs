@@ -3,6 +3,7 @@
 mod session;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
@@ -18,14 +19,15 @@ use crate::proto::{self, from_proxy};
 use crate::publisher::Publisher;
 use crate::resource::Invalid;
 use crate::server::session::{Ending, Session};
+use crate::tap::Taps;
 use crate::vigil::PING_AFTER;
 
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
 /// Who the proxy is, the caller knows from its certificate. Sends [`Event::Connected`] after the
 /// proxy's first message and [`Event::Left`] at the end. The owner ends the connection by
-/// [`Standing::Goodbye`] or by dropping the sender of standings. The proxy is asked to tell of its
-/// traffic every `report_every`, if that is given.
+/// [`Standing::Goodbye`] or by dropping the sender of standings. The proxy hears of all `taps`, and
+/// is asked to tell of its traffic every `report_every`, if that is given.
 ///
 /// # Errors
 /// [`ServeError`] unless the proxy closed the stream, or the owner of the mesh ended it.
@@ -34,6 +36,7 @@ pub async fn serve<S>(
     connection: ConnectionId,
     events: mpsc::Sender<Event>,
     report_every: Option<Duration>,
+    taps: Arc<Taps>,
 ) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -50,10 +53,11 @@ where
             return Err(error);
         }
     };
+    let workload = hello.workload.clone();
     let (standing, offers) = watch::channel(Standing::Pending);
     let connected = Box::new(Connected { connection, hello, standing });
     events.send(Event::Connected(connected)).await.map_err(|_| ServeError::Stopped)?;
-    let mut session = Session::new(&mut writer, publisher, connection, &events);
+    let mut session = Session::new(&mut writer, publisher, (connection, workload), &events, &taps);
     let asked = report_every.map_or(Ok(()), |every| session.ask_for_reports(every));
     let ending = match asked {
         Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(Ending::Failed),

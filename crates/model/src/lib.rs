@@ -25,6 +25,7 @@ pub mod service_policy;
 pub mod sight;
 pub mod snapshot;
 pub mod tag;
+pub mod tap;
 pub mod tcp_rule;
 pub mod tls_route;
 pub mod traffic_split;
@@ -76,6 +77,9 @@ pub use tag::{
     Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules, Sticky, TagDialect,
     TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue,
     TextRelation, ValueTest, Weights,
+};
+pub use tap::{
+    StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapMatcher, TapSide, Tappable,
 };
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};

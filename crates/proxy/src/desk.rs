@@ -58,7 +58,7 @@ fn take_back(follower: &Follower, unsent: Request) {
     match unsent {
         Request::Subscribe(services) => subscribed.retain(|service| !services.contains(service)),
         Request::Unsubscribe(services) => subscribed.extend(services),
-        Request::Listeners(_) | Request::Renew { .. } => {}
+        Request::Listeners(_) | Request::Renew { .. } | Request::Tapped { .. } => {}
     }
 }
 

@@ -15,7 +15,7 @@ use leno_identity::{
     Credential, JoinBundle, JoinBundleError, PrivateKey, TlsError, client_config, control_id,
     join_client_config,
 };
-use leno_model::{ObjectKey, ServiceName};
+use leno_model::{ObjectKey, ServiceName, Tap};
 use leno_telemetry::{Count, Level, Shard, Telemetry};
 use leno_traffic::{BadPattern, backoff};
 use rustls::ClientConfig;
@@ -128,10 +128,14 @@ async fn follow_one(
     };
     let mut station = Station { follower };
     follower.counted.borrow_mut().connected(Instant::now());
-    Ended::Stream(leno_discovery::follow(stream, hello, subscriber, requests, &mut station).await)
+    let followed = leno_discovery::follow(stream, hello, subscriber, requests, &mut station);
+    let ended = followed.await;
+    // Whoever tapped is out of reach; who taps still says so again.
+    follower.world.sights.tap(&[]);
+    Ended::Stream(ended)
 }
 
-/// What one stream is for: worlds in, counts out.
+/// What one stream is for: worlds in, counts and what operators tap out.
 struct Station<'a> {
     follower: &'a Follower,
 }
@@ -143,6 +147,10 @@ impl leno_discovery::Follower for Station<'_> {
 
     fn traffic(&mut self) -> Option<Traffic> {
         self.follower.counted.borrow_mut().take(Instant::now())
+    }
+
+    fn tap(&mut self, taps: &[Tap]) {
+        self.follower.world.sights.tap(taps);
     }
 }
 

@@ -37,6 +37,7 @@ mod seen;
 mod session;
 mod sight;
 mod state;
+mod tapped;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -211,6 +212,7 @@ impl Proxy {
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
+        tasks.spawn_local(tapped::tell(intakes.taps, requests.clone()));
         let expired = tasks.run_until(is_expired(stop, &follower.expired)).await;
         tracing::info!("draining");
         // A successor reads what is on disk as soon as it may have the directory.

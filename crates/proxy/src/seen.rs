@@ -5,19 +5,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use leno_model::{ContextForm, Reason};
+use leno_model::{ContextForm, Reason, Tappable};
 use leno_telemetry::trace::{Carrier, Forms, Span};
 use leno_telemetry::{Count, Outcome, RequestLabels};
 use leno_traffic::Ruling;
 use tokio::sync::mpsc;
 
 use crate::http::request::Request;
-use crate::sight::View;
+use crate::tapped::{Drawn, Tapping, ThreadView};
 use crate::worker::Worker;
 
 /// What is gathered on the way; nothing of it is on the heap.
 pub(crate) struct Sighting<'a> {
-    view: Rc<View>,
+    view: Rc<ThreadView>,
     /// What the request says about itself; none for a byte stream, or one that could not be read.
     request: Option<&'a Request<'a>>,
     /// Its place in a trace.
@@ -65,12 +65,15 @@ pub(crate) struct Outlets {
     pub(crate) log: mpsc::Sender<Arc<Seen>>,
     /// To the exporter of traces.
     pub(crate) spans: mpsc::Sender<Arc<Seen>>,
+    /// To operators who tap.
+    pub(crate) taps: mpsc::Sender<Drawn>,
 }
 
 /// The other ends.
 pub(crate) struct Intakes {
     pub(crate) log: mpsc::Receiver<Arc<Seen>>,
     pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
+    pub(crate) taps: mpsc::Receiver<Drawn>,
 }
 
 impl Outlets {
@@ -78,19 +81,20 @@ impl Outlets {
     pub(crate) fn new() -> (Self, Intakes) {
         let (log, lines) = mpsc::channel(LINES_MAX);
         let (spans, exported) = mpsc::channel(SPANS_MAX);
-        (Self { log, spans }, Intakes { log: lines, spans: exported })
+        let (taps, tapped) = mpsc::channel(TAPPED_MAX);
+        (Self { log, spans, taps }, Intakes { log: lines, spans: exported, taps: tapped })
     }
 }
 
 impl<'a> Sighting<'a> {
-    pub(crate) fn new(view: Rc<View>) -> Self {
+    pub(crate) fn new(view: Rc<ThreadView>) -> Self {
         Self { view, request: None, span: None, upstream: None, policy: None }
     }
 
     /// The request is known: it is given its place in a trace.
     pub(crate) fn request(&mut self, request: &'a Request<'a>, worker: &Worker) {
         self.request = Some(request);
-        let Some(tracing) = self.view.tracing() else { return };
+        let Some(tracing) = self.view.view.tracing() else { return };
         let mut carrier = Carrier::default();
         for field in &request.head.fields {
             // What `Connection` names is not for us to read (RFC 9110 §7.6.1).
@@ -105,24 +109,44 @@ impl<'a> Sighting<'a> {
 
     /// Tells whoever looks; only now is anything copied.
     pub(crate) fn tell(self, worker: &Worker, ended: &Ended<'_>) {
+        let thread = self.view.clone();
+        let view = &thread.view;
         let failed = ended.outcome.is_failure();
-        let is_logged = self
-            .view
+        let is_logged = view
             .log()
             .is_some_and(|log| (failed && log.errors) || log.sampling.takes(worker.draw()));
-        let errors = self.view.tracing().is_some_and(|tracing| tracing.errors);
+        let errors = view.tracing().is_some_and(|tracing| tracing.errors);
         let is_traced = self.span.is_some_and(|span| span.is_sampled || (failed && errors));
-        if !is_logged && !is_traced {
+        let drawn = match view.taps() {
+            [] => Tapping::default(),
+            _ => self.tapping(&thread, ended),
+        };
+        if !is_logged && !is_traced && drawn == Tapping::default() {
             return;
         }
-        let Outlets { log, spans } = &worker.outlets;
+        let Outlets { log, spans, taps } = &worker.outlets;
         let seen = Arc::new(self.seen(ended));
+        thread.tell(drawn, &seen, taps);
         if is_logged && log.try_send(seen.clone()).is_err() {
             worker.shard.add(Count::AccessLogDropped, 1);
         }
         if is_traced && spans.try_send(seen).is_err() {
             worker.shard.add(Count::SpansOverflowed, 1);
         }
+    }
+
+    /// Which operators want to see it, and are still told of one more.
+    fn tapping(&self, thread: &ThreadView, ended: &Ended<'_>) -> Tapping {
+        let is_inbound = ended.labels.direction == "inbound";
+        let aim = self.request.and_then(|request| request.aim().ok());
+        thread.draw(&Tappable {
+            is_inbound,
+            service: &ended.labels.service,
+            from: if is_inbound { &ended.labels.peer } else { &thread.caller },
+            path: aim.as_ref().map_or("", |aim| aim.path),
+            method: self.request.map_or("", Request::method),
+            status: ended.outcome.status,
+        })
     }
 
     fn seen(self, ended: &Ended<'_>) -> Seen {
@@ -178,5 +202,7 @@ fn cut(text: &[u8]) -> &[u8] {
 
 /// Lines of the access log that may wait for its writer.
 pub(crate) const LINES_MAX: usize = 4096;
+/// Requests that may wait for operators who tap.
+pub(crate) const TAPPED_MAX: usize = 1024;
 /// Spans that may wait for the exporter.
 pub(crate) const SPANS_MAX: usize = 2048;

@@ -1,9 +1,12 @@
 //! What operators see of single requests now: one pointer that changes seldom and is read often.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use leno_model::{AccessLog, Sight, Tracing};
+use leno_model::{AccessLog, Sight, Tap, Tracing};
+
+use crate::tapped::OpenTap;
 
 /// What operators see of single requests, shared by all threads of a proxy.
 #[derive(Debug, Default)]
@@ -14,12 +17,14 @@ pub(crate) struct Sights {
 }
 
 /// What operators see now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct View {
     /// What the control plane says.
     sight: Sight,
     /// What the sidecar was started with, which stands above that.
     own_log: Option<Option<AccessLog>>,
+    /// Live requests that operators want to see.
+    taps: Arc<[Arc<OpenTap>]>,
 }
 
 impl View {
@@ -33,8 +38,13 @@ impl View {
         self.own_log.as_ref().unwrap_or(&self.sight.access_log).as_ref()
     }
 
+    /// Which live requests operators want to see.
+    pub(crate) fn taps(&self) -> &[Arc<OpenTap>] {
+        &self.taps
+    }
+
     fn is_blind(&self) -> bool {
-        self.tracing().is_none() && self.log().is_none()
+        self.tracing().is_none() && self.log().is_none() && self.taps.is_empty()
     }
 }
 
@@ -52,23 +62,39 @@ impl Sights {
 
     /// The control plane says what is seen.
     pub(crate) fn say(&self, sight: &Sight) {
-        self.change(|view| view.sight.clone_from(sight));
+        let known = self.current.load();
+        if known.sight != *sight {
+            self.change(&known, |view| view.sight.clone_from(sight));
+        }
     }
 
     /// The sidecar was started with a say of its own.
     pub(crate) fn log(&self, log: Option<AccessLog>) {
-        self.change(|view| view.own_log = Some(log));
+        let known = self.current.load();
+        self.change(&known, |view| view.own_log = Some(log));
+    }
+
+    /// Operators want to see these live requests, and no others.
+    pub(crate) fn tap(&self, taps: &[Tap]) {
+        let known = self.current.load();
+        if known.taps.is_empty() && taps.is_empty() {
+            return;
+        }
+        // One that stays open goes on as it was: what it has dropped is yet to be told.
+        let open = |tap: &Tap| {
+            let stays = known.taps.iter().find(|open| open.matcher.tap() == tap);
+            stays.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
+        };
+        let taps = taps.iter().map(open).collect();
+        self.change(&known, |view| view.taps = taps);
     }
 
     /// Only the control thread changes anything.
-    fn change(&self, change: impl FnOnce(&mut View)) {
-        let before = self.current.load_full();
-        let mut view = View::clone(&before);
+    fn change(&self, known: &View, change: impl FnOnce(&mut View)) {
+        let mut view = known.clone();
         change(&mut view);
-        if view != *before {
-            self.current.store(view.into());
-            self.version.fetch_add(1, Ordering::Release);
-        }
+        self.current.store(view.into());
+        self.version.fetch_add(1, Ordering::Release);
     }
 }
 

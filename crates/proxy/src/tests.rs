@@ -27,6 +27,7 @@ mod retry;
 mod routes;
 mod stalls;
 mod strictness;
+mod tap;
 mod tcp;
 mod telemetry;
 mod tracing;

@@ -21,7 +21,7 @@ use crate::drain::Phase;
 use crate::http::spare::Spare;
 use crate::removed::RemovedEndpoints;
 use crate::seen::Outlets;
-use crate::sight::View;
+use crate::tapped::ThreadView;
 use crate::tls::TlsConfigs;
 use crate::upstream::ward::Ward;
 use crate::upstream::{Application, Speaks, Upstream};
@@ -36,7 +36,7 @@ pub(crate) struct Worker {
     /// Where goes what operators see of single requests.
     pub(crate) outlets: Outlets,
     /// What they see, as of this version of it.
-    view: RefCell<Option<Rc<View>>>,
+    view: RefCell<Option<Rc<ThreadView>>>,
     view_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
     /// Room for handshakes that others begin: they cost CPU before anybody is known.
@@ -122,12 +122,19 @@ impl Worker {
     }
 
     /// What operators see of single requests; `None` when that is nothing.
-    pub(crate) fn view(&self) -> Option<Rc<View>> {
+    pub(crate) fn view(&self) -> Option<Rc<ThreadView>> {
         let version = self.world.sights.version();
         if self.view_version.replace(version) != version {
-            self.view.replace(self.world.sights.view().map(Rc::new));
+            let view = self.world.sights.view();
+            self.view.replace(view.map(|view| Rc::new(ThreadView::new(view, self.account()))));
         }
         self.view.borrow().clone()
+    }
+
+    /// The account of the workload; nothing before the first world.
+    fn account(&self) -> String {
+        let scene = self.world.scene();
+        scene.map(|scene| scene.plans.snapshot.plan.account.to_string()).unwrap_or_default()
     }
 
     /// What this thread knows of an endpoint: its connections and its load.

@@ -27,4 +27,6 @@ mod splits;
 #[cfg(test)]
 mod tags;
 #[cfg(test)]
+mod tap;
+#[cfg(test)]
 mod traces;

@@ -1,7 +1,9 @@
 //! A connection after its introduction: one loop that waits, and functions that decide.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use leno_model::WorkloadName;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,6 +20,7 @@ use crate::key::ChangeId;
 use crate::message::IssuedBytes;
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
+use crate::tap::{OpenTap, RECORDS_MAX, Tapped, Taps, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::vigil::Vigil;
 
@@ -39,6 +42,10 @@ pub(super) struct Session<'a, W> {
     applied: Option<(ChangeId, usize)>,
     /// Bytes of deltas that were not reported yet.
     delta_bytes: u64,
+    /// Whose proxy it is.
+    workload: WorkloadName,
+    /// Operators who tap; the proxy was told of them, or of none.
+    taps: watch::Receiver<Arc<Vec<OpenTap>>>,
 }
 
 /// A certificate request that the owner of the mesh has not answered yet.
@@ -91,8 +98,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) fn new(
         writer: &'a mut FrameWriter<W>,
         publisher: Publisher,
-        connection: ConnectionId,
+        (connection, workload): (ConnectionId, WorkloadName),
         events: &'a mpsc::Sender<Event>,
+        taps: &Taps,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -107,6 +115,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             traffic_from: now,
             applied: None,
             delta_bytes: 0,
+            workload,
+            taps: taps.watch(),
         }
     }
 
@@ -116,6 +126,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         reader: &mut FrameReader<R>,
         mut standing: watch::Receiver<Standing>,
     ) -> Result<Ending, ServeError> {
+        if !self.taps.borrow_and_update().is_empty() {
+            self.ping(0)?;
+        }
         loop {
             // Whoever asks and does not read the answers is not asked what else it wants.
             let room = self.writer.queued() < OUTBOX_BYTES_MAX;
@@ -139,9 +152,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 result = answered(&mut self.renewal) => self.certificate(result)?,
-                () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => {
-                    self.send(to_proxy::Message::Ping(proto::Ping::default()))?;
-                }
+                () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => self.ping(0)?,
+                () = changed(&mut self.taps), if room => self.ping(0)?,
                 () = sleep_until(self.vigil.silent_at()) => return Err(ServeError::Silent),
                 () = until(self.answer_by) => return Err(ServeError::Unacknowledged),
             }
@@ -153,7 +165,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// know this takes it for a sign of life.
     pub(super) fn ask_for_reports(&mut self, every: Duration) -> Result<(), ServeError> {
         let report_every_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
-        self.send(to_proxy::Message::Ping(proto::Ping { report_every_ms }))
+        self.ping(report_every_ms)
     }
 
     async fn receive(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
@@ -164,6 +176,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
             Some(from_proxy::Message::Ping(_)) => return Ok(()),
+            Some(from_proxy::Message::Tapped(wire)) => return self.tapped(wire),
             Some(from_proxy::Message::Ack(ack)) => return self.acknowledged(ack.nonce),
             Some(from_proxy::Message::Nack(nack)) => {
                 let refusals = refusals_from_wire(nack.refusals)?;
@@ -205,6 +218,26 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             self.traffic_from = self.traffic_from.max(saved_up) + TRAFFIC_INTERVAL_MIN;
         }
         may
+    }
+
+    /// A sign of life, and all taps that are open; how often traffic is told, unless that is 0.
+    fn ping(&mut self, report_every_ms: u32) -> Result<(), ServeError> {
+        let taps = self.taps.borrow().iter().map(|open| tap_to_wire(&open.tap)).collect();
+        self.send(to_proxy::Message::Ping(proto::Ping { report_every_ms, taps }))
+    }
+
+    /// What the proxy tells goes to the tap that it is for, if that is still open.
+    fn tapped(&mut self, wire: proto::Tapped) -> Result<(), ServeError> {
+        let proto::Tapped { tap, records, dropped } = wire;
+        if records.len() > RECORDS_MAX {
+            let problem = format!("{} records for a tap at once", records.len());
+            return Err(ServeError::Malformed(problem));
+        }
+        let open = self.taps.borrow();
+        if let Some(open) = open.iter().find(|open| open.tap.id == tap) {
+            open.tell(Tapped { workload: self.workload.clone(), records, dropped });
+        }
+        Ok(())
     }
 
     fn acknowledged(&mut self, nonce: u64) -> Result<(), ServeError> {
@@ -294,6 +327,13 @@ async fn answered(renewal: &mut Option<Renewal>) -> Answer {
     let answer = Answer { id: *id, result };
     *renewal = None;
     answer
+}
+
+/// Waits for another set of taps; for ever when there will be none.
+async fn changed(taps: &mut watch::Receiver<Arc<Vec<OpenTap>>>) {
+    if taps.changed().await.is_err() {
+        std::future::pending().await
+    }
 }
 
 async fn until(deadline: Option<Instant>) {

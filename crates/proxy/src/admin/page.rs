@@ -44,6 +44,7 @@ pub(super) fn world(admin: &Admin) -> Value {
         "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
         "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing(admin),
+        "taps": taps(admin),
         "certificate": certificate(admin),
     })
 }
@@ -182,6 +183,13 @@ fn service(view: &ServiceView) -> Value {
         })
         .collect();
     json!({ "name": view.name.to_string(), "reach": format!("{:?}", view.reach), "ports": ports })
+}
+
+/// The live requests that operators want to see.
+fn taps(admin: &Admin) -> Vec<Value> {
+    let view = admin.world.sights.view();
+    let taps = view.iter().flat_map(|view| view.taps()).map(|open| open.matcher.tap());
+    taps.map(|tap| json!({ "id": tap.id, "service": tap.service.to_string() })).collect()
 }
 
 fn tracing(admin: &Admin) -> Value {

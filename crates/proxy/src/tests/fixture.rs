@@ -26,8 +26,9 @@ use crate::connection;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::names::Names;
-use crate::seen::{Outlets, Seen};
+use crate::seen::{Intakes, Outlets, Seen};
 use crate::session::Entrance;
+use crate::tapped::Drawn;
 use crate::worker::{Parts, Worker};
 use crate::world::World;
 
@@ -118,6 +119,7 @@ pub(crate) struct Sidecar {
     pub(crate) phase: watch::Sender<Phase>,
     pub(crate) log: mpsc::Receiver<Arc<Seen>>,
     pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
+    pub(crate) taps: mpsc::Receiver<Drawn>,
     /// What operators see, whatever world it is given.
     sight: Sight,
     /// Where the port of its application is reached.
@@ -235,8 +237,9 @@ impl Sidecar {
             shard: telemetry.shard(),
             seed: 7,
         });
-        let (log, spans, sight) = (intakes.log, intakes.spans, setup.sight.clone());
-        Self { worker, telemetry, phase, log, spans, sight, port: 0 }
+        let Intakes { log, spans, taps } = intakes;
+        let sight = setup.sight.clone();
+        Self { worker, telemetry, phase, log, spans, taps, sight, port: 0 }
     }
 
     pub(crate) fn trust(&self, credential: Credential) {

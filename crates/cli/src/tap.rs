@@ -1,0 +1,342 @@
+//! `leno tap`: live requests of a service, as sidecars see them.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use leno_control::status::ServiceStatus;
+use leno_model::{ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX};
+use serde_json::Value;
+
+use crate::data_directory::DataArgs;
+use crate::get::{Mesh, parsed};
+use crate::output::shown;
+use crate::stop;
+
+/// Arguments of `leno tap`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TapArgs {
+    /// The service that is called, NAMESPACE/NAME or NAME.NAMESPACE
+    #[arg(value_parser = service)]
+    service: ServiceName,
+    /// Only requests whose path begins so
+    #[arg(long, value_name = "PREFIX")]
+    path: Option<String>,
+    /// Only requests of this method
+    #[arg(long)]
+    method: Option<String>,
+    /// Only requests that were answered so: 503, 5xx or 400-499; 000 is no answer
+    #[arg(long, value_parser = status)]
+    status: Option<StatusRange>,
+    /// Only requests of this account
+    #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = account)]
+    from: Option<ServiceAccount>,
+    /// Whose sidecars tell: each request passes two
+    #[arg(long, value_enum, default_value_t = Side::Both)]
+    side: Side,
+    /// How many requests each data thread of a sidecar tells of in a second
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(TAP_PER_SECOND_MAX))
+    )]
+    rate: u32,
+    /// End after so many requests
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// How to print requests
+    #[arg(short, long, value_enum, default_value_t = TapFormat::Table)]
+    output: TapFormat,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+/// Whose sidecars tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Side {
+    /// The client's and the server's
+    Both,
+    /// The client's
+    Client,
+    /// The server's
+    Server,
+}
+
+/// How requests are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TapFormat {
+    /// One line each, for people
+    Table,
+    /// One line of JSON each, with the fields of the access log
+    Json,
+}
+
+impl TapArgs {
+    /// Prints requests until it is stopped, or there were enough.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.follow())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn follow(&self) -> anyhow::Result<()> {
+        let mesh = Mesh::at(&self.data.path()?);
+        self.find(&mesh).await?;
+        let stop = stop::signals()?;
+        let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
+        if self.output == TapFormat::Table {
+            shown.print(&HEADER.map(str::to_owned).join("  "))?;
+        }
+        let path = self.path();
+        let mut is_over = false;
+        let lines = mesh.follow(&path, |line| shown.line(line));
+        tokio::select! {
+            ended = lines => {
+                ended?;
+                is_over = true;
+            }
+            () = stop => {}
+        }
+        if shown.dropped > 0 {
+            eprintln!(
+                "{} more requests were not shown: use filters, or a higher --rate",
+                shown.dropped
+            );
+        }
+        match is_over && shown.left != Some(0) {
+            true => bail!("the control plane has ended"),
+            false => Ok(()),
+        }
+    }
+
+    /// Says so when there is no such service, rather than waiting for its requests for ever.
+    async fn find(&self, mesh: &Mesh) -> anyhow::Result<()> {
+        let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
+        let name = self.service.to_string();
+        if services.iter().any(|service| service.name == name) {
+            return Ok(());
+        }
+        let known: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
+        match known.is_empty() {
+            true => bail!("there is no service {name}: the mesh has none"),
+            false => bail!("there is no service {name}; there are {}", known.join(", ")),
+        }
+    }
+
+    fn path(&self) -> String {
+        let side = match self.side {
+            Side::Both => "both",
+            Side::Client => "client",
+            Side::Server => "server",
+        };
+        let optional = [
+            ("path", self.path.clone()),
+            ("method", self.method.clone()),
+            ("status", self.status.map(|status| status.to_string())),
+            ("from", self.from.as_ref().map(ToString::to_string)),
+        ];
+        let mut path = format!("/tap?service={}&side={side}", encoded(&self.service.to_string()));
+        path.push_str(&format!("&per_second={}", self.rate));
+        for (name, value) in optional {
+            if let Some(value) = value {
+                path.push_str(&format!("&{name}={}", encoded(&value)));
+            }
+        }
+        path
+    }
+}
+
+/// What was printed.
+struct Shown {
+    output: TapFormat,
+    /// How many more are to be printed; all when absent.
+    left: Option<u64>,
+    dropped: u64,
+}
+
+impl Shown {
+    /// Prints a line of the control plane; false when there were enough.
+    fn line(&mut self, line: &str) -> anyhow::Result<bool> {
+        let Ok(record) = serde_json::from_str::<Value>(line) else {
+            bail!("the control plane says what is no JSON: is it of another version of leno?");
+        };
+        if let Some(dropped) = record["dropped"].as_u64() {
+            self.dropped += dropped;
+            return Ok(true);
+        }
+        match self.output {
+            TapFormat::Json => self.print(line)?,
+            TapFormat::Table => self.print(&row(&record))?,
+        }
+        self.left = self.left.map(|left| left - 1);
+        Ok(self.left != Some(0))
+    }
+
+    fn print(&self, line: &str) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        out.write_all(line.as_bytes())?;
+        out.write_all(b"\n")?;
+        // Somebody waits for each of them.
+        Ok(out.flush()?)
+    }
+}
+
+/// A request as people read it.
+fn row(record: &Value) -> String {
+    let text = |name: &str| shown(record[name].as_str().unwrap_or_default());
+    let began = text("start_time");
+    let time = began.split('T').nth(1).unwrap_or(&began);
+    let time: String = time.trim_end_matches('Z').chars().take(12).collect();
+    let duration = record["duration"].as_f64().unwrap_or_default();
+    let (method, path) = match record["protocol"].as_str() {
+        Some("tcp") => ("TCP".to_owned(), text("upstream_host")),
+        _ => (text("method"), text("path")),
+    };
+    let status = record["response_code"].as_u64().filter(|status| *status != 0);
+    let status = status.map_or_else(|| "-".to_owned(), |status| status.to_string());
+    let other = match record["direction"].as_str() {
+        Some("inbound") => text("peer"),
+        _ => text("upstream_host"),
+    };
+    let reason = match text("response_code_details") {
+        reason if reason == "-" => text("grpc_status"),
+        reason => reason,
+    };
+    let direction = text("direction");
+    let workload = text("workload");
+    format!(
+        "{time:<12}  {workload:<28}  {direction:<9}  {other:<26}  {status:>3}  {duration:>9.3}  \
+         {reason:<18}  {method} {path}"
+    )
+}
+
+/// RFC 3986 §2.3: what is not unreserved is percent-encoded.
+fn encoded(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                out.push(char::from(byte));
+            }
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
+}
+
+fn service(text: &str) -> Result<ServiceName, String> {
+    let slashed = text.parse::<ServiceName>().ok();
+    let dotted = || {
+        let (name, namespace) = text.split_once('.')?;
+        ServiceName::new(namespace, name).ok()
+    };
+    slashed.or_else(dotted).ok_or_else(|| "use NAMESPACE/NAME, such as shop/stock".to_owned())
+}
+
+fn account(text: &str) -> Result<ServiceAccount, String> {
+    let account =
+        text.split_once('/').map(|(namespace, name)| ServiceAccount::new(namespace, name));
+    match account {
+        Some(Ok(account)) => Ok(account),
+        _ => Err("use NAMESPACE/ACCOUNT, such as shop/web".to_owned()),
+    }
+}
+
+fn status(text: &str) -> Result<StatusRange, String> {
+    StatusRange::parse(text).ok_or_else(|| "use 503, 5xx or 400-499".to_owned())
+}
+
+const HEADER: [&str; 7] = [
+    "TIME        ",
+    "WORKLOAD                    ",
+    "DIRECTION",
+    "OTHER END                 ",
+    "   ",
+    "       MS",
+    "REASON              REQUEST",
+];
+
+const EXAMPLES: &str = "\
+Examples:
+  leno tap shop/stock                                  requests for a service, as they end
+  leno tap shop/stock --status 5xx --path /orders      those that fail
+  leno tap shop/stock --from shop/web --side client -o json --count 10
+
+It shows no bodies, no queries and no headers but those of the access log. Only whoever may open
+the admin socket of the control plane can tap, and only sidecars that are connected to it tell.
+";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        tap: TapArgs,
+    }
+
+    fn args(words: &[&str]) -> Result<TapArgs, clap::Error> {
+        Line::try_parse_from([&["tap"], words].concat()).map(|line| line.tap)
+    }
+
+    #[test]
+    fn filters_arrive_encoded() {
+        let tap = args(&["stock.shop", "--path=/a b?", "--status=5xx", "--from=shop/web"]).unwrap();
+        assert_eq!(
+            tap.path(),
+            "/tap?service=shop%2Fstock&side=both&per_second=100&path=%2Fa%20b%3F&status=500-599\
+             &from=shop%2Fweb"
+        );
+        for bad in [
+            &["stock"][..],
+            &["shop/stock", "--status=6xx"],
+            &["shop/stock", "--from=web"],
+            &["shop/stock", "--rate=0"],
+            &["shop/stock", "--count=0"],
+        ] {
+            assert!(args(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_shows_what_happened_and_steers_no_terminal() {
+        let record = serde_json::json!({
+            "start_time": "2026-01-02T03:04:05.678901Z", "direction": "inbound", "method": "GET",
+            "path": "/a\u{1b}[2J", "protocol": "http", "response_code": 503,
+            "response_code_details": "connect-failed", "peer": "shop/web", "duration": 1.5,
+            "workload": "shop/stock-1",
+        });
+        let row = row(&record);
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(
+            words,
+            [
+                "03:04:05.678",
+                "shop/stock-1",
+                "inbound",
+                "shop/web",
+                "503",
+                "1.500",
+                "connect-failed",
+                "GET",
+                "/a\u{fffd}[2J"
+            ]
+        );
+    }
+
+    #[test]
+    fn counts_end_and_what_was_dropped_is_no_request() {
+        let mut shown = Shown { output: TapFormat::Json, left: Some(2), dropped: 0 };
+        assert!(shown.line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
+        assert!(shown.line("{\"path\":\"/\"}").unwrap());
+        assert!(!shown.line("{\"path\":\"/\"}").unwrap());
+        assert_eq!(shown.dropped, 3);
+        assert!(shown.line("no JSON").is_err());
+    }
+}

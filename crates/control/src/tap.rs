@@ -1,0 +1,192 @@
+//! Taps for operators: live requests as lines of JSON, for as long as somebody reads them.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use hyper::StatusCode;
+use hyper::body::{Body, Bytes, Frame};
+use leno_discovery::{Tapped, Tapping, Taps};
+use leno_model::{
+    ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapSide,
+};
+use serde_json::{Value, json};
+
+/// A tap's lines, as the body of an answer. Whoever lets go of it closes the tap.
+#[derive(Debug)]
+pub(crate) struct Lines(Tapping);
+
+impl Lines {
+    /// Opens the tap that a query describes.
+    ///
+    /// # Errors
+    /// The status, and what is wrong.
+    pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
+        let tap = parse(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
+        let tapping = taps.open(tap);
+        tapping.map(Self).map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+    }
+}
+
+impl Body for Lines {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        loop {
+            let Some(tapped) = ready!(self.0.poll_next(context)) else { return Poll::Ready(None) };
+            let text = text(tapped, self.0.lost());
+            if !text.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(text.into()))));
+            }
+        }
+    }
+}
+
+/// One line for each record, with the workload whose sidecar told it, and one for what is missing. What
+/// a sidecar sends is looked at: whoever runs one decides what it says.
+fn text(tapped: Tapped, lost: u64) -> String {
+    let workload = tapped.workload.to_string();
+    let mut dropped = tapped.dropped.saturating_add(lost);
+    let mut out = String::new();
+    for record in tapped.records {
+        let Ok(Value::Object(mut fields)) = serde_json::from_str(&record) else {
+            dropped = dropped.saturating_add(1);
+            continue;
+        };
+        fields.insert("workload".to_owned(), workload.clone().into());
+        out.push_str(&Value::Object(fields).to_string());
+        out.push('\n');
+    }
+    if dropped > 0 {
+        out.push_str(&json!({ "dropped": dropped, "workload": workload }).to_string());
+        out.push('\n');
+    }
+    out
+}
+
+/// Reads `service=NAMESPACE/NAME`, and optionally `path`, `method`, `status`, `from`, `side` and
+/// `per_second`, percent-encoded.
+fn parse(query: &str) -> Result<Tap, String> {
+    let mut service = None;
+    let mut tap = Tap {
+        id: 0,
+        service: ServiceName::new("default", "none").map_err(|error| error.to_string())?,
+        side: TapSide::Both,
+        path: String::new(),
+        method: String::new(),
+        status: None,
+        from: None,
+        per_second: PER_SECOND,
+    };
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` has no value"))?;
+        let value = decoded(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
+        let wrong = |what: &str| format!("`{name}={value}`: {what}");
+        if value.len() > TAP_TEXT_BYTES_MAX {
+            return Err(format!("`{name}` is longer than {TAP_TEXT_BYTES_MAX} bytes"));
+        }
+        match name {
+            "service" => {
+                let named = value.parse::<ServiceName>();
+                service = Some(named.map_err(|_| wrong("use NAMESPACE/NAME"))?);
+            }
+            "path" => tap.path = value,
+            "method" => tap.method = value,
+            "status" => {
+                let range = StatusRange::parse(&value);
+                tap.status = Some(range.ok_or_else(|| wrong("use 503, 5xx or 400-499"))?);
+            }
+            "from" => {
+                let account = value
+                    .split_once('/')
+                    .and_then(|(namespace, name)| ServiceAccount::new(namespace, name).ok());
+                tap.from = Some(account.ok_or_else(|| wrong("use NAMESPACE/ACCOUNT"))?);
+            }
+            "side" => {
+                let known = TapSide::ALL.iter().find(|(word, _)| *word == value);
+                tap.side = known.ok_or_else(|| wrong("use both, client or server"))?.1;
+            }
+            "per_second" => {
+                let number = value.parse().ok().filter(|n| (1..=TAP_PER_SECOND_MAX).contains(n));
+                let remedy = format!("use a number from 1 to {TAP_PER_SECOND_MAX}");
+                tap.per_second = number.ok_or_else(|| wrong(&remedy))?;
+            }
+            _ => return Err(format!("`{name}` is not known here")),
+        }
+    }
+    tap.service = service.ok_or("say of what: /tap?service=NAMESPACE/NAME")?;
+    Ok(tap)
+}
+
+/// RFC 3986 §2.1.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let high = char::from(rest.next()?).to_digit(16)?;
+        let low = char::from(rest.next()?).to_digit(16)?;
+        bytes.push(u8::try_from(high << 4 | low).ok()?);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// What each data thread tells in a second unless more is asked for.
+const PER_SECOND: u32 = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_says_what_is_tapped_and_what_is_wrong_with_it() {
+        let tap = parse(
+            "service=shop%2Fstock&path=/orders%3F&method=GET&status=5xx&from=shop/web&side=client\
+             &per_second=7",
+        )
+        .unwrap();
+        assert_eq!((tap.service.to_string().as_str(), &*tap.path), ("shop/stock", "/orders?"));
+        assert_eq!((tap.side, tap.per_second), (TapSide::Client, 7));
+        assert_eq!(tap.status, StatusRange::parse("500-599"));
+        for (query, problem) in [
+            ("", "say of what"),
+            ("service", "has no value"),
+            ("service=stock", "use NAMESPACE/NAME"),
+            ("service=a/b&path=%2", "not percent-encoded"),
+            ("service=a/b&path=%ff", "not percent-encoded"),
+            ("service=a/b&status=6xx", "use 503"),
+            ("service=a/b&from=web", "NAMESPACE/ACCOUNT"),
+            ("service=a/b&side=left", "use both"),
+            ("service=a/b&per_second=0", "from 1 to"),
+            ("service=a/b&body=yes", "not known"),
+            (&format!("service=a/b&path={}", "x".repeat(2000)), "longer than"),
+        ] {
+            let found = parse(query).unwrap_err();
+            assert!(found.contains(problem), "{query}: {found}");
+        }
+    }
+
+    #[test]
+    fn what_a_sidecar_says_is_looked_at() {
+        let tapped = |records: &[&str], dropped| Tapped {
+            workload: "shop/web-1".parse().unwrap(),
+            records: records.iter().map(|record| (*record).to_owned()).collect(),
+            dropped,
+        };
+        let forged = r#"{"path":"/a","workload":"shop/other-1"}"#;
+        assert_eq!(
+            text(tapped(&[forged, "[]", "{\"a\":\n1}", "x"], 2), 3),
+            "{\"path\":\"/a\",\"workload\":\"shop/web-1\"}\n{\"a\":1,\"workload\":\"shop/web-1\"}\n\
+             {\"dropped\":7,\"workload\":\"shop/web-1\"}\n"
+        );
+        assert_eq!(text(tapped(&[], 0), 0), "");
+    }
+}

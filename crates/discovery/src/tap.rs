@@ -1,0 +1,270 @@
+//! Taps: operators who want to see live requests, and what sidecars tell them.
+//!
+//! Whoever has a tap open is known to every connection through a `watch`, where the newest set wins. What
+//! a proxy tells goes to its tap's own bounded queue; what does not fit is counted and dropped, so
+//! that a terminal which does not read holds up nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use leno_model::{
+    ServiceAccount, StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapSide, WorkloadName,
+};
+use tokio::sync::{mpsc, watch};
+
+use crate::proto;
+use crate::resource::Invalid;
+
+/// The taps that are open at a control plane.
+#[derive(Debug, Default)]
+pub struct Taps {
+    open: watch::Sender<Arc<Vec<OpenTap>>>,
+    /// Counts the taps that there were.
+    opened: AtomicU64,
+}
+
+/// What one proxy tells a tap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tapped {
+    /// Whose sidecar tells.
+    pub workload: WorkloadName,
+    /// Lines as those of the access log in JSON, not yet looked at.
+    pub records: Vec<String>,
+    /// How many it kept to itself because there were too many.
+    pub dropped: u64,
+}
+
+/// A tap while it is open. Dropping it closes the tap at all sidecars.
+#[derive(Debug)]
+pub struct Tapping {
+    taps: Arc<Taps>,
+    id: u64,
+    intake: mpsc::Receiver<Tapped>,
+    lost: Arc<AtomicU64>,
+}
+
+/// There are as many taps as there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{TAPS_MAX} taps are open already: close one of them")]
+pub struct TooManyTaps;
+
+#[derive(Debug, Clone)]
+pub(crate) struct OpenTap {
+    pub(crate) tap: Tap,
+    outlet: mpsc::Sender<Tapped>,
+    /// Requests that were told and did not fit into the queue.
+    lost: Arc<AtomicU64>,
+}
+
+impl Taps {
+    /// Opens a tap; its `id` is given here.
+    ///
+    /// # Errors
+    /// [`TooManyTaps`].
+    pub fn open(self: &Arc<Self>, tap: Tap) -> Result<Tapping, TooManyTaps> {
+        let id = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let (outlet, intake) = mpsc::channel(TAPPED_MAX);
+        let lost = Arc::<AtomicU64>::default();
+        let open = OpenTap { tap: Tap { id, ..tap }, outlet, lost: Arc::clone(&lost) };
+        let has_room = self.open.send_if_modified(|all| {
+            let has_room = all.len() < TAPS_MAX;
+            if has_room {
+                Arc::make_mut(all).push(open);
+            }
+            has_room
+        });
+        match has_room {
+            true => Ok(Tapping { taps: Arc::clone(self), id, intake, lost }),
+            false => Err(TooManyTaps),
+        }
+    }
+
+    /// For one connection.
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Vec<OpenTap>>> {
+        self.open.subscribe()
+    }
+
+    fn close(&self, id: u64) {
+        self.open.send_modify(|all| Arc::make_mut(all).retain(|open| open.tap.id != id));
+    }
+}
+
+impl Tapping {
+    /// What a proxy tells next.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Tapped>> {
+        self.intake.poll_recv(context)
+    }
+
+    /// How many requests were lost on the way since this was last asked.
+    pub fn lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Tapping {
+    fn drop(&mut self) {
+        self.taps.close(self.id);
+    }
+}
+
+impl OpenTap {
+    /// Passes on what a proxy tells, if there is room.
+    pub(crate) fn tell(&self, tapped: Tapped) {
+        let count = tapped.records.len() as u64 + tapped.dropped;
+        if self.outlet.try_send(tapped).is_err() {
+            self.lost.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(crate) fn tap_to_wire(tap: &Tap) -> proto::Tap {
+    let side = match tap.side {
+        TapSide::Both => proto::TapSide::Both,
+        TapSide::Client => proto::TapSide::Client,
+        TapSide::Server => proto::TapSide::Server,
+    };
+    let status = tap
+        .status
+        .map(|StatusRange { from, to }| proto::StatusRange { from: from.into(), to: to.into() });
+    proto::Tap {
+        id: tap.id,
+        service: tap.service.to_string(),
+        side: side.into(),
+        path: tap.path.clone(),
+        method: tap.method.clone(),
+        status,
+        from: tap.from.as_ref().map(ServiceAccount::to_string).unwrap_or_default(),
+        per_second: tap.per_second,
+    }
+}
+
+/// All taps that there are to be, or what is wrong with them.
+pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Result<Vec<Tap>, Invalid> {
+    if wire.len() > TAPS_MAX {
+        return Err(Invalid::new("taps", format!("more than {TAPS_MAX}")));
+    }
+    crate::resource::each("taps", wire, tap_from_wire)
+}
+
+fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
+    let side = match proto::TapSide::try_from(wire.side) {
+        Ok(proto::TapSide::Both) => TapSide::Both,
+        Ok(proto::TapSide::Client) => TapSide::Client,
+        Ok(proto::TapSide::Server) => TapSide::Server,
+        Ok(proto::TapSide::Unspecified) | Err(_) => {
+            return Err(Invalid::new("side", format!("{} is no side", wire.side)));
+        }
+    };
+    for (field, text) in [("path", &wire.path), ("method", &wire.method)] {
+        if text.len() > TAP_TEXT_BYTES_MAX {
+            return Err(Invalid::new(field, "is too long"));
+        }
+    }
+    let status = |number: u32| {
+        u16::try_from(number).map_err(|_| Invalid::new("status", format!("{number} is none")))
+    };
+    let status = match wire.status {
+        None => None,
+        Some(range) => Some(StatusRange { from: status(range.from)?, to: status(range.to)? }),
+    };
+    let from = match wire.from.as_str() {
+        "" => None,
+        text => Some(crate::resource::account("from", text)?),
+    };
+    Ok(Tap {
+        id: wire.id,
+        service: crate::resource::parsed("service", &wire.service)?,
+        side,
+        path: wire.path,
+        method: wire.method,
+        status,
+        from,
+        per_second: wire.per_second.clamp(1, TAP_PER_SECOND_MAX),
+    })
+}
+
+/// Taps open at once at one control plane: each costs every sidecar a comparison for each request.
+pub const TAPS_MAX: usize = 8;
+/// What proxies told and nobody has taken yet, for one tap: a fraction of a second of all of them.
+const TAPPED_MAX: usize = 64;
+/// The most records of one message: its proxy sends at least twice a second.
+pub(crate) const RECORDS_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tap() -> Tap {
+        Tap {
+            id: 0,
+            service: "shop/stock".parse().unwrap(),
+            side: TapSide::Client,
+            path: "/orders".into(),
+            method: "GET".into(),
+            status: StatusRange::parse("5xx"),
+            from: Some(ServiceAccount::new("shop", "web").unwrap()),
+            per_second: 7,
+        }
+    }
+
+    fn tapped(count: usize) -> Tapped {
+        let workload = "shop/web-1".parse().unwrap();
+        Tapped { workload, records: vec!["{}".to_owned(); count], dropped: 1 }
+    }
+
+    #[test]
+    fn a_tap_survives_the_journey_and_what_is_wrong_is_named() {
+        let whole = tap_to_wire(&tap());
+        assert_eq!(taps_from_wire(vec![whole.clone()]).unwrap(), [tap()]);
+        type Spoil = fn(&mut proto::Tap);
+        let cases: [(Spoil, &str); 5] = [
+            (|tap| tap.service = "stock".into(), "taps[0].service"),
+            (|tap| tap.side = 0, "taps[0].side"),
+            (|tap| tap.from = "web".into(), "taps[0].from"),
+            (|tap| tap.path = "/".repeat(2000), "taps[0].path"),
+            (|tap| tap.status.as_mut().unwrap().to = 70_000, "taps[0].status"),
+        ];
+        for (spoil, field) in cases {
+            let mut wire = whole.clone();
+            spoil(&mut wire);
+            assert_eq!(taps_from_wire(vec![wire]).unwrap_err().field, field);
+        }
+        assert!(taps_from_wire(vec![whole; TAPS_MAX + 1]).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_tap_is_open_as_long_as_somebody_holds_it() {
+        let taps = Arc::<Taps>::default();
+        let mut seen = taps.watch();
+        let mut first = taps.open(tap()).unwrap();
+        let second = taps.open(tap()).unwrap();
+        let open = seen.borrow_and_update().clone();
+        assert_eq!(open.iter().map(|open| open.tap.id).collect::<Vec<_>>(), [1, 2]);
+        open[0].tell(tapped(2));
+        let next = std::future::poll_fn(|cx| first.poll_next(cx)).await;
+        assert_eq!(next, Some(tapped(2)));
+        drop((first, second));
+        assert!(seen.has_changed().unwrap() && seen.borrow().is_empty());
+    }
+
+    #[test]
+    fn who_does_not_read_holds_up_nobody_and_hears_how_much_was_lost() {
+        let taps = Arc::<Taps>::default();
+        let tapping = taps.open(tap()).unwrap();
+        let open = taps.watch().borrow().clone();
+        for _ in 0..TAPPED_MAX + 3 {
+            open[0].tell(tapped(2));
+        }
+        assert_eq!((tapping.lost(), tapping.lost()), (9, 0));
+    }
+
+    #[test]
+    fn there_are_only_so_many() {
+        let taps = Arc::<Taps>::default();
+        let all: Vec<_> = (0..TAPS_MAX).map(|_| taps.open(tap()).unwrap()).collect();
+        assert_eq!(taps.open(tap()).unwrap_err(), TooManyTaps);
+        drop(all);
+        assert!(taps.open(tap()).is_ok());
+    }
+}

@@ -1,0 +1,199 @@
+//! Live requests for operators who tap a service: told by the control thread, over its stream.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leno_discovery::Request;
+use leno_model::{LogForm, Tap, TapMatcher, Tappable};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use crate::access_log;
+use crate::seen::Seen;
+use crate::sight::View;
+
+/// A tap as all data threads know it.
+#[derive(Debug)]
+pub(crate) struct OpenTap {
+    pub(crate) matcher: TapMatcher,
+    /// Requests that were not told because there were too many.
+    dropped: AtomicU64,
+}
+
+/// A request that somebody taps.
+#[derive(Debug)]
+pub(crate) struct Drawn {
+    pub(crate) tap: Arc<OpenTap>,
+    pub(crate) seen: Arc<Seen>,
+}
+
+/// What operators see, as one data thread has it.
+pub(crate) struct ThreadView {
+    pub(crate) view: View,
+    /// The account of the workload, which calls when its application does.
+    pub(crate) caller: String,
+    /// What may still be told, for each tap.
+    allowances: Box<[Cell<Allowance>]>,
+}
+
+/// Which taps are told of a request: a bit for each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tapping(u32);
+
+impl ThreadView {
+    pub(crate) fn new(view: View, caller: String) -> Self {
+        let now = Instant::now();
+        let allowances = view.taps().iter().map(|_| Cell::new(Allowance::new(now))).collect();
+        Self { view, caller, allowances }
+    }
+
+    /// Which taps are told of a request; those that were told enough count it.
+    pub(crate) fn draw(&self, request: &Tappable<'_>) -> Tapping {
+        let mut bits = 0;
+        let taps = self.view.taps().iter().zip(&self.allowances);
+        for (index, (tap, allowance)) in taps.enumerate() {
+            if !tap.matcher.takes(request) {
+                continue;
+            }
+            let mut left = allowance.get();
+            match left.takes(tap.matcher.tap().per_second, Instant::now()) {
+                true => bits |= 1 << index,
+                false => tap.drop_one(),
+            }
+            allowance.set(left);
+        }
+        Tapping(bits)
+    }
+
+    /// Hands a request over to the control thread.
+    pub(crate) fn tell(&self, to: Tapping, seen: &Arc<Seen>, outlet: &mpsc::Sender<Drawn>) {
+        for (index, tap) in self.view.taps().iter().enumerate() {
+            if to.0 & 1 << index != 0
+                && outlet.try_send(Drawn { tap: tap.clone(), seen: seen.clone() }).is_err()
+            {
+                tap.drop_one();
+            }
+        }
+    }
+}
+
+/// What one data thread may still tell a tap in this second.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allowance {
+    until: Instant,
+    left: u32,
+}
+
+impl OpenTap {
+    pub(crate) fn new(tap: &Tap) -> Self {
+        Self { matcher: TapMatcher::new(tap), dropped: AtomicU64::new(0) }
+    }
+
+    /// One more that is not told.
+    pub(crate) fn drop_one(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn id(&self) -> u64 {
+        self.matcher.tap().id
+    }
+}
+
+impl Allowance {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { until: now, left: 0 }
+    }
+
+    /// Whether one more may be told; then it is counted.
+    pub(crate) fn takes(&mut self, per_second: u32, now: Instant) -> bool {
+        if self.until <= now {
+            *self = Self { until: now + SECOND, left: per_second };
+        }
+        let takes = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        takes
+    }
+}
+
+/// Tells the control plane what was drawn, until all data threads are gone. What does not fit into
+/// the stream is dropped and counted: other requests of this sidecar to the control plane go first.
+pub(crate) async fn tell(mut drawn: mpsc::Receiver<Drawn>, requests: mpsc::Sender<Request>) {
+    while let Some(first) = drawn.recv().await {
+        let until = Instant::now() + GATHER;
+        let mut batches = vec![Batch::of(first)];
+        let mut count = 1;
+        while count < RECORDS_MAX {
+            let Ok(Some(next)) = timeout_at(until, drawn.recv()).await else { break };
+            count += 1;
+            match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next.tap)) {
+                Some(batch) => batch.add(&next.seen),
+                None => batches.push(Batch::of(next)),
+            }
+        }
+        for batch in batches {
+            batch.send(&requests);
+        }
+    }
+}
+
+/// What one tap is told at once.
+struct Batch {
+    tap: Arc<OpenTap>,
+    records: Vec<String>,
+    bytes: usize,
+}
+
+impl Batch {
+    fn of(Drawn { tap, seen }: Drawn) -> Self {
+        let mut batch = Self { tap, records: Vec::new(), bytes: 0 };
+        batch.add(&seen);
+        batch
+    }
+
+    fn add(&mut self, seen: &Seen) {
+        let mut line = String::new();
+        access_log::line(seen, &LogForm::Json, &mut line);
+        line.truncate(line.trim_end().len());
+        if self.bytes + line.len() > BYTES_MAX {
+            return self.tap.drop_one();
+        }
+        self.bytes += line.len();
+        self.records.push(line);
+    }
+
+    fn send(self, requests: &mpsc::Sender<Request>) {
+        let count = self.records.len() as u64;
+        let dropped = self.tap.dropped.swap(0, Ordering::Relaxed);
+        let request = Request::Tapped { tap: self.tap.id(), records: self.records, dropped };
+        // Half of the queue is for what the sidecar itself wants.
+        let has_room = requests.capacity() > requests.max_capacity() / 2;
+        if !has_room || requests.try_send(request).is_err() {
+            self.tap.dropped.fetch_add(count + dropped, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How long a request waits for others to be told with.
+const GATHER: Duration = Duration::from_millis(100);
+/// Requests told at once.
+const RECORDS_MAX: usize = 256;
+/// The same in bytes, for one tap: well below what a message may have.
+const BYTES_MAX: usize = 512 << 10;
+const SECOND: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_is_for_a_second() {
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        let taken = (0..10).filter(|_| allowance.takes(3, now)).count();
+        assert_eq!(taken, 3);
+        assert!(!allowance.takes(3, now + SECOND / 2));
+        assert!(allowance.takes(3, now + SECOND));
+    }
+}

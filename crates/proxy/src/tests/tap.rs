@@ -1,0 +1,89 @@
+//! Operators who tap see what fits, no more than they asked for, and nobody pays for it otherwise.
+
+use leno_model::{ServiceAccount, Sight, StatusRange, Tap, TapSide};
+
+use super::fixture::{Application, Client, GET, Mesh, OK, Setup, Sidecar, run, until};
+
+fn tap(id: u64) -> Tap {
+    Tap {
+        id,
+        service: "bookinfo/ratings".parse().unwrap(),
+        side: TapSide::Both,
+        path: String::new(),
+        method: String::new(),
+        status: None,
+        from: None,
+        per_second: 1000,
+    }
+}
+
+/// The taps that were told since, each with path and status.
+fn told(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
+    let drawn = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
+    drawn
+        .map(|it| (it.tap.matcher.tap().id, it.seen.path.clone(), it.seen.outcome.status))
+        .collect()
+}
+
+async fn mesh() -> Mesh {
+    let app = Application::answering(|request| match request.head.contains("/bad") {
+        true => "HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
+        false => OK.to_owned(),
+    });
+    Mesh::new(app.await.address, Setup { sight: Sight::default(), ..Setup::default() }).await
+}
+
+#[test]
+fn each_tap_is_told_of_what_it_is_for_on_both_sides() {
+    run(async {
+        let mut mesh = mesh().await;
+        let from = Some(ServiceAccount::new("bookinfo", "productpage").unwrap());
+        let other = Some(ServiceAccount::new("bookinfo", "other").unwrap());
+        let taps = [
+            Tap { from, ..tap(1) },
+            Tap { status: StatusRange::parse("5xx"), side: TapSide::Server, ..tap(2) },
+            Tap { path: "/ratings".into(), side: TapSide::Client, ..tap(3) },
+            Tap { from: other, ..tap(4) },
+            Tap { service: "bookinfo/reviews".parse().unwrap(), ..tap(5) },
+        ];
+        for sidecar in [&mesh.client, &mesh.server] {
+            sidecar.worker.world.sights.tap(&taps);
+        }
+        let mut client = Client::connect(mesh.door).await;
+        client.ask(GET).await;
+        client.ask("GET /bad?token=x HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        until(|| mesh.client.ended() == 2 && mesh.server.ended() == 2).await;
+        let of = |id, path: &str, status| (id, path.to_owned(), status);
+        assert_eq!(
+            told(&mut mesh.client),
+            [of(1, "/ratings/1", 200), of(3, "/ratings/1", 200), of(1, "/bad", 503)]
+        );
+        assert_eq!(
+            told(&mut mesh.server),
+            [of(1, "/ratings/1", 200), of(1, "/bad", 503), of(2, "/bad", 503)]
+        );
+        for sidecar in [&mesh.client, &mesh.server] {
+            sidecar.worker.world.sights.tap(&[]);
+        }
+        client.ask(GET).await;
+        until(|| mesh.server.ended() == 3).await;
+        assert!(told(&mut mesh.client).is_empty() && told(&mut mesh.server).is_empty());
+    });
+}
+
+#[test]
+fn no_more_is_told_than_was_asked_for() {
+    run(async {
+        let mut mesh = mesh().await;
+        mesh.client.worker.world.sights.tap(&[Tap { per_second: 3, ..tap(1) }]);
+        let mut client = Client::connect(mesh.door).await;
+        let began = tokio::time::Instant::now();
+        for _ in 0..50 {
+            client.ask(GET).await;
+        }
+        until(|| mesh.client.ended() == 50).await;
+        let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
+        let told = told(&mut mesh.client).len();
+        assert!(told >= 3 && told <= 3 * (seconds + 1), "{told} in {seconds} s");
+    });
+}

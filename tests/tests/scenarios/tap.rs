@@ -1,0 +1,136 @@
+//! `leno tap` in a real mesh: live requests at the terminal, filtered, and only while it is there.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Mesh, Program, eventually, exchange, free_port, leno};
+use serde_json::Value;
+
+struct Shop {
+    mesh: Mesh,
+    door: SocketAddr,
+    _stock: Application,
+}
+
+impl Shop {
+    fn open() -> Self {
+        let stock = Application::start(|request| match request.what().1.starts_with("/broken") {
+            true => Answer::Bytes(
+                b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            ),
+            false => Answer::ok("ok"),
+        });
+        let door = free_port();
+        let manifests = [
+            mesh_config("permissive"),
+            server("stock", stock.port(), &[]),
+            client("web", &[], &[("stock", door)]),
+        ];
+        let mesh = Mesh::up(&manifests.concat());
+        Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), _stock: stock }
+    }
+
+    fn ask(&self, path: &str) -> u16 {
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
+             cookie: session=hunter2\r\nconnection: close\r\n\r\n"
+        );
+        exchange(self.door, &head).expect("an answer").status
+    }
+
+    fn tap(&self, arguments: &[&str]) -> Program {
+        let mut command = leno();
+        command.arg("tap").args(arguments).arg("--data").arg(self.mesh.data());
+        Program::start("leno tap", &mut command)
+    }
+}
+
+/// The requests that a tap has printed.
+fn records(tap: &Program) -> Vec<Value> {
+    let printed = tap.printed();
+    printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+#[test]
+fn both_sidecars_tell_and_no_secret_is_told() {
+    let shop = Shop::open();
+    let mut tap = shop.tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
+    // Sidecars hear of a tap in a moment: requests are sent until both have told of one.
+    let asked = || {
+        shop.ask("/other");
+        shop.ask("/orders/7?token=hunter2");
+        let told = records(&tap);
+        let by = |side: &str| told.iter().any(|record| record["direction"] == side);
+        (told.len() >= 2 || (by("inbound") && by("outbound"))).then_some(told)
+    };
+    let (told, _) = eventually("two requests are shown", PATIENCE, asked);
+    assert!(tap.wait(PATIENCE).success(), "two were enough");
+    assert!(!tap.printed().contains("hunter2"), "{}", tap.printed());
+    for record in &told {
+        assert_eq!((&record["path"], &record["response_code"]), (&"/orders/7".into(), &200.into()));
+        let workload = match record["direction"].as_str() {
+            Some("inbound") => "shop/stock-1",
+            _ => "shop/web-1",
+        };
+        assert_eq!(record["workload"], workload);
+    }
+}
+
+#[test]
+fn filters_decide_in_the_sidecars_and_a_table_is_for_people() {
+    let shop = Shop::open();
+    let filters = ["--status", "5xx", "--from", "shop/web", "--side", "server"];
+    let tap = shop.tap(&[&["stock.shop"][..], &filters].concat());
+    tap.wait_for_line("WORKLOAD", PATIENCE);
+    let asked = || {
+        assert_eq!((shop.ask("/orders"), shop.ask("/broken")), (200, 503));
+        tap.printed().contains("/broken").then_some(())
+    };
+    eventually("a failure is shown", PATIENCE, asked);
+    let printed = tap.printed();
+    let line = printed.lines().find(|line| line.contains("/broken")).expect("its line");
+    for word in ["shop/stock-1", "inbound", "shop/web", "503", "GET"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    assert!(!printed.contains("/orders"), "{printed}");
+}
+
+#[test]
+fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream() {
+    let shop = Shop::open();
+    let taps = || -> usize {
+        let admin = shop.mesh.sidecar("shop/stock-1").admin;
+        let world = leno_tests::get(admin, "/world").expect("the admin page answers");
+        let world: Value = serde_json::from_slice(&world.body).expect("the world is JSON");
+        world["taps"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(taps(), 0);
+    let mut first = shop.tap(&["shop/stock", "-o", "json"]);
+    let second = shop.tap(&["shop/stock", "-o", "json", "--method", "GET"]);
+    eventually("the sidecar has heard of both", PATIENCE, || (taps() == 2).then_some(()));
+    first.stop(PATIENCE);
+    eventually("the first is gone", PATIENCE, || (taps() == 1).then_some(()));
+    eventually("the second goes on", PATIENCE, || {
+        shop.ask("/orders");
+        (!records(&second).is_empty()).then_some(())
+    });
+    drop(second);
+    eventually("nobody taps", PATIENCE, || (taps() == 0).then_some(()));
+}
+
+#[test]
+fn what_cannot_be_tapped_is_refused_at_once() {
+    let shop = Shop::open();
+    let refused = |arguments: &[&str]| {
+        let output = shop.mesh.leno(&[&["tap"], arguments].concat());
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let unknown = refused(&["shop/stok"]);
+    assert!(unknown.contains("there is no service shop/stok; there are shop/stock"), "{unknown}");
+    let status = refused(&["shop/stock", "--status", "6xx"]);
+    assert!(status.contains("use 503, 5xx or 400-499"), "{status}");
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
