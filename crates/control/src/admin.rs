@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime};
 
 use http_body_util::{BodyExt, Either, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::HOST;
+use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Taps};
 use leno_model::WorkloadName;
+use leno_telemetry::Form;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -182,6 +183,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
         (&Method::GET | &Method::HEAD, path) => match question(path, query) {
+            Some(Question::Metrics(_)) => Question::Metrics(accepted(&request)),
             Some(question) => question,
             None => return text(StatusCode::NOT_FOUND, INDEX.to_owned()),
         },
@@ -196,7 +198,7 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
         Some(Answer::Json(value)) => {
             typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
-        Some(Answer::Text(page)) => typed(StatusCode::OK, "text/plain; version=0.0.4", page),
+        Some(Answer::Metrics(form, page)) => typed(StatusCode::OK, form.content_type(), page),
         // No path asks for objects.
         Some(Answer::Objects(_)) | None => stopping(),
     }
@@ -209,6 +211,11 @@ pub(crate) async fn answered(questions: &Questions, question: Question) -> Optio
     answer.await.ok()
 }
 
+fn accepted(request: &Request<Incoming>) -> Form {
+    let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    Form::accepted(accept.unwrap_or_default())
+}
+
 /// The question that a path and query stand for.
 pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
     Some(match path {
@@ -219,7 +226,7 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
         "/changes" => Question::Changes,
         "/certificates" => Question::Certificates,
         "/history" => Question::History(subject(query?)?),
-        "/metrics" => Question::Metrics,
+        "/metrics" => Question::Metrics(Form::Prometheus),
         "/policies" => Question::Policies,
         "/proxies" => Question::Proxies,
         "/rejected" => Question::Rejected,

@@ -1,8 +1,9 @@
-//! What the control plane counts, in the Prometheus text format 0.0.4.
+//! What the control plane counts, in the Prometheus text format 0.0.4 or in OpenMetrics.
 
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
+use leno_telemetry::Form;
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
@@ -14,11 +15,11 @@ use crate::report::Report;
 use crate::server::Gauges;
 
 /// Writes all metrics of the control plane.
-pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges) -> String {
+pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges, form: Form) -> String {
     let status = report.status();
     let tally = report.audience.tally;
     let certifier = report.certifier;
-    let mut page = Page::default();
+    let mut page = Page { form, out: String::new() };
     let one = |page: &mut Page, metric: Metric, value: &dyn Display| {
         page.header(metric);
         page.line(metric.name, value);
@@ -56,6 +57,7 @@ pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges) -> String {
     one(&mut page, REPORTS, &report.history.reports);
     one(&mut page, SERIES_FOLDED, &report.history.folded);
     queues(&mut page, report);
+    page.out.push_str(form.end());
     page.out
 }
 
@@ -90,19 +92,18 @@ const LIMITS: [Duration; 12] = [
     Duration::from_secs(30),
 ];
 
-#[derive(Default)]
 struct Page {
+    form: Form,
     out: String,
 }
 
 impl Page {
-    fn header(&mut self, Metric { name, kind, help, .. }: Metric) {
-        let kind = kind.as_str();
-        // Writing to a `String` cannot fail.
-        writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}").unwrap_or_default();
+    fn header(&mut self, metric: Metric) {
+        self.out.push_str(&self.form.header(&metric));
     }
 
     fn line(&mut self, name: &str, value: &dyn Display) {
+        // Writing to a `String` cannot fail.
         writeln!(self.out, "{name} {value}").unwrap_or_default();
     }
 }

@@ -16,6 +16,7 @@ use leno_model::{
     Change, MeshConfig, Object, ObjectKey, ServiceName, TrustDomain, Workload, WorkloadName,
 };
 use leno_registry::Update;
+use leno_telemetry::Form;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -98,7 +99,7 @@ pub(crate) enum Question {
     Changes,
     /// What was of one service, route or edge.
     History(Subject),
-    Metrics,
+    Metrics(Form),
     /// All that is in force.
     Objects,
     Policies,
@@ -117,7 +118,8 @@ pub(crate) enum Question {
 pub(crate) enum Answer {
     Json(Value),
     Objects(Vec<Object>),
-    Text(String),
+    /// The metrics, in a form.
+    Metrics(Form, String),
 }
 
 /// Something that happened.

@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_telemetry::Telemetry;
+use leno_telemetry::{Form, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -64,8 +64,11 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => {
             let mut out = String::new();
-            admin.telemetry.expose(&mut out);
-            typed(StatusCode::OK, "text/plain; version=0.0.4", out)
+            let accept = request.headers().get(hyper::header::ACCEPT);
+            let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+            let form = Form::accepted(accept);
+            admin.telemetry.expose(form, &mut out);
+            typed(StatusCode::OK, form.content_type(), out)
         }
         "/ready" => match page::unready(admin) {
             None => text(StatusCode::OK, "ready\n".into()),

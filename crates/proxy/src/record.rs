@@ -1,7 +1,7 @@
 //! What happened to one exchange: filled on the way, emitted once, when it is dropped.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leno_model::{Reason, RouteName, ServiceName};
 use leno_telemetry::{GrpcStatus, Outcome, RequestLabels, SeriesId};
@@ -114,6 +114,10 @@ impl Drop for Record<'_> {
             worker.shard.audit(series.id, reason.label());
         }
         if let Some(sighting) = self.sighting.take() {
+            if let Some(span) = sighting.span.filter(|span| span.is_sampled) {
+                let taken = (outcome.duration, SystemTime::now());
+                worker.shard.exemplify(series.id, span.trace, taken);
+            }
             let (retries, audited) = (self.retries, self.audited);
             let (labels, downstream) = (&series.labels, self.session.peer);
             sighting.tell(worker, &Ended { labels, outcome, retries, audited, downstream });

@@ -1,8 +1,11 @@
-//! Exposition: everything that was counted, in the Prometheus text format 0.0.4.
+//! Exposition: everything that was counted, in the Prometheus text format 0.0.4 or in OpenMetrics.
+
+mod form;
 
 use std::fmt::{Display, Write};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use crate::exemplar::Exemplar;
 use crate::names::{
     AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, Level, Metric, PROCESS_CPU, PROCESS_MEMORY,
     REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
@@ -12,17 +15,18 @@ use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 use crate::usage::{Usage, usage};
 
+pub use form::Form;
+
 impl Telemetry {
-    /// Appends everything in the Prometheus text format 0.0.4, with the figures of this process
-    /// where the system tells them.
-    pub fn expose(&self, out: &mut String) {
-        write(self, usage(std::process::id()).ok().as_ref(), out);
+    /// Appends everything, with the figures of this process where the system tells them.
+    pub fn expose(&self, form: Form, out: &mut String) {
+        write(self, usage(std::process::id()).ok().as_ref(), (form, out));
     }
 }
 
 /// Appends all metrics.
-fn write(telemetry: &Telemetry, usage: Option<&Usage>, out: &mut String) {
-    let mut page = Page { out };
+fn write(telemetry: &Telemetry, usage: Option<&Usage>, (form, out): (Form, &mut String)) {
+    let mut page = Page { form, out };
     page.series(telemetry);
     page.header(&CONNECTIONS_REFUSED);
     for (reason, count) in telemetry.refusals() {
@@ -56,9 +60,11 @@ fn write(telemetry: &Telemetry, usage: Option<&Usage>, out: &mut String) {
         page.header(&PROCESS_MEMORY);
         page.labelled(&PROCESS_MEMORY, &[], usage.rss_kib * 1024);
     }
+    page.out.push_str(form.end());
 }
 
 struct Page<'a> {
+    form: Form,
     out: &'a mut String,
 }
 
@@ -108,20 +114,31 @@ impl Page<'_> {
     fn durations(&mut self, labels: &str, series: &SeriesTotals) {
         let name = REQUEST_DURATION.name;
         let durations = &series.durations;
-        for (limit, below) in durations.cumulative(&LIMITS) {
+        for ((limit, below), exemplar) in durations.cumulative(&LIMITS).zip(&series.exemplars) {
             let limit = limit.as_secs_f64();
-            self.line(format_args!("{name}_bucket{{{labels},le=\"{limit}\"}} {below}"));
+            let exemplar = self.exemplar(exemplar.as_ref());
+            self.line(format_args!("{name}_bucket{{{labels},le=\"{limit}\"}} {below}{exemplar}"));
         }
         let (count, sum) = (durations.count(), durations.sum().as_secs_f64());
-        self.line(format_args!("{name}_bucket{{{labels},le=\"+Inf\"}} {count}"));
+        let slow = self.exemplar(series.exemplars.last().and_then(Option::as_ref));
+        self.line(format_args!("{name}_bucket{{{labels},le=\"+Inf\"}} {count}{slow}"));
         self.line(format_args!("{name}_sum{{{labels}}} {sum}"));
         self.line(format_args!("{name}_count{{{labels}}} {count}"));
     }
 
     fn header(&mut self, metric: &Metric) {
-        let Metric { name, kind, help, .. } = metric;
-        self.line(format_args!("# HELP {name} {help}"));
-        self.line(format_args!("# TYPE {name} {}", kind.as_str()));
+        self.out.push_str(&self.form.header(metric));
+    }
+
+    /// What stands behind the count of a bucket; only OpenMetrics has a place for it.
+    fn exemplar(&self, exemplar: Option<&Exemplar>) -> String {
+        let Some(Exemplar { trace, duration, ended }) = exemplar else { return String::new() };
+        if self.form == Form::Prometheus {
+            return String::new();
+        }
+        let ended = ended.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (duration, ended) = (duration.as_secs_f64(), ended.as_secs_f64());
+        format!(" # {{trace_id=\"{trace}\"}} {duration} {ended:.3}")
     }
 
     fn labelled(&mut self, metric: &Metric, values: &[&str], number: impl Display) {
@@ -171,6 +188,14 @@ fn write_label(out: &mut String, label: &str, value: &str) {
     }
     out.push('"');
 }
+
+/// The bucket of the exposed histogram that a duration is in; the last has no limit.
+pub(crate) fn bucket(duration: Duration) -> usize {
+    LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
+}
+
+/// The buckets of the exposed histogram.
+pub(crate) const BUCKETS: usize = LIMITS.len() + 1;
 
 /// The limits of the exposed histogram: two or three to a decade, closest where sidecars live.
 const LIMITS: [Duration; 20] = [

@@ -15,12 +15,14 @@ pub mod trace;
 pub mod usage;
 
 mod cell;
+mod exemplar;
 mod exposition;
 mod status;
 mod tally;
 
 pub use access_log::{Entry, Part, write_fields, write_json};
 pub use changes::{Changes, SeriesChange, Taken};
+pub use exposition::Form;
 pub use grpc::GrpcStatus;
 pub use histogram::{Histogram, SparseHistogram, bucket_duration};
 pub use names::{ConnectionSide, Count, Gauge, Level};

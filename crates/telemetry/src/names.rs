@@ -391,8 +391,9 @@ pub(crate) const PROCESS_MEMORY: Metric = Metric {
 const PREFACE: &str = "\
 # Metrics
 
-What sidecars and the control plane expose, in the Prometheus text format 0.0.4. This page is
-generated from `crates/telemetry/src/names.rs` and `names/control.rs`; after a change there,
+What sidecars and the control plane expose, in the Prometheus text format 0.0.4, or in OpenMetrics
+1.0 where `Accept` asks for it, as Prometheus does. This page is generated from
+`crates/telemetry/src/names.rs` and `names/control.rs`; after a change there,
 `UPDATE_EXPECT=1 cargo test -p leno-telemetry` writes it anew.
 
 ## A sidecar
@@ -404,7 +405,9 @@ At `/metrics` of its admin page.
 const CONTROL: &str = "
 ## The control plane
 
-At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://leno/metrics`.
+At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://leno/metrics`. Prometheus
+speaks TCP only: `socat TCP-LISTEN:9901,bind=127.0.0.1,fork UNIX-CONNECT:DATA/control.sock` lets it in, and
+whoever else is on the machine.
 
 ";
 
@@ -454,6 +457,9 @@ sum by (service) (rate(leno_requests_total{direction="inbound",reason="",code!="
 
 Durations are kept in buckets no wider than an eighth of what they hold, so that quantiles are
 exact to 6 %; a limit of the exposed histogram falls on the nearest of them.
+
+In OpenMetrics a bucket has the last request of a sampled [trace](tracing.md) that fell into it as its
+exemplar, with `trace_id`. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 "#;
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::cell::{Cell, cells};
+use crate::exemplar::{Exemplar, ExemplarCell};
+use crate::exposition::{BUCKETS, bucket};
 use crate::grpc::{CODES, GrpcStatus};
 use crate::histogram::{Histogram, HistogramCells};
 use crate::status::{CLASSES, StatusClass};
@@ -142,6 +144,8 @@ pub(crate) struct SeriesCells {
     durations: HistogramCells,
     /// What was let in although policies deny it, by reason; absent until the first of it.
     audited: OnceLock<Box<Tally>>,
+    /// A request of each bucket that can be looked up; absent until the first that is traced.
+    exemplars: OnceLock<Box<[ExemplarCell; BUCKETS]>>,
 }
 
 impl SeriesCells {
@@ -154,7 +158,13 @@ impl SeriesCells {
             failed: Tally::new(),
             durations: HistogramCells::new(),
             audited: OnceLock::new(),
+            exemplars: OnceLock::new(),
         }
+    }
+
+    pub(crate) fn exemplify(&self, exemplar: &Exemplar) {
+        let cells = self.exemplars.get_or_init(Box::default);
+        cells[bucket(exemplar.duration)].write(exemplar);
     }
 
     pub(crate) fn audit(&self, reason: &'static str) {
@@ -187,6 +197,8 @@ pub(crate) struct SeriesTotals {
     pub(crate) bytes_out: u64,
     pub(crate) durations: Histogram,
     pub(crate) audited: BTreeMap<&'static str, u64>,
+    /// The newest of each bucket.
+    pub(crate) exemplars: [Option<Exemplar>; BUCKETS],
 }
 
 impl SeriesTotals {
@@ -198,6 +210,7 @@ impl SeriesTotals {
             bytes_out: 0,
             durations: Histogram::new(),
             audited: BTreeMap::new(),
+            exemplars: [None; BUCKETS],
         };
         for cells in shards {
             totals.add(cells);
@@ -219,6 +232,11 @@ impl SeriesTotals {
         cells.durations.add_to(&mut self.durations);
         for (ending, count) in cells.audited.get().into_iter().flat_map(|tally| tally.read()) {
             *self.audited.entry(ending.reason).or_default() += count;
+        }
+        let found = cells.exemplars.get().into_iter().flat_map(|found| found.iter());
+        for (newest, cell) in self.exemplars.iter_mut().zip(found) {
+            let ended = newest.map(|exemplar| exemplar.ended);
+            *newest = cell.read().filter(|it| Some(it.ended) > ended).or(*newest);
         }
     }
 

@@ -3,12 +3,15 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use crate::exemplar::Exemplar;
 use crate::names::{ConnectionSide, Count, Gauge};
 use crate::series::{Outcome, RequestLabels, SeriesCells, SeriesId};
 use crate::status::StatusClass;
 use crate::tally::Ending;
 use crate::telemetry::{ShardCells, Telemetry};
+use crate::trace::TraceId;
 
 /// What one thread counts. It may move to another thread, but two can never share it, so that
 /// counting is a load and a store. What it counted outlives it.
@@ -62,6 +65,21 @@ impl Shard {
         let cells = mine.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
             cells.audit(reason);
+        }
+    }
+
+    /// Notes a request that can be looked up by its trace, as an example of how long they take; the
+    /// series as in [`record`](Self::record).
+    pub fn exemplify(
+        &self,
+        series: SeriesId,
+        trace: TraceId,
+        (duration, ended): (Duration, SystemTime),
+    ) {
+        let mine = self.series.borrow();
+        let cells = mine.cells.get(series.index as usize);
+        if let Some(cells) = cells.filter(|_| series.shard == self.number) {
+            cells.exemplify(&Exemplar { trace, duration, ended });
         }
     }
 

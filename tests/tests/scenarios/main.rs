@@ -21,6 +21,8 @@ mod netns;
 mod one_machine;
 mod peers;
 #[cfg(test)]
+mod prometheus;
+#[cfg(test)]
 mod seeing;
 #[cfg(test)]
 mod splits;

@@ -52,8 +52,9 @@ impl Owner {
         let report = self.report(now);
         let at = now.clock.duration_since(self.began);
         let json = match question {
-            Question::Metrics => {
-                return Answer::Text(crate::metrics::expose(&report, &self.gauges));
+            Question::Metrics(form) => {
+                let page = crate::metrics::expose(&report, &self.gauges, form);
+                return Answer::Metrics(form, page);
             }
             Question::Objects => return Answer::Objects(self.mesh.objects()),
             Question::Certificates => serde_json::to_value(report.certificates()),

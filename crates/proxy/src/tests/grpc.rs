@@ -13,7 +13,7 @@ use super::http2::{application, call, connect, mesh, send, whole};
 /// The calls that a sidecar counted, by status of HTTP, reason and status of gRPC.
 fn counted(sidecar: &Sidecar) -> BTreeMap<String, u64> {
     let mut page = String::new();
-    sidecar.telemetry.expose(&mut page);
+    sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
     let lines = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
     let parts = lines.map(|line| {
         let (labels, count) = line.rsplit_once("} ").unwrap();

@@ -6,6 +6,7 @@ use super::*;
 use crate::grpc::GrpcStatus;
 use crate::names::{ConnectionSide, metrics};
 use crate::series::Outcome;
+use crate::trace::TraceId;
 
 #[test]
 fn the_page_is_as_the_format_demands() {
@@ -49,7 +50,7 @@ fn the_page_is_as_the_format_demands() {
     };
 
     let mut page = String::new();
-    write(&telemetry, Some(&usage), &mut page);
+    write(&telemetry, Some(&usage), (Form::Prometheus, &mut page));
     let page = page.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     expect_file!["page.txt"].assert_eq(&page);
 }
@@ -58,7 +59,7 @@ fn the_page_is_as_the_format_demands() {
 fn every_metric_is_announced_once_and_without_usage_all_but_two() {
     let telemetry = Telemetry::new();
     let mut page = String::new();
-    write(&telemetry, None, &mut page);
+    write(&telemetry, None, (Form::Prometheus, &mut page));
     for metric in metrics() {
         let announced =
             page.lines().filter(|line| line.split(' ').take(3).eq(["#", "TYPE", metric.name]));
@@ -66,7 +67,7 @@ fn every_metric_is_announced_once_and_without_usage_all_but_two() {
         assert_eq!(announced.count(), expected, "{}", metric.name);
     }
     page.clear();
-    telemetry.expose(&mut page);
+    telemetry.expose(Form::Prometheus, &mut page);
     assert!(page.contains("\nprocess_resident_memory_bytes "), "{page}");
 }
 
@@ -83,4 +84,42 @@ fn label_values_are_escaped() {
         write_label(&mut out, "l", value);
         assert_eq!(out, expected);
     }
+}
+
+#[test]
+fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
+    let telemetry = Telemetry::new();
+    let shard = telemetry.shard();
+    let series = shard.series(&RequestLabels {
+        direction: "inbound",
+        service: "shop/stock".to_owned(),
+        port: 80,
+        route: String::new(),
+        peer: String::new(),
+        protocol: "http",
+    });
+    let trace = |number| TraceId(std::num::NonZeroU128::new(number).unwrap());
+    for (number, ms) in [(1_u128, 4), (2, 4), (3, 90_000)] {
+        let duration = Duration::from_millis(ms);
+        let outcome =
+            Outcome { status: 200, reason: None, grpc: None, duration, bytes_in: 0, bytes_out: 0 };
+        shard.record(series, &outcome);
+        let ended = UNIX_EPOCH + Duration::from_millis(1_500 + number as u64);
+        shard.exemplify(series, trace(number), (duration, ended));
+    }
+    let mut page = String::new();
+    write(&telemetry, None, (Form::OpenMetrics, &mut page));
+    for line in [
+        "# TYPE leno_requests counter\n",
+        "\nleno_requests_total{",
+        "le=\"0.005\"} 2 # {trace_id=\"00000000000000000000000000000002\"} 0.004 1.502\n",
+        "le=\"0.0075\"} 2\n",
+        "le=\"+Inf\"} 3 # {trace_id=\"00000000000000000000000000000003\"} 90 1.503\n",
+    ] {
+        assert!(page.contains(line), "{line} is not in {page}");
+    }
+    assert!(page.ends_with("\n# EOF\n"));
+    let mut page = String::new();
+    write(&telemetry, None, (Form::Prometheus, &mut page));
+    assert!(!page.contains("trace_id") && !page.contains("# EOF"));
 }

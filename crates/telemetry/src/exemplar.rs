@@ -1,0 +1,104 @@
+//! Exemplars: for each bucket of a histogram, one request that fell into it and can be looked up.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::trace::TraceId;
+
+/// A request that stands for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Exemplar {
+    pub(crate) trace: TraceId,
+    pub(crate) duration: Duration,
+    pub(crate) ended: SystemTime,
+}
+
+/// The last exemplar of a bucket: one thread writes it, others may read meanwhile. A reader that
+/// comes between sees none.
+#[derive(Debug, Default)]
+pub(crate) struct ExemplarCell {
+    /// Odd while it is written.
+    version: AtomicU64,
+    trace: [AtomicU64; 2],
+    duration_us: AtomicU64,
+    ended_us: AtomicU64,
+}
+
+impl ExemplarCell {
+    /// Replaces it. Only one thread may.
+    pub(crate) fn write(&self, exemplar: &Exemplar) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        let trace = exemplar.trace.0.get();
+        self.trace[0].store((trace >> 64) as u64, Ordering::Relaxed);
+        self.trace[1].store(trace as u64, Ordering::Relaxed);
+        self.duration_us.store(microseconds(exemplar.duration), Ordering::Relaxed);
+        let since = exemplar.ended.duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.ended_us.store(microseconds(since), Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// What was written last, if anything was and nobody writes now.
+    pub(crate) fn read(&self) -> Option<Exemplar> {
+        let before = self.version.load(Ordering::Acquire);
+        let [high, low] = [0, 1].map(|half: usize| self.trace[half].load(Ordering::Relaxed));
+        let duration = Duration::from_micros(self.duration_us.load(Ordering::Relaxed));
+        let ended = Duration::from_micros(self.ended_us.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let after = self.version.load(Ordering::Relaxed);
+        let trace = std::num::NonZeroU128::new(u128::from(high) << 64 | u128::from(low))?;
+        let is_whole = before == after && before.is_multiple_of(2);
+        is_whole.then_some(Exemplar { trace: TraceId(trace), duration, ended: UNIX_EPOCH + ended })
+    }
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU128;
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn exemplar(number: u64) -> Exemplar {
+        let trace = u128::from(number) << 64 | u128::from(number);
+        Exemplar {
+            trace: TraceId(NonZeroU128::new(trace).unwrap()),
+            duration: Duration::from_micros(number),
+            ended: UNIX_EPOCH + Duration::from_micros(number),
+        }
+    }
+
+    #[test]
+    fn the_last_one_is_read() {
+        let cell = ExemplarCell::default();
+        assert_eq!(cell.read(), None);
+        for number in [1, 7] {
+            cell.write(&exemplar(number));
+            assert_eq!(cell.read(), Some(exemplar(number)));
+        }
+    }
+
+    #[test]
+    fn a_reader_never_sees_halves_of_two() {
+        let cell = Arc::<ExemplarCell>::default();
+        let written = cell.clone();
+        let writer = std::thread::spawn(move || {
+            (1..200_000).for_each(|number| written.write(&exemplar(number)));
+        });
+        let mut seen = 0;
+        while !writer.is_finished() {
+            if let Some(found) = cell.read() {
+                let number = u64::try_from(found.duration.as_micros()).unwrap();
+                assert_eq!(found, exemplar(number));
+                seen = number;
+            }
+        }
+        writer.join().unwrap();
+        assert!(seen <= 199_999 && cell.read() == Some(exemplar(199_999)));
+    }
+}

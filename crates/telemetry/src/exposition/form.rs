@@ -1,0 +1,94 @@
+//! In which of two formats metrics are exposed, and how whoever scrapes says so.
+
+use crate::names::{Kind, Metric};
+
+/// A format of exposition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The Prometheus text format 0.0.4.
+    Prometheus,
+    /// OpenMetrics 1.0, which has exemplars.
+    OpenMetrics,
+}
+
+impl Form {
+    /// What an `Accept` header asks for: OpenMetrics where it is named and not refused.
+    #[must_use]
+    pub fn accepted(accept: &str) -> Self {
+        let names = |range: &str| {
+            let mut parts = range.split(';').map(str::trim);
+            let is_named = parts
+                .next()
+                .is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
+            let refused = |parameter: &str| {
+                let weight = parameter.strip_prefix("q=").map(str::parse::<f32>);
+                matches!(weight, Some(Ok(weight)) if weight <= 0.0)
+            };
+            let other = |parameter: &str| {
+                let version = parameter.strip_prefix("version=");
+                version.is_some_and(|version| !matches!(version, "1.0.0" | "0.0.1"))
+            };
+            is_named && !parts.any(|parameter| refused(parameter) || other(parameter))
+        };
+        match accept.split(',').map(str::trim).any(names) {
+            true => Self::OpenMetrics,
+            false => Self::Prometheus,
+        }
+    }
+
+    /// The value of `Content-Type`.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+
+    /// The lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
+    #[must_use]
+    pub fn header(self, metric: &Metric) -> String {
+        let Metric { name, kind, help, .. } = metric;
+        let name = match (self, kind) {
+            (Self::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
+            _ => name,
+        };
+        format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str())
+    }
+
+    /// The last line.
+    #[must_use]
+    pub const fn end(self) -> &'static str {
+        match self {
+            Self::Prometheus => "",
+            Self::OpenMetrics => "# EOF\n",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_asks_for_openmetrics_gets_it() {
+        for (accept, form) in [
+            // As Prometheus 2.42 asks.
+            (
+                "application/openmetrics-text;version=1.0.0,\
+                 application/openmetrics-text;version=0.0.1;q=0.75,\
+                 text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+                Form::OpenMetrics,
+            ),
+            ("application/openmetrics-text", Form::OpenMetrics),
+            ("text/plain, Application/OpenMetrics-Text; version=1.0.0; q=0.1", Form::OpenMetrics),
+            ("application/openmetrics-text; version=2.0.0", Form::Prometheus),
+            ("application/openmetrics-text;q=0", Form::Prometheus),
+            ("text/plain", Form::Prometheus),
+            ("*/*", Form::Prometheus),
+            ("", Form::Prometheus),
+        ] {
+            assert_eq!(Form::accepted(accept), form, "{accept}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A real Prometheus scrapes sidecars and the control plane, and takes our alert rules.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{client, server};
+use leno_tests::{Application, Mesh, Program, eventually, exchange, free_port, get};
+use serde_json::Value;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+/// A running Prometheus that scrapes these addresses.
+struct Prometheus {
+    _program: Program,
+    address: SocketAddr,
+}
+
+impl Prometheus {
+    fn start(directory: &Path, targets: &[SocketAddr]) -> Self {
+        let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
+        let rules = deployed("alerts.yaml");
+        let configuration = format!(
+            "global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1s}}\n\
+             rule_files: ['{}']\n\
+             scrape_configs:\n- job_name: leno\n  static_configs: [{{targets: [{}]}}]\n",
+            rules.display(),
+            targets.join(", ")
+        );
+        let file = directory.join("prometheus.yaml");
+        std::fs::write(&file, configuration).expect("a configuration");
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", file.display()));
+        command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
+        command.arg(format!("--web.listen-address={address}"));
+        command.arg("--enable-feature=exemplar-storage");
+        let program = Program::start("Prometheus", &mut command);
+        let ready = || get(address, "/-/ready").ok().filter(|ready| ready.status == 200);
+        eventually("Prometheus is ready", PATIENCE, ready);
+        Self { _program: program, address }
+    }
+
+    fn ask(&self, path: &str) -> Option<Value> {
+        let request =
+            format!("GET {path} HTTP/1.0\r\nhost: prometheus\r\nconnection: close\r\n\r\n");
+        let answer = exchange(self.address, &request).ok()?;
+        serde_json::from_slice::<Value>(&answer.body).ok().map(|answer| answer["data"].clone())
+    }
+
+    /// The values of a query, once it has some.
+    fn values(&self, query: &str) -> Vec<f64> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let found = || {
+            let data = self.ask(&format!("/api/v1/query?query={encoded}"))?;
+            let found = data["result"].as_array()?.iter();
+            let values = found.filter_map(|one| one["value"][1].as_str()?.parse::<f64>().ok());
+            Some(values.collect::<Vec<_>>()).filter(|values| !values.is_empty())
+        };
+        eventually(query, PATIENCE, found).0
+    }
+}
+
+/// Lets TCP clients speak with a Unix socket.
+fn bridge(socket: PathBuf) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for tcp in listener.incoming().map_while(Result::ok) {
+            let Ok(unix) = UnixStream::connect(&socket) else { return };
+            std::thread::spawn(move || carry(&tcp, &unix));
+        }
+    });
+    address
+}
+
+fn carry(tcp: &TcpStream, unix: &UnixStream) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(io::copy(&mut &*tcp, &mut &*unix));
+            drop(unix.shutdown(std::net::Shutdown::Write));
+        });
+        drop(io::copy(&mut &*unix, &mut &*tcp));
+        drop(tcp.shutdown(std::net::Shutdown::Both));
+    });
+}
+
+#[test]
+fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
+    let stock = Application::echo();
+    let door = free_port();
+    let config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+                  spec:\n  tracing: {sampling: 0%, errors: false, export: {zipkin: {endpoint: \
+                  'http://127.0.0.1:9'}}}\n";
+    let manifests = [
+        config.to_owned(),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", door)]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let sidecars = ["shop/web-1", "shop/stock-1"].map(|workload| mesh.sidecar(workload).admin);
+    let control = bridge(mesh.data().join("control.sock"));
+    let directory = tempfile::tempdir().expect("a folder");
+    let targets = [sidecars[0], sidecars[1], control];
+    let prometheus = Prometheus::start(directory.path(), &targets);
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let ask = || {
+        let context = format!("00-{TRACE}-00f067aa0ba902b7-01");
+        let head = format!(
+            "GET / HTTP/1.1\r\nhost: stock\r\ntraceparent: {context}\r\nconnection: close\r\n\r\n"
+        );
+        exchange(door, &head).ok().filter(|answer| answer.status == 200)
+    };
+    eventually("a request is answered", PATIENCE, ask);
+    // Every target is up: each of their pages is read to its last line.
+    eventually("all targets are up", PATIENCE, || {
+        let up = prometheus.values("up");
+        (up.len() == 3 && up.iter().all(|up| *up > 0.0)).then_some(())
+    });
+    let requests = "leno_requests_total{service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
+    assert!(prometheus.values(requests)[0] >= 1.0);
+    assert!(prometheus.values("leno_control_proxies")[0] >= 2.0);
+    assert!(prometheus.values("leno_control_convergence_seconds_count")[0] >= 0.0);
+    let exemplars = "/api/v1/query_exemplars?query=leno_request_duration_seconds_bucket\
+                     &start=0&end=99999999999";
+    eventually("an exemplar names the trace", PATIENCE, || {
+        ask()?;
+        prometheus.ask(exemplars)?.to_string().contains(TRACE).then_some(())
+    });
+    let rules = prometheus.ask("/api/v1/rules").expect("the rules").to_string();
+    assert!(rules.contains("LenoServiceFails") && !rules.contains("\"health\":\"err\""), "{rules}");
+}
+
+fn deployed(file: &str) -> PathBuf {
+    root().join("deploy/prometheus").join(file)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
