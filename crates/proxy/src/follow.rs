@@ -55,6 +55,33 @@ pub(crate) struct Follower {
     pub(crate) seed: u64,
 }
 
+impl Follower {
+    /// Before anything was heard; `admin` is where its admin page is.
+    pub(crate) fn new(
+        config: Arc<Config>,
+        (telemetry, world): (Arc<Telemetry>, Arc<World>),
+        state: StateDir,
+        admin: SocketAddr,
+        seed: u64,
+    ) -> Self {
+        Self {
+            config,
+            world,
+            state,
+            keeper: Keeper::default(),
+            shard: telemetry.shard(),
+            counted: RefCell::new(Counted::of(telemetry.clone())),
+            telemetry,
+            subscribed: RefCell::default(),
+            listening: RefCell::default(),
+            withdrawn: Cell::new(false),
+            admin,
+            expired: Notify::new(),
+            seed,
+        }
+    }
+}
+
 /// Follows one control plane after another for as long as the proxy lives.
 pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<Request>) {
     let mut subscriber = stored_world(&follower);

@@ -46,8 +46,7 @@ mod upstream;
 mod worker;
 mod world;
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -66,11 +65,9 @@ pub use config::{
 
 use crate::admin::Admin;
 use crate::connections::Connections;
-use crate::counted::Counted;
 use crate::drain::Phase;
 use crate::export::Exporter;
 use crate::follow::Follower;
-use crate::keeper::Keeper;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
@@ -187,21 +184,9 @@ impl Proxy {
         };
         let exporter = Exporter::new(self.config.clone(), world.clone(), telemetry.shard());
         let logged = world.clone();
-        let follower = Follower {
-            admin: self.admin.local_addr().map_err(StartError::Thread)?,
-            config: self.config.clone(),
-            shard: telemetry.shard(),
-            counted: RefCell::new(Counted::of(telemetry.clone())),
-            telemetry,
-            world,
-            state: self.state.clone(),
-            subscribed: RefCell::new(BTreeSet::new()),
-            keeper: Keeper::default(),
-            listening: RefCell::new(Vec::new()),
-            withdrawn: Cell::new(false),
-            expired: Notify::new(),
-            seed: seed(0),
-        };
+        let page = self.admin.local_addr().map_err(StartError::Thread)?;
+        let told = (telemetry, world);
+        let follower = Follower::new(self.config, told, self.state.clone(), page, seed(0));
         let tasks = LocalSet::new();
         tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
         let telling = [

@@ -235,6 +235,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The headers that are added to the request, `context` among them.
     pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Vec<(&'b str, &'b [u8])> {
+        if self.marks.is_empty() && context.is_none() {
+            return Vec::new();
+        }
         let of_trace = context.map_or(0, |_| FIELDS_MAX);
         let mut added: Vec<(&'b str, &'b [u8])> = Vec::with_capacity(self.marks.len() + of_trace);
         added.extend(self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));

@@ -59,6 +59,7 @@ pub(crate) async fn forward(
 ) -> Result<(), Reason> {
     let lease = match lease {
         Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
+            drop(lease);
             destined.lease_http1(&exchange.session.worker).await?
         }
         lease => lease,

@@ -29,6 +29,8 @@ pub(crate) struct Http2Pool {
     open: RefCell<Vec<Rc<Connection>>>,
     /// One connection is opened at a time; who waits for it may use it.
     opening: Mutex<()>,
+    /// Told when a stream has ended, and all when connections have come or gone.
+    room: Rc<Notify>,
 }
 
 struct Connection {
@@ -36,8 +38,8 @@ struct Connection {
     streams: Cell<usize>,
     /// When its peer's certificate expires; never for the application, which has none.
     expires: Option<Instant>,
-    /// Told when a stream has ended.
-    ended: Rc<Notify>,
+    /// That of its pool.
+    room: Rc<Notify>,
 }
 
 /// A connection with room for one stream, which it keeps until this is dropped.
@@ -61,7 +63,7 @@ impl Http2Lease {
 impl Drop for Http2Lease {
     fn drop(&mut self) {
         self.connection.streams.set(self.connection.streams.get() - 1);
-        self.connection.ended.notify_one();
+        self.connection.room.notify_one();
     }
 }
 
@@ -105,28 +107,30 @@ impl Http2Pool {
             if let Some(ready) = self.ready() {
                 return Some(ready);
             }
-            let ended = {
-                let open = self.open.borrow();
-                let is_full = open.len() >= CONNECTIONS_MAX;
-                open.first().filter(|_| is_full).map(|first| first.ended.clone())
-            };
-            ended?.notified().await;
+            if self.open.borrow().len() < CONNECTIONS_MAX {
+                return None;
+            }
+            self.room.notified().await;
         }
     }
 
     /// Keeps a connection that was greeted, until its peer's certificate expires.
     pub(crate) fn add(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Http2Lease {
-        let mut open = self.open.borrow_mut();
-        let ended = open.first().map(|first| first.ended.clone()).unwrap_or_default();
-        let added = Rc::new(Connection { send, streams: Cell::new(0), expires, ended });
-        open.push(added.clone());
+        let room = self.room.clone();
+        let added = Rc::new(Connection { send, streams: Cell::new(0), expires, room });
+        self.open.borrow_mut().push(added.clone());
+        self.room.notify_waiters();
         Http2Lease::new(added)
     }
 
     /// The first connection with room; those that are over are forgotten.
     pub(crate) fn ready(&self) -> Option<Http2Lease> {
         let mut open = self.open.borrow_mut();
+        let before = open.len();
         open.retain(|connection| !connection.is_over());
+        if open.len() < before {
+            self.room.notify_waiters();
+        }
         let has_room =
             |open: &&Rc<Connection>| open.streams.get() < open.send.current_max_send_streams();
         open.iter().find(has_room).cloned().map(Http2Lease::new)
@@ -135,6 +139,7 @@ impl Http2Pool {
     /// Opens no more streams; those under way go on.
     pub(crate) fn clear(&self) {
         self.open.borrow_mut().clear();
+        self.room.notify_waiters();
     }
 }
 

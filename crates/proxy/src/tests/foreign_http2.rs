@@ -6,9 +6,11 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use h2::RecvStream;
 use http::{HeaderMap, Response};
 use leno_identity::Credential;
 use leno_model::{Protocol, RouteRule};
+use tokio::sync::Notify;
 
 use super::fixture::{
     Application, Client, GET, Mesh, PORT, Setup, credential, credential_from, endpoint, run,
@@ -17,19 +19,22 @@ use super::fixture::{
 use super::{filters, http2, routes};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// A foreign server, and how many streams of HTTP/2 it has open.
+/// A foreign server, how many streams of HTTP/2 began and have not ended well, and what ends its
+/// connections.
 struct Foreign {
     server: Application,
     open: Rc<Cell<usize>>,
+    cut: Rc<Notify>,
 }
 
 /// A member of the mesh with `identity` that prefers HTTP/2 and takes `streams` at once on a
 /// connection. It tells how it was asked and says again what it heard; over HTTP/1.1 it switches.
 async fn foreign(identity: Credential, streams: u32) -> Foreign {
     let (identity, open) = (Rc::new(identity), Rc::new(Cell::new(0)));
-    let count = open.clone();
+    let cut = Rc::new(Notify::new());
+    let (count, cutting) = (open.clone(), cut.clone());
     let server = Application::start(move |client| {
-        let (identity, count) = (identity.clone(), count.clone());
+        let (identity, count, cut) = (identity.clone(), count.clone(), cutting.clone());
         async move {
             let offered = &[ALPN_HTTP2, ALPN_HTTP1];
             let Ok(tls) = tls_accept(client.stream, &identity, offered).await else { return };
@@ -47,7 +52,12 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
             let mut builder = h2::server::Builder::new();
             builder.max_concurrent_streams(streams);
             let mut connection = builder.handshake(tls).await.unwrap();
-            while let Some(Ok((request, mut respond))) = connection.accept().await {
+            loop {
+                let accepted = tokio::select! {
+                    accepted = connection.accept() => accepted,
+                    () = cut.notified() => return,
+                };
+                let Some(Ok((request, mut respond))) = accepted else { return };
                 let count = count.clone();
                 tokio::task::spawn_local(async move {
                     count.set(count.get() + 1);
@@ -59,7 +69,7 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
                     for name in ["x-set", "x-gone", "content-type"] {
                         head = told(name).into_iter().fold(head, |head, it| head.header(name, it));
                     }
-                    let (heard, _) = http2::whole(body).await;
+                    let Some(heard) = whole(body).await else { return };
                     let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
                     http2::send(&mut stream, heard.into(), false).await;
                     let mut trailers = HeaderMap::new();
@@ -71,7 +81,18 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
         }
     })
     .await;
-    Foreign { server, open }
+    Foreign { server, open, cut }
+}
+
+/// A body, unless it breaks.
+async fn whole(mut body: RecvStream) -> Option<Vec<u8>> {
+    let mut heard = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece.ok()?;
+        body.flow_control().release_capacity(piece.len()).ok()?;
+        heard.extend_from_slice(&piece);
+    }
+    Some(heard)
 }
 
 async fn mesh() -> Mesh {
@@ -179,6 +200,72 @@ fn what_its_http2_does_not_take_goes_there_over_http11() {
         let mut client = Client::connect(mesh.door).await;
         assert_eq!(client.ask(GET).await.status, 200);
         assert_eq!(foreign.server.accepted.get(), 3, "HTTP/2 is still spoken");
+    });
+}
+
+#[test]
+fn what_its_http2_does_take_stays_there() {
+    run(async {
+        let mesh = mesh().await;
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let server = Application::start(move |client| {
+            let identity = identity.clone();
+            async move {
+                let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
+                let mut builder = h2::server::Builder::new();
+                let mut connection =
+                    builder.enable_connect_protocol().handshake::<_, Bytes>(tls).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    tokio::task::spawn_local(async move {
+                        assert_eq!(request.method(), "CONNECT");
+                        assert_eq!(request.uri().to_string(), "https://ratings.bookinfo:9080/chat");
+                        let head = Response::builder().body(()).unwrap();
+                        let mut stream = respond.send_response(head, false).unwrap();
+                        let mut body = request.into_body();
+                        while let Some(Ok(piece)) = body.data().await {
+                            stream.send_data(piece, false).unwrap();
+                        }
+                    });
+                }
+            }
+        })
+        .await;
+        mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
+        let mut client = Client::connect(mesh.door).await;
+        let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
+                       Upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        client.send([upgrade, "word"].concat()).await;
+        let head = client.head().await.unwrap();
+        assert_eq!((head.status, head.field("upgrade")), (101, Some("websocket")));
+        assert_eq!(head.field("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+        assert_eq!(client.bytes(4).await, b"word");
+        assert_eq!(server.accepted.get(), 1);
+    });
+}
+
+#[test]
+fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
+    run(async {
+        let mesh = mesh().await;
+        let foreign = foreign(credential(&mesh.authority, "ratings"), 1).await;
+        lead_to(&mesh, &foreign);
+        let mut clients = Vec::new();
+        for _ in 0..24 {
+            let mut client = Client::connect(mesh.door).await;
+            client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            clients.push(client);
+        }
+        until(|| foreign.open.get() == 8).await;
+        foreign.cut.notify_waiters();
+        until(|| foreign.open.get() == 16).await;
+        for client in &mut clients {
+            client.send("c").await;
+        }
+        let mut served = 0;
+        for client in &mut clients {
+            served += usize::from(client.answer().await.status == 200);
+        }
+        assert_eq!(served, 16, "all but those that were under way");
     });
 }
 

@@ -33,17 +33,22 @@ pub(crate) struct Attempt {
     done: Notify,
 }
 
-/// A lease of `upstream`, over a connection that several requests may be waiting for.
+/// A lease of `upstream`, over a connection that several requests may be waiting for: within the
+/// time for connecting, and once more that for being greeted.
 pub(crate) async fn endpoint(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
 ) -> Result<Lease, Reason> {
-    let patience = upstream.patience(worker);
+    let patience = upstream.patience(worker).saturating_mul(2);
+    let leased = tokio::time::timeout(patience, patiently(upstream, worker)).await;
+    // Connecting has a limit of its own: who waited that long found an endpoint that was busy.
+    leased.unwrap_or(Err(Reason::UpstreamRefused))
+}
+
+async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
     for _ in 0..ATTEMPTS_MAX {
-        match tokio::time::timeout(patience, upstream.http2.room()).await {
-            Ok(None) => {}
-            Ok(Some(lease)) => return Ok(Lease::Http2(lease)),
-            Err(_) => return Err(Reason::ConnectTimeout),
+        if let Some(lease) = upstream.http2.room().await {
+            return Ok(Lease::Http2(lease));
         }
         let attempt = join_attempt(upstream, worker);
         let outcome = loop {
@@ -69,6 +74,11 @@ pub(crate) async fn endpoint(
 
 /// A connection of one's own to a peer that speaks HTTP/2, and is asked to speak HTTP/1.1 for once.
 pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Result<Lease, Reason> {
+    if let Some(connection) = upstream.foreign.take() {
+        worker.shard.add(Count::LeaseReused, 1);
+        return Ok(Lease::Http1(connection));
+    }
+    worker.shard.add(Count::LeaseOpened, 1);
     let shaken = handshake(upstream, worker, Offer::Http1);
     let shaken = tokio::time::timeout(upstream.patience(worker), shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;

@@ -95,6 +95,7 @@ pub fn write_request(
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
         replace: edits.replace,
+        is_selective: !(edits.remove.is_empty() && edits.replace.is_empty()),
     };
     let length_kept = put_fields(bytes, &head.fields, &rules, out);
     put_framing(edits.framing, head.body, length_kept, out);
@@ -124,6 +125,7 @@ pub fn write_response(
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
         replace: &[],
+        is_selective: !edits.remove.is_empty(),
     };
     let length_kept = put_fields(bytes, &head.fields, &rules, out);
     if !bare {
@@ -139,6 +141,8 @@ struct Rules<'a> {
     upgrade: bool,
     remove: &'a [Box<str>],
     replace: &'a [&'a str],
+    /// Whether any name is left out; known once for all fields.
+    is_selective: bool,
 }
 
 enum Fate<'a> {
@@ -153,17 +157,21 @@ impl<'a> Rules<'a> {
         let keep = match field.kind {
             FieldName::Host => return self.host.map_or(Fate::Keep, Fate::Replace),
             FieldName::ContentLength => self.length,
-            FieldName::Upgrade => self.upgrade && !self.removes(bytes, field.name),
-            _ => !field.hop_by_hop && !self.removes(bytes, field.name),
+            FieldName::Upgrade => self.upgrade && self.keeps(bytes, field.name),
+            _ => !field.hop_by_hop && self.keeps(bytes, field.name),
         };
         if keep { Fate::Keep } else { Fate::Drop }
     }
 
     #[inline]
+    fn keeps(&self, bytes: &[u8], name: Span) -> bool {
+        !self.is_selective || !self.removes(bytes, name)
+    }
+
     fn removes(&self, bytes: &[u8], name: Span) -> bool {
         let is = |removed: &str| name.of(bytes).eq_ignore_ascii_case(removed.as_bytes());
-        (!self.remove.is_empty() && self.remove.iter().any(|removed| is(removed)))
-            || (!self.replace.is_empty() && self.replace.iter().any(|replaced| is(replaced)))
+        self.remove.iter().any(|removed| is(removed))
+            || self.replace.iter().any(|replaced| is(replaced))
     }
 }
 

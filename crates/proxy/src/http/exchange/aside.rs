@@ -46,11 +46,13 @@ impl Exchange<'_, '_> {
 
     /// Copies for other services, where rules want some. Those of a request without a body are on
     /// their way when this returns; the others wait for it, which is kept while it passes.
+    #[inline]
     pub(super) fn copies(&mut self, aim: &Aim<'_>, bound: &Bound) -> Option<Copies> {
         let wants = bound.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
-        if !wants || self.request.upgrade {
-            return None;
-        }
+        if wants && !self.request.upgrade { self.copies_of(aim, bound) } else { None }
+    }
+
+    fn copies_of(&mut self, aim: &Aim<'_>, bound: &Bound) -> Option<Copies> {
         let worker = &self.session.worker;
         let to = mirror::drawn(worker, bound);
         if to.is_empty() {
