@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{ChangeId, Taps};
+use leno_discovery::{ChangeId, Event};
 use leno_identity::{Authority, AuthorityError, AuthoritySource, JoinBundle, Roots, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use leno_registry::{Rejected, Update};
@@ -246,6 +246,11 @@ struct Ground {
 }
 
 impl Ground {
+    /// What following other control planes needs.
+    fn following(&self, events: mpsc::Sender<Event>) -> Follower {
+        Follower { configs: self.serving.dialing(), events, stop: self.stop.subscribe() }
+    }
+
     fn build(
         mut self,
         mut tasks: JoinSet<()>,
@@ -261,7 +266,6 @@ impl Ground {
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
         let status = owner.told.status.subscribe();
         let invitations = Arc::new(self.invitations(workloads.clone()));
-        let taps = Arc::<Taps>::default();
         let server = Arc::new(Server {
             limits: self.config.limits,
             configs: self.serving.configs(),
@@ -271,19 +275,15 @@ impl Ground {
             registered: owner.told.here.clone(),
             trust_domain: self.trust_domain(),
             report_every: self.config.report_every,
-            taps: Arc::clone(&taps),
+            taps: Arc::default(),
         });
-        let following = Follower {
-            configs: self.serving.dialing(),
-            events: server.events.clone(),
-            stop: self.stop.subscribe(),
-        };
+        let following = self.following(server.events.clone());
         self.show(&mut tasks, &questions);
         let admin = Arc::new(Admin {
             questions,
             invitations: Arc::clone(&invitations),
             reload: Arc::clone(&self.reload),
-            taps,
+            taps: Arc::clone(&server.taps),
         });
         let inbox = Inbox {
             updates,

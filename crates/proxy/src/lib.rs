@@ -54,6 +54,7 @@ use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 use leno_discovery::Request;
+use leno_model::ServiceName;
 use leno_telemetry::Telemetry;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
@@ -149,31 +150,21 @@ impl Proxy {
     /// was told to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Telemetry::new();
-        let (world, wanted) = World::new(self.state.names(), Instant::now());
+        let (world, wanted) = self.world();
         let connections = Arc::new(Connections::default());
         let removed = Arc::new(RemovedEndpoints::default());
         let (phase, phases) = watch::channel(Phase::Serving);
-        if let LogChoice::Own(log) = &self.config.access_log {
-            world.sights.log(log.clone());
-        }
         let (outlets, intakes) = Outlets::new();
-        let mut threads = Vec::new();
-        let mut workers = Vec::new();
-        for core in 0..self.config.cores.max(1) {
-            let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
-            let parts = Parts {
-                config: self.config.clone(),
-                world: world.clone(),
-                connections: connections.clone(),
-                removed: removed.clone(),
-                phase: phases.clone(),
-                outlets: outlets.clone(),
-                shard: telemetry.shard(),
-                seed: seed(core),
-            };
-            workers.push(commands);
-            threads.push(spawn(core, parts, inbox).map_err(StartError::Thread)?);
-        }
+        let (workers, threads) = spawn_all(self.config.cores.max(1), |core| Parts {
+            config: self.config.clone(),
+            world: world.clone(),
+            connections: connections.clone(),
+            removed: removed.clone(),
+            phase: phases.clone(),
+            outlets: outlets.clone(),
+            shard: telemetry.shard(),
+            seed: seed(core),
+        })?;
         drop(outlets);
         let admin = Admin {
             telemetry: telemetry.clone(),
@@ -189,10 +180,8 @@ impl Proxy {
         let follower = Follower::new(self.config, told, self.state.clone(), page, seed(0));
         let tasks = LocalSet::new();
         tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
-        let telling = [
-            tasks.spawn_local(access_log::write(intakes.log, logged)),
-            tasks.spawn_local(exporter.run(intakes.spans)),
-        ];
+        let lines = tasks.spawn_local(access_log::write(intakes.log, logged));
+        let telling = [lines, tasks.spawn_local(exporter.run(intakes.spans))];
         let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
@@ -216,6 +205,17 @@ impl Proxy {
             true => Err(StartError::Expired),
             false => Ok(()),
         }
+    }
+}
+
+impl Proxy {
+    /// An empty world, looked at as the sidecar was started.
+    fn world(&self) -> (Arc<World>, mpsc::Receiver<ServiceName>) {
+        let (world, wanted) = World::new(self.state.names(), Instant::now());
+        if let LogChoice::Own(log) = &self.config.access_log {
+            world.sights.log(log.clone());
+        }
+        (world, wanted)
     }
 }
 
@@ -248,7 +248,7 @@ async fn join(threads: Vec<JoinHandle<()>>) {
 fn control(
     tasks: &LocalSet,
     follower: Rc<Follower>,
-    wanted: mpsc::Receiver<leno_model::ServiceName>,
+    wanted: mpsc::Receiver<ServiceName>,
     (workers, doors, state): (Vec<mpsc::Sender<Command>>, Doors, StateDir),
 ) -> mpsc::Sender<Request> {
     if let Some(credential) = state.credential(&follower.config.workload, SystemTime::now()) {
@@ -285,6 +285,20 @@ async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
     if !matches!(tokio::time::timeout(FAREWELL_MAX, told).await, Ok(Some(()))) {
         tracing::debug!("the control plane was not told; it will notice");
     }
+}
+
+/// The data threads, and where each takes its commands.
+type DataThreads = (Vec<mpsc::Sender<Command>>, Vec<JoinHandle<()>>);
+
+/// Starts so many data threads.
+fn spawn_all(count: usize, parts: impl Fn(usize) -> Parts) -> Result<DataThreads, StartError> {
+    let (mut workers, mut threads) = (Vec::new(), Vec::new());
+    for core in 0..count {
+        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        workers.push(commands);
+        threads.push(spawn(core, parts(core), inbox).map_err(StartError::Thread)?);
+    }
+    Ok((workers, threads))
 }
 
 /// Starts one data thread.
