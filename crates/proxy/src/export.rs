@@ -124,5 +124,17 @@ const TRIES_MAX: u32 = 3;
 /// How long to wait before a batch is sent for the second time; then twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 
+/// Encodes spans as for a collector, and sends them nowhere: what that costs is measured.
+#[cfg(test)]
+pub(crate) async fn encode_all(mut spans: mpsc::Receiver<Arc<Seen>>) {
+    let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
+    let source = Source::of(&workload, None);
+    let mut batch = Vec::new();
+    while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
+        std::hint::black_box(otlp::encode(&source, &batch));
+        batch.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests;

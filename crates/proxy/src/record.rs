@@ -113,7 +113,7 @@ impl Drop for Record<'_> {
         if let Some(reason) = self.audited {
             worker.shard.audit(series.id, reason.label());
         }
-        if let Some(sighting) = self.sighting.take() {
+        if let Some(sighting) = &self.sighting {
             if let Some(span) = sighting.span.filter(|span| span.is_sampled) {
                 let taken = (outcome.duration, SystemTime::now());
                 worker.shard.exemplify(series.id, span.trace, taken);

@@ -108,8 +108,8 @@ impl<'a> Sighting<'a> {
     }
 
     /// Tells whoever looks; only now is anything copied.
-    pub(crate) fn tell(self, worker: &Worker, ended: &Ended<'_>) {
-        let thread = self.view.clone();
+    pub(crate) fn tell(&self, worker: &Worker, ended: &Ended<'_>) {
+        let thread = &self.view;
         let view = &thread.view;
         let failed = ended.outcome.is_failure();
         let is_logged = view
@@ -119,7 +119,7 @@ impl<'a> Sighting<'a> {
         let is_traced = self.span.is_some_and(|span| span.is_sampled || (failed && errors));
         let drawn = match view.taps() {
             [] => Tapping::default(),
-            _ => self.tapping(&thread, ended),
+            _ => self.tapping(thread, ended),
         };
         if !is_logged && !is_traced && drawn == Tapping::default() {
             return;
@@ -137,6 +137,10 @@ impl<'a> Sighting<'a> {
 
     /// Which operators want to see it, and are still told of one more.
     fn tapping(&self, thread: &ThreadView, ended: &Ended<'_>) -> Tapping {
+        // Most requests are for another service: they need not be read once more.
+        if !thread.view.taps().iter().any(|tap| tap.concerns(&ended.labels.service)) {
+            return Tapping::default();
+        }
         let is_inbound = ended.labels.direction == "inbound";
         let aim = self.request.and_then(|request| request.aim().ok());
         thread.draw(&Tappable {
@@ -149,7 +153,7 @@ impl<'a> Sighting<'a> {
         })
     }
 
-    fn seen(self, ended: &Ended<'_>) -> Seen {
+    fn seen(&self, ended: &Ended<'_>) -> Seen {
         let request = self.request;
         let field = |name: &str| {
             let value = request.and_then(|it| it.head.find(&it.bytes, name).next());
@@ -172,7 +176,7 @@ impl<'a> Sighting<'a> {
             forwarded_for: field("x-forwarded-for"),
             downstream: ended.downstream,
             upstream: self.upstream,
-            policy: self.policy,
+            policy: self.policy.clone(),
             audited: ended.audited,
             span: self.span,
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leno_discovery::Request;
-use leno_model::{LogForm, Tap, TapMatcher, Tappable};
+use leno_model::{LogForm, ServiceName, Tap, TapMatcher, Tappable};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
@@ -89,6 +89,13 @@ pub(crate) struct Allowance {
 impl OpenTap {
     pub(crate) fn new(tap: &Tap) -> Self {
         Self { matcher: TapMatcher::new(tap), dropped: AtomicU64::new(0) }
+    }
+
+    /// Whether it is about a service, `namespace/name`.
+    pub(crate) fn concerns(&self, service: &str) -> bool {
+        let ServiceName { namespace, name } = &self.matcher.tap().service;
+        let rest = service.strip_prefix(namespace.as_str()).and_then(|it| it.strip_prefix('/'));
+        rest == Some(name.as_str())
     }
 
     /// One more that is not told.

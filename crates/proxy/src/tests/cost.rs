@@ -2,26 +2,20 @@
 
 use std::process::Command;
 
-use leno_model::Sight;
+use leno_model::{
+    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, Sampling, Sight, Tap, TapSide,
+    Tracing,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::fixture::{Mesh, Setup, run};
+use super::fixture::{Mesh, Setup, Sidecar, run};
+use crate::{access_log, export};
 
 /// TLS allocates for each record, however many requests are in it; a request allocates nothing.
 #[test]
 fn a_request_allocates_nothing() {
-    let mut alone = Command::new(std::env::current_exe().unwrap());
-    alone.args(["--exact", "tests::cost::allocations", "--ignored", "--nocapture"]);
-    let output = alone.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let figures = text.lines().find_map(|line| line.strip_prefix(REPORT));
-    let figures: Vec<u64> = figures
-        .unwrap_or_else(|| panic!("no report: {text}"))
-        .split(' ')
-        .map(|figure| figure.parse().unwrap())
-        .collect();
-    let [few, many] = figures[..] else { panic!("{text}") };
+    let (few, many) = blocks("tests::cost::allocations");
     let blocks = many.saturating_sub(few);
     let further = (MANY - FEW) * ROUNDS;
     assert!(
@@ -31,11 +25,50 @@ fn a_request_allocates_nothing() {
     );
 }
 
+/// Traces go on also where they are not sampled: each sidecar allocates the list of the headers that
+/// it adds, and nothing else. The log takes none of these requests, and a tap looks at another service.
+#[test]
+fn a_request_that_nobody_wants_to_see_allocates_the_headers_of_its_trace() {
+    let (few, many) = blocks("tests::cost::allocations_where_operators_look");
+    let blocks = many.saturating_sub(few);
+    let further = ((MANY - FEW) * ROUNDS) as u64;
+    assert!(
+        blocks <= 2 * further + ROUNDS as u64 * RECORDS_MORE * BLOCKS_PER_RECORD,
+        "{blocks} blocks for {further} further requests"
+    );
+}
+
+/// What a test of this file has counted in a process of its own.
+fn blocks(test: &str) -> (u64, u64) {
+    let mut alone = Command::new(std::env::current_exe().unwrap());
+    alone.args(["--exact", test, "--ignored", "--nocapture"]);
+    let output = alone.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let figures = text.lines().find_map(|line| line.strip_prefix(REPORT));
+    let figures: Vec<u64> = figures
+        .unwrap_or_else(|| panic!("no report: {text}"))
+        .split(' ')
+        .map(|figure| figure.parse().unwrap())
+        .collect();
+    let [few, many] = figures[..] else { panic!("{text}") };
+    (few, many)
+}
+
 #[test]
 #[ignore = "started by `a_request_allocates_nothing`, in a process of its own"]
 fn allocations() {
+    count_blocks(Sight::default());
+}
+
+#[test]
+#[ignore = "started by a test of this file, in a process of its own"]
+fn allocations_where_operators_look() {
+    count_blocks(sight("0%"));
+}
+
+fn count_blocks(sight: Sight) {
     run(async {
-        let (_mesh, mut clients) = begin(2).await;
+        let (_mesh, mut clients) = begin(2, sight).await;
         exchange(&mut clients, (ROUNDS, 2)).await;
         let mut figures = Vec::new();
         for count in [FEW, MANY] {
@@ -53,22 +86,35 @@ fn allocations() {
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn few_exchanges() {
-    run(rounds(ROUNDS_FEW));
+    run(rounds(ROUNDS_FEW, Sight::default()));
 }
 
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn many_exchanges() {
-    run(rounds(ROUNDS_MANY));
+    run(rounds(ROUNDS_MANY, Sight::default()));
 }
 
-async fn rounds(count: usize) {
-    let (_mesh, mut clients) = begin(BODY).await;
+/// The same with one of a hundred requests traced and logged.
+#[test]
+#[ignore = "an instruction counter starts it, in a process of its own"]
+fn few_exchanges_seen() {
+    run(rounds(ROUNDS_FEW, sight("1%")));
+}
+
+#[test]
+#[ignore = "an instruction counter starts it, in a process of its own"]
+fn many_exchanges_seen() {
+    run(rounds(ROUNDS_MANY, sight("1%")));
+}
+
+async fn rounds(count: usize, sight: Sight) {
+    let (_mesh, mut clients) = begin(BODY, sight).await;
     exchange(&mut clients, (count, BODY)).await;
 }
 
 /// A mesh in front of an application that answers so many bytes, and its clients.
-async fn begin(body: usize) -> (Mesh, Vec<TcpStream>) {
+async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::task::spawn_local(async move {
@@ -76,12 +122,54 @@ async fn begin(body: usize) -> (Mesh, Vec<TcpStream>) {
             tokio::task::spawn_local(answer(tcp, response(body)));
         }
     });
-    let mesh = Mesh::new(address, Setup { sight: Sight::default(), ..Setup::default() }).await;
+    let is_seen = sight != Sight::default();
+    let mut mesh = Mesh::new(address, Setup { sight, ..Setup::default() }).await;
+    for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| is_seen) {
+        sidecar.worker.world.sights.tap(&[tap()]);
+        take_all(sidecar);
+    }
     let mut clients = Vec::new();
     for _ in 0..MANY {
         clients.push(TcpStream::connect(mesh.door).await.unwrap());
     }
     (mesh, clients)
+}
+
+/// Traces, and a log, of this share; failures always.
+fn sight(sampling: &str) -> Sight {
+    let sampling = Sampling::parse(sampling).unwrap();
+    let collector = Collector::parse(CollectorProtocol::OtlpHttp, "http://127.0.0.1:1").unwrap();
+    let begins = ContextForm::W3c;
+    let tracing = Tracing { sampling, errors: true, begins, collector };
+    let log = AccessLog { sampling, errors: true, form: LogForm::Json };
+    Sight { tracing: Some(tracing), access_log: Some(log) }
+}
+
+/// Of a service that nobody calls.
+fn tap() -> Tap {
+    Tap {
+        id: 1,
+        service: "bookinfo/reviews".parse().unwrap(),
+        side: TapSide::Both,
+        path: String::new(),
+        method: String::new(),
+        status: None,
+        from: None,
+        per_second: 100,
+    }
+}
+
+/// Takes what the sidecar tells as the control thread does: lines are written, spans encoded.
+fn take_all(sidecar: &mut Sidecar) {
+    let (lines, spans) = sidecar.take_intakes();
+    tokio::task::spawn_local(async move {
+        let (mut lines, mut text) = (lines, String::new());
+        while let Some(seen) = lines.recv().await {
+            text.clear();
+            access_log::line(&seen, &LogForm::Json, &mut text);
+        }
+    });
+    tokio::task::spawn_local(export::encode_all(spans));
 }
 
 async fn answer(mut tcp: TcpStream, response: Vec<u8>) {

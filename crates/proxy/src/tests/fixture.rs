@@ -246,6 +246,14 @@ impl Sidecar {
         self.worker.world.renew(credential);
     }
 
+    /// Where its lines and spans arrive, for somebody who takes them all.
+    pub(crate) fn take_intakes(
+        &mut self,
+    ) -> (mpsc::Receiver<Arc<Seen>>, mpsc::Receiver<Arc<Seen>>) {
+        let empty = || mpsc::channel(1).1;
+        (std::mem::replace(&mut self.log, empty()), std::mem::replace(&mut self.spans, empty()))
+    }
+
     /// Gives it a world.
     pub(crate) fn know(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
         let services =

@@ -17,12 +17,32 @@ fn an_exchange_keeps_to_its_instructions() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
-    let further = executed("many_exchanges").strict_sub(executed("few_exchanges"));
-    let each = further / ((ROUNDS_MANY - ROUNDS_FEW) * MANY) as u64;
+    let each = each(("few_exchanges", "many_exchanges"));
     let limit = MEASURED + MEASURED * 3 / 100;
     let line = format!("{each} instructions for an exchange; measured {MEASURED}, limit {limit}");
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
     assert!(each <= limit, "{line}");
+}
+
+/// One of a hundred requests is traced and logged, all of them carry a context, and somebody taps another
+/// service; lines written and spans encoded included. The kernel takes as much time again and none of
+/// this: a fifth of what counts here is a tenth of the CPU.
+#[test]
+#[ignore = "counts a release build under valgrind: `./test instructions` starts it"]
+fn what_operators_see_costs_a_fifth_of_these_instructions_at_most() {
+    if cfg!(debug_assertions) {
+        panic!("a release build is what counts: ./test instructions");
+    }
+    let blind = each(("few_exchanges", "many_exchanges"));
+    let seen = each(("few_exchanges_seen", "many_exchanges_seen"));
+    let line = format!("{seen} instructions where operators look, {blind} where they do not");
+    std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
+    assert!(seen <= blind + blind / 5, "{line}");
+}
+
+/// Instructions for one exchange, by two tests of `tests::cost`.
+fn each((few, many): (&str, &str)) -> u64 {
+    executed(many).strict_sub(executed(few)) / ((ROUNDS_MANY - ROUNDS_FEW) * MANY) as u64
 }
 
 /// What Callgrind counts for this test of `tests::cost`.

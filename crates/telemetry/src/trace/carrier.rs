@@ -163,14 +163,28 @@ fn hexadecimal(text: &[u8]) -> Option<u128> {
     if text.is_empty() || text.len() > 32 {
         return None;
     }
-    text.iter().try_fold(0_u128, |number, byte| {
+    // Sixteen digits fit into a word, which is added to faster.
+    let (high, low) = text.split_at(text.len().saturating_sub(16));
+    let number = u128::from(word(high)?) << 64 | u128::from(word(low)?);
+    Some(number)
+}
+
+/// At most sixteen digits.
+fn word(text: &[u8]) -> Option<u64> {
+    let mut number = 0;
+    let mut is_known = true;
+    for byte in text {
         let digit = match byte {
             b'0'..=b'9' => byte - b'0',
             b'a'..=b'f' => byte - b'a' + 10,
-            _ => return None,
+            _ => {
+                is_known = false;
+                0
+            }
         };
-        Some(number << 4 | u128::from(digit))
-    })
+        number = number << 4 | u64::from(digit);
+    }
+    is_known.then_some(number)
 }
 
 /// Fields that say where in a trace a request is.

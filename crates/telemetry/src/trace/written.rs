@@ -25,9 +25,12 @@ impl Written {
             traceparent: *b"00-00000000000000000000000000000000-0000000000000000-00",
             b3: [b'-'; 68],
         };
-        digits(span.trace.0.get(), &mut written.trace);
-        digits(span.id.0.get().into(), &mut written.id);
-        digits(span.parent.map_or(0, |SpanId(id)| id.get().into()), &mut written.parent);
+        digits(span.trace.0.get().to_be_bytes(), &mut written.trace);
+        digits(span.id.0.get().to_be_bytes(), &mut written.id);
+        if span.forms.b3 || span.forms.b3_multi {
+            let parent = span.parent.map_or(0, |SpanId(id)| id.get());
+            digits(parent.to_be_bytes(), &mut written.parent);
+        }
         if span.forms.w3c {
             written.traceparent[3..35].copy_from_slice(&written.trace);
             written.traceparent[36..52].copy_from_slice(&written.id);
@@ -72,15 +75,15 @@ impl Written {
     }
 }
 
-/// The last digits of a number that fit.
-fn digits(number: u128, out: &mut [u8]) {
-    let mut rest = number;
-    for place in out.iter_mut().rev() {
-        let digit = (rest & 15) as u8;
-        *place = if digit < 10 { b'0' + digit } else { b'a' + digit - 10 };
-        rest >>= 4;
+/// Two digits for each byte.
+fn digits<const BYTES: usize>(bytes: [u8; BYTES], out: &mut [u8]) {
+    for (byte, places) in bytes.into_iter().zip(out.chunks_exact_mut(2)) {
+        places[0] = DIGITS[usize::from(byte >> 4)];
+        places[1] = DIGITS[usize::from(byte & 15)];
     }
 }
+
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 /// The most headers that a context takes.
 pub const FIELDS_MAX: usize = 6;
