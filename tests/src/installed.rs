@@ -26,7 +26,7 @@ pub fn java_programs() -> PathBuf {
 /// When it was not fetched.
 #[must_use]
 pub fn zipkin() -> PathBuf {
-    fetched("zipkin/zipkin-server.jar", "zipkin")
+    fetched("zipkin/zipkin-server.jar", "collectors")
 }
 
 /// What the target of this name of `./test` puts into the target folder.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::*;
 
 #[test]
-#[ignore = "fetches a server of 86 MB with Maven: `./test zipkin` runs it"]
+#[ignore = "fetches a server of 86 MB with Maven: `./test collectors` runs it"]
 fn zipkin_has_the_spans_of_both_sidecars() {
     let port = free_port();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
