@@ -65,7 +65,7 @@ enum Command {
     Check(check::CheckArgs),
     /// Say what would decide a request, or what a reason means
     Explain(explain::ExplainArgs),
-    /// Rewrite the rules of OSM, FSM and Sermant into native ones
+    /// Rewrite the rules of OSM and FSM into native ones
     Migrate(migrate::MigrateArgs),
     /// Ask the running mesh
     Get(get::GetArgs),
