@@ -101,6 +101,7 @@ impl Report {
         let (mut native, mut rewritten, mut left, mut lost) = (0, 0, 0, 0);
         for (document, fate) in documents.iter().zip(fates) {
             let told = match fate {
+                Fate::Native if matches!(document.found, Found::Comments) => continue,
                 Fate::Native => {
                     native += 1;
                     continue;

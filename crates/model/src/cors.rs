@@ -1,6 +1,7 @@
 //! Cross-origin requests: which pages of other origins may use a service from a browser.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 /// Which pages of other origins may ask what, as browsers enforce it (the Fetch standard, §3.2).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -35,7 +36,7 @@ impl Default for AnyOf {
 }
 
 /// An origin: `scheme://host`, with `:port` unless it goes without saying; `*` is any; and a host may
-/// begin with `*`, which stands for any characters there.
+/// be `*`, which stands for any, or begin with `*.`, which stands for one or more labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OriginPattern(String);
 
@@ -43,30 +44,51 @@ impl OriginPattern {
     /// Checks and keeps a pattern.
     ///
     /// # Errors
-    /// [`InvalidOrigin`] for what no browser would send.
+    /// [`InvalidOrigin`] for what no browser would send, and for a `*` that would let hosts of others
+    /// in.
     pub fn new(text: &str) -> Result<Self, InvalidOrigin> {
-        let invalid = || InvalidOrigin { text: text.chars().take(ORIGIN_BYTES_MAX).collect() };
+        let refused = |remedy: String| {
+            let text = text.chars().take(ORIGIN_BYTES_MAX).collect();
+            InvalidOrigin { text, remedy }
+        };
+        let invalid = || refused(USUAL.to_owned());
         if text == ANY {
             return Ok(Self(text.to_owned()));
         }
         let (scheme, place) = text.split_once("://").ok_or_else(invalid)?;
+        // The colons within brackets are of an address.
         let (host, port) = match place.rsplit_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (place, None),
+            Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+            Some(_) | None => (place, None),
         };
         let letter = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"+-.".contains(&b);
         let begins = scheme.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
         let fits_scheme = begins && scheme.bytes().all(letter);
-        let rest = host.strip_prefix(ANY).unwrap_or(host);
-        let fits_host = !host.is_empty()
-            && rest
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-        let fits_port = port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0));
-        match text.len() <= ORIGIN_BYTES_MAX && fits_scheme && fits_host && fits_port {
-            true => Ok(Self(text.to_owned())),
-            false => Err(invalid()),
+        if text.len() > ORIGIN_BYTES_MAX || !fits_scheme {
+            return Err(invalid());
         }
+        match host.strip_prefix(ANY) {
+            Some("") => {}
+            Some(rest) => match rest.strip_prefix('.') {
+                Some(rest) if is_host(rest) => {}
+                None if is_host(rest) => {
+                    // Without the dot hosts of others fit that only end alike.
+                    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+                    return Err(refused(format!("write `{scheme}://*.{rest}{port}`")));
+                }
+                Some(_) | None => return Err(invalid()),
+            },
+            None if is_host(host) || is_address(host) => {}
+            None => return Err(invalid()),
+        }
+        let Some(port) = port else { return Ok(Self(text.to_owned())) };
+        // As browsers write it: nothing stands before its first digit but what counts.
+        let number = port.parse::<u16>().ok().filter(|number| *number > 0);
+        let number = number.filter(|number| number.to_string() == port).ok_or_else(invalid)?;
+        if DEFAULT_PORTS.contains(&(scheme, number)) {
+            return Err(refused(format!("no browser says that port: write `{scheme}://{host}`")));
+        }
+        Ok(Self(text.to_owned()))
     }
 
     /// Whether it stands for every origin.
@@ -90,7 +112,9 @@ impl OriginPattern {
             None => place == host,
             // With a port in the pattern it has to be the same; without one there may be none.
             Some(ending) => {
-                let has_port = |text: &str| text.rsplit_once(':').is_some();
+                let has_port = |text: &str| {
+                    text.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'))
+                };
                 has_port(place) == has_port(ending)
                     && place.len() > ending.len()
                     && place.ends_with(ending)
@@ -113,12 +137,33 @@ impl fmt::Display for OriginPattern {
 
 /// A text that is no origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no origin: use `*`, or one such as `https://www.example.com` in lower case")]
+#[error("`{text}` is no origin: {remedy}")]
 pub struct InvalidOrigin {
     /// What was given, cut to 253 characters.
     pub text: String,
+    /// What to write.
+    pub remedy: String,
 }
 
+/// Labels, none of them empty, as browsers send them.
+fn is_host(host: &str) -> bool {
+    let is_label = |label: &str| {
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-".contains(&b);
+        !label.is_empty() && label.bytes().all(fits)
+    };
+    host.split('.').all(is_label)
+}
+
+/// An address of IPv6 in brackets, in the one form that browsers send.
+fn is_address(host: &str) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    address.is_some_and(|text| text.parse::<Ipv6Addr>().is_ok_and(|it| it.to_string() == text))
+}
+
+const USUAL: &str = "use `*`, or one such as https://www.example.com or https://*.example.com";
+/// The ports that go without saying (the URL standard, §4.2).
+const DEFAULT_PORTS: [(&str, u16); 5] =
+    [("http", 80), ("https", 443), ("ws", 80), ("wss", 443), ("ftp", 21)];
 const ANY: &str = "*";
 const ORIGIN_BYTES_MAX: usize = 253;
 
@@ -152,7 +197,19 @@ mod tests {
                 ],
             ),
             ("http://*:8080", &["http://a:8080"], &["http://a", "http://a:80", "https://a:8080"]),
-            ("http://*", &["http://a", "http://a.b"], &["http://a:1", "http://"]),
+            (
+                "http://*",
+                &["http://a", "http://a.b", "http://[::1]"],
+                &["http://a:1", "http://[::1]:1", "http://"],
+            ),
+            (
+                "https://*.example.com:8443",
+                &["https://a.example.com:8443"],
+                &["https://example.com:8443", "https://evilexample.com:8443"],
+            ),
+            ("http://[::1]", &["http://[::1]"], &["http://[::1]:80", "http://[::2]"]),
+            ("http://[::1]:8080", &["http://[::1]:8080"], &["http://[::1]"]),
+            ("http://a:443", &["http://a:443"], &["http://a"]),
         ] {
             let it = OriginPattern::new(pattern).unwrap();
             assert!(fit.iter().all(|origin| it.fits(origin)), "{pattern}");
@@ -170,8 +227,34 @@ mod tests {
             "1://a",
             "https://a b",
             "null",
+            "https://.a",
+            "https://a.",
+            "https://a..b",
+            "https://*.",
+            "https://*..a",
+            "https://a:08443",
+            "https://a:+8443",
+            "https://a:",
+            "https://::1",
+            "https://[::1",
+            "https://[0:0::1]",
+            "https://[a]",
+            "https://*[::1]",
         ] {
             assert!(OriginPattern::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_says_what_to_write() {
+        for (bad, remedy) in [
+            ("https://*example.com", "write `https://*.example.com`"),
+            ("https://*example.com:8443", "write `https://*.example.com:8443`"),
+            ("https://a:443", "no browser says that port: write `https://a`"),
+            ("http://*.a:80", "no browser says that port: write `http://*.a`"),
+            ("https://A", USUAL),
+        ] {
+            assert_eq!(OriginPattern::new(bad).unwrap_err().remedy, remedy, "{bad}");
         }
     }
 }

@@ -114,6 +114,11 @@ impl Upstream {
         connect::endpoint(self, worker).await
     }
 
+    /// Whether it answered that it speaks HTTP/1.1 and no link.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.is_foreign.get()
+    }
+
     /// Marks a request as under way here until the guard is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> InFlight {
         self.in_flight.set(self.in_flight.get() + 1);

@@ -8,8 +8,7 @@ use std::time::Instant;
 
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, Shard};
-use leno_traffic::PortPlan;
-use leno_traffic::RetryBudget;
+use leno_traffic::{PortPlan, RetryBudget};
 use leno_wire::http1::{RequestHead, ResponseHead};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -23,7 +22,7 @@ use crate::removed::RemovedEndpoints;
 use crate::seen::Outlets;
 use crate::tapped::ThreadView;
 use crate::tls::TlsConfigs;
-use crate::upstream::ward::Ward;
+use crate::upstream::ward::{PortNewcomers, Ward};
 use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
 
@@ -55,6 +54,9 @@ pub(crate) struct Worker {
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
     /// What is watched over, by the address of what is said about it.
     wards: RefCell<FxHashMap<usize, Rc<Ward>>>,
+    /// Who is new at ports where a policy asks: longer than a ward, which ends with every edit of
+    /// another policy.
+    newcomers: RefCell<FxHashMap<(ServiceName, u16), PortNewcomers>>,
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// What may be spent on retries; of services whose rules retry.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
@@ -101,6 +103,7 @@ impl Worker {
             removed,
             upstreams: RefCell::default(),
             wards: RefCell::default(),
+            newcomers: RefCell::default(),
             applications: RefCell::default(),
             budgets: RefCell::default(),
             mirrors: Rc::default(),
@@ -166,13 +169,22 @@ impl Worker {
         let ward = match known {
             Some(ward) => ward,
             None => {
-                let ward = Rc::new(Ward::new(self, treatment));
+                let ward = Rc::new(Ward::new(self, treatment, self.newcomers_of(plan)));
                 self.wards.borrow_mut().insert(key, ward.clone());
                 ward
             }
         };
         ward.attend(self, &plan.endpoints, version);
         Some(ward)
+    }
+
+    /// Who is new at a port. Where nobody is, nobody can be.
+    fn newcomers_of(&self, plan: &PortPlan) -> PortNewcomers {
+        let Some(first) = plan.endpoints.first().filter(|_| warms_up(plan)) else {
+            return Rc::default();
+        };
+        let port = (first.id.service.clone(), first.id.port);
+        self.newcomers.borrow_mut().entry(port).or_default().clone()
     }
 
     /// The application behind this sidecar, at one of its addresses.
@@ -217,6 +229,10 @@ impl Worker {
 
     /// Lets go of what nothing is said about any more.
     fn sweep_wards(&self, scene: &Scene) {
+        self.newcomers.borrow_mut().retain(|(service, port), _| {
+            let plan = scene.plans.services.get(service).and_then(|plan| plan.ports.get(port));
+            plan.is_some_and(warms_up)
+        });
         let mut wards = self.wards.borrow_mut();
         if wards.is_empty() {
             return;
@@ -271,4 +287,10 @@ impl Drop for Underway {
             self.0.quiet.notify_one();
         }
     }
+}
+
+/// Whether a policy lets newcomers of a port have less than the others.
+fn warms_up(plan: &PortPlan) -> bool {
+    let rule = plan.treatment.as_ref().and_then(|it| it.rule.balancing.as_ref());
+    rule.is_some_and(|balancing| balancing.rule.warm_up.is_some())
 }

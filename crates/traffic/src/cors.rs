@@ -26,14 +26,21 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<std::borrow::Cow<'
     request.fields.first(REQUEST_METHOD)
 }
 
-/// What a request gets; `None` when no page of another origin makes it. `edits` are what the rule does
-/// to answers beside.
+/// What a request gets; `None` when no page of another origin makes it and the answer does not depend
+/// on who does. `edits` are what the rule does to answers beside.
 #[must_use]
 pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Option<CrossOrigin> {
-    let origin = request.fields.first("origin")?;
+    let mut fields = Vec::new();
+    // Also where there is no origin, or one that may not: a cache that kept such an answer for all
+    // would give it to a page that may (the Fetch standard, §3.2.5).
+    if !is_for_everybody(cors) {
+        fields.push(("vary", "origin".to_owned()));
+    }
+    let Some(origin) = request.fields.first("origin") else {
+        return (!fields.is_empty()).then(|| CrossOrigin::Actual(beside(edits, &[], fields)));
+    };
     let preflight = preflight_for(request).is_some();
     let allowed = HeaderEdits::is_value(&origin) && cors.origins.iter().any(|it| it.fits(&origin));
-    let mut fields = Vec::new();
     if allowed {
         fields.extend(about_origin(cors, &origin));
     }
@@ -47,22 +54,28 @@ pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Opti
         fields.push(("access-control-expose-headers", exposed));
     }
     // What the application says about origins is not mixed with what the rule says.
-    let own = ANSWERS.iter().map(|name| (*name).into());
+    Some(CrossOrigin::Actual(beside(edits, &ANSWERS, fields)))
+}
+
+/// What the rule does to answers beside, and these fields, in place of `own`.
+fn beside(edits: &FieldEdits, own: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
     let mut lines = String::from(&*edits.lines);
     for (name, value) in fields {
         lines.extend([name, ": ", &value, "\r\n"]);
     }
-    let remove = edits.remove.iter().cloned().chain(own).collect();
-    Some(CrossOrigin::Actual(FieldEdits { remove, lines: lines.into() }))
+    let own = own.iter().map(|name| (*name).into());
+    FieldEdits { remove: edits.remove.iter().cloned().chain(own).collect(), lines: lines.into() }
 }
 
-/// Whether a page of this origin may, and that the answer is not another origin's.
+/// Whether all origins hear the same.
+fn is_for_everybody(cors: &Cors) -> bool {
+    !cors.credentials && cors.origins.iter().any(|origin| origin.is_any())
+}
+
+/// That a page of this origin may.
 fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
-    let everybody = !cors.credentials && cors.origins.iter().any(|origin| origin.is_any());
-    let mut fields = match everybody {
-        true => vec![(ALLOW_ORIGIN, "*".to_owned())],
-        false => vec![(ALLOW_ORIGIN, origin.to_owned()), ("vary", "origin".to_owned())],
-    };
+    let told = if is_for_everybody(cors) { "*" } else { origin };
+    let mut fields = vec![(ALLOW_ORIGIN, told.to_owned())];
     if cors.credentials {
         fields.push(("access-control-allow-credentials", "true".to_owned()));
     }
@@ -143,7 +156,8 @@ mod tests {
                 lines.collect::<Vec<_>>().join("; ").replace("access-control-", "")
             }
             Some(CrossOrigin::Actual(edits)) => {
-                assert_eq!(edits.remove.len(), ANSWERS.len());
+                // Of an answer that is for no page nothing is taken away.
+                assert!([0, ANSWERS.len()].contains(&edits.remove.len()));
                 let lines = edits.lines.trim_end().replace("\r\n", "; ");
                 format!("goes on; {lines}").replace("access-control-", "")
             }
@@ -162,29 +176,32 @@ mod tests {
         let any = cors(&["*"], false, true);
         let trusted = cors(&["*"], true, true);
         for (cors, method, fields, expected) in [
-            (&only, "GET", &[][..], "same origin"),
+            // A cache must not give this answer to a page, nor one for a page to another.
+            (&only, "GET", &[][..], "goes on; vary: origin"),
+            (&any, "GET", &[], "same origin"),
+            (&trusted, "GET", &[], "goes on; vary: origin"),
             (
                 &only,
                 "GET",
                 &[page],
-                "goes on; allow-origin: https://a.example; vary: origin; expose-headers: x-c",
+                "goes on; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
             ),
-            (&only, "GET", &[("origin", "https://b.example")], "goes on; "),
-            (&only, "GET", &[("origin", "null")], "goes on; "),
+            (&only, "GET", &[("origin", "https://b.example")], "goes on; vary: origin"),
+            (&only, "GET", &[("origin", "null")], "goes on; vary: origin"),
             // A question that is none goes on: the application may have an answer.
             (
                 &only,
                 "OPTIONS",
                 &[page],
-                "goes on; allow-origin: https://a.example; vary: origin; expose-headers: x-c",
+                "goes on; vary: origin; allow-origin: https://a.example; expose-headers: x-c",
             ),
             (
                 &only,
                 "OPTIONS",
                 &question,
-                "allow-origin: https://a.example; vary: origin; allow-methods: PUT, DELETE; allow-headers: x-a, x-b; max-age: 5",
+                "vary: origin; allow-origin: https://a.example; allow-methods: PUT, DELETE; allow-headers: x-a, x-b; max-age: 5",
             ),
-            (&only, "OPTIONS", &[("origin", "https://b.example"), question[1]], ""),
+            (&only, "OPTIONS", &[("origin", "https://b.example"), question[1]], "vary: origin"),
             (&any, "GET", &[page], "goes on; allow-origin: *; expose-headers: *"),
             (
                 &any,
@@ -196,13 +213,13 @@ mod tests {
                 &trusted,
                 "GET",
                 &[page],
-                "goes on; allow-origin: https://a.example; vary: origin; allow-credentials: true",
+                "goes on; vary: origin; allow-origin: https://a.example; allow-credentials: true",
             ),
             (
                 &trusted,
                 "OPTIONS",
                 &question,
-                "allow-origin: https://a.example; vary: origin; allow-credentials: true; allow-methods: PUT; allow-headers: x-a; max-age: 5",
+                "vary: origin; allow-origin: https://a.example; allow-credentials: true; allow-methods: PUT; allow-headers: x-a; max-age: 5",
             ),
         ] {
             assert_eq!(told(ask(cors, method, fields)), expected, "{method} {fields:?}");

@@ -31,6 +31,8 @@ pub(super) enum Found {
     Settings { permissive: bool, others: Vec<String> },
     /// Of a kind that Leno does not read.
     Unknown(String),
+    /// Comments alone.
+    Comments,
 }
 
 impl Document {
@@ -38,7 +40,7 @@ impl Document {
     pub(super) fn object(&self) -> Option<&Object> {
         match &self.found {
             Found::Object(object) => Some(object),
-            Found::Settings { .. } | Found::Unknown(_) => None,
+            Found::Settings { .. } | Found::Unknown(_) | Found::Comments => None,
         }
     }
 }
@@ -88,7 +90,7 @@ pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Document>> {
     if !refused.is_empty() {
         bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
     }
-    if documents.is_empty() {
+    if documents.iter().all(|document| matches!(document.found, Found::Comments)) {
         bail!("there is no document: name files of YAML");
     }
     Ok(documents)
@@ -103,7 +105,7 @@ fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What a document is, with its title; `None` when it is empty.
+/// What a document is, with its title; `None` when nothing is in it.
 fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Found)>, String> {
     let name = file.display().to_string();
     let (mut objects, rejected) = read_str(&name, text);
@@ -112,7 +114,8 @@ fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Foun
         return Ok(Some((title, Found::Object(Box::new(object)))));
     }
     if rejected.is_empty() {
-        return Ok(None);
+        let has_comment = text.lines().any(|line| line.trim_start().starts_with('#'));
+        return Ok(has_comment.then(|| ("comments".to_owned(), Found::Comments)));
     }
     let values = outline(text);
     let value = |path: &str| {

@@ -40,9 +40,11 @@ pub(super) fn rewrite(documents: &[Document]) -> Vec<Fate> {
                 Fate::Rewritten(vec![mesh_config::native(*permissive)])
             }
             Found::Unknown(why) => Fate::Lost(why.clone()),
+            Found::Comments => Fate::Native,
         })
         .collect();
     leave_what_is_used(documents, &mut fates);
+    lose_what_may_be_used(documents, &mut fates);
     fates
 }
 
@@ -52,6 +54,7 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         Object::TrafficSplit(split) => split::routes(objects, split),
         // Their words went into what used them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
+            // Corrected below, where something else may have used them.
             return Fate::Dropped("what used it says the same itself, or nothing did");
         }
         Object::ServicePolicy(policy) => match setting::policies(objects, policy) {
@@ -100,6 +103,27 @@ fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
         };
         if is_used {
             *fate = Fate::Left("something that is left refers to it".to_owned());
+        }
+    }
+}
+
+/// What only a document that was not kept may have used is not said by anything else: nobody has read
+/// what such a document refers to.
+fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
+    if !documents.iter().any(|document| matches!(document.found, Found::Unknown(_))) {
+        return;
+    }
+    let read = || documents.iter().filter_map(Document::object);
+    let groups: Vec<RouteGroupName> = read().flat_map(groups).collect();
+    let routes: Vec<TcpRouteName> = read().flat_map(routes).collect();
+    for (document, fate) in documents.iter().zip(fates) {
+        let is_used = match document.object() {
+            Some(Object::HttpRouteGroup(group)) => groups.contains(&group.name),
+            Some(Object::TcpRoute(route)) => routes.contains(&route.name),
+            _ => continue,
+        };
+        if !is_used {
+            *fate = Fate::Lost("only something that is not kept may have used it".to_owned());
         }
     }
 }

@@ -205,6 +205,26 @@ fn decided_old(place: &Place, request: &[&str]) -> Value {
 }
 
 #[test]
+fn what_only_something_that_is_not_kept_may_use_is_not_kept_either() {
+    let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
+                 metadata: {name: mail, namespace: shop}\nspec: {matches: [{name: all}]}\n";
+    let rules = format!("# Rules of the shop.\n---{RULES}---\n{group}");
+    let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    let told = |name: &str| {
+        let title = format!("HTTPRouteGroup shop/{name} ");
+        done.out.lines().find(|line| line.contains(&title)).expect("a line")
+    };
+    assert!(told("mail").starts_with("not kept: "), "{done:?}");
+    assert!(told("stock").starts_with("dropped: "), "{done:?}");
+    assert!(done.out.contains("\n9 native already, "), "{done:?}");
+    let written = std::fs::read_to_string(place.path().join("new/smi.yaml")).expect("a file");
+    assert!(written.starts_with("# Rules of the shop.\n---\n"), "{written}");
+    assert_eq!(place.leno(&["check", "-f", "new"]).code, Some(0));
+}
+
+#[test]
 fn what_has_no_other_words_stays_as_it_is() {
     let split = RULES.replace(
         "kind: TrafficSplit\nmetadata: {name: stock",

@@ -110,7 +110,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let bodiless = self.request.method() == "HEAD";
         let workload = &self.session.worker.config.workload;
-        rescue::answer(&failure, workload, self.responder, (bodiless, is_call)).await
+        let edits = self.edits_of_failure();
+        rescue::answer(&failure, workload, self.responder, (bodiless, is_call), edits.as_ref())
+            .await
     }
 
     /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).

@@ -9,12 +9,13 @@ use bytes::{Bytes, BytesMut};
 use leno_model::{Reason, WeightedBackend};
 use leno_telemetry::Count;
 use leno_traffic::fault::is_drawn;
+use leno_traffic::removal::Ending;
 use leno_wire::link::StreamKind;
 
 use super::body::{Piece, send};
 use super::route::{Bound, tagged};
 use crate::error::lost_reason;
-use crate::link::{Incoming, LinkStream};
+use crate::link::{Incoming, LinkHandle, LinkStream};
 use crate::upstream::Lease;
 use crate::upstream::pick::pick;
 use crate::worker::Worker;
@@ -47,8 +48,8 @@ impl Copies {
     }
 
     /// Sends them with this body; `None` when it is not whole, or too large to be kept.
-    pub(crate) fn send(self, body: Option<&[Piece]>) {
-        for backend in self.to {
+    pub(crate) fn send(mut self, body: Option<&[Piece]>) {
+        for backend in std::mem::take(&mut self.to) {
             let shard = &self.worker.shard;
             let Some(place) = Place::take(&self.worker).filter(|_| body.is_some()) else {
                 shard.add(Count::MirrorsDropped, 1);
@@ -74,6 +75,15 @@ impl Copies {
                 );
                 drop(place);
             });
+        }
+    }
+}
+
+impl Drop for Copies {
+    /// The request was given up while they waited for its body.
+    fn drop(&mut self) {
+        if !self.to.is_empty() {
+            self.worker.shard.add(Count::MirrorsDropped, self.to.len() as u64);
         }
     }
 }
@@ -115,19 +125,54 @@ impl Copy {
         let endpoints = tagged(&worker, port, None)?;
         let ward = worker.ward(port, scene.version);
         let upstream = pick(&worker, (&endpoints, ward.as_deref()), None, None)?;
-        let _under_way = upstream.enter();
         // Copies are for members of the mesh: a foreign peer would need another framing.
-        let Lease::Link(link) = upstream.lease(&worker).await? else {
+        if upstream.is_foreign() {
             return Err(Reason::Unsupported);
+        }
+        // What bounds requests bounds copies, and how they end tells about the endpoint as well.
+        let trial = match &ward {
+            None => None,
+            Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
         };
-        let patience = worker.config.limits.connect_timeout;
-        link.uncongested(patience).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
-        let stream = link
-            .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(&head))
-            .map_err(|_| Reason::UpstreamRefused)?;
-        give(&stream, body, patience).await?;
-        discard(&stream).await
+        let _under_way = upstream.enter();
+        let lease = upstream.lease(&worker);
+        let lease = match &ward {
+            None => lease.await,
+            Some(ward) => ward.wait(lease).await,
+        };
+        let outcome = match lease {
+            Ok(Lease::Link(link)) => exchange(&worker, &link, &head, body).await,
+            // It proves nothing: what was tried is not what failed.
+            Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
+            Err(reason) => Err(reason),
+        };
+        if let Some(trial) = trial {
+            trial.end(
+                &worker,
+                match outcome {
+                    Ok(status) => Ending::Answered { status, grpc: None },
+                    Err(reason) => Ending::Broken(reason),
+                },
+            );
+        }
+        outcome.map(drop)
     }
+}
+
+/// Sends a copy on a link, and reads its answer; the status of that.
+async fn exchange(
+    worker: &Worker,
+    link: &LinkHandle,
+    head: &[u8],
+    body: Vec<Piece>,
+) -> Result<u16, Reason> {
+    let patience = worker.config.limits.connect_timeout;
+    link.uncongested(patience).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    let stream = link
+        .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
+        .map_err(|_| Reason::UpstreamRefused)?;
+    give(&stream, body, patience).await?;
+    discard(&stream).await
 }
 
 async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Result<(), Reason> {
@@ -147,18 +192,27 @@ async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Resu
 }
 
 /// Reads an answer to its end, or as far as is worth it.
-async fn discard(stream: &LinkStream) -> Result<(), Reason> {
-    let mut bytes = 0_usize;
+async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
+    let (mut status, mut bytes) = (0, 0_usize);
     while bytes < ANSWER_BYTES_MAX {
         match stream.next().await.map_err(lost_reason)? {
-            Incoming::Head { end: true, .. }
-            | Incoming::Data { end: true, .. }
-            | Incoming::Trailers(_) => break,
-            Incoming::Head { .. } => {}
+            Incoming::Head { head, end, .. } => {
+                status = status_of(&head).ok_or(Reason::UpstreamMalformed)?;
+                if end {
+                    break;
+                }
+            }
+            Incoming::Data { end: true, .. } | Incoming::Trailers(_) => break,
             Incoming::Data { data, .. } => bytes = bytes.saturating_add(data.len()),
         }
     }
-    Ok(())
+    Ok(status)
+}
+
+/// The status of a head of HTTP/1.1, which nobody reads but for this.
+fn status_of(head: &[u8]) -> Option<u16> {
+    let status = head.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
+    std::str::from_utf8(status).ok()?.parse().ok()
 }
 
 /// Copies under way from one data thread: what is more is not sent.

@@ -2,22 +2,23 @@
 
 use std::borrow::Cow;
 
-use http::header::DATE;
 use leno_model::{Reason, Retry, Side, WorkloadName};
+use leno_traffic::FieldEdits;
 use leno_wire::link::ResetCode;
 
 use super::answer::Answer;
-use super::date;
 use super::respond::Responder;
 use crate::error::Failure;
 
 /// Answers for the upstream that did not. `bodiless`: the client reads no body. `is_call`: it looks
-/// for a status of gRPC. False: nothing can be answered, the client is cut off.
+/// for a status of gRPC. `edits`: what pages of other origins are told. False: nothing can be
+/// answered, the client is cut off.
 pub(crate) async fn answer(
     failure: &Failure,
     workload: &WorkloadName,
     responder: &mut Responder<'_>,
     (bodiless, is_call): (bool, bool),
+    edits: Option<&FieldEdits>,
 ) -> bool {
     let status = failure.status();
     if status == 0 {
@@ -27,10 +28,6 @@ pub(crate) async fn answer(
     let label = failure.reason.label();
     let why = format!("{label};side={side};workload=\"{workload}\"");
     match responder {
-        // Over HTTP/2 a call looks for its own status.
-        Responder::Http2 { reply, grpc: true, .. } => {
-            grpc_head(failure, why).is_ok_and(|head| reply.answer(head, true).is_ok())
-        }
         // Nothing reached the application: the client's sidecar may know another endpoint.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
             stream.reset(ResetCode::Unreachable);
@@ -41,8 +38,7 @@ pub(crate) async fn answer(
             stream.reset(ResetCode::Failed);
             true
         }
-        // What clients make of a bare 429 is another status (grpc/doc/http-grpc-status-mapping.md).
-        Responder::Link { .. } if is_call && failure.reason == Reason::RateLimited => {
+        responder if is_told_to_call(failure, responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
             let fields = [
                 ("leno-reason", &*why),
@@ -52,18 +48,27 @@ pub(crate) async fn answer(
             ];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            Answer { status: 200, fields: &fields, text: "", edits: None }
-                .send(responder, true)
-                .await
+            Answer { status: 200, fields: &fields, text: "", edits }.send(responder, true).await
         }
         responder => {
             let text = body(failure);
             let fields = [("leno-reason", &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let answer = Answer { status, fields: &fields, text: &text, edits: None };
+            let answer = Answer { status, fields: &fields, text: &text, edits };
             answer.send(responder, bodiless).await
         }
+    }
+}
+
+/// Whether the answer is one of gRPC: its trailers are its head, and the status is in them.
+fn is_told_to_call(failure: &Failure, responder: &Responder<'_>, is_call: bool) -> bool {
+    match responder {
+        // Over HTTP/2 a call looks for its own status.
+        Responder::Http2 { grpc, .. } => *grpc,
+        // What clients make of a bare 429 is another status (grpc/doc/http-grpc-status-mapping.md).
+        Responder::Link { .. } => is_call && failure.reason == Reason::RateLimited,
+        Responder::Http1 { .. } => false,
     }
 }
 
@@ -90,14 +95,6 @@ fn with_own<'a>(
     let fields = fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
     let fields: Vec<(&str, Cow<'_, str>)> = fields.collect();
     fields.into_iter().chain(own).collect()
-}
-
-/// An answer without messages: its trailers are its head, and the status is in them.
-fn grpc_head(failure: &Failure, why: String) -> http::Result<http::Response<()>> {
-    let head = http::Response::builder().status(200).header("leno-reason", why);
-    let head = head.header("content-type", "application/grpc").header(DATE, &date::now()[..]);
-    let head = head.header(GRPC_STATUS, u16::from(failure.grpc_status().code()));
-    head.header("grpc-message", failure.reason.caption()).body(())
 }
 
 fn body(failure: &Failure) -> String {

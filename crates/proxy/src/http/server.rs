@@ -157,7 +157,7 @@ pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
     let workload = &session.worker.config.workload;
-    if rescue::answer(&failure, workload, &mut responder, (false, false)).await {
+    if rescue::answer(&failure, workload, &mut responder, (false, false), None).await {
         drop(record);
         io.linger().await;
     }
@@ -197,7 +197,8 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             record.reason = Some(reason);
             record.status = reason.status();
             let workload = &session.worker.config.workload;
-            rescue::answer(&Failure::from(reason), workload, &mut responder, (false, false)).await;
+            let failure = Failure::from(reason);
+            rescue::answer(&failure, workload, &mut responder, (false, false), None).await;
         }
     }
 }

@@ -121,6 +121,7 @@ async fn serve_stream(
                 &worker.config.workload,
                 &mut responder,
                 (false, false),
+                None,
             )
             .await;
             return;

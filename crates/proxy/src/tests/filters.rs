@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use leno_model::{
-    Header, HeaderEdits, Name, PathEdit, Protocol, Redirect, RouteRule, RuleActions, UrlRewrite,
+    AnyOf, Cors, Header, HeaderEdits, Name, OriginPattern, PathEdit, Protocol, Redirect, RouteRule,
+    RuleActions, UrlRewrite,
 };
 
-use super::fixture::{Application, Client, Mesh, OK, run};
+use super::fixture::{Application, Client, Mesh, OK, PORT, run};
 use super::http2;
 use super::routes::{routed, rule};
 
@@ -54,6 +55,41 @@ const ANSWER: &str = "HTTP/1.1 200 OK\r\nServer: app\r\nX-More: a\r\nX-Secret: 1
                       content-length: 2\r\n\r\nok";
 const REQUEST: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\nx-add: one\r\n\
                        X-Gone: 1\r\nx-kept: 2\r\n\r\n";
+
+#[test]
+fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let cors = Cors {
+            origins: vec![OriginPattern::new("https://*.example").unwrap()],
+            credentials: true,
+            methods: AnyOf::Any,
+            headers: AnyOf::Any,
+            exposed: AnyOf::default(),
+            max_age_seconds: 5,
+        };
+        let mut rule = editing();
+        rule.actions.cors = Some(cors);
+        let mut views = routed(&mesh, vec![rule]);
+        // Nobody is there.
+        views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints.clear();
+        mesh.client_knows(views);
+        let mut client = Client::connect(mesh.door).await;
+        for (origin, allowed) in
+            [("https://a.example", Some("https://a.example")), ("https://evil", None)]
+        {
+            let request =
+                format!("GET /ratings HTTP/1.1\r\nhost: ratings\r\norigin: {origin}\r\n\r\n");
+            let answer = client.ask(&request).await;
+            assert_eq!(answer.verdict(), (503, Some("no-endpoint")));
+            assert_eq!(answer.field("access-control-allow-origin"), allowed);
+            assert_eq!(answer.field("vary"), Some("origin"));
+            // What the rule does to answers of the application is not done to this one.
+            assert_eq!(answer.field("x-more"), None);
+        }
+    });
+}
 
 #[test]
 fn heads_are_edited_on_both_ways() {

@@ -35,7 +35,7 @@ pub(crate) fn pick(
                 Some(places) => (hashed.key, Keyed::Places(places)),
                 None => (hashed.key, Keyed::Few(endpoints)),
             });
-            let age = |index: usize| ward.age(&endpoints.get(index)?.id);
+            let age = |index: usize| ward.age(worker, &endpoints.get(index)?.id);
             balancer.choose(&field, keyed, age, worker.draw())
         }
     };

@@ -29,15 +29,22 @@ pub(crate) struct Ward {
     balance: Option<Balance>,
 }
 
+/// Who is new at a port, for all wards that it has in turn.
+pub(crate) type PortNewcomers = Rc<RefCell<Newcomers>>;
+
 /// How an endpoint is chosen, and who is new among them.
 struct Balance {
     balancer: Balancer,
-    newcomers: RefCell<Newcomers>,
+    newcomers: PortNewcomers,
 }
 
 impl Ward {
-    /// A ward for a treatment with something to watch for.
-    pub(crate) fn new(worker: &Worker, treatment: &Arc<PortTreatment>) -> Self {
+    /// A ward for a treatment with something to watch for. `newcomers`: who is new at the port.
+    pub(crate) fn new(
+        worker: &Worker,
+        treatment: &Arc<PortTreatment>,
+        newcomers: PortNewcomers,
+    ) -> Self {
         Self {
             treatment: treatment.clone(),
             started: Instant::now(),
@@ -45,7 +52,7 @@ impl Ward {
             gate: Gate::new(treatment, &worker.shard),
             balance: treatment.rule.balancing.as_ref().map(|balancing| Balance {
                 balancer: Balancer::new(balancing.rule.clone()),
-                newcomers: RefCell::default(),
+                newcomers,
             }),
         }
     }
@@ -73,7 +80,7 @@ impl Ward {
         if let Some(Balance { balancer, newcomers }) = &self.balance
             && let Some(warm_up) = balancer.rule().warm_up
         {
-            newcomers.borrow_mut().attend(endpoints, self.now(), warm_up.time);
+            newcomers.borrow_mut().attend(endpoints, worker.world.age(), warm_up.time);
         }
     }
 
@@ -83,9 +90,9 @@ impl Ward {
     }
 
     /// For how long an endpoint has been there, if it is new to a policy that looks at that.
-    pub(crate) fn age(&self, endpoint: &EndpointId) -> Option<Duration> {
+    pub(crate) fn age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
         let balance = self.balance.as_ref()?;
-        balance.newcomers.borrow().age(endpoint, self.now())
+        balance.newcomers.borrow().age(endpoint, worker.world.age())
     }
 
     /// Whether requests may go to an endpoint.

@@ -1,6 +1,6 @@
 //! Reads `cors` of a filter: what pages of other origins may.
 
-use leno_model::{AnyOf, Cors, HeaderEdits, OriginPattern};
+use leno_model::{AnyOf, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 
 use crate::field::{Field, Fields};
 
@@ -15,11 +15,10 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     ])?;
     let list = fields.require("allowOrigins")?;
     let origins: Vec<OriginPattern> = list.each(WORDS_MAX, |field| {
-        field.parsed(
-            |text| OriginPattern::new(text).ok(),
-            "an origin",
-            "use `*`, or one such as https://www.example.com or https://*.example.com",
-        )
+        let refuse = |error: InvalidOrigin| {
+            field.refuse(format!("{} is not an origin", field.shown()), error.remedy);
+        };
+        OriginPattern::new(field.text()?).map_err(refuse).ok()
     });
     if origins.is_empty() {
         list.refuse("names no origin", "add one, or remove the filter");

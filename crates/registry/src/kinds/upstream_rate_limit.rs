@@ -39,7 +39,18 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     for (index, route) in route_list(spec)?.iter().enumerate() {
         let fields = route.fields(&["path", "rateLimit"])?;
-        let path = fields.require("path").and_then(Field::regex);
+        let field = fields.require("path")?;
+        let path = field.regex();
+        let is_said = |rule: &RateRule| {
+            rule.requests.iter().any(|request| match &request.path {
+                PathMatch::Regex(said) => path.as_ref() == Some(said),
+                _ => false,
+            })
+        };
+        if limits.rules.iter().any(is_said) {
+            field.refuse("has a limit already, in a route before", "remove one of the two");
+            continue;
+        }
         let Some(field) = fields.find("rateLimit") else {
             route.refuse("limits nothing", "add `rateLimit`, or remove the route");
             continue;

@@ -141,6 +141,7 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
         "{host: a.default, rateLimit: {local: {tcp: {requests: 1, unit: second}}}}",
         "{host: a.default, httpRoutes: [{path: /a}]}",
         "{host: a.default, httpRoutes: [{path: \"/a[\", rateLimit: {local: {requests: 1, unit: second}}}]}",
+        "{host: a.default, httpRoutes: [{path: /a, rateLimit: {local: {requests: 1, unit: second}}}, {path: /a, rateLimit: {local: {requests: 2, unit: second}}}]}",
     ];
     check_refusals_of(
         "policy.openservicemesh.io",
@@ -160,6 +161,7 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
             spec.httpRoutes[0]: limits nothing; add `rateLimit`, or remove the route
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.httpRoutes[0].path: "/a[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
+            spec.httpRoutes[1].path: has a limit already, in a route before; remove one of the two
         "#]],
     );
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leno_model::{BalanceAlgorithm, Endpoint, HashKey, LoadBalancing, Repeated, WorkloadName};
 
 use super::hashing::{self, Places, rendezvous};
-use super::policy::{any, in_turn, least_of, warmed, warmth};
+use super::policy::{any, in_turn, least_of, thinned, warmed, warmth};
 use super::{Candidates, pick};
 use crate::request::RequestView;
 use crate::tag::{cookie, header};
@@ -79,19 +79,27 @@ impl Balancer {
             let found = keyed.and_then(|(key, keyed)| find(candidates, key, keyed));
             return found.or_else(|| pick(candidates, draw));
         }
-        let choose = |draw| match self.rule.algorithm {
-            BalanceAlgorithm::LeastRequest { choices: 0..=2 } => pick(candidates, draw),
-            BalanceAlgorithm::LeastRequest { choices } => least_of(candidates, choices, draw),
-            BalanceAlgorithm::RoundRobin => in_turn(candidates, self.next()),
+        let warm_up = self.rule.warm_up;
+        let warmth = |index| match (warm_up, age(index)) {
+            (Some(rule), Some(age)) => warmth(rule, age),
+            (None, _) | (_, None) => u32::MAX,
+        };
+        match self.rule.algorithm {
+            BalanceAlgorithm::LeastRequest { choices }
+                if warm_up.is_some() && candidates.len() > 1 =>
+            {
+                let warm =
+                    thinned((candidates, &warmth), draw, |it, draw| least(it, choices, draw));
+                warm.or_else(|| least(candidates, choices, draw))
+            }
+            BalanceAlgorithm::LeastRequest { choices } => least(candidates, choices, draw),
+            BalanceAlgorithm::RoundRobin => {
+                warmed(|_| in_turn(candidates, self.next()), warmth, draw)
+            }
             BalanceAlgorithm::Random
             | BalanceAlgorithm::RingHash(_)
-            | BalanceAlgorithm::Maglev(_) => any(candidates, draw),
-        };
-        let Some(rule) = self.rule.warm_up else {
-            return choose(draw);
-        };
-        let warmth = |index| age(index).map_or(u32::MAX, |age| warmth(rule, age));
-        warmed(choose, warmth, draw)
+            | BalanceAlgorithm::Maglev(_) => warmed(|draw| any(candidates, draw), warmth, draw),
+        }
     }
 
     fn next(&self) -> usize {
@@ -101,10 +109,81 @@ impl Balancer {
     }
 }
 
+/// The least loaded of so many.
+fn least<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
+    match choices {
+        0..=2 => pick(candidates, draw),
+        choices => least_of(candidates, choices, draw),
+    }
+}
+
 fn find<C: Candidates + ?Sized>(candidates: &C, key: Key, keyed: Keyed<'_>) -> Option<usize> {
     let usable = |index: usize| index < candidates.len() && candidates.usable(index);
     match keyed {
         Keyed::Places(places) => places.find(key.0, usable),
         Keyed::Few(endpoints) => rendezvous(key.0, endpoints, usable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::WarmUp;
+
+    use super::*;
+    use crate::hash::hash;
+
+    /// What each has under way.
+    struct Loads(Vec<u32>);
+
+    impl Candidates for Loads {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn load(&self, index: usize) -> u32 {
+            self.0[index]
+        }
+        fn usable(&self, _: usize) -> bool {
+            true
+        }
+    }
+
+    /// The share of the last candidate, which is so many seconds old, in percent.
+    fn share_of_newcomer(choices: u8, loads: &[u32], seconds: u64) -> u32 {
+        let warm_up = Some(WarmUp { time: Duration::from_secs(100), percent_min: 10 });
+        let algorithm = BalanceAlgorithm::LeastRequest { choices };
+        let balancer = Balancer::new(LoadBalancing { algorithm, warm_up });
+        let newcomer = loads.len() - 1;
+        let age = |index: usize| (index == newcomer).then(|| Duration::from_secs(seconds));
+        let table = Loads(loads.to_vec());
+        let draws = (0..10_000_u64).map(|n| hash(n, "draw"));
+        let chosen = draws.filter_map(|draw| balancer.choose(&table, None, age, draw));
+        u32::try_from(chosen.filter(|index| *index == newcomer).count() / 100).unwrap()
+    }
+
+    #[test]
+    fn a_newcomer_with_nothing_under_way_gets_no_more_than_it_is_warm() {
+        for (choices, loads) in [(2, &[9, 0][..]), (2, &[9, 9, 9, 0]), (4, &[9, 9, 9, 0])] {
+            let warm = share_of_newcomer(choices, loads, 100);
+            assert!(warm >= 45, "{choices} {loads:?}: {warm}");
+            for (seconds, percent) in [(0, 10), (30, 30), (70, 70)] {
+                let share = share_of_newcomer(choices, loads, seconds);
+                let expected = warm * percent / 100;
+                assert!(share.abs_diff(expected) <= 2, "{choices} {loads:?}: {share} of {warm}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_all_are_cold_one_of_them_it_is() {
+        let warm_up = Some(WarmUp { time: Duration::from_secs(100), percent_min: 1 });
+        let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
+        let balancer = Balancer::new(LoadBalancing { algorithm, warm_up });
+        for count in 1..4 {
+            let table = Loads(vec![0; count]);
+            for draw in (0..200).map(|n| hash(n, "draw")) {
+                let chosen = balancer.choose(&table, None, |_| Some(Duration::ZERO), draw);
+                assert!(chosen.is_some());
+            }
+        }
     }
 }

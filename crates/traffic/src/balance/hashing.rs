@@ -12,7 +12,12 @@ pub enum Places {
     /// Points of a circle, in order, each with the endpoint that it belongs to.
     Ring(Box<[(u64, u16)]>),
     /// As many places as a prime number, each with the endpoint that it belongs to.
-    Table(Box<[u16]>),
+    Table {
+        /// The places.
+        places: Box<[u16]>,
+        /// How many endpoints have some.
+        endpoints: usize,
+    },
 }
 
 impl Places {
@@ -24,7 +29,7 @@ impl Places {
         let names: Vec<String> = names.take(ENDPOINTS_MAX).collect();
         match algorithm {
             BalanceAlgorithm::RingHash(_) => Some(Self::Ring(ring(&names))),
-            BalanceAlgorithm::Maglev(_) => Some(Self::Table(table(&names, TABLE_PLACES))),
+            BalanceAlgorithm::Maglev(_) => Some(Self::table(&names)),
             BalanceAlgorithm::LeastRequest { .. }
             | BalanceAlgorithm::RoundRobin
             | BalanceAlgorithm::Random => None,
@@ -34,29 +39,71 @@ impl Places {
     /// The endpoint that a key belongs to: the first of its places that `may` take it, in an order
     /// that is the same for all who ask. `None` when none may, or none was found near.
     pub fn find(&self, key: u64, mut may: impl FnMut(usize) -> bool) -> Option<usize> {
-        let mut tried = None;
-        let mut takes = |owner: u16| {
-            // Neighbours are often of one endpoint, which said no already.
-            if tried == Some(owner) {
-                return false;
-            }
-            tried = Some(owner);
-            may(usize::from(owner))
-        };
         match self {
             Self::Ring(points) => {
                 let from = points.partition_point(|(point, _)| *point < key);
                 let after = points.iter().skip(from).chain(points.iter().take(from));
-                let mut owners = after.map(|(_, owner)| *owner).take(STEPS_MAX);
-                owners.find(|owner| takes(*owner)).map(usize::from)
+                first(after.map(|(_, owner)| *owner), points.len() / RING_POINTS, &mut may)
             }
-            Self::Table(places) => {
+            Self::Table { places, endpoints } => {
                 let count = u64::try_from(places.len()).ok()?;
                 let from = usize::try_from(key.checked_rem(count)?).ok()?;
                 let after = places.iter().skip(from).chain(places.iter().take(from));
-                after.take(STEPS_MAX).find(|owner| takes(**owner)).map(|owner| usize::from(*owner))
+                first(after.copied(), *endpoints, &mut may)
             }
         }
+    }
+
+    fn table(names: &[String]) -> Self {
+        Self::Table { places: table(names, TABLE_PLACES), endpoints: names.len() }
+    }
+}
+
+/// The first owner that may. Each is asked once, and when all of them said no, there is none.
+fn first(
+    owners: impl Iterator<Item = u16>,
+    endpoints: usize,
+    may: &mut impl FnMut(usize) -> bool,
+) -> Option<usize> {
+    let mut owners = owners.take(STEPS_MAX).map(usize::from);
+    let owner = owners.next()?;
+    if may(owner) {
+        return Some(owner);
+    }
+    let mut refused = Refused::default();
+    refused.insert(owner);
+    for owner in owners {
+        if refused.count == endpoints {
+            break;
+        }
+        if refused.insert(owner) && may(owner) {
+            return Some(owner);
+        }
+    }
+    None
+}
+
+/// Who said no: a bit for each endpoint that may have places.
+struct Refused {
+    bits: [u64; ENDPOINTS_MAX / 64],
+    count: usize,
+}
+
+impl Default for Refused {
+    fn default() -> Self {
+        Self { bits: [0; ENDPOINTS_MAX / 64], count: 0 }
+    }
+}
+
+impl Refused {
+    /// False: it is there already, or is no endpoint.
+    fn insert(&mut self, owner: usize) -> bool {
+        let Some(bits) = self.bits.get_mut(owner / 64) else { return false };
+        let before = *bits;
+        *bits |= 1 << (owner % 64);
+        let is_new = *bits != before;
+        self.count += usize::from(is_new);
+        is_new
     }
 }
 
@@ -147,7 +194,7 @@ mod tests {
     }
 
     fn both(names: &[String]) -> [Places; 2] {
-        [Places::Ring(ring(names)), Places::Table(table(names, TABLE_PLACES))]
+        [Places::Ring(ring(names)), Places::table(names)]
     }
 
     /// How many keys each endpoint gets.
@@ -210,6 +257,21 @@ mod tests {
                 if usual.is_some_and(may) {
                     prop_assert_eq!(first, usual);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn each_endpoint_is_asked_once_at_most() {
+        for count in [1, 3, 100] {
+            for places in both(&names(count)) {
+                let mut asked = vec![0; count];
+                let refuse = |index: usize| {
+                    asked[index] += 1;
+                    false
+                };
+                assert_eq!(places.find(key("somebody"), refuse), None);
+                assert_eq!(asked, vec![1; count]);
             }
         }
     }

@@ -4,38 +4,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The endpoints of a port, and those of them that came beside others.
 #[derive(Debug, Default)]
 pub struct Newcomers {
     endpoints: Option<Arc<[Arc<Endpoint>]>>,
-    /// When each came, the first first.
-    new: Vec<(EndpointId, Duration)>,
+    /// When each came.
+    new: FxHashMap<EndpointId, Duration>,
+    /// When the last of them came.
+    youngest: Duration,
 }
 
 impl Newcomers {
     /// These are the endpoints now. Whoever is there at the beginning, or comes where nobody was, is
     /// not new; and nobody is after `grown` any more.
     pub fn attend(&mut self, endpoints: &Arc<[Arc<Endpoint>]>, now: Duration, grown: Duration) {
+        let young = |came: Duration| now.saturating_sub(came) < grown;
+        if !self.new.is_empty() && !young(self.youngest) {
+            self.new = FxHashMap::default();
+        }
         if self.endpoints.as_ref().is_some_and(|known| Arc::ptr_eq(known, endpoints)) {
             return;
         }
         let before = self.endpoints.replace(endpoints.clone());
         let there: FxHashSet<&EndpointId> = endpoints.iter().map(|it| &it.id).collect();
-        let young = |came: Duration| now.saturating_sub(came) < grown;
-        self.new.retain(|(id, came)| there.contains(id) && young(*came));
+        self.new.retain(|id, came| there.contains(id) && young(*came));
         let Some(before) = before.filter(|before| !before.is_empty()) else { return };
         let known: FxHashSet<&EndpointId> = before.iter().map(|it| &it.id).collect();
         let came = endpoints.iter().filter(|endpoint| !known.contains(&endpoint.id));
-        self.new.extend(came.map(|endpoint| (endpoint.id.clone(), now)));
+        for endpoint in came {
+            self.new.insert(endpoint.id.clone(), now);
+            self.youngest = now;
+        }
     }
 
     /// For how long an endpoint has been there, if it is new.
     #[must_use]
     pub fn age(&self, endpoint: &EndpointId, now: Duration) -> Option<Duration> {
-        let (_, came) = self.new.iter().find(|(id, _)| id == endpoint)?;
-        Some(now.saturating_sub(*came))
+        self.new.get(endpoint).map(|came| now.saturating_sub(*came))
     }
 }
 
@@ -84,5 +91,18 @@ mod tests {
         assert_eq!(newcomers.age(&id("a"), at(9)), Some(at(0)));
         newcomers.attend(&endpoints(&["a", "c"]), at(15), at(10));
         assert_eq!(newcomers.age(&id("c"), at(15)), None);
+    }
+
+    #[test]
+    fn who_is_grown_is_forgotten_though_nobody_comes_or_goes() {
+        let at = Duration::from_secs;
+        let mut newcomers = Newcomers::default();
+        newcomers.attend(&endpoints(&["a"]), at(1), at(10));
+        let two = endpoints(&["a", "b"]);
+        newcomers.attend(&two, at(2), at(10));
+        newcomers.attend(&two, at(11), at(10));
+        assert_eq!(newcomers.new.len(), 1);
+        newcomers.attend(&two, at(12), at(10));
+        assert!(newcomers.new.is_empty());
     }
 }

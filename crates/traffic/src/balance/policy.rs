@@ -16,7 +16,9 @@ pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<us
     if candidates.usable(from) {
         return Some(from);
     }
-    nth_fitting(candidates, turn)
+    // A number of its own: the turn is known to fall on one that is not usable, and so never takes
+    // some of the values that it would need to be fair among the others.
+    nth_fitting(candidates, usize::try_from(remix(turn as u64) >> 33).unwrap_or(0))
 }
 
 /// Any of the usable candidates.
@@ -91,6 +93,56 @@ pub fn warmed(
     Some(chosen)
 }
 
+/// Candidates of which each takes part in a choice only as often as it is warm. Who compares loads
+/// chooses among these: a newcomer, which has the least of all, would win every comparison that it
+/// is let into, however often it were turned down afterwards.
+pub(super) struct Thinned<'a, C: ?Sized, W> {
+    pub(super) candidates: &'a C,
+    pub(super) warmth: W,
+    /// Decides for all of them, for one choice.
+    pub(super) draw: u64,
+}
+
+impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for Thinned<'_, C, W> {
+    fn len(&self) -> usize {
+        self.candidates.len()
+    }
+
+    fn load(&self, index: usize) -> u32 {
+        self.candidates.load(index)
+    }
+
+    fn usable(&self, index: usize) -> bool {
+        let warmth = (self.warmth)(index);
+        let is_warm = warmth >= WHOLE
+            || u32::try_from(remix(self.draw ^ index as u64) >> 48).unwrap_or(0) < warmth;
+        is_warm && self.candidates.usable(index)
+    }
+
+    /// Where none takes part another choice is better than the last resort.
+    fn eligible(&self, _: usize) -> bool {
+        false
+    }
+}
+
+/// The first choice among candidates [`Thinned`] anew each time; where all are cold and none comes,
+/// among all of them.
+pub(super) fn thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
+    (candidates, warmth): (&'a C, W),
+    draw: u64,
+    choose: impl Fn(&Thinned<'a, C, W>, u64) -> Option<usize>,
+) -> Option<usize> {
+    let mut draw = draw;
+    for _ in 0..CHANGES_MAX {
+        let thinned = Thinned { candidates, warmth, draw: remix(draw) };
+        if let Some(index) = choose(&thinned, draw) {
+            return Some(index);
+        }
+        draw = remix(thinned.draw);
+    }
+    None
+}
+
 const WHOLE: u32 = 1 << 16;
 /// Where all are cold, one of them it must be.
 const CHANGES_MAX: usize = 16;
@@ -148,6 +200,14 @@ mod tests {
             assert_eq!(counts[1], 0);
             assert!([0, 2, 3].iter().all(|i| counts[*i] * 4 > TURNS), "{counts:?}");
         }
+        // Two that are not neighbours, of an even number.
+        let table = Table(vec![(0, true), (0, false), (0, true), (0, false)]);
+        let counts = counts(4, |turn| in_turn(&table, turn));
+        assert!(near(counts[0], 0.5) && near(counts[2], 0.5), "{counts:?}");
+    }
+
+    #[test]
+    fn any_is_tried_when_none_is_usable() {
         let none = Table(vec![(0, false); 3]);
         assert!(counts(3, |turn| any(&none, draw(turn))).iter().all(|it| near(*it, 1.0 / 3.0)));
     }

@@ -115,7 +115,9 @@ impl Generations {
         if !self.young.contains_key(&key) {
             let known = self.old.remove(&key);
             if self.young.len() >= remembered {
-                self.old = std::mem::take(&mut self.young);
+                // With the room of the forgotten: nothing is allocated in the middle of a request.
+                std::mem::swap(&mut self.old, &mut self.young);
+                self.young.clear();
             }
             self.young.insert(key, known.unwrap_or(0));
         }

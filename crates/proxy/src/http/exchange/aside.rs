@@ -44,6 +44,18 @@ impl Exchange<'_, '_> {
         }
     }
 
+    /// What pages of other origins are told with an answer of our own, so that they may read why they
+    /// got no other. What the rule does to answers beside is for those of the application.
+    pub(super) fn edits_of_failure(&self) -> Option<FieldEdits> {
+        self.cross_origin.as_ref()?;
+        let cors = self.actions.as_ref()?.cors.as_ref()?;
+        let aim = self.request.aim().ok()?;
+        match judge(cors, &self.request.view(&aim), &FieldEdits::default())? {
+            CrossOrigin::Actual(edits) => Some(edits),
+            CrossOrigin::Preflight(_) => None,
+        }
+    }
+
     /// Copies for other services, where rules want some. Those of a request without a body are on
     /// their way when this returns; the others wait for it, which is kept while it passes.
     #[inline]
