@@ -1,13 +1,14 @@
 //! A running control plane: its parts, assembled, and the handle that ends them.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{ChangeId, Event};
+use leno_discovery::{ChangeId, Event, Taps};
 use leno_identity::{Authority, AuthorityError, AuthoritySource, JoinBundle, Roots, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use leno_registry::{Rejected, Update};
@@ -275,7 +276,7 @@ impl Ground {
             registered: owner.told.here.clone(),
             trust_domain: self.trust_domain(),
             report_every: self.config.report_every,
-            taps: Arc::default(),
+            taps: Arc::new(Taps::new(drawn())),
         });
         let following = self.following(server.events.clone());
         self.show(&mut tasks, &questions);
@@ -386,6 +387,11 @@ impl Ground {
             workloads,
         }
     }
+}
+
+/// A number that the system draws, as it does for the keys of a hash map.
+fn drawn() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// Keeps the authority as its files are, until told to stop.

@@ -210,7 +210,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             None => Err(FollowError::Malformed("a message without content".into())),
             Some(to_proxy::Message::Ping(wire)) => {
                 self.heed(wire.report_every_ms);
-                self.tap(wire.taps)
+                self.tap(wire.taps);
+                Ok(())
             }
             Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.certificate(wire),
@@ -257,13 +258,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    fn tap(&mut self, wire: Vec<proto::Tap>) -> Result<(), FollowError> {
-        let taps = taps_from_wire(wire)?;
+    fn tap(&mut self, wire: Vec<proto::Tap>) {
+        let taps = taps_from_wire(wire);
         if taps != self.taps {
             self.follower.tap(&taps);
             self.taps = taps;
         }
-        Ok(())
     }
 
     fn certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
@@ -300,7 +300,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             }
             Request::Renew { csr, answer } => self.renew(csr, answer),
             Request::Tapped { tap, mut records, mut dropped } => {
-                dropped += records.len().saturating_sub(RECORDS_MAX) as u64;
+                let too_many = records.len().saturating_sub(RECORDS_MAX) as u64;
+                dropped = dropped.saturating_add(too_many);
                 records.truncate(RECORDS_MAX);
                 let tapped = proto::Tapped { tap, records, dropped };
                 self.send(from_proxy::Message::Tapped(tapped))

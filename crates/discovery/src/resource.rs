@@ -26,9 +26,7 @@ use prost::Message;
 use crate::key::ResourceKey;
 use crate::message::Upsert;
 
-pub(crate) use field::{
-    Invalid, account, each, parsed, port, socket_address, socket_address_to_wire,
-};
+pub(crate) use field::{Invalid, account, parsed, port, socket_address, socket_address_to_wire};
 
 /// One resource, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,11 +17,11 @@ use crate::proto;
 use crate::resource::Invalid;
 
 /// The taps that are open at a control plane.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Taps {
     open: watch::Sender<Arc<Vec<OpenTap>>>,
-    /// Counts the taps that there were.
-    opened: AtomicU64,
+    /// The number of the next tap.
+    next: AtomicU64,
 }
 
 /// What one proxy tells a tap.
@@ -58,12 +58,19 @@ pub(crate) struct OpenTap {
 }
 
 impl Taps {
+    /// None yet. Numbers are given from `first` on, which is to be drawn by chance: a proxy may still
+    /// hold records for a tap of another control plane, or of the one that ran here before.
+    #[must_use]
+    pub fn new(first: u64) -> Self {
+        Self { open: watch::Sender::default(), next: AtomicU64::new(first) }
+    }
+
     /// Opens a tap; its `id` is given here.
     ///
     /// # Errors
     /// [`TooManyTaps`].
     pub fn open(self: &Arc<Self>, tap: Tap) -> Result<Tapping, TooManyTaps> {
-        let id = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (outlet, intake) = mpsc::channel(TAPPED_MAX);
         let lost = Arc::<AtomicU64>::default();
         let open = OpenTap { tap: Tap { id, ..tap }, outlet, lost: Arc::clone(&lost) };
@@ -111,10 +118,16 @@ impl Drop for Tapping {
 impl OpenTap {
     /// Passes on what a proxy tells, if there is room.
     pub(crate) fn tell(&self, tapped: Tapped) {
-        let count = tapped.records.len() as u64 + tapped.dropped;
+        let count = (tapped.records.len() as u64).saturating_add(tapped.dropped);
         if self.outlet.try_send(tapped).is_err() {
-            self.lost.fetch_add(count, Ordering::Relaxed);
+            self.lose(count);
         }
+    }
+
+    /// Counts what does not reach the operator. A proxy chooses the number: it stops at the largest.
+    pub(crate) fn lose(&self, count: u64) {
+        let more = |lost: u64| Some(lost.saturating_add(count));
+        self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok();
     }
 }
 
@@ -139,12 +152,27 @@ pub(crate) fn tap_to_wire(tap: &Tap) -> proto::Tap {
     }
 }
 
-/// All taps that there are to be, or what is wrong with them.
-pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Result<Vec<Tap>, Invalid> {
-    if wire.len() > TAPS_MAX {
-        return Err(Invalid::new("taps", format!("more than {TAPS_MAX}")));
-    }
-    crate::resource::each("taps", wire, tap_from_wire)
+/// All taps that there are to be. One that is not understood is left out: a control plane of a newer
+/// release may ask for what this one cannot tell, and nobody's requests depend on it.
+pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
+    let read = |tap: proto::Tap| {
+        let id = tap.id;
+        let read = tap_from_wire(tap);
+        read.inspect_err(|invalid| {
+            tracing::debug!(id, field = %invalid.field, reason = %invalid.reason, "a tap is left out");
+        })
+    };
+    wire.into_iter().filter_map(|tap| read(tap).ok()).take(TAPS_MAX).collect()
+}
+
+/// What of a proxy's records is passed on, and how many are not: one that is too long, and those
+/// that are more than a message carries.
+pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) {
+    let told = records.len();
+    records.truncate(RECORDS_MAX);
+    records.retain(|record| record.len() <= RECORD_BYTES_MAX);
+    let left_out = told.saturating_sub(records.len());
+    (records, left_out as u64)
 }
 
 fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
@@ -190,6 +218,8 @@ pub const TAPS_MAX: usize = 8;
 const TAPPED_MAX: usize = 64;
 /// The most records of one message: its proxy sends at least twice a second.
 pub(crate) const RECORDS_MAX: usize = 512;
+/// The longest record: all its texts are cut to a KiB, and each byte may take six in JSON.
+const RECORD_BYTES_MAX: usize = 32 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -208,6 +238,11 @@ mod tests {
         }
     }
 
+    /// Their numbers may pass the largest.
+    fn taps() -> Arc<Taps> {
+        Arc::new(Taps::new(u64::MAX))
+    }
+
     fn tapped(count: usize) -> Tapped {
         let workload = "shop/web-1".parse().unwrap();
         Tapped { workload, records: vec!["{}".to_owned(); count], dropped: 1 }
@@ -216,31 +251,52 @@ mod tests {
     #[test]
     fn a_tap_survives_the_journey_and_what_is_wrong_is_named() {
         let whole = tap_to_wire(&tap());
-        assert_eq!(taps_from_wire(vec![whole.clone()]).unwrap(), [tap()]);
+        assert_eq!(taps_from_wire(vec![whole.clone()]), [tap()]);
         type Spoil = fn(&mut proto::Tap);
         let cases: [(Spoil, &str); 5] = [
-            (|tap| tap.service = "stock".into(), "taps[0].service"),
-            (|tap| tap.side = 0, "taps[0].side"),
-            (|tap| tap.from = "web".into(), "taps[0].from"),
-            (|tap| tap.path = "/".repeat(2000), "taps[0].path"),
-            (|tap| tap.status.as_mut().unwrap().to = 70_000, "taps[0].status"),
+            (|tap| tap.service = "stock".into(), "service"),
+            (|tap| tap.side = 4, "side"),
+            (|tap| tap.from = "web".into(), "from"),
+            (|tap| tap.path = "/".repeat(2000), "path"),
+            (|tap| tap.status.as_mut().unwrap().to = 70_000, "status"),
         ];
         for (spoil, field) in cases {
             let mut wire = whole.clone();
             spoil(&mut wire);
-            assert_eq!(taps_from_wire(vec![wire]).unwrap_err().field, field);
+            assert_eq!(tap_from_wire(wire.clone()).unwrap_err().field, field);
+            assert_eq!(taps_from_wire(vec![wire, whole.clone()]), [tap()]);
         }
-        assert!(taps_from_wire(vec![whole; TAPS_MAX + 1]).is_err());
+        assert_eq!(taps_from_wire(vec![whole; TAPS_MAX + 1]).len(), TAPS_MAX);
+    }
+
+    #[test]
+    fn records_that_are_too_long_or_too_many_are_counted() {
+        let long = "x".repeat(RECORD_BYTES_MAX + 1);
+        let (records, left_out) = records_from_wire(vec!["{}".into(), long, "{}".into()]);
+        assert_eq!((records.len(), left_out), (2, 1));
+        let (records, left_out) = records_from_wire(vec!["{}".into(); RECORDS_MAX + 7]);
+        assert_eq!((records.len(), left_out), (RECORDS_MAX, 7));
+    }
+
+    #[test]
+    fn no_number_that_a_proxy_says_overflows() {
+        let taps = taps();
+        let tapping = taps.open(tap()).unwrap();
+        let open = taps.watch().borrow().clone();
+        for _ in 0..TAPPED_MAX + 2 {
+            open[0].tell(Tapped { dropped: u64::MAX, ..tapped(2) });
+        }
+        assert_eq!((tapping.lost(), tapping.lost()), (u64::MAX, 0));
     }
 
     #[tokio::test]
     async fn a_tap_is_open_as_long_as_somebody_holds_it() {
-        let taps = Arc::<Taps>::default();
+        let taps = taps();
         let mut seen = taps.watch();
         let mut first = taps.open(tap()).unwrap();
         let second = taps.open(tap()).unwrap();
         let open = seen.borrow_and_update().clone();
-        assert_eq!(open.iter().map(|open| open.tap.id).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(open.iter().map(|open| open.tap.id).collect::<Vec<_>>(), [u64::MAX, 0]);
         open[0].tell(tapped(2));
         let next = std::future::poll_fn(|cx| first.poll_next(cx)).await;
         assert_eq!(next, Some(tapped(2)));
@@ -250,7 +306,7 @@ mod tests {
 
     #[test]
     fn who_does_not_read_holds_up_nobody_and_hears_how_much_was_lost() {
-        let taps = Arc::<Taps>::default();
+        let taps = taps();
         let tapping = taps.open(tap()).unwrap();
         let open = taps.watch().borrow().clone();
         for _ in 0..TAPPED_MAX + 3 {
@@ -261,7 +317,7 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many() {
-        let taps = Arc::<Taps>::default();
+        let taps = taps();
         let all: Vec<_> = (0..TAPS_MAX).map(|_| taps.open(tap()).unwrap()).collect();
         assert_eq!(taps.open(tap()).unwrap_err(), TooManyTaps);
         drop(all);

@@ -103,21 +103,26 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
     }
 }
 
-pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Result<Traffic, Invalid> {
-    if wire.series.len() > SERIES_MAX {
-        return Err(Invalid::new("traffic.series", format!("has more than {SERIES_MAX}")));
-    }
-    let series = wire.series.into_iter().enumerate().map(|(index, series)| {
-        let path = format_args!("traffic.series[{index}]").to_string();
-        series_from_wire(series).map_err(|invalid| invalid.under(path))
-    });
-    Ok(Traffic {
+/// What a proxy told. Series that are not understood, or more than there may be, are counted as
+/// folded: a proxy of a newer release may tell what this one cannot read, and figures are no reason
+/// to end a stream.
+pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
+    let told = wire.series.len();
+    let read = |(index, series)| {
+        series_from_wire(series).inspect_err(|invalid| {
+            tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "a series of traffic is left out");
+        })
+    };
+    let series = wire.series.into_iter().take(SERIES_MAX).enumerate();
+    let series: Vec<_> = series.filter_map(|indexed| read(indexed).ok()).collect();
+    let left_out = u32::try_from(told - series.len()).unwrap_or(u32::MAX);
+    Traffic {
         span: Duration::from_millis(wire.span_ms.into()),
-        series: series.collect::<Result<_, _>>()?,
-        folded: wire.folded,
+        series,
+        folded: wire.folded.saturating_add(left_out),
         cpu: Duration::from_micros(wire.cpu_us),
         memory_kib: wire.memory_kib,
-    })
+    }
 }
 
 fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid> {
@@ -246,7 +251,7 @@ mod tests {
     #[test]
     fn what_is_sent_arrives() {
         let wire = traffic_to_wire(&traffic());
-        assert_eq!(traffic_from_wire(wire).unwrap(), traffic());
+        assert_eq!(traffic_from_wire(wire), traffic());
     }
 
     #[test]
@@ -258,36 +263,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_or_other_than_agreed_is_refused_with_its_field() {
+    fn a_series_that_is_other_than_agreed_is_left_out_and_the_others_count() {
         type Spoil = fn(&mut proto::Traffic);
-        let cases: [(Spoil, &str); 10] = [
-            (|t| t.series = vec![t.series[0].clone(); SERIES_MAX + 1], "traffic.series"),
-            (|t| t.series[0].service = "x".into(), "traffic.series[0].service"),
-            (|t| t.series[0].route = "a/b/c".into(), "traffic.series[0].route"),
-            (|t| t.series[1].peer = " ".into(), "traffic.series[1].peer"),
-            (|t| t.series[0].port = 65_536, "traffic.series[0].port"),
-            (|t| t.series[0].classes.clear(), "traffic.series[0].classes"),
-            (|t| t.series[0].failed = 11, "traffic.series[0].failed"),
-            (|t| t.series[0].durations = vec![1], "traffic.series[0].durations"),
-            (|t| t.series[0].durations = vec![240, 1], "traffic.series[0].durations"),
-            (|t| t.series[0].durations = vec![3, 1, 0, 1], "traffic.series[0].durations"),
+        let cases: [(Spoil, &str); 9] = [
+            (|t| t.series[0].service = "x".into(), "service"),
+            (|t| t.series[0].route = "a/b/c".into(), "route"),
+            (|t| t.series[1].peer = " ".into(), "peer"),
+            (|t| t.series[0].port = 65_536, "port"),
+            (|t| t.series[0].classes.clear(), "classes"),
+            (|t| t.series[0].failed = 11, "failed"),
+            (|t| t.series[0].durations = vec![1], "durations"),
+            (|t| t.series[0].durations = vec![240, 1], "durations"),
+            (|t| t.series[0].durations = vec![3, 1, 0, 1], "durations"),
         ];
         for (spoil, field) in cases {
             let mut wire = traffic_to_wire(&traffic());
             spoil(&mut wire);
-            let error = traffic_from_wire(wire).unwrap_err();
-            assert_eq!(error.field, field, "{}", error.reason);
+            let errors = wire.series.iter().cloned().map(series_from_wire);
+            let errors: Vec<_> = errors.filter_map(Result::err).map(|error| error.field).collect();
+            assert_eq!(errors, [field]);
+            let read = traffic_from_wire(wire);
+            assert_eq!((read.series.len(), read.folded), (1, 5), "{field}");
         }
         let mut wire = traffic_to_wire(&traffic());
         wire.series[0].reasons = vec![proto::TrafficReason::default(); REASONS_MAX + 1];
-        assert_eq!(traffic_from_wire(wire).unwrap_err().field, "traffic.series[0].reasons");
+        assert_eq!(series_from_wire(wire.series[0].clone()).unwrap_err().field, "reasons");
+        wire.series = vec![wire.series[1].clone(); SERIES_MAX + 3];
+        let read = traffic_from_wire(wire);
+        assert_eq!((read.series.len(), read.folded), (SERIES_MAX, 7));
     }
 
     #[test]
     fn a_reason_that_only_a_newer_proxy_knows_is_counted_all_the_same() {
         let mut wire = traffic_to_wire(&traffic());
         wire.series[0].reasons[0].reason = "a-reason-of-next-year".to_owned();
-        let read = traffic_from_wire(wire).unwrap();
+        let read = traffic_from_wire(wire);
         assert_eq!(read.series[0].reasons, [(None, 2), (None, 1)]);
     }
 

@@ -20,7 +20,7 @@ use crate::key::ChangeId;
 use crate::message::IssuedBytes;
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
-use crate::tap::{OpenTap, RECORDS_MAX, Tapped, Taps, tap_to_wire};
+use crate::tap::{OpenTap, Tapped, Taps, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::vigil::Vigil;
 
@@ -36,8 +36,11 @@ pub(super) struct Session<'a, W> {
     renewal: Option<Renewal>,
     /// When the next certificate request is passed on at the earliest.
     renew_from: Instant,
-    /// When the next message about traffic is passed on at the earliest.
-    traffic_from: Instant,
+    /// When the next message about traffic is passed on at the earliest, and the next for a tap.
+    traffic: Tempo,
+    tapped: Tempo,
+    /// Series of messages about traffic that were not passed on.
+    unheard: u32,
     /// What was last reported as applied.
     applied: Option<(ChangeId, usize)>,
     /// Bytes of deltas that were not reported yet.
@@ -112,7 +115,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             answer_by: None,
             renewal: None,
             renew_from: now,
-            traffic_from: now,
+            traffic: Tempo { from: now, every: TRAFFIC_INTERVAL_MIN, saved: TRAFFIC_BURST },
+            tapped: Tempo { from: now, every: TAPPED_INTERVAL_MIN, saved: TAPPED_BURST },
+            unheard: 0,
             applied: None,
             delta_bytes: 0,
             workload,
@@ -176,7 +181,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
             Some(from_proxy::Message::Ping(_)) => return Ok(()),
-            Some(from_proxy::Message::Tapped(wire)) => return self.tapped(wire),
+            Some(from_proxy::Message::Tapped(wire)) => {
+                self.tapped(wire, Instant::now());
+                return Ok(());
+            }
             Some(from_proxy::Message::Ack(ack)) => return self.acknowledged(ack.nonce),
             Some(from_proxy::Message::Nack(nack)) => {
                 let refusals = refusals_from_wire(nack.refusals)?;
@@ -195,10 +203,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 Event::Listeners { connection, listeners: listeners_from_wire(&wire.listeners)? }
             }
             Some(from_proxy::Message::Traffic(wire)) => {
-                let traffic = Box::new(traffic_from_wire(wire)?);
-                if !self.may_tell(Instant::now()) {
+                let mut traffic = Box::new(traffic_from_wire(wire));
+                traffic.folded = traffic.folded.saturating_add(self.unheard);
+                if !self.traffic.takes(Instant::now()) {
+                    let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
+                    self.unheard = traffic.folded.saturating_add(series);
                     return Ok(());
                 }
+                self.unheard = 0;
                 Event::Traffic { connection, traffic }
             }
             Some(from_proxy::Message::Certificate(wire)) => match self.renew(wire)? {
@@ -209,35 +221,25 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.tell(event).await
     }
 
-    /// Whether a message about traffic is passed on: two in a second, and some more at once of a proxy
-    /// that was held up. Who sends more than that is not heard.
-    fn may_tell(&mut self, now: Instant) -> bool {
-        let may = self.traffic_from <= now;
-        if may {
-            let saved_up = now.checked_sub(TRAFFIC_BURST).unwrap_or(now);
-            self.traffic_from = self.traffic_from.max(saved_up) + TRAFFIC_INTERVAL_MIN;
-        }
-        may
-    }
-
     /// A sign of life, and all taps that are open; how often traffic is told, unless that is 0.
     fn ping(&mut self, report_every_ms: u32) -> Result<(), ServeError> {
         let taps = self.taps.borrow().iter().map(|open| tap_to_wire(&open.tap)).collect();
         self.send(to_proxy::Message::Ping(proto::Ping { report_every_ms, taps }))
     }
 
-    /// What the proxy tells goes to the tap that it is for, if that is still open.
-    fn tapped(&mut self, wire: proto::Tapped) -> Result<(), ServeError> {
+    /// What the proxy tells goes to the tap that it is for, if that is still open. What is too much
+    /// is counted, and no more.
+    fn tapped(&mut self, wire: proto::Tapped, now: Instant) {
+        let may = self.tapped.takes(now);
         let proto::Tapped { tap, records, dropped } = wire;
-        if records.len() > RECORDS_MAX {
-            let problem = format!("{} records for a tap at once", records.len());
-            return Err(ServeError::Malformed(problem));
-        }
         let open = self.taps.borrow();
-        if let Some(open) = open.iter().find(|open| open.tap.id == tap) {
-            open.tell(Tapped { workload: self.workload.clone(), records, dropped });
+        let Some(open) = open.iter().find(|open| open.tap.id == tap) else { return };
+        if !may {
+            return open.lose(dropped.saturating_add(records.len() as u64));
         }
-        Ok(())
+        let (records, left_out) = records_from_wire(records);
+        let dropped = dropped.saturating_add(left_out);
+        open.tell(Tapped { workload: self.workload.clone(), records, dropped });
     }
 
     fn acknowledged(&mut self, nonce: u64) -> Result<(), ServeError> {
@@ -312,6 +314,28 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 }
 
+/// How often messages of one kind are passed on: so many in a time, and some more at once of a proxy
+/// that was held up. Who sends more than that is not heard.
+struct Tempo {
+    /// When the next is at the earliest.
+    from: Instant,
+    every: Duration,
+    /// How much time may be saved up.
+    saved: Duration,
+}
+
+impl Tempo {
+    /// Whether one more is passed on now.
+    fn takes(&mut self, now: Instant) -> bool {
+        let takes = self.from <= now;
+        if takes {
+            let saved_up = now.checked_sub(self.saved).unwrap_or(now);
+            self.from = self.from.max(saved_up) + self.every;
+        }
+        takes
+    }
+}
+
 /// What came of a certificate request.
 struct Answer {
     id: u64,
@@ -360,6 +384,13 @@ const TRAFFIC_INTERVAL_MIN: Duration = Duration::from_millis(500);
 
 /// How much of that time may be saved up.
 const TRAFFIC_BURST: Duration = Duration::from_secs(2);
+
+/// Between two messages for taps, on average: a proxy sends one in a tenth of a second for each tap,
+/// and more only of those who are told of thousands of requests in a second.
+const TAPPED_INTERVAL_MIN: Duration = Duration::from_millis(10);
+
+/// How much of that time may be saved up.
+const TAPPED_BURST: Duration = Duration::from_secs(1);
 
 /// How long a proxy is given to read the last message.
 pub(super) const FAREWELL_WAIT: Duration = Duration::from_secs(2);

@@ -65,7 +65,7 @@ fn text(event: &Event) -> String {
 fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
     let (near, far) = duplex(4096);
     let (sender, events) = mpsc::channel(16);
-    (serve(near, CONNECTION, sender, None, Arc::default()), Owner { events }, far)
+    (serve(near, CONNECTION, sender, None, Arc::new(Taps::new(1))), Owner { events }, far)
 }
 
 /// A proxy that has something to tell each time it is asked, but for the second.
@@ -89,7 +89,8 @@ impl Follower for Busy {
 async fn traffic_is_told_as_often_as_asked_for_and_only_when_there_was_some() {
     let (near, far) = duplex(4096);
     let (sender, events) = mpsc::channel(16);
-    let server = serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Arc::default());
+    let server =
+        serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Arc::new(Taps::new(1)));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
