@@ -58,6 +58,13 @@ pub(crate) fn sparkline(numbers: &[u32]) -> String {
     numbers.iter().map(block).collect()
 }
 
+/// Below this share of success something fails,
+pub(crate) const FAILING: f64 = 0.95;
+/// and below this one it is worth a word.
+pub(crate) const AILING: f64 = 0.99;
+/// How many of the last steps that are told of are *now*.
+pub(crate) const RECENT_STEPS: usize = leno_control::status::RECENT_STEPS;
+
 #[cfg(test)]
 mod tests {
     use super::*;

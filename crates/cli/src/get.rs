@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use leno_control::status::{ProxyStatus, WorkloadStatus};
+use leno_control::status::{ProxyStatus, TrafficStatus, WorkloadStatus};
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
@@ -133,19 +133,27 @@ impl GetArgs {
                 table::workloads(&workloads, &proxies)
             }
             Topic::Services => {
-                table::services(&parsed::<Vec<_>>(answer)?, &parsed(mesh.ask("/traffic").await?)?)
+                table::services(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await)
             }
             Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
             Topic::Connections | Topic::Removed | Topic::Proxies => {
                 table::proxies(&parsed::<Vec<_>>(answer)?)
             }
             Topic::Changes => changes::table(&parsed::<Vec<_>>(answer)?),
-            Topic::Routes => {
-                table::routes(&parsed::<Vec<_>>(answer)?, &parsed(mesh.ask("/traffic").await?)?)
-            }
+            Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await),
             Topic::Policies => table::policies(&parsed::<Vec<_>>(answer)?),
         };
         output::print(&listing.render(self.output))
+    }
+
+    /// The figures of the wide columns. A control plane of a release that has none is asked for
+    /// nothing else, so that the columns stay empty.
+    async fn traffic(&self, mesh: &Mesh) -> TrafficStatus {
+        if self.output != Format::Wide {
+            return TrafficStatus::default();
+        }
+        let told = mesh.ask("/traffic").await.and_then(parsed);
+        told.unwrap_or_default()
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// # Errors
 /// As [`print`].
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    print(&serde_json::to_string_pretty(value)?)
+    print(&unsteering(&serde_json::to_string_pretty(value)?))
 }
 
 /// Whether an error says no more than that the reader of our output has left.
@@ -127,12 +127,32 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// What a cell shows. Some come from other machines: they are not to steer a terminal.
 pub(crate) fn shown(cell: &str) -> String {
-    let steers =
-        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     match cell {
         "" => "-".to_owned(),
         text => text.replace(steers, "\u{fffd}"),
     }
+}
+
+/// JSON that says the same and steers no terminal: RFC 8259 §7 lets most control characters, and all
+/// that turn the direction of writing, stand in a string as they are.
+pub(crate) fn unsteering(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            // Between two values; within a string it is escaped already.
+            '\n' => out.push(c),
+            c if steers(c) => {
+                write!(out, "\\u{:04x}", u32::from(c)).expect("a String takes what is written");
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Whether a terminal would do something else than show it.
+fn steers(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
@@ -169,6 +189,17 @@ mod tests {
             "{text:?}"
         );
         assert_eq!(text.lines().count(), 2);
+    }
+
+    #[test]
+    fn json_says_the_same_without_steering_a_terminal() {
+        let value = serde_json::json!({"a\u{9b}": ["2J\u{85}\u{1b}\n", "\u{202e}é\u{2069}"]});
+        for text in [value.to_string(), format!("{value:#}")] {
+            let told = unsteering(&text);
+            assert!(told.chars().all(|c| c == '\n' || !steers(c)), "{told:?}");
+            assert!(told.contains("\\u009b") && told.contains('é'), "{told:?}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&told).unwrap(), value);
+        }
     }
 
     #[test]

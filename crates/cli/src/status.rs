@@ -81,7 +81,8 @@ async fn facts(mesh: &Mesh) -> anyhow::Result<Facts> {
     for service in traffic.services.iter().filter(|service| ailing(&service.rates)) {
         let path = format!("/history?service={}", service.name);
         let history: Option<HistoryStatus> = asked(mesh, &path).await?;
-        let most = history.into_iter().flat_map(|history| history.reasons);
+        // Only what is so now: what it failed with an hour ago is no longer why.
+        let most = history.into_iter().flat_map(|history| history.recent_reasons);
         let most = most.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
         reasons.push((service.name.clone(), most));
     }

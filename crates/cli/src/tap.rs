@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::data_directory::DataArgs;
 use crate::get::{Mesh, parsed};
-use crate::output::shown;
+use crate::output::{shown, unsteering};
 use crate::stop;
 
 /// Arguments of `leno tap`.
@@ -164,11 +164,11 @@ impl Shown {
             bail!("the control plane says what is no JSON: is it of another version of leno?");
         };
         if let Some(dropped) = record["dropped"].as_u64() {
-            self.dropped += dropped;
+            self.dropped = self.dropped.saturating_add(dropped);
             return Ok(true);
         }
         match self.output {
-            TapFormat::Json => self.print(line)?,
+            TapFormat::Json => self.print(&unsteering(line))?,
             TapFormat::Table => self.print(&row(&record))?,
         }
         self.left = self.left.map(|left| left - 1);
@@ -336,7 +336,8 @@ mod tests {
         assert!(shown.line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
         assert!(shown.line("{\"path\":\"/\"}").unwrap());
         assert!(!shown.line("{\"path\":\"/\"}").unwrap());
-        assert_eq!(shown.dropped, 3);
+        assert!(shown.line(&format!("{{\"dropped\":{}}}", u64::MAX)).unwrap());
+        assert_eq!(shown.dropped, u64::MAX);
         assert!(shown.line("no JSON").is_err());
     }
 }

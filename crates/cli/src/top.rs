@@ -85,9 +85,11 @@ impl TopArgs {
         let mut keys = terminal.keys()?;
         let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;
-        let mut ticks = tokio::time::interval(self.every);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        ticks.tick().await;
+        let next = || async {
+            tokio::time::sleep(self.every).await;
+            look(mesh).await
+        };
+        let mut looking = Box::pin(next());
         loop {
             let (columns, rows) = terminal.size();
             terminal.draw(&screen::render(&view, Size { columns, rows }, look_of(order)))?;
@@ -101,8 +103,9 @@ impl TopArgs {
                     }
                     Some(Key::Other) => {}
                 },
-                _ = ticks.tick() => {
-                    match look(mesh).await {
+                // Whoever wants to leave does not wait for an answer.
+                looked = &mut looking => {
+                    match looked {
                         Ok(fresh) => {
                             view = fresh;
                             view.sort(order);
@@ -110,6 +113,7 @@ impl TopArgs {
                         // It may be starting anew: what was seen last stays, and says so.
                         Err(error) => view.trouble = Some(format!("{error:#}")),
                     }
+                    looking.set(next());
                 }
             }
         }

@@ -17,7 +17,7 @@ use leno_telemetry::Form;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::answering::{Answering, serve_all, text, typed, typed_body};
+use crate::answering::{Answering, decoded, serve_all, text, typed, typed_body};
 use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
@@ -242,7 +242,7 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
 /// What `/history` is asked of: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
 fn subject(query: &str) -> Option<Subject> {
     let (kind, name) = query.split_once('=')?;
-    let name = name.replace("%2F", "/").replace("%2f", "/");
+    let name = decoded(name)?;
     match kind {
         "service" => Some(Subject::Service(name.parse().ok()?)),
         "route" => Some(Subject::Route(name.parse().ok()?)),
@@ -257,7 +257,7 @@ fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
             query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
     };
-    let name = parameter("workload").map(|name| name.replace("%2F", "/").replace("%2f", "/"));
+    let name = parameter("workload").and_then(decoded);
     let lifetime = parameter("lifetime_ms").map(str::parse).transpose();
     let (Some(Ok(workload)), Ok(lifetime)) =
         (name.map(|name| name.parse::<WorkloadName>()), lifetime)

@@ -152,6 +152,22 @@ pub(crate) fn typed_body<B>(status: StatusCode, kind: &'static str, body: B) -> 
     response
 }
 
+/// What a part of a query says (RFC 3986 §2.1); none when it is not percent-encoded UTF-8.
+pub(crate) fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let high = char::from(rest.next()?).to_digit(16)?;
+        let low = char::from(rest.next()?).to_digit(16)?;
+        bytes.push(u8::try_from(high << 4 | low).ok()?);
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// Until the head of a request is there, the wait for its first byte included.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leno_discovery::{Direction, Traffic, TrafficSeries};
-use leno_model::{RouteName, ServiceAccount, ServiceName, Workload, WorkloadName};
+use leno_model::{RouteKind, RouteName, ServiceAccount, ServiceName, WorkloadName};
 
 use self::ring::Batch;
 use self::track::{REACH, Track};
@@ -25,10 +25,8 @@ pub(crate) struct History {
     routes: BTreeMap<RouteName, Track>,
     edges: BTreeMap<(Caller, ServiceName), Track>,
     sidecars: BTreeMap<WorkloadName, Told>,
-    /// When requests of an account last arrived with a verified certificate at another.
-    verified: BTreeMap<ServiceAccount, BTreeMap<ServiceAccount, Duration>>,
-    /// How many pairs of accounts these are.
-    pairs: usize,
+    /// When requests of an account last arrived at a workload with a verified certificate.
+    verified: BTreeMap<WorkloadName, BTreeMap<ServiceAccount, Duration>>,
     pub(crate) tally: Tally,
 }
 
@@ -38,7 +36,7 @@ pub(crate) struct Tally {
     /// Messages of sidecars.
     pub(crate) reports: u64,
     /// Series that were not kept: the sidecar or this control plane had no room, or they are about
-    /// nothing that is there.
+    /// nothing that is there. Each once.
     pub(crate) folded: u64,
 }
 
@@ -74,23 +72,28 @@ struct Told {
 impl History {
     /// Takes in what the sidecar of a workload told.
     pub(crate) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, told: &Traffic, at: Duration) {
-        let Some(workload) = mesh.workload(name) else { return };
+        if mesh.workload(name).is_none() {
+            return;
+        }
         self.tally.reports += 1;
-        self.tally.folded += u64::from(told.folded);
+        self.tally.folded = self.tally.folded.saturating_add(told.folded.into());
         let since = at.saturating_sub(told.span);
         let caller = caller(mesh, name);
         let (mut inbound, mut outbound) = (0_u64, 0_u64);
         for series in &told.series {
-            match series.direction {
+            let kept = match series.direction {
                 Direction::Inbound => {
                     inbound = inbound.saturating_add(series.requests());
-                    self.verify(series, workload, at);
+                    self.verify(series, name, at)
                 }
                 Direction::Outbound => {
                     outbound = outbound.saturating_add(series.requests());
-                    self.outbound(mesh, &caller, series, (since, at));
+                    self.outbound(mesh, &caller, series, (since, at))
                 }
-            }
+            };
+            // One without a service sums up those that the sidecar has counted as folded.
+            let counted = series.service.is_none() && told.folded > 0;
+            self.tally.folded += u64::from(!kept && !counted);
         }
         let told = Told {
             at,
@@ -103,41 +106,40 @@ impl History {
         self.sidecars.insert(name.clone(), told);
     }
 
-    /// Requests that arrived are proof that both ends were verified.
-    fn verify(&mut self, series: &TrafficSeries, server: &Workload, at: Duration) {
-        let Some(client) = &series.peer else { return };
-        let seen = self.verified.get_mut(client);
-        if let Some(last) = seen.and_then(|servers| servers.get_mut(&server.account)) {
-            *last = at;
-        } else if self.pairs < EDGES_MAX {
-            let servers = self.verified.entry(client.clone()).or_default();
-            servers.insert(server.account.clone(), at);
-            self.pairs += 1;
+    /// Requests that arrived are proof that both ends were verified. False: there was no room.
+    fn verify(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) -> bool {
+        let Some(client) = &series.peer else { return true };
+        let clients = self.verified.entry(server.clone()).or_default();
+        let may_grow = clients.len() < CLIENTS_MAX;
+        match clients.entry(client.clone()) {
+            Entry::Occupied(mut last) => *last.get_mut() = at,
+            Entry::Vacant(first) if may_grow => {
+                first.insert(at);
+            }
+            Entry::Vacant(_) => return false,
         }
+        true
     }
 
-    /// Counts what clients saw: that includes what never arrived.
+    /// Counts what clients saw: that includes what never arrived. False: not all of it was kept.
     fn outbound(
         &mut self,
         mesh: &Mesh,
         caller: &Caller,
         series: &TrafficSeries,
         (since, at): (Duration, Duration),
-    ) {
+    ) -> bool {
         let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
-        let Some(service) = service else {
-            self.tally.folded += 1;
-            return;
-        };
+        let Some(service) = service else { return false };
         let batch = Batch {
             requests: series.requests(),
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
-        let mut folded = 0;
+        let mut kept = true;
         let mut add = |track: Option<&mut Track>| match track {
             Some(track) => track.add(at, &batch, &series.reasons),
-            None => folded += 1,
+            None => kept = false,
         };
         let mut asked = vec![service];
         let mut edges = Vec::new();
@@ -157,9 +159,11 @@ impl History {
             add(track(&mut self.edges, edge, EDGES_MAX, since));
         }
         if let Some(route) = &series.route {
-            add(track(&mut self.routes, route.clone(), ROUTES_MAX, since));
+            // A sidecar may say any name: only those of the mesh take room.
+            let there = is_there(mesh, route).then_some(&mut self.routes);
+            add(there.and_then(|routes| track(routes, route.clone(), ROUTES_MAX, since)));
         }
-        self.tally.folded += folded;
+        kept
     }
 
     /// Forgets what nobody told of for an hour, and what is not in the mesh any more.
@@ -167,7 +171,7 @@ impl History {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
         let fresh = |track: &Track| track.last + REACH > at;
         self.services.retain(|service, track| exists(service) && fresh(track));
-        self.routes.retain(|_, track| fresh(track));
+        self.routes.retain(|route, track| is_there(mesh, route) && fresh(track));
         self.edges.retain(|(from, to), track| {
             let there = match from {
                 Caller::Service(from) | Caller::Route(from) => exists(from),
@@ -176,11 +180,10 @@ impl History {
             there && exists(to) && fresh(track)
         });
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
-        self.verified.retain(|_, servers| {
-            servers.retain(|_, last| *last + REACH > at);
-            !servers.is_empty()
+        self.verified.retain(|server, clients| {
+            clients.retain(|_, last| *last + VERIFIED_REACH > at);
+            mesh.workload(server).is_some() && !clients.is_empty()
         });
-        self.pairs = self.verified.values().map(BTreeMap::len).sum();
     }
 
     /// How everything is now.
@@ -191,10 +194,11 @@ impl History {
         every: Option<Duration>,
     ) -> TrafficStatus {
         let named = |name: String, track: &Track| NamedRateStatus { name, rates: track.rates(at) };
-        let mut behind = Behind { mesh, known: BTreeMap::new() };
+        let mut behind =
+            Behind { mesh, history: self, at, known: BTreeMap::new(), arrived: BTreeMap::new() };
         let mut edge = |(from, to), track: &Track| {
             let clients = behind.caller(from);
-            let mtls = self.is_verified(&clients, behind.service(to));
+            let mtls = !clients.is_disjoint(behind.arrived(to));
             let (kind, from) = from.told();
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
             EdgeStatus { kind, from, to, mtls, rates: track.rates(at) }
@@ -223,24 +227,21 @@ impl History {
             rates: track.rates(at),
             plots: track.plots(at),
             reasons: track.reasons(),
+            recent_reasons: track.recent_reasons(at),
         })
-    }
-
-    /// Whether any request of these clients arrived at one of these servers with a verified
-    /// certificate.
-    fn is_verified(&self, clients: &Accounts<'_>, servers: &Accounts<'_>) -> bool {
-        let seen = clients.iter().filter_map(|client| self.verified.get(*client));
-        seen.flat_map(BTreeMap::keys).any(|server| servers.contains(server))
     }
 }
 
 /// The accounts of some workloads.
 type Accounts<'a> = BTreeSet<&'a ServiceAccount>;
 
-/// The accounts behind services, each looked up once.
+/// The accounts behind services, and those that arrived there, each looked up once.
 struct Behind<'a> {
     mesh: &'a Mesh,
+    history: &'a History,
+    at: Duration,
     known: BTreeMap<&'a ServiceName, Accounts<'a>>,
+    arrived: BTreeMap<&'a ServiceName, Accounts<'a>>,
 }
 
 impl<'a> Behind<'a> {
@@ -248,6 +249,18 @@ impl<'a> Behind<'a> {
         let mesh = self.mesh;
         let accounts = || mesh.behind(service).map(|workload| &workload.account).collect();
         self.known.entry(service).or_insert_with(accounts)
+    }
+
+    /// Whose requests arrived lately at the workloads behind a service, with a verified certificate.
+    fn arrived(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
+        let (mesh, history, at) = (self.mesh, self.history, self.at);
+        let arrived = || {
+            let servers = mesh.behind(service);
+            let clients = servers.filter_map(|server| history.verified.get(&server.name)).flatten();
+            let lately = clients.filter(|(_, last)| **last + VERIFIED_REACH > at);
+            lately.map(|(client, _)| client).collect()
+        };
+        self.arrived.entry(service).or_insert_with(arrived)
     }
 
     /// Nobody for a step that a route makes: it is within the client's sidecar, and nothing travels.
@@ -313,27 +326,43 @@ fn caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
     }
 }
 
-/// The service that a client asked for when `route` led its request to another one.
+/// Whether a route or split of the mesh has this name.
+fn is_there(mesh: &Mesh, route: &RouteName) -> bool {
+    let of_requests = [RouteKind::Http, RouteKind::Grpc];
+    of_requests.into_iter().any(|kind| mesh.routes().has(&(kind, route.clone())))
+        || mesh.splits().has(route)
+        || mesh.tls_routes().has(route)
+        || mesh.gateway_tcp_routes().has(route)
+}
+
+/// The service that a client asked for when `route` led its request to another one. None when it may
+/// have been one of several: sidecars do not tell which.
 fn parent<'a>(mesh: &'a Mesh, route: &RouteName, service: &ServiceName) -> Option<&'a ServiceName> {
     fn of<'a, K: Ord + Clone, R: Route>(
         routes: &'a Attached<K, R>,
         service: &ServiceName,
         is_named: impl Fn(&R) -> bool,
-    ) -> Option<&'a ServiceName> {
-        let parents = routes.leading(service).filter(|route| is_named(route));
-        let mut parents = parents.flat_map(|route| route.parents()).map(|parent| &parent.service);
-        parents.find(|parent| *parent != service)
+    ) -> impl Iterator<Item = &'a ServiceName> {
+        let parents = routes.leading(service).filter(move |route| is_named(route));
+        parents.flat_map(|route| route.parents()).map(|parent| &parent.service)
     }
-    of(mesh.routes(), service, |found| found.name == *route)
-        .or_else(|| of(mesh.splits(), service, |found| found.name == *route))
-        .or_else(|| of(mesh.tls_routes(), service, |found| found.rule.route == *route))
-        .or_else(|| of(mesh.gateway_tcp_routes(), service, |found| found.rule.route == *route))
+    let mut asked = of(mesh.routes(), service, |found| found.name == *route)
+        .chain(of(mesh.splits(), service, |found| found.name == *route))
+        .chain(of(mesh.tls_routes(), service, |found| found.rule.route == *route))
+        .chain(of(mesh.gateway_tcp_routes(), service, |found| found.rule.route == *route));
+    let first = asked.next()?;
+    (first != service && asked.all(|other| other == first)).then_some(first)
 }
 
 /// Tracks of each kind; each takes about 2.6 KiB while it is busy. Further ones are counted as folded.
 const SERVICES_MAX: usize = 1024;
 const ROUTES_MAX: usize = 512;
 const EDGES_MAX: usize = 2048;
+
+/// Accounts of clients that are remembered of one workload.
+const CLIENTS_MAX: usize = 64;
+/// How long it is remembered that requests of a client arrived.
+const VERIFIED_REACH: Duration = Duration::from_secs(300);
 
 /// A sidecar that has not told anything for this many times the interval is idle.
 const FRESH_REPORTS: u32 = 3;

@@ -213,8 +213,10 @@ impl Owner {
             Input::Update(update) => self.update(update, now),
             Input::Event(event) => self.event(event, now),
             Input::Question(question, answer) => {
-                // Whoever asked may have gone.
-                drop(answer.send(self.answer(question, now)));
+                // Whoever asked may have gone, before or meanwhile.
+                if !answer.is_closed() {
+                    drop(answer.send(self.answer(question, now)));
+                }
             }
             Input::Signed(signed, occasion) => self.signed(&signed, occasion),
             Input::Edition(edition) => {

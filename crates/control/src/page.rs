@@ -65,9 +65,9 @@ impl Page {
         playground: Option<Playground>,
         stop: watch::Receiver<bool>,
     ) {
-        let (asking, explaining) = (Semaphore::new(1), Semaphore::new(1));
-        let token = self.token;
-        let desk = Arc::new(Desk { questions, token, playground, asking, explaining });
+        let (asking, explaining) = (Semaphore::new(1), Arc::new(Semaphore::new(1)));
+        let key = self.token.map(|token| Key::new(token, self.address.port()));
+        let desk = Arc::new(Desk { questions, key, playground, asking, explaining });
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
     }
 }
@@ -75,13 +75,27 @@ impl Page {
 /// Who answers.
 struct Desk {
     questions: Questions,
-    token: Option<String>,
+    key: Option<Key>,
     playground: Option<Playground>,
     /// One question at a time, however many browsers there are: the owner of the mesh has other
     /// work.
     asking: Semaphore,
-    /// One request is explained at a time.
-    explaining: Semaphore,
+    /// One request is explained at a time, whether or not somebody still waits for it.
+    explaining: Arc<Semaphore>,
+}
+
+/// What lets in.
+struct Key {
+    token: String,
+    /// The name of the cookie that has it. Cookies ignore ports (RFC 6265 §8.5): two pages of one host
+    /// would take each other's place.
+    cookie: String,
+}
+
+impl Key {
+    fn new(token: String, port: u16) -> Self {
+        Self { token, cookie: format!("leno-page-{port}") }
+    }
 }
 
 impl Answering for Desk {
@@ -93,7 +107,7 @@ impl Answering for Desk {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-        let mut response = match admit(self.token.as_deref(), &parts.headers, target) {
+        let mut response = match admit(self.key.as_ref(), &parts.headers, target) {
             Entry::Admitted => self.admitted(&parts.method, target).await,
             Entry::Turned(response) => *response,
         };
@@ -123,7 +137,10 @@ impl Desk {
         match asked.and_then(|path| question(path, query)) {
             Some(question) => {
                 let Ok(_turn) = self.asking.acquire().await else { return stopping() };
-                ask_owner(&self.questions, question).await
+                match question {
+                    Question::Status => self.status().await,
+                    question => ask_owner(&self.questions, question).await,
+                }
             }
             None => text(StatusCode::NOT_FOUND, "there is nothing here: open /\n".to_owned()),
         }
@@ -131,20 +148,37 @@ impl Desk {
 }
 
 impl Desk {
+    /// How the control plane stands, without where the page is: that would tell scripts the token.
+    async fn status(&self) -> Response<Full<Bytes>> {
+        let Some(Answer::Json(mut status)) = answered(&self.questions, Question::Status).await
+        else {
+            return stopping();
+        };
+        if let Some(fields) = status.as_object_mut() {
+            fields.remove("page");
+        }
+        typed(StatusCode::OK, "application/json", format!("{status:#}\n"))
+    }
+
     /// What would decide the request that a query describes.
     async fn explain(&self, playground: &Playground, query: &str) -> Response<Full<Bytes>> {
         let asked = match Asked::parse(query) {
             Ok(asked) => asked,
             Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
         };
-        let Ok(_turn) = self.explaining.acquire().await else { return stopping() };
+        let turn = Arc::clone(&self.explaining).acquire_owned().await;
+        let Ok(turn) = turn else { return stopping() };
         let Some(Answer::Objects(objects)) = answered(&self.questions, Question::Objects).await
         else {
             return stopping();
         };
         // It compiles the whole mesh: nobody else is to wait for that.
         let playground = playground.clone();
-        let explained = move || playground.explain(&objects, &asked);
+        let explained = move || {
+            let explained = playground.explain(&objects, &asked);
+            drop(turn);
+            explained
+        };
         match tokio::task::spawn_blocking(explained).await {
             Ok(Ok(explained)) => text(StatusCode::OK, explained),
             Ok(Err(reason)) => text(StatusCode::BAD_REQUEST, reason),
@@ -160,9 +194,9 @@ enum Entry {
 }
 
 /// Whether a request comes from where it may. A browser that shows the token once gets a cookie.
-fn admit(token: Option<&str>, headers: &HeaderMap, target: &str) -> Entry {
+fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
     let turned = |status, reason: &str| Entry::Turned(Box::new(text(status, reason.to_owned())));
-    let Some(token) = token else {
+    let Some(Key { token, cookie: name }) = key else {
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
         return match host.is_some_and(is_address) {
             true => Entry::Admitted,
@@ -174,7 +208,7 @@ fn admit(token: Option<&str>, headers: &HeaderMap, target: &str) -> Entry {
             return turned(StatusCode::UNAUTHORIZED, NO_TOKEN);
         }
         let mut response = text(StatusCode::SEE_OTHER, String::new());
-        let cookie = format!("{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict; Path=/");
+        let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
         if let Ok(cookie) = HeaderValue::from_str(&cookie) {
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
@@ -185,7 +219,7 @@ fn admit(token: Option<&str>, headers: &HeaderMap, target: &str) -> Entry {
     let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
-    let cookie = cookies.find_map(|pair| pair.strip_prefix(COOKIE_NAME)?.strip_prefix('='));
+    let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
     match bearer.or(cookie).is_some_and(|shown| is_equal(shown, token)) {
         true => Entry::Admitted,
         false => turned(StatusCode::UNAUTHORIZED, NO_TOKEN),
@@ -245,8 +279,6 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Connections of browsers at once; more wait. One browser has up to six.
 const CONNECTIONS_MAX: usize = 32;
-
-const COOKIE_NAME: &str = "leno-page";
 
 const REBOUND: &str = "this page is asked for by a name that may be somebody else's: open it by \
                        its address or as localhost\n";

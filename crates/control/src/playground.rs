@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use leno_model::Object;
 
+use crate::answering::decoded;
+
 /// Explains requests on the objects that are in force.
 #[derive(Clone)]
 pub struct Playground(Arc<Explain>);
@@ -65,23 +67,6 @@ impl Asked {
         }
         Ok(asked)
     }
-}
-
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                let digits = std::str::from_utf8(&digits).ok()?;
-                digits.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(())?;
-                u8::from_str_radix(digits, 16).ok()?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// More than anybody types.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use traffic::{
-    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RateStatus, SidecarTraffic,
-    TrafficStatus,
+    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RECENT_STEPS, RateStatus,
+    SidecarTraffic, TrafficStatus,
 };
 
 /// How the control plane stands.

@@ -13,6 +13,8 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
+use crate::answering::decoded;
+
 /// A tap's lines, as the body of an answer. Whoever lets go of it closes the tap.
 #[derive(Debug)]
 pub(crate) struct Lines(Tapping);
@@ -121,22 +123,6 @@ fn parse(query: &str) -> Result<Tap, String> {
     }
     tap.service = service.ok_or("say of what: /tap?service=NAMESPACE/NAME")?;
     Ok(tap)
-}
-
-/// RFC 3986 §2.1.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let high = char::from(rest.next()?).to_digit(16)?;
-        let low = char::from(rest.next()?).to_digit(16)?;
-        bytes.push(u8::try_from(high << 4 | low).ok()?);
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// What each data thread tells in a second unless more is asked for.

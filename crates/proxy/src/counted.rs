@@ -33,11 +33,13 @@ impl Counted {
     /// What is new, if any request has ended since the last time.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Traffic> {
         let taken = self.changes.take(SERIES_MAX);
-        if taken.series.is_empty() {
-            return None;
-        }
         let spent = spent(std::process::id()).ok();
         let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
+        if taken.series.is_empty() {
+            // Rates are those of the time in which something happened.
+            (self.told, self.cpu) = (now, cpu);
+            return None;
+        }
         let traffic = Traffic {
             span: now.duration_since(self.told),
             series: taken.series.iter().map(series).collect(),
@@ -120,6 +122,9 @@ mod tests {
         assert_eq!((series.requests(), series.failed, series.durations.len()), (1, 1, 1));
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
         assert_eq!(counted.take(began + Duration::from_secs(10)), None);
+        shard.record(shard.series(&labels), &outcome);
+        let told = counted.take(began + Duration::from_secs(15)).unwrap();
+        assert_eq!(told.span, Duration::from_secs(5), "idle time is not told");
         shard.record(shard.series(&labels), &outcome);
         counted.connected(began + Duration::from_secs(3600));
         assert_eq!(counted.take(began + Duration::from_secs(3605)), None);

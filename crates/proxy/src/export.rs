@@ -50,6 +50,8 @@ impl Exporter {
                         tracing::info!("the collector takes spans again");
                     }
                 }
+                // Nobody wants them any more.
+                Err(Failed::Off) => is_well = true,
                 Err(error) => {
                     self.shard.add(Count::SpansRefused, count);
                     // Once for a time of trouble: the metric tells how much is lost.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use leno_model::{ContextForm, Reason, Tappable};
+use leno_telemetry::access_log::without_user;
 use leno_telemetry::trace::{Carrier, Forms, Span};
 use leno_telemetry::{Count, Outcome, RequestLabels};
 use leno_traffic::Ruling;
@@ -170,7 +171,8 @@ impl<'a> Sighting<'a> {
             retries: u8::try_from(ended.retries).unwrap_or(u8::MAX),
             method: text(request.map(Request::method)),
             path: text(aim.as_ref().map(|aim| aim.path)),
-            authority: text(aim.as_ref().map(|aim| aim.authority)),
+            // What is cut off may be the sign that ends a password.
+            authority: text(aim.as_ref().map(|aim| without_user(aim.authority))),
             user_agent: field("user-agent"),
             request_id: field("x-request-id"),
             forwarded_for: field("x-forwarded-for"),

@@ -217,7 +217,9 @@ fn without_query(path: &str) -> &str {
     path.split(['?', '#']).next().unwrap_or(path)
 }
 
-fn without_user(authority: &str) -> &str {
+/// An authority without the user and password that a client may have put in front of it.
+#[must_use]
+pub fn without_user(authority: &str) -> &str {
     authority.rsplit('@').next().unwrap_or(authority)
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leno_tests::{Program, eventually, exchange, get, leno, live_document, live_picture};
 use serde_json::Value;
@@ -57,7 +57,6 @@ impl Demo {
 #[test]
 fn the_page_shows_who_calls_whom_and_what_fails() {
     let mut demo = Demo::serve();
-    let began = Instant::now();
     let called = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
     eventually("every service of bookinfo has a rate", Duration::from_secs(10), || {
         let has_rate = |name: &&str| {
@@ -66,7 +65,6 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
         };
         called.iter().map(has_rate).collect::<Option<Vec<_>>>()
     });
-    assert!(began.elapsed() < Duration::from_secs(12));
     // Asked for by a name that may be somebody else's.
     assert_eq!(get(demo.page, "/api/traffic").unwrap().status, 421);
     let folder = tempfile::tempdir().unwrap();
@@ -83,8 +81,7 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
         let row = format!("<td>bookinfo/{from}</td><td>bookinfo/{to}</td>");
         let (_, row) = document.split_once(&row).unwrap_or_else(|| panic!("{row} in {document}"));
         let (row, _) = row.split_once("</tr>").unwrap();
-        let expected = if to == "reviews" { "<td>" } else { "<td>mutual TLS</td>" };
-        assert!(row.contains(expected), "{from} → {to}: {row}");
+        assert!(row.contains("<td>mutual TLS</td>"), "{from} → {to}: {row}");
     }
 
     demo.calm();

@@ -216,7 +216,7 @@ impl Decision {
         let rules = rules.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
             self.rivals = rivals(rules, None, &view);
-            return Ok(vec![self.itself(question, port, (caller, Some(&view)))]);
+            return Ok(vec![self.itself(question, port, (caller, Some(&view)))?]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
@@ -267,7 +267,7 @@ impl Decision {
         question: &Question,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let Some(rule) = &port.tcp_rule else {
-            return Ok(vec![self.itself(question, port, (&plans.snapshot.plan, None))]);
+            return Ok(vec![self.itself(question, port, (&plans.snapshot.plan, None))?]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
         self.shares(objects, plans, question.target.port, None)
@@ -311,14 +311,11 @@ impl Decision {
         question: &Question,
         port: &PortPlan,
         asked: (&WorkloadPlan, Option<&RequestView<'_>>),
-    ) -> DecidedBackend {
-        let name = self.service.clone();
-        let backend = WeightedBackend {
-            service: name.expect("a port was found, hence its service"),
-            port: question.target.port,
-            weight: 1,
-        };
-        with_port(&backend, 1.0, Some(port), asked)
+    ) -> Result<DecidedBackend, Reason> {
+        // A port was found, hence its service; the control plane, which asks too, is not to end over it.
+        let service = self.service.clone().ok_or(Reason::UnknownService)?;
+        let backend = WeightedBackend { service, port: question.target.port, weight: 1 };
+        Ok(with_port(&backend, 1.0, Some(port), asked))
     }
 
     /// Whether the client's own sidecar answers, without a failure.

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::duration::short;
-use crate::figures::{rate, share};
+use crate::figures::{AILING, FAILING, RECENT_STEPS, rate, share};
+use crate::output::shown;
 
 /// All that is judged, as it is at one moment.
 pub(super) struct Facts {
@@ -65,20 +66,20 @@ impl Finding {
         )
     }
 
-    /// Two lines.
+    /// Two lines. Some of what they say comes from sidecars.
     pub(super) fn told(&self) -> String {
         let mark = match self.weight {
             Weight::Problem => "✗",
             Weight::Notice => "·",
         };
-        format!("  {mark} {}\n      {}\n", self.what, self.remedy)
+        format!("  {mark} {}\n      {}\n", shown(&self.what), shown(&self.remedy))
     }
 }
 
 /// Whether a service fails more than it should, as far as a few requests can tell.
 pub(super) fn ailing(rates: &RateStatus) -> bool {
     let recent: u64 = rates.recent.iter().rev().take(RECENT_STEPS).map(|n| u64::from(*n)).sum();
-    rates.success.is_some_and(|share| share < NOTABLE) && recent >= REQUESTS_MIN
+    rates.success.is_some_and(|share| share < AILING) && recent >= REQUESTS_MIN
 }
 
 /// What is wrong first, then what is worth knowing.
@@ -210,7 +211,8 @@ fn services(facts: &Facts) -> Vec<Finding> {
                 format!("leno explain {reason} says what that means and what to do"),
             ),
             None => (
-                ": the application answers with errors".to_owned(),
+                ", without a reason of the mesh's own: the application answers with errors"
+                    .to_owned(),
                 "look at the application's log".to_owned(),
             ),
         };
@@ -280,14 +282,8 @@ fn some(names: &[&str]) -> String {
     text
 }
 
-/// Below this share of success a service fails,
-const FAILING: f64 = 0.95;
-/// and below this one it is worth a word.
-const NOTABLE: f64 = 0.99;
 /// Fewer requests tell nothing of a share.
 const REQUESTS_MIN: u64 = 10;
-/// How many of the last steps are *now*.
-const RECENT_STEPS: usize = 4;
 /// Applying the newest change takes milliseconds.
 const BEHIND_SECONDS: f64 = 10.0;
 /// Findings of one kind that are told one by one.

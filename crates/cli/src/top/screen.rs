@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use leno_control::status::{NamedRateStatus, RateStatus, SidecarTraffic, Status, TrafficStatus};
 
 use super::Order;
-use crate::figures::{cpu, latency, memory, rate, share, sparkline};
-use crate::output::{Column, Format, Listing};
+use crate::figures::{AILING, FAILING, cpu, latency, memory, rate, share, sparkline};
+use crate::output::{Column, Format, Listing, shown};
 
 /// What there is to show.
 pub(super) struct View {
@@ -90,7 +90,7 @@ fn nothing(view: &View) -> &'static str {
 
 /// A screen full, lines ended by newlines but for the last.
 pub(super) fn render(view: &View, size: Size, look: Look) -> String {
-    let mut lines = vec![header(view, look), String::new()];
+    let mut lines = vec![header(view, size, look), String::new()];
     let tables = [
         (services(view).render(Format::Table), verdicts(&view.traffic.services)),
         (routes(view).render(Format::Table), verdicts(&view.traffic.routes)),
@@ -99,7 +99,7 @@ pub(super) fn render(view: &View, size: Size, look: Look) -> String {
     let tables: Vec<_> =
         tables.into_iter().filter(|(table, _)| table.lines().count() > 1).collect();
     if tables.is_empty() {
-        lines.push(nothing(view).to_owned());
+        lines.push(cut(nothing(view), size.columns));
     }
     // The header, a blank line after each table, and the line with the keys.
     let room = size.rows.saturating_sub(3 + tables.len());
@@ -117,7 +117,8 @@ pub(super) fn render(view: &View, size: Size, look: Look) -> String {
             lines.push(look.paint(&cut(line, size.columns), verdict));
         }
         if shown < all.len() && rows > 0 {
-            lines.push(look.paint(&format!("… {} more", all.len() - shown), Verdict::Quiet));
+            let more = format!("… {} more", all.len() - shown);
+            lines.push(look.paint(&cut(&more, size.columns), Verdict::Quiet));
         }
         lines.push(String::new());
     }
@@ -140,7 +141,7 @@ fn shares(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
     given
 }
 
-fn header(view: &View, look: Look) -> String {
+fn header(view: &View, size: Size, look: Look) -> String {
     let Status { trust_domain, traffic_mode, proxies, behind, workloads, .. } = &view.status;
     // Every request enters the mesh once: from a workload, to a service.
     let edges = view.traffic.edges.iter().filter(|edge| edge.kind != "route");
@@ -150,9 +151,12 @@ fn header(view: &View, look: Look) -> String {
          behind · {}",
         rate(total)
     );
+    let line = |text: &str| cut(&shown(text), size.columns);
     match &view.trouble {
-        Some(trouble) => look.paint(&format!("{text} · not newer: {trouble}"), Verdict::Failing),
-        None => look.paint(&text, Verdict::Header),
+        Some(trouble) => {
+            look.paint(&line(&format!("{text} · not newer: {trouble}")), Verdict::Failing)
+        }
+        None => look.paint(&line(&text), Verdict::Header),
     }
 }
 
@@ -278,10 +282,6 @@ fn cut(line: &str, columns: usize) -> String {
 
 /// A table's name and a few rows are shown however small the screen is.
 const FEW_LINES: usize = 4;
-/// Below this share of success something is wrong,
-pub(crate) const FAILING: f64 = 0.95;
-/// and below this one perhaps.
-pub(crate) const AILING: f64 = 0.99;
 
 #[cfg(test)]
 mod tests;

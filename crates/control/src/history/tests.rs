@@ -2,6 +2,8 @@
 
 use leno_discovery::traffic::CLASSES;
 
+use leno_model::Reason;
+
 use super::*;
 use crate::fixture::{BOOKINFO, mesh, service, workload};
 
@@ -105,6 +107,33 @@ fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
     assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
     history.take(&mesh, &workload("details-1"), &told(vec![inbound("productpage", 1)]), at(7));
     assert!(history.status(&mesh, at(7), EVERY).edges[0].mtls);
+    assert!(!history.status(&mesh, at(7 + 300), EVERY).edges[0].mtls, "that was minutes ago");
+}
+
+#[test]
+fn an_edge_is_no_mutual_tls_for_what_arrived_elsewhere() {
+    let mesh = mesh(&BOOKINFO.replace("serviceAccount: reviews,", "serviceAccount: details,"));
+    let mut history = History::default();
+    let asked = told(vec![outbound("details", None, 1, 0)]);
+    history.take(&mesh, &workload("productpage-1"), &asked, at(5));
+    let elsewhere = told(vec![inbound("productpage", 1)]);
+    history.take(&mesh, &workload("reviews-v1-1"), &elsewhere, at(6));
+    assert_eq!(history.verified.len(), 1);
+    assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
+}
+
+#[test]
+fn one_workload_is_remembered_for_so_many_clients() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    for client in 0..CLIENTS_MAX + 2 {
+        let report = told(vec![inbound(&format!("c{client}"), 1)]);
+        history.take(&mesh, &workload("details-1"), &report, at(5));
+    }
+    assert_eq!(history.verified[&workload("details-1")].len(), CLIENTS_MAX);
+    assert_eq!(history.tally.folded, 2);
+    history.take(&mesh, &workload("productpage-1"), &told(vec![inbound("c", 1)]), at(5));
+    assert_eq!(history.verified.len(), 2, "others have room of their own");
 }
 
 #[test]
@@ -143,20 +172,80 @@ fn what_is_old_or_gone_is_forgotten() {
     let mut history = History::default();
     let series = vec![outbound("details", None, 1, 0), inbound("stranger", 1)];
     history.take(&full, &workload("productpage-1"), &told(series), at(5));
+    history.sweep(&full, at(304));
+    assert_eq!((kept(&history), history.verified.len()), (2, 1));
     history.sweep(&full, at(3600));
-    assert_eq!((kept(&history), history.pairs), (2, 1));
+    assert_eq!((kept(&history), history.verified.len()), (2, 0));
     let empty = Mesh::default();
     history.sweep(&empty, at(3600));
     assert_eq!((kept(&history), history.sidecars.len()), (0, 0));
     let series = vec![outbound("details", None, 1, 0)];
     history.take(&full, &workload("productpage-1"), &told(series), at(4000));
     history.sweep(&full, at(4000 + 3600));
-    assert_eq!((kept(&history), history.pairs), (0, 0));
+    assert_eq!(kept(&history), 0);
+}
+
+/// Bookinfo with so many routes for details.
+fn routed(count: usize) -> String {
+    let route = |number| {
+        format!(
+            "\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: \
+             r{number}, namespace: bookinfo}}\nspec:\n  parentRefs: [{{kind: Service, group: \"\", \
+             name: details, port: 9080}}]\n  rules: [{{backendRefs: [{{name: details, port: \
+             9080}}]}}]\n"
+        )
+    };
+    BOOKINFO.to_owned() + &(0..count).map(route).collect::<String>()
+}
+
+#[test]
+fn a_route_that_is_not_there_takes_no_room() {
+    let with = mesh(&routed(1));
+    let mut history = History::default();
+    let series = ["r0", "invented"].map(|route| outbound("details", Some(route), 1, 0));
+    history.take(&with, &workload("productpage-1"), &told(series.into()), at(5));
+    let status = history.status(&with, at(5), EVERY);
+    assert_eq!((status.routes.len(), rates(&status.routes, "r0").requests), (1, 1));
+    assert_eq!((rates(&status.services, "details").requests, status.folded), (2, 1));
+    history.sweep(&mesh(BOOKINFO), at(6));
+    assert_eq!(history.routes.len(), 0);
+}
+
+#[test]
+fn a_series_is_folded_once_and_by_one_of_both() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let mut rest = outbound("details", None, 1, 0);
+    rest.service = None;
+    let report = Traffic { folded: 3, ..told(vec![rest, outbound("invented", None, 1, 0)]) };
+    history.take(&mesh, &workload("productpage-1"), &report, at(5));
+    assert_eq!(history.tally, Tally { reports: 1, folded: 4 });
+}
+
+#[test]
+fn reasons_of_now_are_told_apart_from_those_since_the_start() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let failing = |reason| TrafficSeries {
+        reasons: vec![(Some(reason), 5)],
+        ..outbound("details", None, 5, 5)
+    };
+    let plots = |history: &History, seconds| {
+        history.plots(&Subject::Service(service("details")), at(seconds)).unwrap()
+    };
+    history.take(&mesh, &workload("productpage-1"), &told(vec![failing(Reason::Denied)]), at(5));
+    let later = told(vec![failing(Reason::NoEndpoint)]);
+    history.take(&mesh, &workload("productpage-1"), &later, at(100));
+    let labels = |map: std::collections::BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
+    let found = plots(&history, 100);
+    assert_eq!(labels(found.recent_reasons), [Reason::NoEndpoint.label()]);
+    assert_eq!(found.reasons.len(), 2);
+    assert_eq!(labels(plots(&history, 200).recent_reasons), [""; 0]);
 }
 
 #[test]
 fn tracks_are_bounded_for_each_kind() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh(&routed(ROUTES_MAX + 3));
     let mut history = History::default();
     for route in 0..ROUTES_MAX + 3 {
         let series = vec![outbound("details", Some(&format!("r{route}")), 1, 0)];

@@ -1,13 +1,13 @@
 //! Tracks: what is known of one service, route or edge, from a moment ago back to an hour.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use leno_model::Reason;
 use leno_telemetry::bucket_duration;
 
 use super::ring::{Batch, Ring};
-use crate::status::{PlotStatus, RateStatus};
+use crate::status::{PlotStatus, RECENT_STEPS, RateStatus};
 
 /// What is known of one service, route or edge.
 #[derive(Debug, Clone)]
@@ -20,9 +20,14 @@ pub(crate) struct Track {
     coarse: Ring,
     requests: u64,
     failed: u64,
-    /// How many ended with each reason; the list is closed.
-    reasons: BTreeMap<&'static str, u64>,
+    /// Why, since it is known.
+    reasons: Reasons,
+    /// Those of the last fine steps, each with the number of its step, the oldest first.
+    recent: VecDeque<(u64, Reasons)>,
 }
+
+/// How many ended with each reason; the list is closed.
+type Reasons = BTreeMap<&'static str, u64>;
 
 impl Track {
     pub(super) fn new(since: Duration) -> Self {
@@ -33,7 +38,8 @@ impl Track {
             coarse: Ring::new(COARSE_STEP, COARSE_STEPS, 1),
             requests: 0,
             failed: 0,
-            reasons: BTreeMap::new(),
+            reasons: Reasons::new(),
+            recent: VecDeque::new(),
         }
     }
 
@@ -43,10 +49,20 @@ impl Track {
         self.coarse.add(at, batch);
         self.requests = self.requests.saturating_add(batch.requests);
         self.failed = self.failed.saturating_add(batch.failed);
-        for (reason, count) in reasons {
-            let label = reason.map_or(UNKNOWN_REASON, Reason::label);
-            let sum = self.reasons.entry(label).or_default();
-            *sum = sum.saturating_add(*count);
+        count(&mut self.reasons, reasons);
+        if reasons.is_empty() {
+            return;
+        }
+        // Time never goes back, so that the newest is the last.
+        let step = step_number(at);
+        if self.recent.back().is_none_or(|(newest, _)| *newest < step) {
+            if self.recent.len() == RECENT_STEPS {
+                self.recent.pop_front();
+            }
+            self.recent.push_back((step, Reasons::new()));
+        }
+        if let Some((_, newest)) = self.recent.back_mut() {
+            count(newest, reasons);
         }
     }
 
@@ -77,6 +93,31 @@ impl Track {
     pub(super) fn reasons(&self) -> BTreeMap<String, u64> {
         self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     }
+
+    /// The reasons of those that [`Track::rates`] is about.
+    pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
+        let mut sums = BTreeMap::new();
+        let oldest = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
+        for (_, reasons) in self.recent.iter().filter(|(step, _)| *step >= oldest) {
+            for (reason, count) in reasons {
+                let sum: &mut u64 = sums.entry((*reason).to_owned()).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+        }
+        sums
+    }
+}
+
+fn count(sums: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
+    for (reason, count) in reasons {
+        let label = reason.map_or(UNKNOWN_REASON, Reason::label);
+        let sum = sums.entry(label).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+}
+
+fn step_number(at: Duration) -> u64 {
+    at.as_secs() / FINE_STEP.as_secs()
 }
 
 fn plot(ring: &Ring, at: Duration) -> PlotStatus {
@@ -107,8 +148,6 @@ const COARSE_STEP: Duration = Duration::from_secs(60);
 const COARSE_STEPS: usize = 60;
 /// As many of them are told beside the rates: three minutes.
 const TOLD_STEPS: usize = 18;
-/// How many fine steps are *now*, the one that has only begun included.
-const RECENT_STEPS: usize = 4;
 /// How far back the rings go.
 pub(super) const REACH: Duration = Duration::from_secs(3600);
 /// Less than this is no time to form a rate over.

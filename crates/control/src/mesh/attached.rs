@@ -79,6 +79,11 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         self.routes.values()
     }
 
+    /// Whether there is one with this name.
+    pub(crate) fn has(&self, name: &K) -> bool {
+        self.routes.contains_key(name)
+    }
+
     /// Those attached to a service or one of its ports.
     pub(crate) fn of(&self, service: &ServiceName) -> impl Iterator<Item = &R> {
         let names = self.by_parent.of(service);

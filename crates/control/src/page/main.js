@@ -1,6 +1,6 @@
 // The frame around the views: which one is open, and how the mesh is as a whole.
 
-import { h, say, rate, share } from "./dom.js";
+import { h, say, rate, share, verdict } from "./dom.js";
 import { watch } from "./mesh.js";
 import * as views from "./views.js";
 
@@ -82,7 +82,8 @@ watch(["/status", "/traffic"], (status, traffic) => {
   const fine = calls.reduce((sum, edge) => sum + edge.per_second * (edge.success ?? 0), 0);
   put(requests, "", rate(total));
   const whole = total > 0 ? fine / total : null;
-  put(success, whole === null ? "" : whole < 0.95 ? "bad" : whole < 0.99 ? "warn" : "good", `${share(whole)} success`);
+  const state = verdict({ success: whole });
+  put(success, state === "idle" ? "" : state, `${share(whole)} success`);
   say(counts.get("services"), `${status.services}`);
   say(counts.get("sidecars"), `${status.proxies}`);
   const documents = counts.get("documents");

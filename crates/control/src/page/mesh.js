@@ -2,7 +2,21 @@
 
 const EVERY_MS = 2000;
 
-export async function ask(path) {
+// What several parts of the page ask for at the same time is asked for once.
+const fresh = new Map();
+const FRESH_MS = 1000;
+
+function ask(path) {
+  const known = fresh.get(path);
+  if (known) return known;
+  const asked = fetched(path);
+  fresh.set(path, asked);
+  const forget = () => setTimeout(() => fresh.delete(path), FRESH_MS);
+  asked.then(forget, () => fresh.delete(path));
+  return asked;
+}
+
+async function fetched(path) {
   const answer = await fetch(`/api${path}`, { credentials: "same-origin" });
   if (!answer.ok) throw new Error((await answer.text()).trim() || `${answer.status}`);
   return answer.json();
@@ -13,8 +27,10 @@ export async function ask(path) {
 export function watch(paths, show, fail) {
   let ended = false;
   let timer = 0;
+  let looking = false;
   const look = async () => {
-    if (ended) return;
+    if (ended || looking) return;
+    looking = true;
     if (!document.hidden) {
       try {
         const answers = await Promise.all(paths.map(ask));
@@ -23,10 +39,12 @@ export function watch(paths, show, fail) {
         if (!ended) fail(error);
       }
     }
+    looking = false;
     if (!ended) timer = setTimeout(look, EVERY_MS);
   };
   const again = () => {
-    if (document.hidden) return;
+    // A look that is under way sets the timer itself.
+    if (document.hidden || looking) return;
     clearTimeout(timer);
     look();
   };

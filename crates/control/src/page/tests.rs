@@ -12,8 +12,8 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     pairs.iter().map(pair).collect()
 }
 
-fn outcome(token: Option<&str>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
-    match admit(token, &headers(pairs), target) {
+fn outcome(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
+    match admit(key, &headers(pairs), target) {
         Entry::Admitted => 200,
         Entry::Turned(response) => response.status().as_u16(),
     }
@@ -32,29 +32,31 @@ fn a_name_of_somebody_else_does_not_lead_here() {
 
 #[test]
 fn beyond_loopback_only_the_token_lets_in() {
-    let token = Some("secret");
+    let key = Key::new("secret".to_owned(), 80);
+    let key = Some(&key);
     let host = ("host", "192.0.2.1:80");
     for (pairs, target, expected) in [
         (&[host][..], "/", 401),
         (&[host], "/?token=wrong", 401),
         (&[host], "/?token=secret", 303),
         (&[host], "/?token=secret2", 401),
-        (&[host, ("cookie", "leno-page=secret")], "/api/status", 200),
-        (&[host, ("cookie", "a=b; leno-page=secret")], "/", 200),
-        (&[host, ("cookie", "leno-page=secre")], "/", 401),
-        (&[host, ("cookie", "leno-pagesecret")], "/", 401),
+        (&[host, ("cookie", "leno-page-80=secret")], "/api/status", 200),
+        (&[host, ("cookie", "leno-page-81=secret")], "/api/status", 401),
+        (&[host, ("cookie", "a=b; leno-page-80=secret")], "/", 200),
+        (&[host, ("cookie", "leno-page-80=secre")], "/", 401),
+        (&[host, ("cookie", "leno-page-80secret")], "/", 401),
         (&[host, ("authorization", "Bearer secret")], "/", 200),
         (&[host, ("authorization", "Basic secret")], "/", 401),
         (&[("host", "mesh.example")], "/", 401),
         (&[("host", "mesh.example"), ("authorization", "Bearer secret")], "/", 200),
     ] {
-        assert_eq!(outcome(token, pairs, target), expected, "{pairs:?} {target}");
+        assert_eq!(outcome(key, pairs, target), expected, "{pairs:?} {target}");
     }
-    let Entry::Turned(response) = admit(token, &headers(&[host]), "/?token=secret") else {
+    let Entry::Turned(response) = admit(key, &headers(&[host]), "/?token=secret") else {
         panic!("it is sent on");
     };
     let cookie = response.headers().get(SET_COOKIE).unwrap().to_str().unwrap();
-    assert_eq!(cookie, "leno-page=secret; HttpOnly; SameSite=Strict; Path=/");
+    assert_eq!(cookie, "leno-page-80=secret; HttpOnly; SameSite=Strict; Path=/");
     assert_eq!(response.headers().get(LOCATION).unwrap(), "/");
 }
 
@@ -85,6 +87,7 @@ async fn it_serves_its_files_and_only_reads() {
         while let Some((question, answer)) = asked.recv().await {
             let told = match question {
                 Question::Objects => Answer::Objects(Vec::new()),
+                Question::Status => Answer::Json(serde_json::json!({"page": "/?token=x"})),
                 question => Answer::Json(format!("{question:?}").into()),
             };
             drop(answer.send(told));
@@ -119,10 +122,46 @@ async fn it_serves_its_files_and_only_reads() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{line}: {answer}");
         assert!(answer.contains("frame-ancestors 'none'"), "{line}: {answer}");
     }
+    assert!(ask(address, &request("GET /api/status")).await.ends_with("{}\n"));
     stop.send_replace(true);
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
+}
+
+/// It compiles the whole mesh: who comes, asks and goes is not to have more than one at work.
+#[tokio::test]
+async fn who_leaves_does_not_make_room_for_another_explanation() {
+    let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
+    let (begun, mut begins) = mpsc::channel(1);
+    let (go_on, waits) = std::sync::mpsc::channel::<()>();
+    let waits = std::sync::Mutex::new(waits);
+    let playground = Playground::new(move |_, _| {
+        begun.blocking_send(()).unwrap();
+        waits.lock().unwrap().recv().unwrap();
+        Ok(String::new())
+    });
+    let explaining = Arc::new(Semaphore::new(1));
+    let desk = Desk {
+        questions,
+        key: None,
+        playground: None,
+        asking: Semaphore::new(1),
+        explaining: Arc::clone(&explaining),
+    };
+    let owner = async {
+        let (_, answer) = asked.recv().await.unwrap();
+        answer.send(Answer::Objects(Vec::new())).unwrap();
+        begins.recv().await.unwrap();
+    };
+    tokio::select! {
+        _ = desk.explain(&playground, "from=a/b") => panic!("it waits"),
+        () = owner => {}
+    }
+    // Whoever asked has gone.
+    assert_eq!(explaining.available_permits(), 0);
+    go_on.send(()).unwrap();
+    assert!(explaining.acquire().await.is_ok());
 }
 
 #[tokio::test]

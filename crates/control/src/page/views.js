@@ -206,7 +206,7 @@ export function service(fail, name) {
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
     h("div", { class: "grid" }, ...plots.map((part) => part.element)),
     h("div", { class: "grid" }, card("Called by", ["", "rate", "success", "p99"], callers), card("Calls", ["", "rate", "success", "p99"], callees)),
-    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures", ["", "requests"], reasons)));
+    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["", "requests"], reasons)));
   let last = null;
   const none = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
   const cells = (first, ...rest) => h("tr", {}, h("td", {}, first), ...rest.map((text) => h("td", { class: "number" }, text)));

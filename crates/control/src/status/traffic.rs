@@ -92,9 +92,15 @@ pub struct HistoryStatus {
     pub rates: RateStatus,
     /// The last minutes in short steps, then the last hour in long ones.
     pub plots: Vec<PlotStatus>,
-    /// How many requests ended with which reason.
+    /// How many requests ended with which reason, since it is known.
     pub reasons: BTreeMap<String, u64>,
+    /// How many of those that are told of as *now*.
+    #[serde(default)]
+    pub recent_reasons: BTreeMap<String, u64>,
 }
+
+/// How many of the last steps of ten seconds are *now*, the one that has only begun included.
+pub const RECENT_STEPS: usize = 4;
 
 /// Steps of time, the oldest first; the last one is not over yet. All lists are as long.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

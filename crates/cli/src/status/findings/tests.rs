@@ -141,6 +141,16 @@ fn the_reason_of_a_failing_service_leads_to_its_explanation() {
 }
 
 #[test]
+fn what_a_sidecar_says_steers_no_terminal() {
+    let mut facts = healthy();
+    facts.proxies[0].refused = 1;
+    facts.proxies[0].refusals = vec!["a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned()];
+    let told = judge(&facts).remove(0).told();
+    assert!(told.contains("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}  healthy\n"), "{told:?}");
+    assert_eq!(told.lines().count(), 2, "{told:?}");
+}
+
+#[test]
 fn what_cannot_be_judged_is_no_finding() {
     let mut facts = healthy();
     facts.traffic.services = vec![service(0.5, 9)];

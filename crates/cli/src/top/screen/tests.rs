@@ -105,10 +105,20 @@ fn it_fits_any_screen() {
             let look = Look { order: Order::Name, colours: false };
             let screen = render(&view, Size { columns, rows }, look);
             assert!(screen.lines().count() <= rows.max(1), "{rows}: {screen}");
-            let widest = screen.lines().skip(1).map(|line| line.chars().count()).max();
-            assert!(widest.unwrap_or(0) <= columns.max(10), "{columns}: {screen}");
+            let widest = screen.lines().map(|line| line.chars().count()).max();
+            assert!(widest.unwrap_or(0) <= columns, "{columns}: {screen}");
         }
     }
+}
+
+#[test]
+fn why_nothing_is_newer_fits_and_steers_no_terminal() {
+    let mut view = view();
+    view.trouble = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
+    let look = Look { order: Order::Name, colours: false };
+    let screen = render(&view, Size { columns: 120, rows: 20 }, look);
+    assert!(screen.contains("not newer: refused: \u{fffd}[2J\u{fffd}\u{fffd}x"), "{screen:?}");
+    assert!(screen.lines().all(|line| line.chars().count() <= 120), "{screen}");
 }
 
 #[test]
