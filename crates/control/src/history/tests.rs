@@ -236,7 +236,7 @@ fn reasons_of_now_are_told_apart_from_those_since_the_start() {
     history.take(&mesh, &workload("productpage-1"), &told(vec![failing(Reason::Denied)]), at(5));
     let later = told(vec![failing(Reason::NoEndpoint)]);
     history.take(&mesh, &workload("productpage-1"), &later, at(100));
-    let labels = |map: std::collections::BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
+    let labels = |map: BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
     let found = plots(&history, 100);
     assert_eq!(labels(found.recent_reasons), [Reason::NoEndpoint.label()]);
     assert_eq!(found.reasons.len(), 2);
