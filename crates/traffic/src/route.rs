@@ -83,6 +83,7 @@ impl PortRoutes {
 
     /// The rule for the request that a browser asks about, if it says what pages of other origins may:
     /// the question is for whom the request would be.
+    #[inline(never)]
     fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRule> {
         let method = preflight_for(request)?;
         let request = RequestView { method: &method, ..*request };

@@ -39,7 +39,7 @@ fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, B
 }
 
 // As onto a link.
-#[library_benchmark(config = measured(684))]
+#[library_benchmark(config = measured(662))]
 #[bench::of_a_service(parsed_request())]
 fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let edits = RequestEdits { framing: Framing::Outside, ..RequestEdits::default() };
@@ -48,7 +48,7 @@ fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, Byt
 }
 
 // As to a client, from a link.
-#[library_benchmark(config = measured(647))]
+#[library_benchmark(config = measured(625))]
 #[bench::of_a_service(parsed_response())]
 fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     write_response(black_box(RESPONSE), &head, &ResponseEdits::default(), &mut out);

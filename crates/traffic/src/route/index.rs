@@ -58,6 +58,7 @@ impl Index {
     }
 
     /// The first match that the request fits.
+    #[inline]
     pub(super) fn find(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
             return Some(found);
