@@ -26,7 +26,7 @@ use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, pic
 // Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
 #[library_benchmark]
 #[bench::by_prefix(args = (routes(), "/shop/carts/42"), config = measured(761))]
-#[bench::by_catch_all(args = (routes(), "/favicon.ico"), config = measured(411))]
+#[bench::by_catch_all(args = (routes(), "/favicon.ico"), config = measured(408))]
 fn route((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, Headers) {
     let choice = routes.choose(&view(&fields, path), black_box(DRAW));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));
@@ -35,10 +35,10 @@ fn route((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, He
 
 // Among ten rules and among ten thousand, by an exact path or by a prefix: it costs the same.
 #[library_benchmark]
-#[bench::exact_of_10(args = (many(10, exact), "/shop/7"), config = measured(334))]
-#[bench::exact_of_10000(args = (many(10_000, exact), "/shop/9997"), config = measured(334))]
-#[bench::prefix_of_10(args = (many(10, prefix), "/shop/7/42"), config = measured(364))]
-#[bench::prefix_of_10000(args = (many(10_000, prefix), "/shop/9997/42"), config = measured(358))]
+#[bench::exact_of_10(args = (many(10, exact), "/shop/7"), config = measured(329))]
+#[bench::exact_of_10000(args = (many(10_000, exact), "/shop/9997"), config = measured(325))]
+#[bench::prefix_of_10(args = (many(10, prefix), "/shop/7/42"), config = measured(354))]
+#[bench::prefix_of_10000(args = (many(10_000, prefix), "/shop/9997/42"), config = measured(352))]
 fn route_among((routes, fields): (PortRoutes, Headers), path: &str) -> (PortRoutes, Headers) {
     let choice = routes.choose(&view(&fields, path), black_box(DRAW));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));

@@ -27,8 +27,8 @@ fn an_exchange_keeps_to_its_instructions() {
 /// One of a hundred requests is traced and logged, all of them carry a context, and somebody taps another
 /// service; lines written and spans encoded included.
 #[test]
-#[ignore = "counts a release build under valgrind: `./test instructions` starts it"]
-fn what_operators_see_costs_a_quarter_of_these_instructions_at_most() {
+#[ignore = "fails: a fifth is promised, and 20.1 to 20.8 % are counted (docs/performance.md)"]
+fn what_operators_see_costs_a_fifth_of_these_instructions_at_most() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
@@ -36,7 +36,7 @@ fn what_operators_see_costs_a_quarter_of_these_instructions_at_most() {
     let seen = each(("few_exchanges_seen", "many_exchanges_seen"));
     let line = format!("{seen} instructions where operators look, {blind} where they do not");
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
-    assert!(seen <= blind + blind / 4, "{line}");
+    assert!(seen <= blind + blind / 5, "{line}");
 }
 
 /// Instructions for one exchange, by two tests of `tests::cost`.
@@ -61,4 +61,4 @@ fn executed(test: &str) -> u64 {
     total.unwrap_or_else(|| panic!("no totals: {noise}")).trim().parse().unwrap()
 }
 
-const MEASURED: u64 = 39_368;
+const MEASURED: u64 = 38_825;
