@@ -14,6 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("discovery", &["model"]),
     ("registry", &["model"]),
     ("load", &["wire", "telemetry"]),
+    ("kubernetes", &["model", "registry", "identity"]),
     ("control", &["model", "registry", "discovery", "identity", "telemetry"]),
     ("proxy", &["model", "wire", "traffic", "discovery", "identity", "telemetry"]),
     (
@@ -21,6 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "model",
             "registry",
+            "kubernetes",
             "traffic",
             "discovery",
             "identity",

@@ -1,7 +1,8 @@
 //! A service: a name and ports that clients call, and the labels that choose its workloads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::name::{Name, ServiceName};
 
@@ -14,6 +15,9 @@ pub struct Service {
     pub selector: BTreeMap<String, String>,
     /// Its ports, at least one, numbers unique.
     pub ports: Vec<ServicePort>,
+    /// The addresses that a cluster gave it, by which clients call it too; none outside of one, and
+    /// for services whose names lead to their workloads (headless ones).
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 /// One port of a service.

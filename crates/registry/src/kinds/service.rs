@@ -4,7 +4,7 @@
 //! something else (doors to the outside, session affinity, external names) are refused; fields
 //! that a cluster fills in and that change nothing here are accepted.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use leno_model::{Protocol, Service, ServiceName, ServicePort, TargetPort};
 
@@ -48,6 +48,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         name: ServiceName { namespace: head.namespace, name: head.name },
         selector,
         ports,
+        addresses: BTreeSet::new(),
     })
 }
 

@@ -97,6 +97,7 @@ fn reads_the_promised_form_as_written() {
             target: TargetPort::Number(9080),
             protocol: None,
         }],
+        addresses: Default::default(),
     };
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     assert_eq!(
