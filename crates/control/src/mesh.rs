@@ -585,6 +585,7 @@ fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
                 && old.ports == new.ports
                 && old.account == new.account
                 && old.admission == new.admission
+                && old.ready == new.ready
         }
         (None, None) => true,
         _ => false,

@@ -18,6 +18,8 @@ pub struct Service {
     /// The addresses that a cluster gave it, by which clients call it too; none outside of one, and
     /// for services whose names lead to their workloads (headless ones).
     pub addresses: BTreeSet<IpAddr>,
+    /// Whether workloads that are not ready are behind it too.
+    pub unready: bool,
 }
 
 /// One port of a service.

@@ -29,6 +29,9 @@ pub struct Workload {
     pub doors: Vec<Door>,
     /// Who is let in, where that differs from its namespace and the mesh.
     pub admission: Admission,
+    /// Whether it takes requests now. One that does not (it starts, or ends, or says that it is
+    /// not ready) is no endpoint of its services, except of those that want such ones too.
+    pub ready: bool,
 }
 
 /// One port of a workload's application.

@@ -66,10 +66,12 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
 /// The endpoints that a view would have if every sidecar had said where it listens.
 pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<EndpointId> {
     let permitted = Permitted::to(mesh, viewer);
-    let ports = mesh.service(&view.name).into_iter().flat_map(|service| &service.ports);
-    let ports = ports.filter(|port| view.ports.contains_key(&port.port));
+    let Some(service) = mesh.service(&view.name) else {
+        return Vec::new();
+    };
+    let ports = service.ports.iter().filter(|port| view.ports.contains_key(&port.port));
     let unheard = ports.flat_map(|port| {
-        let places = places(mesh, &view.name, port, &permitted);
+        let places = places(mesh, service, port, &permitted);
         let unheard = places.filter(|(workload, _)| mesh.listeners(&workload.name).is_none());
         unheard.map(|(workload, _)| id(&view.name, port, workload))
     });
@@ -271,7 +273,7 @@ fn endpoints(
     permitted: &Permitted<'_>,
 ) -> Vec<Arc<Endpoint>> {
     let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
-    let places = places(mesh, &service.name, port, permitted);
+    let places = places(mesh, service, port, permitted);
     let endpoints = places.filter_map(|(workload, number)| {
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
         let id = id(&service.name, port, workload);
@@ -290,15 +292,18 @@ pub(crate) fn labels(
     labels.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// The workloads behind a port that a client may call, each with the port of its application.
+/// The workloads behind a port that take requests and that a client may call, each with the port of
+/// its application.
 fn places<'a>(
     mesh: &'a Mesh,
-    service: &ServiceName,
+    service: &Service,
     port: &ServicePort,
     permitted: &Permitted<'_>,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
     let revoked = &mesh.config().revoked;
-    let workloads = mesh.behind(service).filter(|workload| !revoked.contains(&workload.account));
+    let unready = service.unready;
+    let workloads = mesh.behind(&service.name).filter(move |workload| workload.ready || unready);
+    let workloads = workloads.filter(|workload| !revoked.contains(&workload.account));
     let workloads = workloads.filter(|workload| permitted.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }

@@ -49,6 +49,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         selector,
         ports,
         addresses: BTreeSet::new(),
+        unready: fields.find("publishNotReadyAddresses").and_then(Field::boolean).unwrap_or(false),
     })
 }
 
@@ -131,7 +132,7 @@ fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
 /// The most ports of a service.
 const PORTS_MAX: usize = 256;
 /// The fields that say something here.
-const READ: &[&str] = &["selector", "ports", "type"];
+const READ: &[&str] = &["selector", "ports", "publishNotReadyAddresses", "type"];
 /// The fields of no meaning here, or of none with the only value that is accepted.
 const HARMLESS: &[&str] = &[
     "clusterIP",
@@ -140,7 +141,6 @@ const HARMLESS: &[&str] = &[
     "internalTrafficPolicy",
     "ipFamilies",
     "ipFamilyPolicy",
-    "publishNotReadyAddresses",
     "sessionAffinity",
 ];
 /// The fields that cannot be honoured, and what to do.

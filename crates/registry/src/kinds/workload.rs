@@ -39,6 +39,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         env,
         doors,
         admission: admission?,
+        ready: true,
     })
 }
 

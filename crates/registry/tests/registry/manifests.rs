@@ -87,6 +87,7 @@ fn reads_the_promised_form_as_written() {
             listen: "127.0.0.1:19081".parse().unwrap(),
         }],
         admission: Default::default(),
+        ready: true,
     };
     let service = Service {
         name: "bookinfo/ratings".parse().unwrap(),
@@ -98,6 +99,7 @@ fn reads_the_promised_form_as_written() {
             protocol: None,
         }],
         addresses: Default::default(),
+        unready: false,
     };
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     assert_eq!(
