@@ -14,6 +14,7 @@ mod exec;
 mod explain;
 mod figures;
 mod get;
+mod intercept;
 mod limits;
 mod load;
 mod log;
@@ -21,6 +22,7 @@ mod migrate;
 mod output;
 mod ports;
 mod proxy;
+mod range;
 mod root;
 mod status;
 mod stop;
@@ -85,6 +87,8 @@ enum Command {
     Proxy(proxy::ProxyArgs),
     /// Run a control plane alone
     Control(control::ControlArgs),
+    /// Lead the connections of a network namespace to its sidecar
+    Intercept(intercept::InterceptArgs),
     /// Measure this mesh and its peers side by side
     Bench(bench::BenchArgs),
     /// Print the completions of a shell
@@ -128,6 +132,7 @@ impl Command {
             Self::Root(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Control(args) => args.run(),
+            Self::Intercept(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::Completions(args) => args.run(),
             Self::DemoService(args) => args.run().map(|()| ExitCode::SUCCESS),
@@ -137,7 +142,7 @@ impl Command {
 
     fn log_style(&self) -> log::Style {
         match self {
-            Self::Control(_) => log::Style::Service,
+            Self::Control(_) | Self::Intercept(_) => log::Style::Service,
             Self::Proxy(args) if !args.is_supervised() => log::Style::Service,
             Self::Proxy(_) | Self::Up(_) => log::Style::Supervised,
             _ => log::Style::Tool,

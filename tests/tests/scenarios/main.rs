@@ -12,6 +12,8 @@ mod faults;
 #[cfg(test)]
 mod faults_on_purpose;
 #[cfg(test)]
+mod interception;
+#[cfg(test)]
 mod limits;
 #[cfg(test)]
 mod load;

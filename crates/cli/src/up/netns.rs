@@ -12,6 +12,7 @@ use leno_model::WorkloadName;
 use leno_proxy::{INBOUND_PORT, MARK, OUTBOUND_PORT};
 
 use super::placement::Placement;
+use crate::range::Range;
 
 /// Options of `leno up --netns`.
 #[derive(Debug, Clone, Args)]
@@ -173,31 +174,6 @@ impl std::str::FromStr for Subnet {
     }
 }
 
-/// A range of IPv4 addresses in CIDR notation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Range {
-    address: Ipv4Addr,
-    bits: u8,
-}
-
-impl std::fmt::Display for Range {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.address, self.bits)
-    }
-}
-
-impl std::str::FromStr for Range {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (address, bits) = text.split_once('/').unwrap_or((text, "32"));
-        match (address.parse(), bits.parse()) {
-            (Ok(address), Ok(bits)) if bits <= 32 => Ok(Self { address, bits }),
-            _ => Err(format!("`{text}` is not an IPv4 range; use one such as 192.0.2.0/24")),
-        }
-    }
-}
-
 fn placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
     let wrapper = ["ip", "netns", "exec", &namespace.name];
     let options = [
@@ -229,8 +205,12 @@ fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String
     };
     let ports = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
     let outbound_ports = set("tcp dport", ports(&options.exclude_outbound_ports));
-    let outbound_ranges =
-        set("ip daddr", options.exclude_outbound_ranges.iter().map(ToString::to_string).collect());
+    let ranges = |version: &str| {
+        let all = options.exclude_outbound_ranges.iter();
+        let those = all.filter(|range| range.version() == version).map(ToString::to_string);
+        set(&format!("{version} daddr"), those.collect())
+    };
+    let (outbound_ranges, outbound_ranges_v6) = (ranges("ip"), ranges("ip6"));
     let inbound_ports = set("tcp dport", ports(&options.exclude_inbound_ports));
     format!(
         "table ip leno {{\n\
@@ -244,7 +224,8 @@ fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String
          \x20   meta l4proto tcp redirect to :{INBOUND_PORT}\n  }}\n}}\n\
          table ip6 leno {{\n\
          \x20 chain output {{\n    type nat hook output priority -100; policy accept;\n\
-         \x20   meta mark {MARK} return\n    oifname \"lo\" return\n{outbound_ports}\
+         \x20   meta mark {MARK} return\n    oifname \"lo\" return\n\
+{outbound_ports}{outbound_ranges_v6}\
          \x20   meta l4proto tcp redirect to :{OUTBOUND_PORT}\n  }}\n\
          \x20 chain input {{ type filter hook input priority 0; policy accept; iifname != \"lo\" drop; }}\n\
          \x20 chain leave {{ type filter hook postrouting priority 0; policy accept; oifname != \"lo\" drop; }}\n}}\n"

@@ -1,0 +1,209 @@
+//! `leno intercept`: leads the connections of a network namespace to its sidecar.
+
+mod nftables;
+mod rules;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use leno_proxy::{INBOUND_PORT, OUTBOUND_PORT};
+
+use crate::range::Range;
+use rules::{Chain, Hook, Match, Rule, Verdict};
+
+/// Arguments of `leno intercept`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct InterceptArgs {
+    /// The user that the sidecar runs as: its own connections are left alone
+    #[arg(long, value_name = "UID", default_value_t = SIDECAR_UID, value_parser = clap::value_parser!(u32).range(1..))]
+    uid: u32,
+    /// Destination ports that the application reaches directly, not through the mesh
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
+    exclude_outbound_ports: Vec<u16>,
+    /// Destination ranges that the application reaches directly, such as 192.0.2.0/24
+    #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
+    exclude_outbound_ranges: Vec<Range>,
+    /// The only destination ranges that lead through the mesh; all when none is given
+    #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
+    include_outbound_ranges: Vec<Range>,
+    /// Ports of the application that others reach directly, without mutual TLS
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
+    exclude_inbound_ports: Vec<u16>,
+    /// Network interfaces whose connections are left alone
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = interface)]
+    exclude_interfaces: Vec<String>,
+    /// Print the rules as `nft -f` reads them, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl InterceptArgs {
+    /// Replaces the rules of this network namespace, all at once.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let chains = self.chains();
+        if self.dry_run {
+            print!("{}", rules::to_text(&chains));
+        } else {
+            nftables::replace(&chains).context("the connections are not redirected")?;
+            tracing::info!(
+                outbound = OUTBOUND_PORT,
+                inbound = INBOUND_PORT,
+                uid = self.uid,
+                "connections lead to the sidecar"
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn chains(&self) -> [Chain; 2] {
+        [self.outbound(), self.inbound()]
+    }
+
+    /// Every TCP connection out goes to the sidecar, but its own ones, those that do not leave the
+    /// namespace, and what is excluded.
+    fn outbound(&self) -> Chain {
+        let mut rules = vec![leave(Match::Uid(self.uid)), leave(Match::To(LOOPBACK.to_owned()))];
+        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(leave));
+        rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(leave));
+        rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(leave));
+        let redirect = |first: Option<Match>| Rule {
+            matches: first.into_iter().chain([Match::Tcp]).collect(),
+            verdict: Verdict::Redirect(OUTBOUND_PORT),
+        };
+        match self.include_outbound_ranges.as_slice() {
+            [] => rules.push(redirect(None)),
+            ranges => rules.extend(ranges.iter().map(|range| redirect(Some(Match::In(*range))))),
+        }
+        Chain { hook: Hook::Output, rules }
+    }
+
+    /// Every TCP connection in goes to the sidecar, but those from inside the namespace, those to
+    /// the sidecar's own health listener, and what is excluded.
+    fn inbound(&self) -> Chain {
+        let mut rules = vec![leave(Match::From(LOOPBACK.to_owned()))];
+        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::From).map(leave));
+        let ports = std::iter::once(HEALTH_PORT).chain(self.exclude_inbound_ports.iter().copied());
+        rules.extend(ports.map(Match::Port).map(leave));
+        let verdict = Verdict::Redirect(INBOUND_PORT);
+        rules.push(Rule { matches: vec![Match::Tcp], verdict });
+        Chain { hook: Hook::Prerouting, rules }
+    }
+}
+
+fn leave(what: Match) -> Rule {
+    Rule { matches: vec![what], verdict: Verdict::Return }
+}
+
+fn port() -> impl clap::builder::TypedValueParser<Value = u16> {
+    clap::value_parser!(u16).range(1..)
+}
+
+/// The names that the kernel takes (`dev_valid_name`).
+fn interface(text: &str) -> Result<String, String> {
+    let is_odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"');
+    let is_valid = !text.is_empty()
+        && text.len() < rules::INTERFACE_BYTES
+        && !text.contains(is_odd)
+        && !matches!(text, "." | "..");
+    match is_valid {
+        true => Ok(text.to_owned()),
+        false => Err("is not the name of a network interface; use one such as eth1".to_owned()),
+    }
+}
+
+/// The user that sidecars run as in a cluster, as OSM's do.
+const SIDECAR_UID: u32 = 1500;
+/// Where a sidecar answers the kubelet and Prometheus.
+const HEALTH_PORT: u16 = 15_020;
+const LOOPBACK: &str = "lo";
+
+const EXAMPLES: &str = "\
+Examples:
+  leno intercept                                          in a pod, before its sidecar starts
+  leno intercept --exclude-outbound-ports 25,5432         mail and the database go directly
+  leno intercept --exclude-outbound-ranges 10.0.0.0/8,fd00::/8
+  leno intercept --dry-run                                see the rules
+
+It needs NET_ADMIN in the network namespace whose connections it leads, and is there for a moment
+only: the kernel keeps the rules. Run again, it replaces them.
+";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        intercept: InterceptArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<InterceptArgs, clap::Error> {
+        let words = std::iter::once("intercept").chain(words.iter().copied());
+        Line::try_parse_from(words).map(|line| line.intercept)
+    }
+
+    #[test]
+    fn what_is_excluded_comes_before_the_redirection() {
+        let args = parse(&[
+            "--exclude-outbound-ports=25,5432",
+            "--exclude-outbound-ranges=192.0.2.0/24,2001:db8::/32",
+            "--exclude-inbound-ports=9000",
+            "--exclude-interfaces=eth1",
+        ]);
+        expect_test::expect![[r#"
+            add table inet leno
+            delete table inet leno
+            table inet leno {
+              chain output {
+                type nat hook output priority -100; policy accept;
+                meta skuid 1500 return
+                oifname "lo" return
+                oifname "eth1" return
+                tcp dport 25 return
+                tcp dport 5432 return
+                ip daddr 192.0.2.0/24 return
+                ip6 daddr 2001:db8::/32 return
+                meta l4proto tcp redirect to :15001
+              }
+              chain prerouting {
+                type nat hook prerouting priority -100; policy accept;
+                iifname "lo" return
+                iifname "eth1" return
+                tcp dport 15020 return
+                tcp dport 9000 return
+                meta l4proto tcp redirect to :15003
+              }
+            }
+        "#]]
+        .assert_eq(&rules::to_text(&args.unwrap().chains()));
+    }
+
+    #[test]
+    fn only_included_ranges_are_redirected_when_there_are_any() {
+        let args = parse(&["--include-outbound-ranges=10.0.0.0/8,fd00::/8"]).unwrap();
+        let text = rules::to_text(&args.chains());
+        assert!(text.contains("ip daddr 10.0.0.0/8 meta l4proto tcp redirect to :15001\n"));
+        assert!(text.contains("ip6 daddr fd00::/8 meta l4proto tcp redirect to :15001\n"));
+        assert!(!text.contains("    meta l4proto tcp redirect to :15001\n"), "{text}");
+    }
+
+    #[test]
+    fn refuses_what_cannot_be_meant() {
+        for bad in [
+            "--uid=0",
+            "--exclude-outbound-ports=0",
+            "--exclude-inbound-ports=65536",
+            "--exclude-outbound-ranges=10.0.0.0/33",
+            "--exclude-interfaces=e/1",
+            "--exclude-interfaces=\"",
+            "--exclude-interfaces=sixteen-letters-",
+        ] {
+            assert!(parse(&[bad]).is_err(), "{bad}");
+        }
+    }
+}
