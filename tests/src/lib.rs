@@ -9,6 +9,7 @@
 mod admin_page;
 mod application;
 mod browser;
+pub mod cluster;
 mod collector;
 mod connection;
 mod dialogue;

@@ -247,7 +247,9 @@ impl Kind {
             ],
             Self::TrafficTarget => &["access.smi-spec.io/v1alpha3"],
             Self::HttpRouteGroup | Self::TcpRoute => &["specs.smi-spec.io/v1alpha4"],
-            Self::GatewayTcpRoute => &["gateway.networking.k8s.io/v1alpha2"],
+            Self::GatewayTcpRoute => {
+                &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1alpha2"]
+            }
             Self::TrafficSplit => &["split.smi-spec.io/v1alpha4", "split.smi-spec.io/v1alpha2"],
         }
     }

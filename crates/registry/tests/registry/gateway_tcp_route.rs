@@ -80,8 +80,8 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
         &head.replace("v1alpha2", "v2"),
         &["{}"],
         &expect![[r#"
-        apiVersion: "gateway.networking.k8s.io/v2" is not read for TCPRoute; use `specs.smi-spec.io/v1alpha4` or `gateway.networking.k8s.io/v1alpha2`
-    "#]],
+            apiVersion: "gateway.networking.k8s.io/v2" is not read for TCPRoute; use `specs.smi-spec.io/v1alpha4`, `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1alpha2`
+        "#]],
     );
 }
 

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs the Gateway API conformance suite for meshes against the cluster of $KUBECONFIG and writes its
+# report: conformance.sh OUT.yaml [FLAG OF THE SUITE…]
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+out=$(realpath -m "$1"); shift
+suite=$("$KC_HERE/conformance-build.sh")
+"$KC_HERE/load.sh" "$suite"/echo-*.tar
+"$KC_HERE/gateway-api.sh"
+cd "$suite"
+./conformance.test -test.run TestConformance -test.v -test.timeout 40m \
+  -conformance-profiles=MESH-HTTP,MESH-GRPC -namespace-labels=leno.dev/injection=enabled \
+  -organization=leno -project=leno -url=https://leno.dev -version="$(git -C "$KC_HERE" describe --always)" -contact=@leno \
+  -report-output="$out" "$@"

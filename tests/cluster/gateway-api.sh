@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Installs the kinds of the Gateway API, experimental ones too, from the module that the conformance
+# suite is built with.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+M=$(cd "$KC_HERE/tools/conformance" && go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)
+for f in "$M"/config/crd/experimental/gateway*.yaml; do $KUBECTL apply --server-side -f "$f" > /dev/null; done

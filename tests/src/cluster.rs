@@ -1,0 +1,252 @@
+//! A Kubernetes cluster that `./test kubernetes` brought up, with a Leno in it.
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::eventually;
+
+/// Runs `kubectl` against the cluster of this run.
+///
+/// # Panics
+/// When there is none: `./test kubernetes` names it in `KUBECONFIG`.
+#[must_use]
+pub fn kubectl(arguments: &[&str]) -> Output {
+    kubectl_with(arguments, "")
+}
+
+/// The same, with something on its standard input.
+///
+/// # Panics
+/// As [`kubectl`].
+#[must_use]
+pub fn kubectl_with(arguments: &[&str], input: &str) -> Output {
+    assert!(std::env::var_os("KUBECONFIG").is_some(), "no cluster: run ./test kubernetes");
+    let mut child = Command::new("kubectl")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("./test kubernetes puts kubectl into the path");
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// What a command printed, which must have succeeded.
+///
+/// # Panics
+/// When it failed, with what it complained of.
+#[allow(clippy::must_use_candidate, reason = "to know that a command succeeded is enough for some")]
+pub fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+/// A namespace of one test, gone when dropped.
+pub struct Namespace {
+    name: String,
+}
+
+/// Whether the pods of a namespace get sidecars.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Injection {
+    /// They do.
+    Enabled,
+    /// They do not.
+    Disabled,
+}
+
+/// What became of a request that `curl` in a pod made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Curl {
+    /// Its exit status: 7 when refused, 56 when reset.
+    pub exit: i32,
+    /// The status of the answer; 0 without one.
+    pub status: u16,
+    /// Its body.
+    pub body: String,
+}
+
+impl Namespace {
+    /// A new one, whose name begins with `what`.
+    #[must_use]
+    pub fn new(what: &str, injection: Injection) -> Self {
+        let label = match injection {
+            Injection::Enabled => "labels: {leno.dev/injection: enabled}",
+            Injection::Disabled => "labels: {}",
+        };
+        Self::with_metadata(what, label)
+    }
+
+    /// A new one with more metadata than its name, as a part of a YAML map.
+    #[must_use]
+    pub fn with_metadata(what: &str, metadata: &str) -> Self {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{what}-{number}");
+        let namespace = Self { name };
+        apply(&format!(
+            "{{apiVersion: v1, kind: Namespace, metadata: {{name: {}, {metadata}}}}}",
+            namespace.name
+        ));
+        namespace
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Creates or changes objects; those that name no namespace are of this one.
+    pub fn apply(&self, manifests: &str) {
+        let output = self.try_apply(manifests);
+        printed(&output);
+    }
+
+    /// The same, which may be refused.
+    #[must_use]
+    pub fn try_apply(&self, manifests: &str) -> Output {
+        kubectl_with(&["apply", "-n", &self.name, "-f", "-"], manifests)
+    }
+
+    /// Runs `kubectl -n NAMESPACE …`.
+    #[must_use]
+    pub fn kubectl(&self, arguments: &[&str]) -> Output {
+        kubectl(&[&["-n", &self.name][..], arguments].concat())
+    }
+
+    /// A Deployment of the HTTP test application, on port 8080, and its Service, on port 80; its
+    /// account has its name.
+    pub fn http_server(&self, name: &str, replicas: u32) {
+        self.apply(&http_server(name, replicas, ""));
+    }
+
+    /// A pod that `curl` can be run in; its account has its name.
+    pub fn client(&self, name: &str) {
+        self.apply(&format!(
+            "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}\n---\n{{apiVersion: v1, \
+             kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}}}, spec: {{serviceAccountName: {name}, \
+             terminationGracePeriodSeconds: 1, containers: [{{name: client, image: \"kc.local/toolbox:1\", \
+             imagePullPolicy: Never, command: [sh, \"-c\", \"trap exit TERM; sleep infinity & wait\"]}}]}}}}"
+        ));
+    }
+
+    /// Waits until all pods are ready and all Deployments have rolled out.
+    ///
+    /// # Panics
+    /// When that takes longer than a pod may.
+    pub fn wait_ready(&self) {
+        let deployments = printed(&self.kubectl(&["get", "deployments", "-o", "name"]));
+        for deployment in deployments.lines() {
+            let rolled = self.kubectl(&["rollout", "status", deployment, PATIENCE]);
+            assert!(rolled.status.success(), "{deployment}:\n{}", self.describe());
+        }
+        let waited = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", PATIENCE]);
+        assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe());
+    }
+
+    /// What is there and what happened, for who looks at a failure.
+    fn describe(&self) -> String {
+        let pods = self.kubectl(&["get", "pods", "-o", "wide"]);
+        let events = self.kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
+        let logs = self.kubectl(&["logs", "--all-containers", "--prefix", "--tail=15", "-l", ""]);
+        let texts = [pods, events, logs].map(|output| [output.stdout, output.stderr].concat());
+        String::from_utf8_lossy(&texts.concat()).into_owned()
+    }
+
+    /// Makes a request from a pod.
+    #[must_use]
+    pub fn curl(&self, pod: &str, arguments: &[&str]) -> Curl {
+        let command = ["exec", pod, "-c", "client", "--", "curl", "-s", "-m", "10"];
+        let written = ["-w", "\n%{http_code}"];
+        let output = self.kubectl(&[&command[..], &written, arguments].concat());
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (body, status) = said.rsplit_once('\n').unwrap_or_default();
+        // kubectl ends as the command did.
+        Curl {
+            exit: output.status.code().unwrap_or(-1),
+            status: status.trim().parse().unwrap_or(0),
+            body: body.to_owned(),
+        }
+    }
+
+    /// Makes requests until they end so, five times in a row: OSM's tests call that stable.
+    pub fn expect_curl(&self, pod: &str, arguments: &[&str], exit: i32, status: u16) {
+        let mut last = None;
+        let mut row = 0;
+        eventually(
+            &format!("curl {arguments:?} from {pod} ends with {exit}, {status}"),
+            PATIENT,
+            || {
+                let seen = self.curl(pod, arguments);
+                row = if (seen.exit, seen.status) == (exit, status) { row + 1 } else { 0 };
+                if last.as_ref() != Some(&seen) {
+                    eprintln!("{pod}: curl {arguments:?} -> {} {}", seen.exit, seen.status);
+                }
+                last = Some(seen);
+                (row >= 5).then_some(())
+            },
+        );
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.describe());
+        }
+        // Not waited for: the next test does not need it gone.
+        drop(kubectl(&["delete", "namespace", &self.name, "--wait=false", "--ignore-not-found"]));
+    }
+}
+
+/// Creates or changes objects of the cluster.
+///
+/// # Panics
+/// When the API server refuses them.
+pub fn apply(manifests: &str) {
+    let output = kubectl_with(&["apply", "-f", "-"], manifests);
+    drop(printed(&output));
+}
+
+/// The HTTP test application: account, Deployment and Service; `more` goes into the metadata of its
+/// pods.
+#[must_use]
+pub fn http_server(name: &str, replicas: u32, more: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: {name}}}
+spec:
+  replicas: {replicas}
+  selector: {{matchLabels: {{app: {name}}}}}
+  template:
+    metadata: {{labels: {{app: {name}}}, {more}}}
+    spec:
+      serviceAccountName: {name}
+      containers:
+      - name: app
+        image: kc.local/testapp:1
+        imagePullPolicy: Never
+        args: [http]
+        ports: [{{containerPort: 8080, name: http}}]
+        readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 80, targetPort: http}}]}}
+"
+    )
+}
+
+/// For `kubectl`: images are there, but two cores start many pods at once.
+const PATIENCE: &str = "--timeout=120s";
+/// For what must come true.
+const PATIENT: Duration = Duration::from_secs(90);

@@ -1,0 +1,134 @@
+//! Who reaches whom: meshed, not meshed, by which names and addresses.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, http_server, printed};
+use leno_tests::eventually;
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn meshed_pods_speak_and_strangers_do_not() {
+    let meshed = Namespace::new("permissive", Injection::Enabled);
+    let strange = Namespace::new("stranger", Injection::Disabled);
+    meshed.http_server("server", 1);
+    meshed.client("client");
+    strange.client("client");
+    meshed.wait_ready();
+    strange.wait_ready();
+    let url = format!("http://server.{}.svc.cluster.local/", meshed.name());
+    meshed.expect_curl("client", &[&url], 0, 200);
+    // OSM: a connection without mutual TLS is reset.
+    strange.expect_curl("client", &[&url], 56, 0);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn every_replica_is_reached() {
+    let namespace = Namespace::new("replicas", Injection::Enabled);
+    namespace.http_server("server", 3);
+    namespace.client("client");
+    namespace.wait_ready();
+    eventually("all three answer", Duration::from_secs(60), || {
+        let pods: BTreeSet<String> = (0..12)
+            .filter_map(|_| {
+                let answer = namespace.curl("client", &["http://server/"]);
+                let pod = answer.body.split_whitespace().next()?.to_owned();
+                (answer.status == 200).then_some(pod)
+            })
+            .collect();
+        (pods.len() == 3).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn what_is_not_meshed_is_reached_as_before() {
+    let meshed = Namespace::new("outward", Injection::Enabled);
+    let plain = Namespace::new("plain", Injection::Disabled);
+    plain.http_server("server", 1);
+    meshed.client("client");
+    meshed.wait_ready();
+    plain.wait_ready();
+    let url = format!("http://server.{}/", plain.name());
+    meshed.expect_curl("client", &[&url], 0, 200);
+    let address =
+        printed(&plain.kubectl(&["get", "pods", "-o", "jsonpath={.items[0].status.podIP}"]));
+    meshed.expect_curl("client", &[&format!("http://{address}:8080/")], 0, 200);
+    // The API server answers who has no credentials with 401 or 403, over its own TLS.
+    let answer = meshed.curl("client", &["-k", "https://kubernetes.default/api"]);
+    assert!(matches!(answer.status, 401 | 403), "{answer:?}");
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn several_ports_and_several_services_of_one_pod() {
+    let namespace = Namespace::new("ports", Injection::Enabled);
+    namespace.client("client");
+    namespace.apply(
+        "{apiVersion: v1, kind: Pod, metadata: {name: server, labels: {app: server}}, spec: {containers: [
+  {name: one, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':8080']},
+  {name: two, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':8081']}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: both}, spec: {selector: {app: server}, ports: [
+  {name: http-one, port: 80, targetPort: 8080}, {name: http-two, port: 81, targetPort: 8081}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: second}, spec: {selector: {app: server}, ports: [
+  {name: http, port: 8000, targetPort: 8081}]}}
+",
+    );
+    namespace.wait_ready();
+    for url in ["http://both/", "http://both:81/", "http://second:8000/"] {
+        namespace.expect_curl("client", &[url], 0, 200);
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn peers_of_a_stateful_set_reach_each_other_by_name() {
+    let namespace = Namespace::new("stateful", Injection::Enabled);
+    namespace.client("client");
+    namespace.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: peers}, spec: {clusterIP: None, selector: {app: peer}, ports: [
+  {name: http, port: 8080}]}}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: peer}
+spec:
+  serviceName: peers
+  replicas: 2
+  podManagementPolicy: Parallel
+  selector: {matchLabels: {app: peer}}
+  template:
+    metadata: {labels: {app: peer}}
+    spec:
+      containers:
+      - {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http], ports: [{containerPort: 8080}]}
+",
+    );
+    printed(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
+    namespace.wait_ready();
+    for peer in ["peer-0", "peer-1"] {
+        let url = format!("http://{peer}.peers:8080/");
+        namespace.expect_curl("client", &[&url], 0, 200);
+        let answer = namespace.curl("client", &[&url]);
+        assert!(answer.body.starts_with(&format!("pod={peer} ")), "{answer:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn excluded_ports_go_around_the_mesh() {
+    let meshed = Namespace::new("around", Injection::Enabled);
+    let strange = Namespace::new("about", Injection::Disabled);
+    meshed.apply(&http_server(
+        "server",
+        1,
+        "annotations: {openservicemesh.io/inbound-port-exclusion-list: '8080'}",
+    ));
+    strange.client("client");
+    meshed.wait_ready();
+    strange.wait_ready();
+    strange.expect_curl("client", &[&format!("http://server.{}/", meshed.name())], 0, 200);
+}

@@ -1,0 +1,9 @@
+//! Scenarios on a real cluster: pods, kubelet, API server. `./test kubernetes` brings it up, installs
+//! Leno and runs them; each has namespaces of its own.
+
+#[cfg(test)]
+mod connectivity;
+#[cfg(test)]
+mod policies;
+#[cfg(test)]
+mod workloads;

@@ -1,0 +1,76 @@
+//! SMI as OSM's users have it: the same objects, the same verdicts.
+
+use leno_tests::cluster::{Injection, Namespace};
+
+/// Who may ask for what: one client for everything, another one for `/foo`.
+const TARGETS: &str = "
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: routes}
+spec:
+  matches:
+  - {name: all, pathRegex: '.*', methods: ['*']}
+  - {name: foo, pathRegex: '/foo', methods: [GET]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: one}
+spec:
+  destination: {kind: ServiceAccount, name: server, namespace: NAMESPACE}
+  rules: [{kind: HTTPRouteGroup, name: routes, matches: [all]}]
+  sources: [{kind: ServiceAccount, name: one, namespace: NAMESPACE}]
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: two}
+spec:
+  destination: {kind: ServiceAccount, name: server, namespace: NAMESPACE}
+  rules: [{kind: HTTPRouteGroup, name: routes, matches: [foo]}]
+  sources: [{kind: ServiceAccount, name: two, namespace: NAMESPACE}]
+";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn traffic_targets_decide_in_a_strict_namespace() {
+    let namespace = Namespace::with_metadata(
+        "targets",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+    );
+    namespace.http_server("server", 1);
+    namespace.client("one");
+    namespace.client("two");
+    namespace.client("three");
+    namespace.wait_ready();
+    namespace.apply(&TARGETS.replace("NAMESPACE", namespace.name()));
+    namespace.expect_curl("one", &["http://server/anything"], 0, 200);
+    namespace.expect_curl("two", &["http://server/foo"], 0, 200);
+    namespace.expect_curl("two", &["http://server/anything"], 0, 403);
+    namespace.expect_curl("three", &["http://server/foo"], 0, 403);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_split_shares_what_comes_for_its_root() {
+    let namespace = Namespace::new("split", Injection::Enabled);
+    namespace.http_server("v1", 1);
+    namespace.http_server("v2", 1);
+    namespace.client("client");
+    namespace.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {app: v1}, ports: [
+  {name: http, port: 80, targetPort: http}]}}
+---
+{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {name: split}, spec: {service: root, backends: [
+  {service: v1, weight: 0}, {service: v2, weight: 100}]}}
+",
+    );
+    namespace.wait_ready();
+    let pod = |url: &str| {
+        let body = namespace.curl("client", &[url]).body;
+        body.split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    namespace.expect_curl("client", &["http://root/"], 0, 200);
+    for _ in 0..10 {
+        assert!(pod("http://root/").starts_with("pod=v2-"));
+        assert!(pod("http://v1/").starts_with("pod=v1-"));
+    }
+}
