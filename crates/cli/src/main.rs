@@ -4,6 +4,7 @@
 
 mod ask;
 mod bench;
+mod bug_report;
 mod check;
 mod completions;
 mod control;
@@ -77,6 +78,8 @@ enum Command {
     Top(top::TopArgs),
     /// Watch live requests of a service
     Tap(tap::TapArgs),
+    /// Collect what a mesh says of itself into one file, without its secrets
+    BugReport(bug_report::BugReportArgs),
     /// Send requests at a pace and tell what came of every one of them
     Load(load::LoadArgs),
     /// Make a join token for a workload on another machine
@@ -127,6 +130,7 @@ impl Command {
             Self::Status(args) => args.run(),
             Self::Top(args) => args.run(),
             Self::Tap(args) => args.run(),
+            Self::BugReport(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
             Self::Root(args) => args.run(),

@@ -7,6 +7,8 @@ mod balancing;
 #[cfg(test)]
 mod bench;
 #[cfg(test)]
+mod bug_report;
+#[cfg(test)]
 mod dashboards;
 mod faults;
 #[cfg(test)]

@@ -1,0 +1,246 @@
+//! `leno bug-report`: what a mesh says of itself, in one file, without its secrets.
+
+mod machine;
+mod redact;
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use leno_control::status::ProxyStatus;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::ask;
+use crate::data_directory::DataArgs;
+use crate::get::Mesh;
+use crate::output;
+use redact::Redaction;
+
+/// Arguments of `leno bug-report`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct BugReportArgs {
+    /// The file to write, which must not exist, or - for standard output
+    /// [default: leno-bug-report-TIME.tar.gz, here]
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+impl BugReportArgs {
+    /// Collects what can be reached, and says what cannot.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let now = OffsetDateTime::now_utc();
+        let path = self.out.unwrap_or_else(|| default_name(now));
+        let to_output = path == Path::new("-");
+        let mut bundle = Bundle::new(open(&path)?)?;
+        let directory = self.data.path()?;
+        let collected = runtime.block_on(collect(&Mesh::at(&directory), &mut bundle));
+        let written = collected.and_then(|()| bundle.finish(now));
+        if written.is_err() && !to_output {
+            // Half a report is no report.
+            std::fs::remove_file(&path).ok();
+        }
+        let (files, missing) = written.with_context(|| path.display().to_string())?;
+        let told = told(&path, files, &missing);
+        match to_output {
+            true => eprint!("{told}"),
+            false => output::print(&told)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Asks the control plane, and then every sidecar that it knows.
+async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<()> {
+    let mut proxies = Vec::new();
+    for (name, path) in CONTROL {
+        let file = format!("control/{name}.json");
+        match mesh.ask(path).await {
+            Ok(answer) => {
+                if *path == "/proxies" {
+                    proxies = serde_json::from_value(answer.clone()).unwrap_or_default();
+                }
+                bundle.add_json(&file, &answer)?;
+            }
+            // Who is not there answers nothing else either.
+            Err(error) if bundle.files == 0 => {
+                bundle.lack("control", &error);
+                return Ok(());
+            }
+            Err(error) => bundle.lack(&file, &error),
+        }
+    }
+    match mesh.send("GET", "/metrics").await {
+        Ok(page) => bundle.add("control/metrics.txt", &page)?,
+        Err(error) => bundle.lack("control/metrics.txt", &error),
+    }
+    let asked = proxies.len().min(SIDECARS_MAX);
+    if asked < proxies.len() {
+        let rest = format!("only the first {SIDECARS_MAX} of {} are asked", proxies.len());
+        bundle.lack("sidecars", &anyhow::anyhow!(rest));
+    }
+    for proxy in proxies.iter().take(asked) {
+        sidecar(proxy, bundle).await?;
+    }
+    Ok(())
+}
+
+async fn sidecar(proxy: &ProxyStatus, bundle: &mut Bundle) -> anyhow::Result<()> {
+    let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
+    let admin = proxy.admin.as_deref().and_then(|address| address.parse().ok());
+    let Some(admin) = admin else {
+        bundle.lack(&folder, &anyhow::anyhow!("it has no admin page"));
+        return Ok(());
+    };
+    for (name, path) in SIDECAR {
+        let file = format!("{folder}/{name}");
+        match ask::admin(admin, path).await {
+            Ok(page) => bundle.add(&file, &String::from_utf8_lossy(&page))?,
+            Err(error) => {
+                bundle.lack(&file, &error);
+                // The others would not be answered either.
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A new file that only its owner reads, or standard output.
+fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
+    if path == Path::new("-") {
+        if std::io::stdout().is_terminal() {
+            bail!("the report is not for a terminal: lead it into a file, or use --out FILE");
+        }
+        return Ok(Box::new(std::io::stdout()));
+    }
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    Ok(Box::new(file.with_context(|| format!("{} cannot be written", path.display()))?))
+}
+
+/// The report that is being written.
+struct Bundle {
+    archive: tar::Builder<GzEncoder<Box<dyn Write>>>,
+    redaction: Redaction,
+    bytes_left: usize,
+    files: usize,
+    missing: Vec<String>,
+}
+
+impl Bundle {
+    fn new(out: Box<dyn Write>) -> anyhow::Result<Self> {
+        let archive = tar::Builder::new(GzEncoder::new(out, Compression::default()));
+        Ok(Self {
+            archive,
+            redaction: Redaction::new()?,
+            bytes_left: BYTES_MAX,
+            files: 0,
+            missing: Vec::new(),
+        })
+    }
+
+    fn add_json(&mut self, name: &str, value: &Value) -> anyhow::Result<()> {
+        self.add(name, &format!("{value:#}\n"))
+    }
+
+    fn add(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
+        let text = self.redaction.of(text);
+        let Some(left) = self.bytes_left.checked_sub(text.len()) else {
+            let full = anyhow::anyhow!("the report would be larger than {BYTES_MAX} bytes");
+            self.lack(name, &full);
+            return Ok(());
+        };
+        self.bytes_left = left;
+        let mut header = tar::Header::new_gnu();
+        header.set_size(u64::try_from(text.len())?);
+        header.set_mode(0o600);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        header.set_mtime(now.as_secs());
+        let path = Path::new("leno-bug-report").join(name);
+        self.archive.append_data(&mut header, path, text.as_bytes())?;
+        self.files += 1;
+        Ok(())
+    }
+
+    /// Something that belongs in it could not be had.
+    fn lack(&mut self, name: &str, why: &anyhow::Error) {
+        self.missing.push(format!("{name}: {why:#}"));
+    }
+
+    fn finish(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
+        let about = json!({
+            "leno": env!("CARGO_PKG_VERSION"),
+            "at": now.format(&Rfc3339)?,
+            "machine": machine::described(),
+            "missing": self.missing,
+        });
+        self.add_json("about.json", &about)?;
+        self.archive.into_inner()?.finish()?.flush()?;
+        Ok((self.files, self.missing))
+    }
+}
+
+fn default_name(now: OffsetDateTime) -> PathBuf {
+    let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
+    let (hour, minute, second) = now.to_hms();
+    format!("leno-bug-report-{year}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z.tar.gz")
+        .into()
+}
+
+fn told(path: &Path, files: usize, missing: &[String]) -> String {
+    let mut text = format!(
+        "{}: {files} files. Names, addresses and rules are in it; keys, tokens, bodies and the \
+         environments of applications are not. Look before you send it.\n",
+        path.display()
+    );
+    for what in missing {
+        text.push_str(&format!("  missing: {what}\n"));
+    }
+    text
+}
+
+/// What the control plane is asked.
+const CONTROL: &[(&str, &str)] = &[
+    ("status", "/status"),
+    ("rejected", "/rejected"),
+    ("workloads", "/workloads"),
+    ("services", "/services"),
+    ("routes", "/routes"),
+    ("policies", "/policies"),
+    ("certificates", "/certificates"),
+    ("proxies", "/proxies"),
+    ("changes", "/changes"),
+    ("traffic", "/traffic"),
+];
+/// What every sidecar is asked.
+const SIDECAR: &[(&str, &str)] = &[
+    ("world.json", "/world"),
+    ("connections.json", "/connections"),
+    ("removed.json", "/removed"),
+    ("metrics.txt", "/metrics"),
+];
+/// The most sidecars that are asked.
+const SIDECARS_MAX: usize = 200;
+/// The most bytes before they are packed.
+const BYTES_MAX: usize = 256 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  leno bug-report                             leno-bug-report-TIME.tar.gz in this directory
+  leno bug-report --data /var/lib/leno --out /tmp/report.tar.gz
+  kubectl -n leno-system exec deploy/leno-control -- /leno bug-report --out - > report.tar.gz
+
+What cannot be reached is named, and the rest is collected.
+";

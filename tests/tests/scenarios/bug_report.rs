@@ -1,0 +1,38 @@
+//! `leno bug-report`: one file with what the mesh says, and no secrets.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use leno_tests::{Mesh, leno};
+
+#[test]
+fn a_report_holds_what_the_mesh_says_and_no_secret() {
+    let manifests = "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: one, namespace: shop, labels: {app: one}}
+spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
+";
+    let mesh = Mesh::up(manifests);
+    let report = mesh.data().with_file_name("report.tar.gz");
+    let output = ask(&mesh, &report);
+    assert!(output.status.success(), "{output:?}");
+    let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    for part in
+        ["about.json", "control/status.json", "control/metrics.txt", "sidecars/shop.one/world.json"]
+    {
+        assert!(listed.contains(&format!("leno-bug-report/{part}")), "{part}: {listed}");
+    }
+    let told = Command::new("tar").arg("-xzOf").arg(&report).output().unwrap();
+    let told = String::from_utf8_lossy(&told.stdout);
+    for secret in ["swordfish", "PRIVATE KEY", "leno-join-"] {
+        assert!(!told.contains(secret), "{secret} is in the report");
+    }
+    assert!(!ask(&mesh, &report).status.success(), "a file that was there is written over");
+}
+
+fn ask(mesh: &Mesh, report: &Path) -> Output {
+    let mut command = leno();
+    command.args(["bug-report", "--data"]).arg(mesh.data()).arg("--out").arg(report);
+    command.output().unwrap()
+}
