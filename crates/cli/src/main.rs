@@ -10,6 +10,7 @@ mod completions;
 mod control;
 mod data_directory;
 mod demo;
+mod diagnose;
 mod duration;
 mod exec;
 mod explain;
@@ -74,6 +75,8 @@ enum Command {
     Get(get::GetArgs),
     /// Say whether the mesh is healthy and, if not, what to do
     Status(status::StatusArgs),
+    /// Say which step of the way to or from a workload fails
+    Diagnose(diagnose::DiagnoseArgs),
     /// Watch how services, routes and sidecars fare
     Top(top::TopArgs),
     /// Watch live requests of a service
@@ -128,6 +131,7 @@ impl Command {
             Self::Migrate(args) => args.run(),
             Self::Get(args) => args.run(),
             Self::Status(args) => args.run(),
+            Self::Diagnose(args) => args.run(),
             Self::Top(args) => args.run(),
             Self::Tap(args) => args.run(),
             Self::BugReport(args) => args.run(),

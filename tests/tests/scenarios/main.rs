@@ -10,6 +10,8 @@ mod bench;
 mod bug_report;
 #[cfg(test)]
 mod dashboards;
+#[cfg(test)]
+mod diagnosis;
 mod faults;
 #[cfg(test)]
 mod faults_on_purpose;

@@ -1,0 +1,127 @@
+//! `leno diagnose NAMESPACE/WORKLOAD`: which step of the way to or from a workload fails.
+
+mod steps;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use leno_control::status::HistoryStatus;
+use leno_model::{ServiceName, WorkloadName};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::ask;
+use crate::data_directory::DataArgs;
+use crate::explain::ExplainFormat;
+use crate::get::Mesh;
+use crate::output::{self, shown};
+use steps::{Facts, Removed, Step, Verdict, examine};
+
+/// Arguments of `leno diagnose`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DiagnoseArgs {
+    /// The workload
+    #[arg(value_name = "NAMESPACE/WORKLOAD")]
+    workload: WorkloadName,
+    /// A service that it calls: the way there is examined too
+    #[arg(long, value_name = "NAMESPACE/SERVICE")]
+    to: Option<ServiceName>,
+    #[command(flatten)]
+    data: DataArgs,
+    /// How to print the answer
+    #[arg(short, long, value_enum, default_value_t)]
+    output: ExplainFormat,
+}
+
+/// What is told.
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    workload: String,
+    /// Whether no step fails.
+    healthy: bool,
+    steps: Vec<Step>,
+}
+
+impl DiagnoseArgs {
+    /// Prints the steps; succeeds when none fails.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mesh = Mesh::at(&self.data.path()?);
+        let workload = self.workload.to_string();
+        let to = self.to.map(|service| service.to_string());
+        let facts = runtime.block_on(facts(&mesh, &workload, to.as_deref()))?;
+        let steps = examine(&facts, &workload, to.as_deref());
+        let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
+        match self.output {
+            ExplainFormat::Text => output::print(&text(&workload, &steps))?,
+            ExplainFormat::Json => output::print_json(&Diagnosis { workload, healthy, steps })?,
+        }
+        Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<Facts> {
+    let mut facts = Facts {
+        status: asked(mesh, "/status").await?,
+        workloads: asked(mesh, "/workloads").await?,
+        services: asked(mesh, "/services").await?,
+        proxies: asked(mesh, "/proxies").await?,
+        certificates: asked(mesh, "/certificates").await?,
+        routes: asked(mesh, "/routes").await?,
+        policies: asked(mesh, "/policies").await?,
+        histories: BTreeMap::new(),
+        ready: None,
+        removed: Vec::new(),
+    };
+    let behind = facts.workloads.iter().find(|known| known.name == workload);
+    let services = behind.map(|known| known.services.clone()).unwrap_or_default();
+    for service in services.iter().map(String::as_str).chain(to) {
+        let history: Option<HistoryStatus> =
+            asked(mesh, &format!("/history?service={service}")).await?;
+        facts.histories.extend(history.map(|history| (service.to_owned(), history)));
+    }
+    let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
+    let admin = proxy.and_then(|proxy| proxy.admin.as_ref()?.parse().ok());
+    if let Some(admin) = admin {
+        let ready = ask::admin(admin, "/ready").await;
+        facts.ready = Some(ready.map(|_| ()).map_err(|error| format!("{error:#}")));
+        let removed = ask::admin(admin, "/removed").await.ok();
+        let removed = removed.and_then(|page| serde_json::from_slice::<Removed>(&page).ok());
+        facts.removed = removed.map(|found| found.removed).unwrap_or_default();
+    }
+    Ok(facts)
+}
+
+async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {
+    serde_json::from_value(mesh.ask(path).await?)
+        .context("the answer is not understood: is the mesh of another version of leno?")
+}
+
+fn text(workload: &str, steps: &[Step]) -> String {
+    let failed = steps.iter().filter(|step| step.verdict == Verdict::Problem).count();
+    let verdict = match failed {
+        0 => "nothing is wrong".to_owned(),
+        1 => "one step fails".to_owned(),
+        several => format!("{several} steps fail"),
+    };
+    let mut text = format!("{workload}: {verdict}\n");
+    for Step { name, verdict, what, remedy } in steps {
+        let mark = verdict.mark();
+        text.push_str(&format!("  {mark} {name:<12} {}\n", shown(what)));
+        if let Some(remedy) = remedy {
+            text.push_str(&format!("      {:<12} {}\n", "", shown(remedy)));
+        }
+    }
+    text
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno diagnose shop/cart-1                       sidecar, identity, doors, policies, requests
+  leno diagnose shop/cart-1 --to shop/stock       and the way to a service that it calls
+
+Exit codes: 0 no step fails; 1 one does, or no control plane answers; 2 wrong usage.
+";

@@ -1,0 +1,322 @@
+//! From what the control plane and the sidecar say to verdicts, in the order in which a request
+//! would need them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_control::status::{
+    CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RouteStatus, ServiceStatus,
+    Status, WorkloadStatus,
+};
+use leno_model::Reason;
+use serde::{Deserialize, Serialize};
+
+use crate::duration::short;
+use crate::figures::{AILING, FAILING, share};
+
+/// All that is examined.
+pub(super) struct Facts {
+    pub(super) status: Status,
+    pub(super) workloads: Vec<WorkloadStatus>,
+    pub(super) services: Vec<ServiceStatus>,
+    pub(super) proxies: Vec<ProxyStatus>,
+    pub(super) certificates: Vec<CertificateStatus>,
+    pub(super) routes: Vec<RouteStatus>,
+    pub(super) policies: Vec<PolicyStatus>,
+    /// By service, as far as something is known.
+    pub(super) histories: BTreeMap<String, HistoryStatus>,
+    /// What the sidecar itself says; absent when it has no admin page.
+    pub(super) ready: Option<Result<(), String>>,
+    /// The endpoints that it leaves out.
+    pub(super) removed: Vec<RemovedEndpoint>,
+}
+
+/// The answer of a sidecar's `/removed`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Removed {
+    pub(super) removed: Vec<RemovedEndpoint>,
+}
+
+/// An endpoint that a sidecar leaves out.
+#[derive(Debug, Deserialize)]
+pub(super) struct RemovedEndpoint {
+    service: String,
+    workload: String,
+    cause: String,
+}
+
+/// One step of the way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    pub(super) verdict: Verdict,
+    /// What is so.
+    pub(super) what: String,
+    /// What to do.
+    pub(super) remedy: Option<String>,
+}
+
+/// How a step fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Verdict {
+    /// As it should.
+    Fine,
+    /// It may explain what is seen.
+    Notice,
+    /// It fails.
+    Problem,
+}
+
+impl Verdict {
+    pub(super) const fn mark(self) -> char {
+        match self {
+            Self::Fine => '✓',
+            Self::Notice => '·',
+            Self::Problem => '✗',
+        }
+    }
+}
+
+impl Step {
+    fn fine(name: &'static str, what: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Fine, what: what.into(), remedy: None }
+    }
+
+    fn told(
+        (name, verdict): (&'static str, Verdict),
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { name, verdict, what: what.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn problem(name: &'static str, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::told((name, Verdict::Problem), what, remedy)
+    }
+
+    fn notice(name: &'static str, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::told((name, Verdict::Notice), what, remedy)
+    }
+}
+
+/// The steps, up to the one without which nothing further can be said.
+pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
+    let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
+        return vec![Step::problem(
+            "workload",
+            format!("there is no workload {name}, of {}", facts.workloads.len()),
+            "leno get workloads lists them; one that a manifest defines may be refused: leno get \
+             rejected",
+        )];
+    };
+    let of = match workload.services.as_slice() {
+        [] => "behind no service".to_owned(),
+        services => format!("behind {}", services.join(", ")),
+    };
+    let mut steps = vec![Step::fine("workload", format!("account {}, {of}", workload.account))];
+    let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
+    steps.push(sidecar(facts, workload, proxy));
+    steps.push(identity(facts, name));
+    steps.extend(doors(facts, workload));
+    steps.extend(policies(facts, workload));
+    steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));
+    steps.extend(to.into_iter().flat_map(|to| way_to(facts, proxy, to)));
+    steps
+}
+
+fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
+    let name = "sidecar";
+    let Some(proxy) = proxy else {
+        let elsewhere = facts.status.peers > 0 && !workload.listeners.is_empty();
+        return match elsewhere {
+            true => Step::notice(
+                name,
+                "is connected to another control plane of the mesh",
+                "ask that one for what follows",
+            ),
+            false => Step::problem(
+                name,
+                format!("is {}", workload.sidecar),
+                "start `leno proxy` there and look at its log; one that was never here needs a \
+                 token: leno token",
+            ),
+        };
+    };
+    if let Some(refusal) = proxy.refusals.last().filter(|_| proxy.refused > 0) {
+        let remedy = "correct what it names; the version before it serves on meanwhile";
+        return Step::problem(name, format!("refuses what it was told: {refusal}"), remedy);
+    }
+    if let Some(Err(why)) = &facts.ready {
+        let remedy = "it is told ready when it has a certificate, a world and all of its doors";
+        return Step::problem(name, format!("is not ready: {why}"), remedy);
+    }
+    if let Some(behind) = proxy.behind_seconds {
+        let behind = short(Duration::try_from_secs_f64(behind).unwrap_or_default());
+        let remedy = "look at its log and its machine if that lasts";
+        return Step::notice(name, format!("has been behind for {behind}"), remedy);
+    }
+    let age = short(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
+    Step::fine(name, format!("version {}, connected for {age}, up to date", proxy.version))
+}
+
+fn identity(facts: &Facts, name: &str) -> Step {
+    let step = "identity";
+    let certificate = facts.certificates.iter().find(|known| known.workload == name);
+    let Some(CertificateStatus { identity, valid_for_seconds, .. }) = certificate else {
+        return Step::notice(
+            step,
+            "no certificate was made since this control plane started",
+            "one that was made before is still good until it ends",
+        );
+    };
+    let left = short(Duration::from_secs(*valid_for_seconds));
+    if *valid_for_seconds == 0 {
+        let remedy = format!("let it join again: leno token {name}");
+        return Step::problem(step, format!("{identity} has expired: peers refuse it"), remedy);
+    }
+    if *valid_for_seconds <= facts.status.certificate_lifetime_seconds / 5 {
+        let remedy =
+            "its sidecar should have renewed it: look whether it reaches the control plane";
+        return Step::problem(step, format!("{identity} expires in {left}"), remedy);
+    }
+    Step::fine(step, format!("{identity}, for another {left}"))
+}
+
+/// Whether its ports are open, and services lead there.
+fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
+    let closed = ports.iter().filter(|port| !workload.listeners.contains_key(port));
+    let closed: Vec<String> = closed.map(u16::to_string).collect();
+    if !closed.is_empty() {
+        steps.push(Step::problem(
+            "inbound",
+            format!("no door for port {}", closed.join(", ")),
+            "its log says why one could not be opened: the address may be in use",
+        ));
+    } else if !ports.is_empty() {
+        let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+        steps.push(Step::fine("inbound", format!("open for port {}", ports.join(", "))));
+    }
+    for service in workload.services.iter().filter_map(|name| find(facts, name)) {
+        let lacks = service.ports.iter().filter(|port| {
+            !port.endpoints.iter().any(|endpoint| endpoint.workload == workload.name)
+        });
+        let lacks: Vec<String> = lacks.map(|port| port.port.to_string()).collect();
+        steps.push(match lacks.is_empty() {
+            true => Step::fine("endpoint", format!("of {}", service.name)),
+            false => Step::problem(
+                "endpoint",
+                format!("is none of {} at port {}", service.name, lacks.join(", ")),
+                "it has no port that the service's targetPort leads to, is not ready, or its \
+                 sidecar has not said where it listens",
+            ),
+        });
+    }
+    steps
+}
+
+fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+    let about: Vec<&PolicyStatus> =
+        facts.policies.iter().filter(|policy| policy.destination == workload.account).collect();
+    let broken = about.iter().filter(|policy| !policy.problems.is_empty());
+    let mut steps: Vec<Step> = broken
+        .map(|policy| {
+            let what = format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
+            Step::problem("policy", what, "add what is missing, or correct the reference")
+        })
+        .collect();
+    if steps.is_empty() {
+        let in_force = about.iter().filter(|policy| policy.in_force).count();
+        let mode = &facts.status.traffic_mode;
+        steps.push(Step::fine("policy", format!("the mesh is {mode}; {in_force} in force here")));
+    }
+    steps
+}
+
+/// How requests to a service fare, and what most of the failed ones failed with.
+fn requests(facts: &Facts, service: &str) -> Option<Step> {
+    let history = facts.histories.get(service)?;
+    let success = history.rates.success?;
+    let shown = share(Some(success));
+    if success >= AILING {
+        return Some(Step::fine("requests", format!("{shown} of those to {service} succeed")));
+    }
+    let most = history.recent_reasons.iter().max_by_key(|(_, count)| **count);
+    let reason = most.map(|(reason, _)| reason.as_str());
+    let known = reason.and_then(|label| Reason::ALL.iter().find(|known| known.label() == label));
+    let why = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
+    let remedy = match known {
+        Some(known) => format!("{} (leno explain {})", known.remedy(), known.label()),
+        None => "the application answers so: look at its log".to_owned(),
+    };
+    let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
+    let what = format!("{shown} of those to {service} succeed{why}");
+    Some(Step::told(("requests", verdict), what, remedy))
+}
+
+/// The way to a service that it calls.
+fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
+    let Some(service) = find(facts, to) else {
+        let remedy = "leno get services lists them; check the spelling and the namespace";
+        return vec![Step::problem("service", format!("there is no service {to}"), remedy)];
+    };
+    let mut steps = Vec::new();
+    let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
+    let empty: Vec<String> = empty.map(|port| port.port.to_string()).collect();
+    let endpoints: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
+    steps.push(match empty.is_empty() {
+        true => Step::fine("service", format!("{to} has {endpoints} endpoints")),
+        false if service.workloads.is_empty() => Step::problem(
+            "service",
+            format!("{to} has no workload"),
+            "compare its selector with the labels of workloads in its namespace",
+        ),
+        false => Step::problem(
+            "service",
+            format!("{to} has no endpoint at port {}", empty.join(", ")),
+            format!("diagnose a workload behind it: {}", service.workloads.join(", ")),
+        ),
+    });
+    let routes = facts.routes.iter().filter(|route| service.routes.contains(&route.name));
+    let broken = routes.filter(|route| !route.problems.is_empty());
+    steps.extend(broken.map(|route| {
+        let what = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
+        Step::problem("route", what, "that part of it is answered 500 until then")
+    }));
+    let removed = facts.removed.iter().filter(|endpoint| endpoint.service == to);
+    steps.extend(removed.map(|endpoint| {
+        Step::notice(
+            "removed",
+            format!("{} is left out: {}", endpoint.workload, endpoint.cause),
+            "it is tried again by itself; leno get removed",
+        )
+    }));
+    if proxy.is_some_and(|proxy| !proxy.subscriptions.iter().any(|known| known == to)) {
+        steps.push(Step::notice(
+            "subscribed",
+            format!("the sidecar has not asked for {to} of late"),
+            "it does with the first request: does the application send any, by that name?",
+        ));
+    }
+    steps.extend(requests(facts, to));
+    steps.push(Step::notice(
+        "decision",
+        "rules and policies decide about each request by itself",
+        format!("leno explain request --from WORKLOAD --url http://{}/", host(to)),
+    ));
+    steps
+}
+
+fn find<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
+    facts.services.iter().find(|service| service.name == name)
+}
+
+/// `namespace/name` as applications write it.
+fn host(service: &str) -> String {
+    match service.split_once('/') {
+        Some((namespace, name)) => format!("{name}.{namespace}"),
+        None => service.to_owned(),
+    }
+}
