@@ -8,7 +8,9 @@ program=$(realpath "$1"); shift
 . "$here/env.sh"
 [ -n "${KC_KEEP:-}" ] || trap '"$here/down.sh"' EXIT
 "$here/up.sh" > /dev/null
-export KUBECONFIG=$KC_STATE/admin.conf PATH=$KC_BIN:$PATH
+export KUBECONFIG=$KC_STATE/admin.conf PATH=$KC_BIN:$PATH LENO_IMAGE=$KC_IMAGE
+"$here/gateway-api.sh"
+kubectl apply -f "$here/manifests/smi.yaml" > /dev/null
 "$here/image.sh" "$program" "$KC_STATE/leno.tar"
 "$here/load.sh" "$KC_STATE/leno.tar"
 "$program" install --image "$KC_IMAGE" --apply

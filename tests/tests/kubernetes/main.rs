@@ -6,4 +6,6 @@ mod connectivity;
 #[cfg(test)]
 mod policies;
 #[cfg(test)]
+mod under_load;
+#[cfg(test)]
 mod workloads;

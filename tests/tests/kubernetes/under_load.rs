@@ -1,0 +1,90 @@
+//! What happens to a mesh while requests go through it at a constant rate: none may fail that the
+//! application did not fail itself.
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::eventually;
+use serde_json::Value;
+
+/// A client that sends requests at a constant rate for a while, in a pod of its own.
+struct Load<'a> {
+    namespace: &'a Namespace,
+}
+
+impl<'a> Load<'a> {
+    fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
+        let image = std::env::var("LENO_IMAGE").expect("./test kubernetes names the image");
+        namespace.apply(&format!(
+            "apiVersion: batch/v1
+kind: Job
+metadata: {{name: load}}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: load
+        image: {image}
+        imagePullPolicy: Never
+        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, {seconds}s, -o, json]
+"
+        ));
+        eventually("the load runs", Duration::from_secs(60), || {
+            let state = namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.ready}"]);
+            (printed(&state) == "1").then_some(())
+        });
+        Self { namespace }
+    }
+
+    /// Waits for its end: how many requests were sent, and what failed.
+    fn end(self) -> (u64, Value) {
+        let ended = eventually("the load ends", Duration::from_secs(180), || {
+            let ended = "jsonpath={.status.succeeded}{.status.failed}";
+            let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
+            (!state.is_empty()).then_some(())
+        });
+        drop(ended);
+        let said = printed(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
+        let report: Value = serde_json::from_str(&said).expect(&said);
+        (report["requests"].as_u64().unwrap_or_default(), report["errors_by_kind"].clone())
+    }
+}
+
+fn prepared(what: &str) -> Namespace {
+    let namespace = Namespace::new(what, Injection::Enabled);
+    namespace.http_server("server", 2);
+    namespace.wait_ready();
+    namespace
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_rolling_restart_fails_no_request() {
+    let namespace = prepared("rolling");
+    let load = Load::start(&namespace, "http://server/", 40);
+    printed(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    let (requests, failed) = load.end();
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn killed_control_planes_fail_no_request() {
+    let namespace = prepared("killed");
+    let load = Load::start(&namespace, "http://server/", 30);
+    let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
+    printed(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
+    let (requests, failed) = load.end();
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+    // And what comes back serves: a new pod joins.
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+}
