@@ -40,12 +40,11 @@ spec:
 
     /// Waits for its end: how many requests were sent, and what failed.
     fn end(self) -> (u64, Value) {
-        let ended = eventually("the load ends", Duration::from_secs(180), || {
+        eventually("the load ends", Duration::from_secs(180), || {
             let ended = "jsonpath={.status.succeeded}{.status.failed}";
             let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
             (!state.is_empty()).then_some(())
         });
-        drop(ended);
         let said = printed(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
         let report: Value = serde_json::from_str(&said).expect(&said);
         (report["requests"].as_u64().unwrap_or_default(), report["errors_by_kind"].clone())
