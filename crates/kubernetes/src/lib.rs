@@ -1,2 +1,3 @@
-//! What Kubernetes is told and asked: facts from its API server, pods that get a sidecar, identities
-//! of service accounts.
+//! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
+
+pub mod words;

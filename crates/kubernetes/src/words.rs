@@ -1,0 +1,42 @@
+//! Names that the parts in a cluster agree on: labels, annotations, containers, ports, paths.
+
+/// The namespace of the control plane, unless installed elsewhere.
+pub const SYSTEM_NAMESPACE: &str = "leno-system";
+/// The Deployment, Service and account of the control plane.
+pub const CONTROL: &str = "leno-control";
+/// The headless Service by which control planes find each other.
+pub const CONTROL_PEERS: &str = "leno-control-peers";
+/// Where control planes serve sidecars and each other.
+pub const CONTROL_PORT: u16 = 15_010;
+/// Where control planes answer the API server's webhooks.
+pub const WEBHOOK_PORT: u16 = 15_017;
+/// Where control planes and sidecars answer the kubelet and Prometheus.
+pub const HEALTH_PORT: u16 = 15_020;
+/// The Secret with the authority of the mesh.
+pub const AUTHORITY_SECRET: &str = "leno-authority";
+/// The ConfigMap with the roots of the mesh, under the key `roots.pem`, in the system namespace.
+pub const ROOTS_CONFIG_MAP: &str = "leno-roots";
+
+/// The sidecar's container.
+pub const PROXY_CONTAINER: &str = "leno-proxy";
+/// The container that leads a pod's connections to its sidecar, before that starts.
+pub const INTERCEPT_CONTAINER: &str = "leno-intercept";
+/// The user that sidecars run as.
+pub const PROXY_UID: i64 = 1500;
+/// The audience of the tokens by which sidecars join.
+pub const TOKEN_AUDIENCE: &str = "leno";
+/// Where a sidecar finds its token.
+pub const TOKEN_PATH: &str = "/var/run/secrets/leno.dev/token";
+/// The roots of the mesh, as PEM, in the environment of a sidecar.
+pub const ROOTS_VARIABLE: &str = "LENO_ROOTS";
+/// The probes of a pod that its sidecar makes for the kubelet, as JSON, in its environment.
+pub const PROBES_VARIABLE: &str = "LENO_PROBES";
+
+/// Label of a namespace or pod, or annotation: `enabled` or `disabled`.
+pub const INJECTION: &str = "leno.dev/injection";
+/// Annotation of a namespace or pod: `permissive`, `strict` or `audit`.
+pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
+/// Label of a pod that has a sidecar: its value is `sidecar`.
+pub const MESHED: &str = "leno.dev/meshed";
+/// Prefixes of labels and annotations, as ours and as OSM's and FSM's users have them.
+pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];
