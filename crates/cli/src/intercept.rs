@@ -2,11 +2,12 @@
 
 mod nftables;
 mod rules;
+mod verify;
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, Parser};
 use leno_proxy::{INBOUND_PORT, OUTBOUND_PORT};
 
 use crate::range::Range;
@@ -37,16 +38,28 @@ pub(crate) struct InterceptArgs {
     /// Print the rules as `nft -f` reads them, and change nothing
     #[arg(long)]
     dry_run: bool,
+    /// Set no rules, but find out whether somebody did: as another user than the sidecar, and
+    /// before it starts
+    #[arg(long, conflicts_with = "dry_run")]
+    verify: bool,
+}
+
+/// The options alone.
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    intercept: InterceptArgs,
 }
 
 impl InterceptArgs {
     /// Replaces the rules of this network namespace, all at once.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let chains = self.chains();
-        if self.dry_run {
-            print!("{}", rules::to_text(&chains));
+        if self.verify {
+            verify::verify()?;
+        } else if self.dry_run {
+            print!("{}", rules::to_text(&self.chains()));
         } else {
-            nftables::replace(&chains).context("the connections are not redirected")?;
+            self.apply()?;
             tracing::info!(
                 outbound = OUTBOUND_PORT,
                 inbound = INBOUND_PORT,
@@ -55,6 +68,24 @@ impl InterceptArgs {
             );
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Reads options that were written down.
+    ///
+    /// # Errors
+    /// When they are no options of this command.
+    pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
+        let words = std::iter::once("intercept").chain(words.iter().map(String::as_str));
+        let line = Line::try_parse_from(words);
+        Ok(line.context("options of `leno intercept` that make no sense")?.intercept)
+    }
+
+    /// Replaces the rules of the network namespace of this thread, all at once.
+    ///
+    /// # Errors
+    /// When the kernel refuses them: then those before are in force.
+    pub(crate) fn apply(&self) -> anyhow::Result<()> {
+        nftables::replace(&self.chains()).context("the connections are not redirected")
     }
 
     fn chains(&self) -> [Chain; 2] {
@@ -125,6 +156,7 @@ Examples:
   leno intercept --exclude-outbound-ports 25,5432         mail and the database go directly
   leno intercept --exclude-outbound-ranges 10.0.0.0/8,fd00::/8
   leno intercept --dry-run                                see the rules
+  leno intercept --verify                                 did the node's network plugin set them
 
 It needs NET_ADMIN in the network namespace whose connections it leads, and is there for a moment
 only: the kernel keeps the rules. Run again, it replaces them.
@@ -132,15 +164,7 @@ only: the kernel keeps the rules. Run again, it replaces them.
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        intercept: InterceptArgs,
-    }
 
     fn parse(words: &[&str]) -> Result<InterceptArgs, clap::Error> {
         let words = std::iter::once("intercept").chain(words.iter().copied());

@@ -6,6 +6,7 @@ mod ask;
 mod bench;
 mod bug_report;
 mod check;
+mod cni;
 mod completions;
 mod control;
 mod data_directory;
@@ -95,6 +96,8 @@ enum Command {
     Control(control::ControlArgs),
     /// Lead the connections of a network namespace to its sidecar
     Intercept(intercept::InterceptArgs),
+    /// Let the network plugin of a node do that for its pods
+    Cni(cni::CniArgs),
     /// Measure this mesh and its peers side by side
     Bench(bench::BenchArgs),
     /// Print the completions of a shell
@@ -108,6 +111,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if cni::is_called() {
+        return cni::run_as_plugin();
+    }
     let Cli { log_level, command } = Cli::parse();
     log::start(log_level.as_ref(), command.log_style());
     match command.run(log_level) {
@@ -141,6 +147,7 @@ impl Command {
             Self::Proxy(args) => args.run(),
             Self::Control(args) => args.run(),
             Self::Intercept(args) => args.run(),
+            Self::Cni(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::Completions(args) => args.run(),
             Self::DemoService(args) => args.run().map(|()| ExitCode::SUCCESS),
@@ -150,7 +157,7 @@ impl Command {
 
     fn log_style(&self) -> log::Style {
         match self {
-            Self::Control(_) | Self::Intercept(_) => log::Style::Service,
+            Self::Control(_) | Self::Intercept(_) | Self::Cni(_) => log::Style::Service,
             Self::Proxy(args) if !args.is_supervised() => log::Style::Service,
             Self::Proxy(_) | Self::Up(_) => log::Style::Supervised,
             _ => log::Style::Tool,

@@ -38,5 +38,12 @@ pub const INJECTION: &str = "leno.dev/injection";
 pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
 /// Label of a pod that has a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
+/// The value of [`MESHED`].
+pub const MESHED_BY_SIDECAR: &str = "sidecar";
+/// Annotation of a pod whose connections the network plugin of its node leads to the sidecar: the
+/// options of `leno intercept`, between spaces.
+pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
+/// The agent of a node: its DaemonSet, account and container.
+pub const CNI: &str = "leno-cni";
 /// Prefixes of labels and annotations, as ours and as OSM's and FSM's users have them.
 pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];

@@ -1,6 +1,8 @@
 //! What `leno intercept` makes of a network namespace, as `nft` shows it.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
+mod plugin;
+
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
@@ -29,6 +31,13 @@ impl Namespace {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0]).arg(program);
         command
+    }
+
+    /// Gives it a way out, so that the kernel routes what it is to redirect.
+    fn add_way_out(&self) {
+        ip(&["-n", &self.0, "link", "add", "out0", "type", "veth", "peer", "name", "out1"]);
+        ip(&["-n", &self.0, "address", "add", "192.0.2.7/24", "dev", "out0"]);
+        ip(&["-n", &self.0, "link", "set", "out0", "up"]);
     }
 
     fn intercept(&self, options: &[&str]) -> Output {
@@ -98,10 +107,7 @@ fn connections_go_to_the_sidecar_but_its_own() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = Namespace::new("leads");
-    // A way out, so that the kernel routes what it is to redirect.
-    ip(&["-n", &namespace.0, "link", "add", "out0", "type", "veth", "peer", "name", "out1"]);
-    ip(&["-n", &namespace.0, "address", "add", "192.0.2.1/24", "dev", "out0"]);
-    ip(&["-n", &namespace.0, "link", "set", "out0", "up"]);
+    namespace.add_way_out();
     assert!(namespace.intercept(&["--exclude-outbound-ports=81"]).status.success());
     let script = "
 import socket, sys
@@ -125,4 +131,19 @@ print(connect(80))
     let output = namespace.command("python3").args(["-c", script]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said, "led, wanted port 80\nleft alone\nleft alone\n", "{output:?}");
+}
+
+#[test]
+fn whether_rules_are_there_can_be_found_out() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let namespace = Namespace::new("verify");
+    namespace.add_way_out();
+    let without = namespace.intercept(&["--verify"]);
+    assert!(!without.status.success());
+    assert!(String::from_utf8_lossy(&without.stderr).contains("delete the pod"), "{without:?}");
+    assert!(namespace.intercept(&[]).status.success());
+    let with = namespace.intercept(&["--verify"]);
+    assert!(with.status.success(), "{with:?}");
 }

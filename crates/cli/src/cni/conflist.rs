@@ -1,0 +1,124 @@
+//! The node's list of network plugins (CNI specification 1.1, section 1), with ours in it or not.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+/// What our plugin's type, hence its program, is called.
+pub(super) const PLUGIN: &str = "leno-cni";
+
+/// The list that the container runtime uses: the first one by name.
+///
+/// # Errors
+/// When there is none yet, or it is no list.
+pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
+    let entries = std::fs::read_dir(directory);
+    let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
+    let is_configuration = |path: &PathBuf| {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        matches!(extension, Some("conf" | "conflist" | "json"))
+    };
+    let files = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_configuration);
+    let Some(first) = files.min() else {
+        bail!("there is no network in {} yet", directory.display());
+    };
+    match first.extension().is_some_and(|extension| extension == "conflist") {
+        true => Ok(first),
+        false => bail!(
+            "{} configures one plugin alone, to which none can be added: make it a .conflist",
+            first.display()
+        ),
+    }
+}
+
+/// The list with our plugin last, as `plugin` says; `None` when it is so already.
+///
+/// # Errors
+/// When the text is no list of plugins.
+pub(super) fn with(text: &str, plugin: &Value) -> anyhow::Result<Option<String>> {
+    let mut list = parse(text)?;
+    let plugins = plugins(&mut list)?;
+    if plugins.last() == Some(plugin) && plugins.iter().filter(|known| is_ours(known)).count() == 1
+    {
+        return Ok(None);
+    }
+    plugins.retain(|known| !is_ours(known));
+    plugins.push(plugin.clone());
+    Ok(Some(format!("{list:#}\n")))
+}
+
+/// The list without our plugin; `None` when it is not there.
+///
+/// # Errors
+/// When the text is no list of plugins.
+pub(super) fn without(text: &str) -> anyhow::Result<Option<String>> {
+    let mut list = parse(text)?;
+    let plugins = plugins(&mut list)?;
+    let before = plugins.len();
+    plugins.retain(|known| !is_ours(known));
+    Ok((plugins.len() < before).then(|| format!("{list:#}\n")))
+}
+
+/// Our entry in the list.
+pub(super) fn entry(socket: &Path, pass: &[String]) -> Value {
+    json!({"type": PLUGIN, "socket": socket, "pass": pass})
+}
+
+fn parse(text: &str) -> anyhow::Result<Value> {
+    serde_json::from_str(text).context("the list of network plugins is not JSON")
+}
+
+fn plugins(list: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
+    let plugins = list.get_mut("plugins").and_then(Value::as_array_mut);
+    plugins.context("the list of network plugins has no `plugins`")
+}
+
+fn is_ours(plugin: &Value) -> bool {
+    plugin.get("type").and_then(Value::as_str) == Some(PLUGIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp","mtu":1500}]}"#;
+
+    #[test]
+    fn ours_is_put_last_once_and_taken_out_again() {
+        let ours = entry(Path::new("/run/leno/cni.sock"), &["kube-system".to_owned()]);
+        let with_it = with(LIST, &ours).unwrap().unwrap();
+        let list: Value = serde_json::from_str(&with_it).unwrap();
+        assert_eq!(list["plugins"][0]["mtu"], 1500);
+        assert_eq!(list["plugins"][1], ours);
+        assert_eq!(with(&with_it, &ours).unwrap(), None);
+        // Another socket, or another plugin after ours: it is put right.
+        let moved = entry(Path::new("/run/other.sock"), &[]);
+        let list: Value = serde_json::from_str(&with(&with_it, &moved).unwrap().unwrap()).unwrap();
+        assert_eq!(list["plugins"].as_array().map(Vec::len), Some(2));
+        assert_eq!(list["plugins"][1], moved);
+        let cleared: Value = serde_json::from_str(&without(&with_it).unwrap().unwrap()).unwrap();
+        assert_eq!(cleared, serde_json::from_str::<Value>(LIST).unwrap());
+        assert_eq!(without(LIST).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused() {
+        let ours = entry(Path::new("/s"), &[]);
+        for bad in ["", "{}", r#"{"plugins":{}}"#, "[]"] {
+            assert!(with(bad, &ours).is_err() && without(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_first_list_by_name_is_the_one_in_use() {
+        let scratch = tempfile::tempdir().unwrap();
+        assert!(find(scratch.path()).unwrap_err().to_string().contains("no network"));
+        for name in ["20-b.conflist", "10-a.conflist", "00-readme"] {
+            std::fs::write(scratch.path().join(name), LIST).unwrap();
+        }
+        assert_eq!(find(scratch.path()).unwrap(), scratch.path().join("10-a.conflist"));
+        std::fs::write(scratch.path().join("05-one.conf"), "{}").unwrap();
+        assert!(find(scratch.path()).unwrap_err().to_string().contains("make it a .conflist"));
+    }
+}

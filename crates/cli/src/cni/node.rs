@@ -1,0 +1,220 @@
+//! `leno cni node`: puts the plugin into a node's network, keeps it there, and answers it.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use leno_kubernetes::node::{Interception, Node};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use super::conflist::{self, PLUGIN};
+use super::question::{Answer, LINE_BYTES_MAX, Question};
+use crate::stop;
+
+/// Arguments of `leno cni node`.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// Where the node's network plugins are
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
+    bin_dir: PathBuf,
+    /// Where the node's network is configured
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
+    conf_dir: PathBuf,
+    /// Where the plugin finds us: the same path on the node and here
+    #[arg(long, value_name = "FILE", default_value = "/run/leno/cni.sock")]
+    socket: PathBuf,
+    /// Namespaces whose pods start without our being asked
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', default_value = "kube-system")]
+    pass: Vec<String>,
+    /// The DaemonSet that we are of: once it is gone, the plugin is taken out
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    daemon_set: Option<String>,
+}
+
+impl NodeArgs {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the runtime")?;
+        runtime.block_on(self.serve())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self) -> anyhow::Result<()> {
+        let stop = stop::signals()?;
+        let node = Arc::new(Node::connect().await?);
+        // Before the plugin is there, so that there is somebody to ask.
+        let listener = self.listen()?;
+        self.copy_program()?;
+        tokio::select! {
+            () = stop => {}
+            () = answer_all(listener, Arc::clone(&node)) => {}
+            () = self.keep() => {}
+        }
+        if self.is_over(&node).await {
+            self.take_out()?;
+            tracing::info!("the plugin is taken out of the node's network");
+        } else {
+            tracing::info!("the plugin stays: pods of the mesh wait until we are back");
+        }
+        Ok(())
+    }
+
+    fn listen(&self) -> anyhow::Result<UnixListener> {
+        if let Some(parent) = self.socket.parent() {
+            std::fs::create_dir_all(parent)
+                .with_context(|| format!("cannot make {}", parent.display()))?;
+        }
+        // Of an agent that was here before.
+        std::fs::remove_file(&self.socket).ok();
+        let listener = UnixListener::bind(&self.socket)
+            .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
+        // Container runtimes call plugins as root.
+        std::fs::set_permissions(&self.socket, Permissions::from_mode(0o600))?;
+        Ok(listener)
+    }
+
+    /// This program, beside the node's other plugins; whole or not at all.
+    fn copy_program(&self) -> anyhow::Result<()> {
+        let copied = || -> std::io::Result<()> {
+            let new = tempfile::NamedTempFile::new_in(&self.bin_dir)?;
+            std::fs::copy("/proc/self/exe", new.path())?;
+            std::fs::set_permissions(new.path(), Permissions::from_mode(0o755))?;
+            new.persist(self.bin_dir.join(PLUGIN))?;
+            Ok(())
+        };
+        copied().with_context(|| format!("cannot copy the plugin to {}", self.bin_dir.display()))
+    }
+
+    /// Networks come and change after us: what installs them writes the list anew.
+    async fn keep(&self) {
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut said = None;
+        loop {
+            ticks.tick().await;
+            let now = match self.put_in() {
+                Ok(None) => continue,
+                Ok(Some(file)) => {
+                    tracing::info!(file = %file.display(), "the plugin is in the node's network");
+                    None
+                }
+                Err(error) => Some(format!("{error:#}")),
+            };
+            if let Some(error) = now.as_ref().filter(|_| now != said) {
+                tracing::warn!(%error, "the plugin is not in the node's network");
+            }
+            said = now;
+        }
+    }
+
+    fn put_in(&self) -> anyhow::Result<Option<PathBuf>> {
+        let file = conflist::find(&self.conf_dir)?;
+        let text = std::fs::read_to_string(&file)?;
+        let Some(text) = conflist::with(&text, &conflist::entry(&self.socket, &self.pass))? else {
+            return Ok(None);
+        };
+        replace(&file, &text)?;
+        Ok(Some(file))
+    }
+
+    /// The list first: a list that names a program which is gone keeps every pod from starting.
+    fn take_out(&self) -> anyhow::Result<()> {
+        let file = conflist::find(&self.conf_dir)?;
+        let text = std::fs::read_to_string(&file)?;
+        if let Some(text) = conflist::without(&text)? {
+            replace(&file, &text)?;
+        }
+        std::fs::remove_file(self.bin_dir.join(PLUGIN)).ok();
+        std::fs::remove_file(&self.socket).ok();
+        Ok(())
+    }
+
+    /// Whether nobody is going to take our place.
+    async fn is_over(&self, node: &Node) -> bool {
+        let daemon_set = self.daemon_set.as_deref().and_then(|name| name.split_once('/'));
+        let Some((namespace, name)) = daemon_set else {
+            return false;
+        };
+        let gone = timeout(GOODBYE, node.is_daemon_set_gone(namespace, name)).await;
+        matches!(gone, Ok(Ok(true)))
+    }
+}
+
+/// Replaces a file, whole or not at all, with the permissions it had.
+fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
+    let replaced = || -> std::io::Result<()> {
+        let directory = file.parent().unwrap_or(Path::new("."));
+        let mut new = tempfile::NamedTempFile::new_in(directory)?;
+        std::io::Write::write_all(&mut new, text.as_bytes())?;
+        std::fs::set_permissions(new.path(), std::fs::metadata(file)?.permissions())?;
+        new.persist(file)?;
+        Ok(())
+    };
+    replaced().with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Answers plugins until dropped.
+async fn answer_all(listener: UnixListener, node: Arc<Node>) {
+    let mut answers = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if answers.len() < QUESTIONS_MAX => match accepted {
+                Ok((stream, _)) => {
+                    let node = Arc::clone(&node);
+                    answers.spawn(async move { timeout(PATIENCE, answer_one(stream, &node)).await });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a plugin could not be heard");
+                    sleep(AFTER_AN_ERROR).await;
+                }
+            },
+            Some(answered) = answers.join_next() => match answered {
+                Ok(Ok(Ok(()))) => {}
+                Ok(Ok(Err(error))) => tracing::warn!(%error, "a plugin was not answered"),
+                Ok(Err(_)) => tracing::warn!("a plugin was not answered in time"),
+                Err(error) => tracing::error!(%error, "an answer was not finished"),
+            },
+        }
+    }
+}
+
+async fn answer_one(stream: UnixStream, node: &Node) -> anyhow::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut line = String::new();
+    BufReader::new(read.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
+    let question: Question = serde_json::from_str(&line)?;
+    let found =
+        node.interception(&question.namespace, &question.pod, question.uid.as_deref()).await;
+    let answer = match found {
+        Ok(Interception::Leave) => Answer::Leave,
+        Ok(Interception::Lead(words)) => Answer::Intercept(words),
+        Err(error) => Answer::Refused(format!(
+            "it is not known whether {}/{} is to be meshed: {error}",
+            question.namespace, question.pod
+        )),
+    };
+    let line = format!("{}\n", serde_json::to_string(&answer)?);
+    write.write_all(line.as_bytes()).await?;
+    Ok(())
+}
+
+/// Often enough that a node that starts is not kept waiting.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Pods that start at once on a node are fewer.
+const QUESTIONS_MAX: usize = 64;
+/// Less than the plugin waits.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// For the one question that is left when we end.
+const GOODBYE: Duration = Duration::from_secs(5);
+/// After an error of `accept`: out of descriptors, for example.
+const AFTER_AN_ERROR: Duration = Duration::from_millis(100);

@@ -1,0 +1,178 @@
+//! The plugin: what a container runtime calls for each pod (CNI specification 1.1, section 2).
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Parser;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::conflist::PLUGIN;
+use super::question::{Answer, LINE_BYTES_MAX, Question};
+use crate::intercept::InterceptArgs;
+
+/// Whether a container runtime called us.
+pub(crate) fn is_called() -> bool {
+    let name = env::args_os().next();
+    let name = name.as_deref().map(Path::new).and_then(Path::file_name);
+    name.is_some_and(|name| name == PLUGIN) && env::var_os("CNI_COMMAND").is_some()
+}
+
+/// Does what the runtime asks for, and says so as it expects it.
+pub(crate) fn run_as_plugin() -> ExitCode {
+    let call = Call::parse();
+    let mut input = String::new();
+    let read = std::io::stdin().take(INPUT_BYTES_MAX).read_to_string(&mut input);
+    let done = read.context("cannot read the configuration").and_then(|_| call.answer(&input));
+    match done {
+        Ok(said) => {
+            print!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let said = json!({"cniVersion": NEWEST, "code": FAILED, "msg": format!("{error:#}")});
+            print!("{said}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What the runtime tells in the environment.
+#[derive(Debug, Parser)]
+struct Call {
+    #[arg(env = "CNI_COMMAND")]
+    command: String,
+    #[arg(env = "CNI_ARGS", default_value = "")]
+    arguments: String,
+    #[arg(env = "CNI_NETNS")]
+    netns: Option<PathBuf>,
+}
+
+/// Our part of the node's configuration.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Configuration {
+    cni_version: String,
+    socket: PathBuf,
+    #[serde(default)]
+    pass: Vec<String>,
+    prev_result: Option<Value>,
+}
+
+impl Call {
+    fn answer(&self, input: &str) -> anyhow::Result<String> {
+        match self.command.as_str() {
+            "VERSION" => {
+                Ok(json!({"cniVersion": NEWEST, "supportedVersions": VERSIONS}).to_string())
+            }
+            "ADD" => {
+                let configuration: Configuration =
+                    serde_json::from_str(input).context("the configuration makes no sense")?;
+                self.add(&configuration)?;
+                let mut result = configuration.prev_result.context(
+                    "prevResult is missing: list this plugin after the one that makes networks",
+                )?;
+                if let Some(result) = result.as_object_mut() {
+                    result.insert("cniVersion".to_owned(), configuration.cni_version.into());
+                }
+                Ok(result.to_string())
+            }
+            // The kernel forgets the rules with the network namespace.
+            "DEL" | "CHECK" | "GC" | "STATUS" => Ok(String::new()),
+            other => bail!("CNI_COMMAND `{other}` is unknown"),
+        }
+    }
+
+    fn add(&self, configuration: &Configuration) -> anyhow::Result<()> {
+        let Some(question) = question(&self.arguments) else {
+            // A container that is no pod.
+            return Ok(());
+        };
+        if configuration.pass.contains(&question.namespace) {
+            return Ok(());
+        }
+        let words = match ask(&configuration.socket, &question)? {
+            Answer::Leave => return Ok(()),
+            Answer::Intercept(words) => words,
+            Answer::Refused(reason) => bail!("{reason}"),
+        };
+        let intercept = InterceptArgs::from_words(&words)?;
+        let netns = self.netns.as_deref().context("CNI_NETNS is missing")?;
+        let opened = File::open(netns);
+        let netns = opened.with_context(|| format!("cannot open {}", netns.display()))?;
+        move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+            .context("cannot enter the network namespace of the pod")?;
+        intercept.apply()
+    }
+}
+
+/// The pod that `CNI_ARGS` tells of (`KEY=VALUE;…`).
+fn question(arguments: &str) -> Option<Question> {
+    let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
+    let arguments: BTreeMap<&str, &str> = pairs.collect();
+    let text = |key: &str| arguments.get(key).map(|value| (*value).to_owned());
+    Some(Question {
+        namespace: text("K8S_POD_NAMESPACE")?,
+        pod: text("K8S_POD_NAME")?,
+        uid: text("K8S_POD_UID"),
+    })
+}
+
+fn ask(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
+    let asked = || -> anyhow::Result<Answer> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    };
+    asked().with_context(|| {
+        format!(
+            "nobody answers at {} whether {}/{} is to be meshed: is the pod leno-cni of this node \
+             running?",
+            socket.display(),
+            question.namespace,
+            question.pod
+        )
+    })
+}
+
+/// What the plugin is written for; the rest of them differ in what it passes on unread.
+const NEWEST: &str = "1.1.0";
+const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+/// Codes from 100 on are a plugin's own.
+const FAILED: u32 = 100;
+/// Configurations are a page or two.
+const INPUT_BYTES_MAX: u64 = 1 << 20;
+/// The kubelet tries again; the agent asks the API server meanwhile.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pod_is_told_by_the_runtime() {
+        let arguments = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-1;\
+                         K8S_POD_INFRA_CONTAINER_ID=0f;K8S_POD_UID=7";
+        let asked = Question {
+            namespace: "shop".to_owned(),
+            pod: "cart-1".to_owned(),
+            uid: Some("7".to_owned()),
+        };
+        assert_eq!(question(arguments), Some(asked));
+        assert_eq!(question("IgnoreUnknown=1"), None);
+        assert_eq!(question(""), None);
+    }
+}

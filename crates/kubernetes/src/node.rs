@@ -1,0 +1,118 @@
+//! What the agent of a node asks the API server: whether a pod's connections are led to a sidecar.
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
+
+use crate::words::{INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR};
+
+/// The API server, as the agent of a node needs it.
+#[derive(Clone)]
+pub struct Node {
+    client: Client,
+}
+
+/// What is to happen to the connections of a pod that starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Interception {
+    /// Nothing: it has no sidecar, or an init container that does it.
+    Leave,
+    /// They are led to its sidecar, with these options of `leno intercept`.
+    Lead(Vec<String>),
+}
+
+impl Node {
+    /// Finds the API server as every client does: inside of a cluster, or by `KUBECONFIG`.
+    ///
+    /// # Errors
+    /// When there is no such configuration.
+    pub async fn connect() -> Result<Self, kube::Error> {
+        Ok(Self { client: Client::try_default().await? })
+    }
+
+    /// What is to happen to a pod's connections.
+    ///
+    /// # Errors
+    /// When the API server does not know the pod, or another one of its name by now.
+    pub async fn interception(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: Option<&str>,
+    ) -> Result<Interception, NodeError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pod = pods.get(name).await?;
+        match uid {
+            // Pods from files of the kubelet have another UID there than the runtime tells.
+            Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror(&pod) => {
+                Err(NodeError::Another)
+            }
+            _ => Ok(interception(&pod)),
+        }
+    }
+
+    /// Whether a DaemonSet is gone, or about to.
+    ///
+    /// # Errors
+    /// When the API server does not tell.
+    pub async fn is_daemon_set_gone(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<bool, kube::Error> {
+        let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+        let found = sets.get_opt(name).await?;
+        Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
+    }
+}
+
+/// Why it is not known what is to happen.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The API server does not tell.
+    #[error("the API server does not tell: {0}")]
+    Api(#[from] kube::Error),
+    /// There is a newer pod of that name.
+    #[error("there is another pod of that name by now")]
+    Another,
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.is_some_and(|annotations| annotations.contains_key("kubernetes.io/config.mirror"))
+}
+
+fn interception(pod: &Pod) -> Interception {
+    let is_meshed = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
+    let words = pod.metadata.annotations.as_ref().and_then(|all| all.get(INTERCEPT_ANNOTATION));
+    match (is_meshed.map(String::as_str), words) {
+        (Some(MESHED_BY_SIDECAR), Some(words)) => {
+            Interception::Lead(words.split_whitespace().map(str::to_owned).collect())
+        }
+        _ => Interception::Leave,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_the_injector_marked_is_led() {
+        let pod = |labels, annotations| -> Pod {
+            let metadata = json!({"name": "a", "labels": labels, "annotations": annotations});
+            serde_json::from_value(json!({"metadata": metadata})).unwrap()
+        };
+        let meshed = json!({"leno.dev/meshed": "sidecar"});
+        let led = json!({"leno.dev/intercept": "--exclude-outbound-ports=25,53 --uid=1500"});
+        let words = ["--exclude-outbound-ports=25,53", "--uid=1500"].map(str::to_owned).to_vec();
+        assert_eq!(interception(&pod(meshed.clone(), led.clone())), Interception::Lead(words));
+        let plain = json!({"leno.dev/intercept": ""});
+        assert_eq!(interception(&pod(meshed.clone(), plain)), Interception::Lead(Vec::new()));
+        // With an init container of its own there is no such annotation.
+        assert_eq!(interception(&pod(meshed, json!({}))), Interception::Leave);
+        assert_eq!(interception(&pod(json!({}), led)), Interception::Leave);
+    }
+}

@@ -1,0 +1,117 @@
+//! The plugin as a container runtime calls it, with an agent that answers as it is told.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use leno_tests::{is_root, leno};
+use serde_json::{Value, json};
+
+use super::Namespace;
+
+/// Calls it for the pod `shop/cart-1`.
+fn call(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
+    let configuration = json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "type": "leno-cni",
+        "socket": socket,
+        "pass": pass,
+        "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.7/24"}]},
+    });
+    let scratch = tempfile::tempdir().unwrap();
+    let program = scratch.path().join("leno-cni");
+    std::os::unix::fs::symlink(leno().get_program(), &program).unwrap();
+    let mut plugin = std::process::Command::new(program)
+        .env("CNI_COMMAND", command)
+        .env("CNI_NETNS", format!("/run/netns/{netns}"))
+        .env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-1;K8S_POD_UID=7")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    plugin.stdin.take().unwrap().write_all(configuration.to_string().as_bytes()).unwrap();
+    plugin.wait_with_output().unwrap()
+}
+
+fn said(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+/// Calls it while an agent gives this answer, and tells what it was asked.
+fn call_with(answer: &str, namespace: &Namespace) -> (Output, Value) {
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("cni.sock");
+    let agent = UnixListener::bind(&socket).unwrap();
+    std::thread::scope(|threads| {
+        let asked = threads.spawn(|| {
+            let (stream, _) = agent.accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            writeln!(&stream, "{answer}").unwrap();
+            serde_json::from_str(&line).unwrap()
+        });
+        let output = call("ADD", &socket, &namespace.0, &[]);
+        (output, asked.join().unwrap())
+    })
+}
+
+#[test]
+fn a_pod_gets_the_rules_that_its_agent_tells() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let namespace = Namespace::new("plugin");
+    let (output, asked) = call_with(r#"{"intercept":["--exclude-outbound-ports=25"]}"#, &namespace);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(asked, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
+    // What the plugin before it made is handed on.
+    assert_eq!(said(&output)["ips"][0]["address"], "192.0.2.7/24");
+    let rules = namespace.rules();
+    assert!(rules.contains("tcp dport 25 return") && rules.contains(":15001"), "{rules}");
+    // The namespace that we are in ourselves is untouched.
+    let ours = std::process::Command::new("nft").args(["list", "table", "inet", "leno"]).output();
+    assert!(!ours.unwrap().status.success());
+}
+
+#[test]
+fn who_is_not_to_be_led_is_left_alone() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let namespace = Namespace::new("left");
+    let (output, _) = call_with(r#""leave""#, &namespace);
+    assert!(output.status.success(), "{output:?}");
+    // Nobody needs to answer for a namespace that passes.
+    let output = call("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &["shop"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(said(&output)["ips"][0]["address"], "192.0.2.7/24");
+    assert_eq!(namespace.rules(), "");
+}
+
+#[test]
+fn a_pod_does_not_start_without_what_it_was_promised() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let namespace = Namespace::new("promise");
+    let alone = call("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &[]);
+    assert!(!alone.status.success());
+    let error = said(&alone);
+    assert_eq!(error["code"], 100);
+    assert!(error["msg"].as_str().unwrap().contains("leno-cni of this node running"), "{error}");
+    let (refused, _) = call_with(r#"{"refused":"the API server is away"}"#, &namespace);
+    assert_eq!(said(&refused)["msg"], "the API server is away");
+    let (odd, _) = call_with(r#"{"intercept":["--no-such-option"]}"#, &namespace);
+    assert!(!odd.status.success(), "{odd:?}");
+    assert_eq!(namespace.rules(), "");
+}
+
+#[test]
+fn a_runtime_learns_the_versions() {
+    let output = call("VERSION", Path::new("/nowhere"), "nowhere", &[]);
+    assert!(said(&output)["supportedVersions"].as_array().unwrap().contains(&json!("1.0.0")));
+    assert!(call("DEL", Path::new("/nowhere"), "nowhere", &[]).status.success());
+}
