@@ -34,6 +34,16 @@ pub fn kubectl_with(arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
+/// The image of the program under test.
+///
+/// # Panics
+/// As [`kubectl`].
+#[must_use]
+pub fn image() -> String {
+    let image = std::env::var_os("LENO_IMAGE").expect("no cluster: run ./test kubernetes");
+    image.into_string().expect("images have names of ASCII")
+}
+
 /// What a command printed, which must have succeeded.
 ///
 /// # Panics

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
 use leno_tests::eventually;
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ struct Load<'a> {
 
 impl<'a> Load<'a> {
     fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
-        let image = std::env::var("LENO_IMAGE").expect("./test kubernetes names the image");
+        let image = image();
         namespace.apply(&format!(
             "apiVersion: batch/v1
 kind: Job
