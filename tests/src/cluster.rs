@@ -168,12 +168,26 @@ impl Namespace {
         String::from_utf8_lossy(&texts.concat()).into_owned()
     }
 
+    /// Runs a command in the container `client` of a pod.
+    #[must_use]
+    pub fn exec(&self, pod: &str, command: &[&str]) -> Output {
+        self.kubectl(&[&["exec", pod, "-c", "client", "--"], command].concat())
+    }
+
+    /// The containers of the pods of an application, in order: init containers first.
+    #[must_use]
+    pub fn containers(&self, app: &str) -> String {
+        let names = "jsonpath={.items[*].spec.initContainers[*].name} \
+                     {.items[*].spec.containers[*].name}";
+        let selector = format!("app={app}");
+        printed(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
+    }
+
     /// Makes a request from a pod.
     #[must_use]
     pub fn curl(&self, pod: &str, arguments: &[&str]) -> Curl {
-        let command = ["exec", pod, "-c", "client", "--", "curl", "-s", "-m", "10"];
-        let written = ["-w", "\n%{http_code}"];
-        let output = self.kubectl(&[&command[..], &written, arguments].concat());
+        let command = ["curl", "-s", "-m", "10", "-w", "\n%{http_code}"];
+        let output = self.exec(pod, &[&command[..], arguments].concat());
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let (body, status) = said.rsplit_once('\n').unwrap_or_default();
         // kubectl ends as the command did.

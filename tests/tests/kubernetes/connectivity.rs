@@ -132,3 +132,35 @@ fn excluded_ports_go_around_the_mesh() {
     strange.wait_ready();
     strange.expect_curl("client", &[&format!("http://server.{}/", meshed.name())], 0, 200);
 }
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_headless_service_leads_to_its_pods() {
+    let namespace = Namespace::new("headless", Injection::Enabled);
+    namespace.client("client");
+    namespace.http_server("server", 2);
+    namespace.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
+         ports: [{name: http, port: 8080}]}}",
+    );
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://headless:8080/"], 0, 200);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_server_may_listen_on_the_address_of_its_pod_alone() {
+    let namespace = Namespace::new("bound", Injection::Enabled);
+    namespace.client("client");
+    namespace.apply(
+        "{apiVersion: v1, kind: Pod, metadata: {name: server, labels: {app: server}}, spec: {containers: [
+  {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, '$(POD_IP):8080'],
+   env: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, ports: [
+  {name: http, port: 80, targetPort: 8080}]}}
+",
+    );
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+}

@@ -3,8 +3,10 @@
 
 #[cfg(test)]
 mod connectivity;
+mod injection;
 #[cfg(test)]
 mod policies;
+mod tcp;
 #[cfg(test)]
 mod under_load;
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! SMI as OSM's users have it: the same objects, the same verdicts.
 
-use leno_tests::cluster::{Injection, Namespace};
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::eventually;
 
 /// Who may ask for what: one client for everything, another one for `/foo`.
 const TARGETS: &str = "
@@ -72,5 +75,65 @@ fn a_split_shares_what_comes_for_its_root() {
     for _ in 0..10 {
         assert!(pod("http://root/").starts_with("pod=v2-"));
         assert!(pod("http://v1/").starts_with("pod=v1-"));
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_mode_of_a_namespace_changes_while_it_runs() {
+    let namespace = Namespace::new("modes", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.client("one");
+    namespace.client("three");
+    namespace.wait_ready();
+    namespace.expect_curl("three", &["http://server/foo"], 0, 200);
+    let annotate = |mode: &str| {
+        let annotation = format!("leno.dev/traffic-mode{mode}");
+        printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), &annotation]));
+    };
+    annotate("=strict");
+    namespace.expect_curl("three", &["http://server/foo"], 0, 403);
+    namespace.apply(&TARGETS.replace("NAMESPACE", namespace.name()));
+    namespace.expect_curl("one", &["http://server/foo"], 0, 200);
+    namespace.expect_curl("three", &["http://server/foo"], 0, 403);
+    annotate("-");
+    namespace.expect_curl("three", &["http://server/foo"], 0, 200);
+    annotate("=strict");
+    printed(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
+    namespace.expect_curl("one", &["http://server/foo"], 0, 403);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_traffic_target_of_another_namespace_allows_nothing() {
+    let strict =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+    let namespace = Namespace::with_metadata("astray", strict);
+    let elsewhere = Namespace::new("elsewhere", Injection::Disabled);
+    namespace.http_server("server", 1);
+    namespace.client("one");
+    namespace.wait_ready();
+    // Refused at once, or taken and of no effect, as in OSM with its webhook on and off.
+    drop(elsewhere.try_apply(&TARGETS.replace("NAMESPACE", namespace.name())));
+    namespace.expect_curl("one", &["http://server/foo"], 0, 403);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_root_may_be_one_of_its_own_backends() {
+    let namespace = Namespace::new("recursive", Injection::Enabled);
+    namespace.http_server("v1", 1);
+    namespace.http_server("v2", 1);
+    namespace.client("client");
+    namespace.apply(
+        "{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {name: split}, spec: {service: v1, backends: [
+  {service: v1, weight: 50}, {service: v2, weight: 50}]}}",
+    );
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://v1/"], 0, 200);
+    for version in ["pod=v1-", "pod=v2-"] {
+        eventually("each takes a share", Duration::from_secs(60), || {
+            namespace.curl("client", &["http://v1/"]).body.starts_with(version).then_some(())
+        });
     }
 }

@@ -1,0 +1,78 @@
+//! Opaque TCP between pods: who speaks first, and who may.
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::eventually;
+
+/// A server of lines, and its Service; `banner` is what it says first.
+fn server(name: &str, banner: &str, port: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
+---
+{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}}}, spec: {{serviceAccountName: {name}, containers: [
+  {{name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [tcp, -banner, '{banner}'], ports: [{{containerPort: 9000}}]}}]}}}}
+---
+{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, spec: {{selector: {{app: {name}}}, ports: [{{name: {port}, port: 9000}}]}}}}
+"
+    )
+}
+
+/// What a client hears that says one line, if anything.
+fn heard(namespace: &Namespace, client: &str, server: &str) -> String {
+    let command = format!("(echo hello; sleep 1) | nc -w 3 {server} 9000");
+    let output = namespace.exec(client, &["sh", "-c", &command]);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn expect_heard(namespace: &Namespace, client: &str, server: &str, wanted: impl Fn(&str) -> bool) {
+    eventually(&format!("{client} hears {server}"), Duration::from_secs(90), || {
+        wanted(&heard(namespace, client, server)).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn either_side_may_speak_first() {
+    let namespace = Namespace::new("tcp", Injection::Enabled);
+    namespace.client("client");
+    namespace.apply(
+        &[server("echo", "", "tcp-echo"), server("first", "welcome", "tcp-first")].join("---\n"),
+    );
+    // Nobody said what is spoken here.
+    namespace.apply(&server("unnamed", "welcome", "lines"));
+    namespace.wait_ready();
+    expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");
+    for name in ["first", "unnamed"] {
+        let wanted = format!("welcome from {name}\npod={name} line=hello\n");
+        expect_heard(&namespace, "client", name, |heard| heard == wanted);
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn in_strict_mode_a_tcp_route_is_needed() {
+    let namespace = Namespace::with_metadata(
+        "tcpstrict",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+    );
+    namespace.client("client");
+    namespace.apply(&server("echo", "", "tcp-echo"));
+    namespace.wait_ready();
+    expect_heard(&namespace, "client", "echo", str::is_empty);
+    let allowed = "
+{apiVersion: specs.smi-spec.io/v1alpha4, kind: TCPRoute, metadata: {name: route}, spec: {matches: {ports: [9000]}}}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: target}
+spec:
+  destination: {kind: ServiceAccount, name: echo, namespace: NAMESPACE}
+  rules: [{kind: TCPRoute, name: route}]
+  sources: [{kind: ServiceAccount, name: client, namespace: NAMESPACE}]
+";
+    namespace.apply(&allowed.replace("NAMESPACE", namespace.name()));
+    expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");
+    printed(&kubectl(&["-n", namespace.name(), "delete", "traffictarget", "target"]));
+    expect_heard(&namespace, "client", "echo", str::is_empty);
+}
