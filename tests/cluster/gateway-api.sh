@@ -3,5 +3,7 @@
 # suite is built with.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-M=$(cd "$KC_HERE/tools/conformance" && go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)
+cd "$KC_HERE/tools/conformance"
+go mod download sigs.k8s.io/gateway-api
+M=$(go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)
 for f in "$M"/config/crd/experimental/gateway*.yaml; do $KUBECTL apply --server-side -f "$f" > /dev/null; done
