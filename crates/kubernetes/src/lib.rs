@@ -1,3 +1,4 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
+pub mod inject;
 pub mod words;
