@@ -1,21 +1,24 @@
 //! From the mesh to what one workload's sidecar should know: pure, and the same each time.
 
 mod access;
+mod address;
 mod plan;
 mod service;
 mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_discovery::Doubt;
-use leno_model::{ServiceName, Snapshot, Workload};
+use leno_model::{Occupant, ServiceName, Snapshot, Workload};
 
 use self::plan::plan;
 use self::service::{backends, unheard};
 use crate::mesh::Mesh;
 
 pub(crate) use self::access::missing;
+pub(crate) use self::address::occupants;
 pub(crate) use self::service::{Viewer, Views, view};
 pub(crate) use self::split::{rivals, tcp_rival};
 
@@ -67,8 +70,16 @@ pub(crate) fn world(
         }
     }
     let plan = Arc::new(plan(mesh, workload));
-    let snapshot = Arc::new(Snapshot { plan, services });
+    let snapshot = Arc::new(Snapshot { plan, services, addresses: BTreeMap::new() });
     World { snapshot, absent }
+}
+
+impl World {
+    /// The same, and what is at the addresses that were asked for.
+    pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<Occupant>>) -> Self {
+        Arc::make_mut(&mut self.snapshot).addresses = at;
+        self
+    }
 }
 
 /// The endpoints that the services of a workload's world lack because their sidecars have not been

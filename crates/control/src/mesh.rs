@@ -1,8 +1,10 @@
 //! The one joined picture of all facts: owned by one task, changed synchronously, no lock.
 
 mod access;
+mod addresses;
 mod attached;
 mod index;
+mod objects;
 mod policies;
 mod tags;
 mod touched;
@@ -55,6 +57,7 @@ pub(crate) struct Mesh {
     by_source: Index<ServiceAccount, PolicyName>,
     tags: Tags,
     access_policies: access::AccessPolicies,
+    addresses: addresses::Addresses,
 }
 
 /// Questions.
@@ -198,37 +201,6 @@ impl Mesh {
         let mut ports = workload.ports.iter();
         ports.all(|port| listeners.contains_key(&port.port))
     }
-
-    /// All objects, in the order of their keys within each kind.
-    pub(crate) fn objects(&self) -> Vec<Object> {
-        let workloads = self.workloads.values().cloned().map(Object::Workload);
-        let services = self.services.values().cloned().map(Object::Service);
-        let routes = self.routes.all().cloned().map(|route| match route.kind {
-            RouteKind::Grpc => Object::GrpcRoute(route),
-            RouteKind::Http | RouteKind::Split | RouteKind::Tcp => Object::HttpRoute(route),
-        });
-        let tls_routes = self.tls_routes.all().cloned().map(Object::TlsRoute);
-        let targets = self.targets.values().cloned().map(Object::TrafficTarget);
-        let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
-        let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
-        let policies = self.policies.all().cloned().map(Object::ServicePolicy);
-        let config = Object::MeshConfig(self.config.clone());
-        std::iter::once(config)
-            .chain(workloads)
-            .chain(services)
-            .chain(routes)
-            .chain(tls_routes)
-            .chain(targets)
-            .chain(groups)
-            .chain(tcp_routes)
-            .chain(policies)
-            .chain(self.tags.objects())
-            .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
-            .chain(self.access_policies().cloned().map(Object::AccessPolicy))
-            .chain(self.splits.all().cloned().map(Object::TrafficSplit))
-            .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
-            .collect()
-    }
 }
 
 /// Changes.
@@ -259,6 +231,7 @@ impl Mesh {
         let before = self.listening.remove(name);
         if before != listeners {
             touched.services.extend(self.selecting.of(name).cloned());
+            self.touch_address_of(name, &mut touched);
         }
         if let Some(listeners) = listeners {
             self.listening.insert(name.clone(), listeners);
@@ -391,6 +364,7 @@ impl Mesh {
         let same = same_to_clients(old.as_ref(), new.as_ref());
         if old != new {
             touched.workloads.insert(name.clone());
+            self.addresses.move_workload(old.as_ref(), new.as_ref(), touched);
         }
         match new {
             None => {
@@ -447,6 +421,8 @@ impl Mesh {
             self.services.insert(name.clone(), new);
         }
         if differs {
+            self.addresses.move_service(old.as_ref(), self.services.get(name), touched);
+            workloads.iter().for_each(|workload| self.touch_address_of(workload, touched));
             // Their plans say under which service each port is counted.
             touched.workloads.extend(workloads);
             self.touch_service(name, touched);
@@ -555,16 +531,6 @@ impl Mesh {
         for target in self.targets.values().filter(|t| t.rules.iter().any(&uses)) {
             self.touch_access(&target.destination, touched);
         }
-    }
-}
-
-impl FromIterator<Object> for Mesh {
-    fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> Self {
-        let mut mesh = Self::default();
-        for object in objects {
-            mesh.upsert(object, &mut Touched::default());
-        }
-        mesh
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod answers;
 mod elsewhere;
+mod wishes;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,9 +13,7 @@ use leno_discovery::{
     Registered,
 };
 use leno_identity::Peer;
-use leno_model::{
-    Change, MeshConfig, Object, ObjectKey, ServiceName, TrustDomain, Workload, WorkloadName,
-};
+use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain, Workload, WorkloadName};
 use leno_registry::Update;
 use leno_telemetry::Form;
 use serde_json::Value;
@@ -343,8 +342,18 @@ impl Owner {
             Event::Listeners { connection, listeners } => {
                 self.listeners(connection, &listeners, now)
             }
-            Event::Subscribe { connection, services } => self.subscribe(connection, services),
-            Event::Unsubscribe { connection, services } => self.unsubscribe(connection, &services),
+            Event::Subscribe { connection, services } => {
+                self.subscribe(connection, (services, Vec::new()));
+            }
+            Event::Unsubscribe { connection, services } => {
+                self.unsubscribe(connection, (&services, &[]));
+            }
+            Event::Ask { connection, addresses } => {
+                self.subscribe(connection, (Vec::new(), addresses));
+            }
+            Event::Forget { connection, addresses } => {
+                self.unsubscribe(connection, (&[], &addresses));
+            }
             Event::Applied { connection, change, refused, bytes } => {
                 self.audience.applied(connection, (change, refused), bytes, now.clock);
             }
@@ -385,7 +394,7 @@ impl Owner {
     fn connected(&mut self, connected: Connected, now: Now) {
         let connection = connected.connection;
         let workload = connected.hello.workload.clone();
-        let services = connected.hello.services.clone();
+        let wishes = (connected.hello.services.clone(), connected.hello.addresses.clone());
         let listeners = in_order(&connected.hello.listeners);
         let Some(peer) = self.guests.peer(connection) else {
             tracing::debug!(%workload, %connection, "its connection has ended already");
@@ -417,7 +426,7 @@ impl Owner {
         } else {
             self.listen(&workload, Some(listeners), now);
         }
-        self.subscribe(connection, services);
+        self.subscribe(connection, wishes);
     }
 
     fn listeners(&mut self, connection: ConnectionId, listeners: &[InboundListener], now: Now) {
@@ -427,33 +436,6 @@ impl Owner {
         let workload = contact.workload.clone();
         self.presence.arrive(&workload, connection);
         self.listen(&workload, Some(in_order(listeners)), now);
-    }
-
-    /// Subscribes, and answers: even without services, since the plan is an answer too.
-    fn subscribe(&mut self, connection: ConnectionId, services: Vec<ServiceName>) {
-        let Some(contact) = self.audience.contact(connection) else {
-            return;
-        };
-        for service in services {
-            if contact.subscriptions.len() >= self.limits.subscriptions {
-                tracing::warn!(workload = %contact.workload, "it uses too many services");
-                break;
-            }
-            contact.subscriptions.insert(service);
-        }
-        let settling = self.start.settling();
-        self.audience.answer(connection, &self.mesh, settling);
-    }
-
-    fn unsubscribe(&mut self, connection: ConnectionId, services: &[ServiceName]) {
-        let Some(contact) = self.audience.contact(connection) else {
-            return;
-        };
-        for service in services {
-            contact.subscriptions.remove(service);
-        }
-        let settling = self.start.settling();
-        self.audience.answer(connection, &self.mesh, settling);
     }
 
     fn join(&mut self, joining: Joining, now: Now) {

@@ -5,12 +5,13 @@ mod journal;
 mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use leno_discovery::{ChangeId, ConnectionId, Doubt};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
-use crate::compile::{Views, doubt, wanted, world};
+use crate::compile::{Views, doubt, occupants, wanted, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 use crate::publish::rounds::Sent;
@@ -28,6 +29,9 @@ pub(crate) struct Audience {
     /// Who depends on a service: uses it, or a service whose rules name it.
     by_service: Index<ServiceName, ConnectionId>,
     depends: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
+    /// Who asked for an address.
+    by_address: Index<IpAddr, ConnectionId>,
+    asked: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
     views: Views,
     pending: Option<Pending>,
     newest: ChangeId,
@@ -82,6 +86,8 @@ impl Audience {
             by_workload: BTreeMap::new(),
             by_service: Index::default(),
             depends: BTreeMap::new(),
+            by_address: Index::default(),
+            asked: BTreeMap::new(),
             views: Views::default(),
             pending: None,
             newest: first,
@@ -129,6 +135,8 @@ impl Audience {
         let contact = self.contacts.remove(&connection)?;
         self.depend(connection, BTreeSet::new());
         self.depends.remove(&connection);
+        self.ask(connection, BTreeSet::new());
+        self.asked.remove(&connection);
         if self.by_workload.get(&contact.workload) == Some(&connection) {
             self.by_workload.remove(&contact.workload);
         }
@@ -237,15 +245,19 @@ impl Audience {
     ) -> Option<Offered> {
         let contact = self.contacts.get(&connection)?;
         let workload = mesh.workload(&contact.workload)?;
-        let wanted = wanted(workload, &contact.subscriptions);
-        let world = world(mesh, workload, &wanted, &mut self.views);
+        let mut wanted = wanted(workload, &contact.subscriptions);
+        let asked = contact.addresses.clone();
+        let found = occupants(mesh, &asked);
+        wanted.extend(found.services);
+        let world = world(mesh, workload, &wanted, &mut self.views).with_addresses(found.at);
         let doubt = match settling {
-            Settling::Yes => doubt(mesh, workload, &world),
+            Settling::Yes => doubt(mesh, workload, &world).with_addresses(found.unheard),
             Settling::No => Doubt::default(),
         };
         self.tally.compiled += 1;
-        let depends = world.snapshot.services.keys().chain(&world.absent);
+        let depends = world.snapshot.services.keys().chain(&world.absent).chain(&found.decided_by);
         self.depend(connection, depends.cloned().collect());
+        self.ask(connection, asked);
         let change = self.newest;
         let contact = self.contacts.get_mut(&connection);
         let offered = contact.map(|contact| contact.offer((world, doubt), change));
@@ -268,7 +280,20 @@ impl Audience {
         let owners = workloads.filter_map(|name| self.by_workload.get(name));
         let services = touched.services.iter();
         let users = services.flat_map(|name| self.by_service.of(name));
-        owners.chain(users).copied().collect()
+        let addresses = touched.addresses.iter();
+        let askers = addresses.flat_map(|address| self.by_address.of(address));
+        owners.chain(users).chain(askers).copied().collect()
+    }
+
+    fn ask(&mut self, connection: ConnectionId, addresses: BTreeSet<IpAddr>) {
+        let before = self.asked.entry(connection).or_default();
+        for gone in before.difference(&addresses) {
+            self.by_address.remove(gone, &connection);
+        }
+        for new in addresses.difference(before) {
+            self.by_address.insert(new, &connection);
+        }
+        *before = addresses;
     }
 
     fn depend(&mut self, connection: ConnectionId, services: BTreeSet<ServiceName>) {

@@ -1,6 +1,7 @@
 //! The proxy's end of a stream: say hello, apply deltas, carry requests, notice silence.
 
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use leno_model::{ServiceName, Tap};
@@ -10,8 +11,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::envelope::{
-    delta_from_wire, hello_to_wire, issued_from_wire, listeners_to_wire, nack_to_wire,
-    services_to_wire,
+    addresses_to_wire, delta_from_wire, hello_to_wire, issued_from_wire, listeners_to_wire,
+    nack_to_wire, services_to_wire,
 };
 use crate::frame::{
     FrameError, FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
@@ -97,6 +98,10 @@ pub enum Request {
     Subscribe(Vec<ServiceName>),
     /// It no longer uses these services.
     Unsubscribe(Vec<ServiceName>),
+    /// It wants to know from now on what is at these addresses, in addition.
+    Ask(Vec<IpAddr>),
+    /// It no longer wants to know of these addresses.
+    Forget(Vec<IpAddr>),
     /// Its inbound listeners are now these.
     Listeners(Vec<InboundListener>),
     /// It wants a new certificate.
@@ -294,6 +299,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.send(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
                 }
                 Ok(())
+            }
+            Request::Ask(addresses) => {
+                self.send(from_proxy::Message::Subscribe(addresses_to_wire(&addresses)))
+            }
+            Request::Forget(addresses) => {
+                self.send(from_proxy::Message::Unsubscribe(addresses_to_wire(&addresses)))
             }
             Request::Listeners(listeners) => {
                 self.send(from_proxy::Message::Listeners(listeners_to_wire(&listeners)))

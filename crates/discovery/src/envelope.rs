@@ -1,6 +1,7 @@
 //! Messages as they travel: from the generated types to our own, checked, and back.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use leno_model::{EndpointId, ServiceName};
 
@@ -8,12 +9,16 @@ use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Hello, InboundListener, IssuedBytes, Refusal, Upsert};
 use crate::proto;
 use crate::proto::key::Resource;
-use crate::resource::{Invalid, parsed, port, socket_address, socket_address_to_wire};
+use crate::resource::{
+    Invalid, each, ip_address, ip_address_to_wire, parsed, port, socket_address,
+    socket_address_to_wire,
+};
 
 pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
     let resource = match key {
         ResourceKey::Plan => Resource::Plan(proto::Nothing {}),
         ResourceKey::Service(name) => Resource::Service(name.to_string()),
+        ResourceKey::Address(address) => Resource::Address(ip_address_to_wire(*address)),
         ResourceKey::Endpoint(id) => Resource::Endpoint(proto::EndpointKey {
             service: id.service.to_string(),
             port: id.port.into(),
@@ -28,6 +33,9 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
         None => Err(Invalid::new("key", "is missing, or unknown to this version")),
         Some(Resource::Plan(proto::Nothing {})) => Ok(ResourceKey::Plan),
         Some(Resource::Service(name)) => parsed("key.service", &name).map(ResourceKey::Service),
+        Some(Resource::Address(bytes)) => {
+            ip_address("key.address", &bytes).map(ResourceKey::Address)
+        }
         Some(Resource::Endpoint(key)) => Ok(ResourceKey::Endpoint(EndpointId {
             service: parsed("key.endpoint.service", &key.service)?,
             port: port("key.endpoint.port", key.port)?,
@@ -37,8 +45,15 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
 }
 
 pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> proto::Hello {
+    let held_addresses = held.iter().filter_map(|(key, version)| match key {
+        ResourceKey::Address(address) => {
+            Some(proto::HeldAddress { address: ip_address_to_wire(*address), version: version.0 })
+        }
+        ResourceKey::Plan | ResourceKey::Service(_) | ResourceKey::Endpoint(_) => None,
+    });
     let held = held
         .iter()
+        .filter(|(key, _)| !matches!(key, ResourceKey::Address(_)))
         .map(|(key, version)| proto::Held { key: Some(key_to_wire(key)), version: version.0 });
     proto::Hello {
         protocol: crate::PROTOCOL,
@@ -51,6 +66,8 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         held: held.collect(),
         session: hello.session,
         edition: hello.edition,
+        addresses: hello.addresses.iter().copied().map(ip_address_to_wire).collect(),
+        held_addresses: held_addresses.collect(),
     }
 }
 
@@ -71,9 +88,15 @@ pub(crate) fn hello_from_wire(
         services: services_from_wire(&wire.services)?,
         session: wire.session,
         edition: wire.edition,
+        addresses: addresses_from_wire(wire.addresses)?,
     };
     let held = wire.held.into_iter();
     let held = held.map(|held| Ok((key_from_wire(held.key)?, Version(held.version))));
+    let addresses = wire.held_addresses.into_iter().map(|held| {
+        let address = ip_address("held_addresses.address", &held.address)?;
+        Ok((ResourceKey::Address(address), Version(held.version)))
+    });
+    let held = held.chain(addresses);
     Ok((hello, held.collect::<Result<_, _>>()?))
 }
 
@@ -104,7 +127,17 @@ pub(crate) fn listeners_from_wire(
 pub(crate) fn services_to_wire<'a>(
     services: impl IntoIterator<Item = &'a ServiceName>,
 ) -> proto::Services {
-    proto::Services { names: services.into_iter().map(ToString::to_string).collect() }
+    let names = services.into_iter().map(ToString::to_string).collect();
+    proto::Services { names, addresses: Vec::new() }
+}
+
+pub(crate) fn addresses_to_wire(addresses: &[IpAddr]) -> proto::Services {
+    let addresses = addresses.iter().copied().map(ip_address_to_wire).collect();
+    proto::Services { names: Vec::new(), addresses }
+}
+
+pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, Invalid> {
+    each("addresses", wire, |bytes| ip_address("", &bytes))
 }
 
 /// Reads names of services into whatever collection is wanted.

@@ -5,6 +5,7 @@
 //! it never waits for a slow proxy.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use leno_model::{ServiceName, WorkloadName};
 use tokio::sync::watch;
@@ -40,6 +41,20 @@ pub enum Event {
         connection: ConnectionId,
         /// At least one.
         services: Vec<ServiceName>,
+    },
+    /// It wants to know from now on what is at these addresses, in addition.
+    Ask {
+        /// Who.
+        connection: ConnectionId,
+        /// At least one. The owner bounds how many it remembers for a connection.
+        addresses: Vec<IpAddr>,
+    },
+    /// It no longer wants to know of these addresses.
+    Forget {
+        /// Who.
+        connection: ConnectionId,
+        /// At least one.
+        addresses: Vec<IpAddr>,
     },
     /// It has applied everything up to this change, but for what it refuses.
     Applied {

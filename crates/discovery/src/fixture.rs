@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use leno_model::{
     Access, AccessRule, Caller, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
-    PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteRule,
-    RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain, UrlRewrite,
-    ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Occupant, PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind,
+    RouteRule, RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain,
+    UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 
 use crate::key::ChangeId;
@@ -26,7 +26,8 @@ pub(crate) fn world() -> Update {
 
 pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView>) -> Update {
     let services = services.into_iter().map(|view| (view.name.clone(), Arc::new(view)));
-    let snapshot = Snapshot { plan: Arc::new(plan()), services: services.collect() };
+    let addresses = BTreeMap::from([([10, 96, 0, 7].into(), Arc::new(Occupant::Outside))]);
+    let snapshot = Snapshot { plan: Arc::new(plan()), services: services.collect(), addresses };
     Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
 }
 
@@ -113,6 +114,8 @@ pub(crate) fn plan() -> WorkloadPlan {
         limits: BTreeMap::new(),
         inbound: Default::default(),
         sight: Default::default(),
+        egress: Default::default(),
+        plaintext: Default::default(),
     }
 }
 
@@ -127,6 +130,7 @@ pub(crate) fn hello() -> Hello {
         pid: 7,
         version: "0.1.0".into(),
         services: vec![named("reviews")],
+        addresses: vec![[10, 96, 0, 7].into()],
         session: 1,
         edition: 0,
     }

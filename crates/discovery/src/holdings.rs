@@ -1,6 +1,7 @@
 //! What a proxy holds: the version of each resource, endpoints under their service.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{Endpoint, EndpointId, ServiceName, ServiceView, Snapshot, WorkloadName};
@@ -12,6 +13,7 @@ use crate::key::{ResourceKey, Version};
 pub(crate) struct Holdings {
     pub(crate) plan: Option<Version>,
     pub(crate) services: BTreeMap<ServiceName, HeldService>,
+    pub(crate) addresses: BTreeMap<IpAddr, Version>,
 }
 
 /// What a proxy holds of one service.
@@ -27,6 +29,7 @@ impl Holdings {
         match key {
             ResourceKey::Plan => self.plan,
             ResourceKey::Service(name) => self.services.get(name)?.version,
+            ResourceKey::Address(address) => self.addresses.get(address).copied(),
             ResourceKey::Endpoint(id) => {
                 let place = (id.port, id.workload.clone());
                 self.services.get(&id.service)?.endpoints.get(&place).copied()
@@ -39,6 +42,9 @@ impl Holdings {
             ResourceKey::Plan => self.plan = Some(version),
             ResourceKey::Service(name) => {
                 self.services.entry(name).or_default().version = Some(version);
+            }
+            ResourceKey::Address(address) => {
+                self.addresses.insert(address, version);
             }
             ResourceKey::Endpoint(id) => {
                 let service = self.services.entry(id.service).or_default();
@@ -53,6 +59,9 @@ impl Holdings {
             ResourceKey::Plan => self.plan = None,
             ResourceKey::Service(name) => {
                 self.services.remove(name);
+            }
+            ResourceKey::Address(address) => {
+                self.addresses.remove(address);
             }
             ResourceKey::Endpoint(id) => {
                 if let Some(service) = self.services.get_mut(&id.service) {
@@ -88,7 +97,7 @@ impl Holdings {
         self.services = shared;
     }
 
-    /// Every resource: the plan, then each service before its endpoints.
+    /// Every resource: the plan, then each service before its endpoints, then addresses.
     pub(crate) fn list(&self) -> Vec<(ResourceKey, Version)> {
         let plan = self.plan.map(|version| (ResourceKey::Plan, version));
         let services = self.services.iter().flat_map(|(name, service)| {
@@ -99,7 +108,10 @@ impl Holdings {
             });
             own.into_iter().chain(endpoints)
         });
-        plan.into_iter().chain(services).collect()
+        let addresses = self.addresses.iter();
+        let addresses =
+            addresses.map(|(address, version)| (ResourceKey::Address(*address), *version));
+        plan.into_iter().chain(services).chain(addresses).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which resource, and which version of it: a key and a hash of its content.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use leno_model::{EndpointId, ServiceName};
 
@@ -13,26 +14,30 @@ pub enum ResourceKey {
     Service(ServiceName),
     /// One endpoint of a service.
     Endpoint(EndpointId),
+    /// What is at an address.
+    Address(IpAddr),
 }
 
 impl ResourceKey {
-    /// The service that the resource belongs to; `None` for the plan.
+    /// The service that the resource belongs to; `None` for the plan and addresses.
     #[must_use]
     pub fn service(&self) -> Option<&ServiceName> {
         match self {
-            Self::Plan => None,
+            Self::Plan | Self::Address(_) => None,
             Self::Service(name) => Some(name),
             Self::Endpoint(id) => Some(&id.service),
         }
     }
 }
 
-/// `plan`, `service namespace/name` or `endpoint namespace/name:port at namespace/workload`.
+/// `plan`, `service namespace/name`, `endpoint namespace/name:port at namespace/workload` or
+/// `address IP`.
 impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plan => f.write_str("plan"),
             Self::Service(name) => write!(f, "service {name}"),
+            Self::Address(address) => write!(f, "address {address}"),
             Self::Endpoint(id) => {
                 write!(f, "endpoint {}:{} at {}", id.service, id.port, id.workload)
             }

@@ -64,5 +64,8 @@ pub const PEER_ALPN: &[u8] = b"leno-peer/1";
 /// first message of a stream.
 pub const SUBSCRIPTIONS_MAX: usize = 4096;
 
+/// How many addresses one proxy may ask for; as with services.
+pub const ADDRESSES_MAX: usize = 4096;
+
 /// The version of the contract, checked in the first message of a stream.
 pub const PROTOCOL: u32 = 1;

@@ -1,7 +1,7 @@
 //! What the planes say to each other, in terms of the model.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -25,6 +25,8 @@ pub struct Hello {
     pub version: String,
     /// The services that it is subscribed to as the stream begins.
     pub services: Vec<ServiceName>,
+    /// The addresses that it has asked for as the stream begins.
+    pub addresses: Vec<IpAddr>,
     /// Rises with each stream of this workload; 0 when it does not say.
     pub session: u64,
     /// Which signer and which roots its certificate is of; 0 when it does not say.

@@ -82,6 +82,10 @@ pub struct Hello {
     pub session: u64,
     #[prost(fixed64, tag = "21")]
     pub edition: u64,
+    #[prost(bytes = "vec", repeated, tag = "22")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(message, repeated, tag = "23")]
+    pub held_addresses: ::prost::alloc::vec::Vec<HeldAddress>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Held {
@@ -91,8 +95,15 @@ pub struct Held {
     pub version: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldAddress {
+    #[prost(bytes = "vec", tag = "1")]
+    pub address: ::prost::alloc::vec::Vec<u8>,
+    #[prost(fixed64, tag = "2")]
+    pub version: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Key {
-    #[prost(oneof = "key::Resource", tags = "1, 2, 3")]
+    #[prost(oneof = "key::Resource", tags = "1, 2, 3, 4")]
     pub resource: ::core::option::Option<key::Resource>,
 }
 /// Nested message and enum types in `Key`.
@@ -105,6 +116,8 @@ pub mod key {
         Service(::prost::alloc::string::String),
         #[prost(message, tag = "3")]
         Endpoint(super::EndpointKey),
+        #[prost(bytes, tag = "4")]
+        Address(::prost::alloc::vec::Vec<u8>),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -209,6 +222,8 @@ pub struct Tapped {
 pub struct Services {
     #[prost(string, repeated, tag = "1")]
     pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Listeners {
@@ -400,6 +415,47 @@ pub struct Plan {
     pub inbound: ::core::option::Option<InboundPolicy>,
     #[prost(message, repeated, tag = "90")]
     pub limits: ::prost::alloc::vec::Vec<LimitedPort>,
+    #[prost(bool, tag = "100")]
+    pub egress_denied: bool,
+    #[prost(bool, tag = "101")]
+    pub plaintext_accepted: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Occupant {
+    #[prost(oneof = "occupant::What", tags = "1, 2, 3")]
+    pub what: ::core::option::Option<occupant::What>,
+}
+/// Nested message and enum types in `Occupant`.
+pub mod occupant {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum What {
+        #[prost(message, tag = "1")]
+        Outside(super::Nothing),
+        #[prost(string, tag = "2")]
+        Service(::prost::alloc::string::String),
+        #[prost(message, tag = "3")]
+        Workload(super::OccupantWorkload),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OccupantWorkload {
+    #[prost(string, tag = "1")]
+    pub workload: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub ports: ::prost::alloc::vec::Vec<OccupantPort>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OccupantPort {
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
+    #[prost(string, tag = "2")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(enumeration = "Protocol", tag = "4")]
+    pub protocol: i32,
+    #[prost(message, optional, tag = "5")]
+    pub endpoint: ::core::option::Option<Endpoint>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LimitedPort {

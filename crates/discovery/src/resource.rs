@@ -12,6 +12,7 @@ mod fault;
 mod field;
 mod inbound;
 mod limit;
+mod occupant;
 mod plan;
 mod request;
 mod service;
@@ -19,14 +20,19 @@ mod sight;
 mod tag;
 mod treatment;
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
-use leno_model::{Endpoint, ServiceView, WorkloadPlan};
+use leno_model::{Endpoint, Occupant, ServiceView, WorkloadPlan};
 use prost::Message;
 
 use crate::key::ResourceKey;
 use crate::message::Upsert;
 
-pub(crate) use field::{Invalid, account, parsed, port, socket_address, socket_address_to_wire};
+pub(crate) use field::{
+    Invalid, account, each, ip_address, ip_address_to_wire, parsed, port, socket_address,
+    socket_address_to_wire,
+};
 
 /// One resource, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +43,8 @@ pub enum Resource {
     Service(ServiceView),
     /// An endpoint.
     Endpoint(Endpoint),
+    /// What is at an address.
+    Occupant(IpAddr, Occupant),
 }
 
 impl Resource {
@@ -54,6 +62,8 @@ impl Resource {
             ResourceKey::Endpoint(id) => {
                 read(content, |wire| endpoint::from_wire(id, &wire)).map(Self::Endpoint)
             }
+            ResourceKey::Address(address) => read(content, occupant::from_wire)
+                .map(|occupant| Self::Occupant(*address, occupant)),
         }
         .map_err(|invalid| InvalidResource {
             key: upsert.key.clone(),
@@ -79,6 +89,12 @@ pub fn encode_service(view: &ServiceView) -> Bytes {
 #[must_use]
 pub fn encode_endpoint(endpoint: &Endpoint) -> Bytes {
     endpoint::to_wire(endpoint).encode_to_vec().into()
+}
+
+/// What is at an address, as it travels; the address is in its key.
+#[must_use]
+pub fn encode_occupant(occupant: &Occupant) -> Bytes {
+    occupant::to_wire(occupant).encode_to_vec().into()
 }
 
 /// A resource that cannot be what it says.

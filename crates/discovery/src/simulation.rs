@@ -1,12 +1,13 @@
 //! Both ends through a list of messages in flight: changes, losses, refusals, doubts, by seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use leno_model::{EndpointId, ServiceName, ServiceView, Snapshot};
+use leno_model::{EndpointId, Occupant, OccupantPort, ServiceName, ServiceView, Snapshot};
 
 use crate::doubt::Doubt;
-use crate::fixture::{named, plan, route, service};
+use crate::fixture::{endpoint, named, plan, route, service};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Refusal, Update};
 use crate::publisher::Publisher;
@@ -49,6 +50,7 @@ struct Simulation {
     seed: u64,
     chance: Chance,
     services: BTreeMap<ServiceName, ServiceView>,
+    addresses: BTreeMap<IpAddr, Arc<Occupant>>,
     ports_swapped: bool,
     change: u64,
     publisher: Publisher,
@@ -67,6 +69,7 @@ impl Simulation {
             seed,
             chance: Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             services: BTreeMap::new(),
+            addresses: BTreeMap::new(),
             ports_swapped: false,
             change: 0,
             publisher: Publisher::new(Vec::new()),
@@ -80,7 +83,8 @@ impl Simulation {
 
     fn step(&mut self) {
         match self.chance.below(100) {
-            0..25 => self.change_something(),
+            0..20 => self.change_something(),
+            20..25 => self.move_address(),
             25..30 => self.ports_swapped = !self.ports_swapped,
             30..40 => drop(self.offer(Certainty::Full)),
             40..45 => drop(self.offer(Certainty::Partial)),
@@ -115,6 +119,26 @@ impl Simulation {
         self.services.insert(named(name), view);
     }
 
+    /// Somebody else is at an address, or nobody asks for it any more.
+    fn move_address(&mut self) {
+        let address = IpAddr::from([10, 0, 0, u8::try_from(self.chance.below(6)).unwrap()]);
+        let name = named(NAMES[self.chance.below(NAMES.len())]);
+        let occupant = match self.chance.below(5) {
+            0 => return drop(self.addresses.remove(&address)),
+            1 => Occupant::Outside,
+            2 => Occupant::Service(name),
+            with => {
+                let endpoint = endpoint(&name, 1);
+                let workload = endpoint.id.workload.clone();
+                let endpoint = Some(Arc::new(endpoint)).filter(|_| with == 3);
+                let protocol = leno_model::Protocol::Http;
+                let port = OccupantPort { service: name, port: 9080, protocol, endpoint };
+                Occupant::Workload { workload, ports: BTreeMap::from([(80, port)]) }
+            }
+        };
+        self.addresses.insert(address, Arc::new(occupant));
+    }
+
     /// The world as the control plane would compile it now.
     fn world(&mut self) -> Update {
         self.change += 1;
@@ -129,7 +153,8 @@ impl Simulation {
         let used = used.flat_map(|port| &port.rules).flat_map(|rule| &rule.backends);
         let used = used.map(|backend| backend.service.clone());
         let absent = used.filter(|name| !services.contains_key(name)).collect();
-        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services });
+        let addresses = self.addresses.clone();
+        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses });
         Update { snapshot, absent, change: ChangeId(self.change) }
     }
 
@@ -171,7 +196,10 @@ impl Simulation {
                 });
             }
         }
-        doubt.into_iter().collect()
+        let about = self.addresses.keys().filter(|_| self.chance.below(4) == 0).copied();
+        let about: Vec<IpAddr> = about.collect();
+        let doubt: Doubt = doubt.into_iter().collect();
+        doubt.with_addresses(about)
     }
 
     fn send(&mut self) {
@@ -195,6 +223,10 @@ impl Simulation {
         for key in &delta.removed {
             let doubtful = matches!(key, ResourceKey::Endpoint(id) if doubt.contains(id));
             assert!(!doubtful, "{self}: {key} may be there");
+        }
+        for upsert in &delta.upserts {
+            let doubtful = matches!(&upsert.key, ResourceKey::Address(it) if doubt.is_about(it));
+            assert!(!doubtful, "{self}: {} may not hold", upsert.key);
         }
         let held = self.subscriber.update().map(|update| &update.snapshot.services);
         let old = |name: &ServiceName| held.is_some_and(|held| held.contains_key(name));

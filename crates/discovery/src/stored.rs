@@ -8,7 +8,7 @@ use crate::holdings::endpoints_of;
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Update, Upsert};
 use crate::proto;
-use crate::resource::{encode_endpoint, encode_plan, encode_service};
+use crate::resource::{encode_endpoint, encode_occupant, encode_plan, encode_service};
 
 impl Update {
     /// This world for the disk, versioned and checksummed; read by
@@ -65,7 +65,7 @@ pub enum UnusableWorld {
     Invalid(String),
 }
 
-/// Every resource of a snapshot: the plan, then each service before its endpoints.
+/// Every resource of a snapshot: the plan, then each service before its endpoints, then addresses.
 fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
     let plan = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
     let services = snapshot.services.iter().flat_map(|(name, view)| {
@@ -77,7 +77,11 @@ fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
         });
         std::iter::once(service).chain(endpoints)
     });
-    std::iter::once(plan).chain(services)
+    let addresses = snapshot.addresses.iter().map(|(address, occupant)| Upsert {
+        key: ResourceKey::Address(*address),
+        content: encode_occupant(occupant),
+    });
+    std::iter::once(plan).chain(services).chain(addresses)
 }
 
 /// What a stored world begins with; the last byte is the version of the format.

@@ -76,12 +76,20 @@ impl Subscriber {
             (None, None) => Default::default(),
         };
         let services = staging.services(before, &absent)?;
+        let addresses = staging.addresses(before);
         let snapshot = match before.map(|before| &before.snapshot) {
-            Some(old) if Arc::ptr_eq(&old.plan, &plan) && services.is_none() => Arc::clone(old),
+            Some(old)
+                if Arc::ptr_eq(&old.plan, &plan) && services.is_none() && addresses.is_none() =>
+            {
+                Arc::clone(old)
+            }
             old => Arc::new(Snapshot {
                 plan,
                 services: services
                     .or_else(|| old.map(|old| old.services.clone()))
+                    .unwrap_or_default(),
+                addresses: addresses
+                    .or_else(|| old.map(|old| old.addresses.clone()))
                     .unwrap_or_default(),
             }),
         };

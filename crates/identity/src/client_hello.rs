@@ -47,6 +47,28 @@ impl ClientHelloReader {
     }
 }
 
+/// Whether a client of TLS offers to speak this protocol (ALPN, RFC 7301); nothing before all of
+/// its ClientHello is there.
+#[must_use]
+pub fn offers(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
+    let mut acceptor = Acceptor::default();
+    let mut rest = first_bytes;
+    while !rest.is_empty() {
+        if acceptor.read_tls(&mut rest).is_err() {
+            return Some(false);
+        }
+        match acceptor.accept() {
+            Ok(None) => {}
+            Ok(Some(accepted)) => {
+                let mut offered = accepted.client_hello().alpn().into_iter().flatten();
+                return Some(offered.any(|offered| offered == protocol));
+            }
+            Err(_) => return Some(false),
+        }
+    }
+    None
+}
+
 /// The longest ClientHello: one record. Those with keys for after quantum computers have 2 KiB.
 const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
 
@@ -60,11 +82,16 @@ mod tests {
 
     /// What a client says first that wants to reach this server.
     fn hello(name: &str) -> Vec<u8> {
-        let config = ClientConfig::builder_with_provider(crate::provider::provider())
+        hello_offering(name, &[])
+    }
+
+    fn hello_offering(name: &str, protocols: &[&[u8]]) -> Vec<u8> {
+        let mut config = ClientConfig::builder_with_provider(crate::provider::provider())
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         let name = name.to_owned().try_into().unwrap();
         let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
         let mut bytes = Vec::new();
@@ -88,6 +115,17 @@ mod tests {
         }
         let more = [&bytes[..], b"and more"].concat();
         assert_eq!(ClientHelloReader::default().read(&more), named);
+    }
+
+    #[test]
+    fn what_a_client_offers_is_known_when_all_of_it_is_there() {
+        let bytes = hello_offering("shop.example.com", &[b"leno/1", b"h2"]);
+        assert_eq!(offers(&bytes, b"leno/1"), Some(true));
+        assert_eq!(offers(&bytes, b"leno/2"), Some(false));
+        assert_eq!(offers(&bytes[..bytes.len() - 1], b"leno/1"), None);
+        assert_eq!(offers(&hello("shop.example.com"), b"leno/1"), Some(false));
+        assert_eq!(offers(b"GET / HTTP/1.1\r\n", b"leno/1"), Some(false));
+        assert_eq!(offers(b"", b"leno/1"), None);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub use authority::{
     Authority, AuthorityError, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX, Rotation,
     RotationStage, Subject,
 };
-pub use client_hello::{ClientHello, ClientHelloReader};
+pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
 pub use join::{JoinBundle, JoinBundleError};
 pub use key::PrivateKey;

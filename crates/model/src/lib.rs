@@ -16,6 +16,7 @@ pub mod identity;
 pub mod log_template;
 pub mod mesh;
 pub mod name;
+pub mod occupant;
 pub mod policy;
 pub mod rate_limit;
 pub mod reason;
@@ -47,11 +48,12 @@ pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
-pub use mesh::{Admission, MeshConfig, TrafficMode};
+pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
 pub use name::{
     GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
     TcpRouteName, WorkloadName,
 };
+pub use occupant::{Occupant, OccupantPort};
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };

@@ -20,6 +20,11 @@ pub struct MeshConfig {
     pub namespaces: BTreeMap<Name, Admission>,
     /// What operators see of single requests.
     pub sight: Sight,
+    /// What becomes of connections of applications to what is not of the mesh.
+    pub egress: Egress,
+    /// What becomes of connections to them that come without mutual TLS, where nothing more
+    /// specific says so.
+    pub plaintext: Plaintext,
 }
 
 /// What a namespace or a workload says about who is let in; what it leaves open, the next
@@ -28,6 +33,8 @@ pub struct MeshConfig {
 pub struct Admission {
     /// Whether policies decide.
     pub mode: Option<TrafficMode>,
+    /// What becomes of connections that come without mutual TLS.
+    pub plaintext: Option<Plaintext>,
 }
 
 impl MeshConfig {
@@ -42,6 +49,14 @@ impl MeshConfig {
     pub fn mode_in(&self, namespace: &Name) -> TrafficMode {
         let own = self.namespaces.get(namespace).and_then(|admission| admission.mode);
         own.unwrap_or(self.mode)
+    }
+
+    /// What becomes of connections to a workload that come without mutual TLS: as it says, or its
+    /// namespace, or the mesh.
+    #[must_use]
+    pub fn plaintext_of(&self, workload: &Workload) -> Plaintext {
+        let in_namespace = || self.namespaces.get(&workload.name.namespace)?.plaintext;
+        workload.admission.plaintext.or_else(in_namespace).unwrap_or(self.plaintext)
     }
 
     /// The modes of the mesh and of its namespaces.
@@ -61,6 +76,8 @@ impl Default for MeshConfig {
             revoked: BTreeSet::new(),
             namespaces: BTreeMap::new(),
             sight: Sight::default(),
+            egress: Egress::default(),
+            plaintext: Plaintext::default(),
         }
     }
 }
@@ -87,6 +104,56 @@ impl TrafficMode {
             Self::Permissive => "permissive",
             Self::Strict => "strict",
             Self::Audit => "audit",
+        }
+    }
+}
+
+/// What becomes of connections of applications to what is not of the mesh. It is about those that
+/// sidecars recognise by their address; with doors there are no others than those to services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Egress {
+    /// They go where they want to go, as they are.
+    #[default]
+    Allow,
+    /// They are refused.
+    Deny,
+}
+
+impl Egress {
+    /// Both.
+    pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny];
+
+    /// The word used in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// What becomes of connections that come in without mutual TLS of the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Plaintext {
+    /// They are refused.
+    #[default]
+    Refuse,
+    /// They are let in as peers without identity, where policies let such peers in: for the time
+    /// in which not all clients are in the mesh yet.
+    Accept,
+}
+
+impl Plaintext {
+    /// Both.
+    pub const ALL: &'static [Self] = &[Self::Refuse, Self::Accept];
+
+    /// The word used in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Refuse => "refuse",
+            Self::Accept => "accept",
         }
     }
 }

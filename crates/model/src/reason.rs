@@ -198,6 +198,10 @@ reasons! {
     RateLimited "rate-limited" 429 Ours Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
          when there is room again.";
+    /// The destination is not of the mesh, and nothing may leave it.
+    EgressDenied "egress-denied" 403 Ours Never
+        "Give the destination a Service with meshed workloads, or set `spec.egress` of the \
+         MeshConfig to allow.";
     /// A policy injects this fault on purpose.
     FaultInjected "fault-injected" 503 Ours Never
         "Remove the FaultInjection that `leno explain request` names, when the test is over.";

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::access_policy::InboundPolicy;
 use crate::endpoint::Endpoint;
 use crate::identity::{ServiceAccount, TrustDomain};
+use crate::mesh::{Egress, Plaintext};
 use crate::name::{Name, ServiceName, WorkloadName};
+use crate::occupant::Occupant;
 use crate::policy::Access;
 use crate::rate_limit::PortLimits;
 use crate::route::{RouteRule, WeightedBackend};
@@ -26,6 +28,8 @@ pub struct Snapshot {
     pub plan: Arc<WorkloadPlan>,
     /// The services it uses, and the backends that their routes name.
     pub services: BTreeMap<ServiceName, Arc<ServiceView>>,
+    /// What is at the addresses that it asked for.
+    pub addresses: BTreeMap<IpAddr, Arc<Occupant>>,
 }
 
 /// What a sidecar is for: the workload behind it and the rules at its door.
@@ -61,6 +65,10 @@ pub struct WorkloadPlan {
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
     /// What operators see of single requests.
     pub sight: Sight,
+    /// What becomes of connections to what is not of the mesh.
+    pub egress: Egress,
+    /// What becomes of connections that come in without mutual TLS.
+    pub plaintext: Plaintext,
 }
 
 /// A service as one client sees it.

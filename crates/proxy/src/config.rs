@@ -53,10 +53,12 @@ pub enum Interception {
         outbound_v6: Option<SocketAddr>,
         /// Where redirected inbound connections arrive.
         inbound: SocketAddr,
-        /// Where the application's name look-ups arrive.
-        dns: SocketAddr,
-        /// The firewall mark on the proxy's own connections, which are not redirected again.
-        mark: u32,
+        /// Where the application's name look-ups arrive. Without it somebody else answers them, and
+        /// destinations are recognised by their address, with the control plane's help.
+        dns: Option<SocketAddr>,
+        /// The firewall mark on the proxy's own connections, which are not redirected again. Without
+        /// it they are recognised by the user that the proxy runs as.
+        mark: Option<u32>,
     },
 }
 
@@ -71,9 +73,36 @@ impl Interception {
             outbound_v6: (versions == Versions::Both)
                 .then(|| SocketAddr::from((Ipv6Addr::LOCALHOST, OUTBOUND_PORT))),
             inbound: SocketAddr::new(address, INBOUND_PORT),
-            dns: SocketAddr::new(loopback, DNS_PORT),
-            mark: MARK,
+            dns: Some(SocketAddr::new(loopback, DNS_PORT)),
+            mark: Some(MARK),
         }
+    }
+
+    /// The same in a pod: the sidecar has no rights that would let it mark its connections, and the
+    /// cluster answers name look-ups.
+    #[must_use]
+    pub fn in_pod(address: IpAddr, versions: Versions) -> Self {
+        let any = match address {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        match Self::redirected(address, versions) {
+            Self::Redirect { address, outbound, outbound_v6, .. } => Self::Redirect {
+                address,
+                outbound,
+                outbound_v6,
+                inbound: SocketAddr::new(any, INBOUND_PORT),
+                dns: None,
+                mark: None,
+            },
+            doors @ Self::Doors { .. } => doors,
+        }
+    }
+
+    /// Whether destinations are recognised by their address alone.
+    #[must_use]
+    pub fn is_by_address(&self) -> bool {
+        matches!(self, Self::Redirect { dns: None, .. })
     }
 }
 

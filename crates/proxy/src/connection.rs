@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use leno_model::{Protocol, Reason, ServiceName};
+use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_wire::link::{Role, StreamKind};
 use leno_wire::sniff::Sniffed;
@@ -23,6 +23,8 @@ use crate::http::server::{Served, refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, Opened};
+use crate::outside;
+use crate::plaintext;
 use crate::session::{Entrance, Session};
 use crate::tcp;
 use crate::tls::{self, ALPN_HTTP2, ALPN_LINK};
@@ -45,7 +47,8 @@ pub(crate) async fn carry(
             let _listed = list(&session, "http", "HTTP proxy".to_owned());
             Box::pin(from_proxy_client(&session, Io::new(Stream::Plain(tcp)))).await;
         }
-        Entrance::Door { .. } | Entrance::Service { .. } => {
+        Entrance::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
+        Entrance::Door { .. } | Entrance::Service { .. } | Entrance::Pinned { .. } => {
             let io = Io::new(Stream::Plain(tcp));
             Box::pin(to_service(&worker, entrance, io, BytesMut::new(), peer)).await;
         }
@@ -54,6 +57,11 @@ pub(crate) async fn carry(
 
 /// From another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
 async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
+    if let Some(spoken) = plaintext::accepted(worker, port)
+        && !plaintext::is_mutual_tls(worker, spoken, &tcp).await
+    {
+        return Box::pin(plain_inbound(worker, (port, spoken), tcp, peer)).await;
+    }
     let patience = worker.config.limits.handshake_timeout;
     let Some(credential) = worker.world.credential() else {
         return;
@@ -99,6 +107,37 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     worker.shard.refuse(Reason::RevokedPeer.label());
     cut.cut();
     served.await;
+}
+
+/// From a client without mutual TLS: whatever the application speaks.
+async fn plain_inbound(
+    worker: &Rc<Worker>,
+    (port, declared): (u16, Protocol),
+    tcp: TcpStream,
+    peer: SocketAddr,
+) {
+    worker.shard.add(Count::DownstreamPlaintext, 1);
+    let io = Io::new(Stream::Plain(tcp));
+    let mut early = BytesMut::new();
+    let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
+        return;
+    };
+    let session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
+    let list = |protocol| list(&session, protocol, format!("application port {port}"));
+    match spoken {
+        Spoken::Http1 => {
+            let _listed = list("http");
+            serve(&session, &io, early).await;
+        }
+        Spoken::Http2 => {
+            let _listed = list("http2");
+            Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+        }
+        Spoken::Opaque => {
+            let _listed = list("tcp");
+            Box::pin(tcp::plainly(&session, port, io, early)).await;
+        }
+    }
 }
 
 /// What is spoken inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
@@ -172,7 +211,38 @@ async fn from_proxy_client(session: &Session, io: Io) {
     }
 }
 
-/// From the application to one service, in whatever protocol the service speaks.
+/// From the application to an address: what is there decides.
+async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: SocketAddr) {
+    let io = Io::new(Stream::Plain(tcp));
+    let patience = worker.config.limits.discovery_timeout;
+    let occupant = match worker.world.occupant(at.ip(), patience).await {
+        Ok(occupant) => occupant,
+        Err(reason) => {
+            tracing::debug!(%at, reason = reason.label(), "nobody says what is there");
+            worker.shard.refuse(reason.label());
+            return io.reset();
+        }
+    };
+    let entrance = match &*occupant {
+        Occupant::Outside => None,
+        Occupant::Service(service) => {
+            Some(Entrance::Service { service: service.clone(), port: at.port() })
+        }
+        Occupant::Workload { workload, ports } => ports.get(&at.port()).map(|port| {
+            let (service, workload) = (port.service.clone(), workload.clone());
+            Entrance::Pinned { at, id: EndpointId { service, port: port.port, workload } }
+        }),
+    };
+    drop(occupant);
+    if let Some(entrance) = entrance {
+        return to_service(worker, entrance, io, BytesMut::new(), peer).await;
+    }
+    let session = Session::new(worker.clone(), Entrance::Address(at), None, peer);
+    let _listed = list(&session, "tcp", format!("{at}, outside"));
+    outside::carry(&session, at, io).await;
+}
+
+/// From the application to one service, or one workload, in whatever protocol the service speaks.
 async fn to_service(
     worker: &Rc<Worker>,
     entrance: Entrance,
@@ -180,11 +250,15 @@ async fn to_service(
     mut early: BytesMut,
     peer: SocketAddr,
 ) {
-    let (Entrance::Door { service, port } | Entrance::Service { service, port }) = entrance.clone()
-    else {
-        return;
+    let (service, port, declared) = match &entrance {
+        Entrance::Door { service, port } | Entrance::Service { service, port } => {
+            (service.clone(), *port, protocol(worker, service, *port).await)
+        }
+        Entrance::Pinned { at, id } => {
+            (id.service.clone(), id.port, protocol_at(worker, *at).await)
+        }
+        Entrance::Inbound { .. } | Entrance::HttpProxy | Entrance::Address(_) => return,
     };
-    let declared = protocol(worker, &service, port).await;
     let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
         return;
     };
@@ -264,6 +338,17 @@ async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol
         return Protocol::Detect;
     };
     plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
+}
+
+/// What is spoken at a port of a workload that is reached by its own address.
+async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
+    let patience = worker.config.limits.discovery_timeout;
+    match worker.world.occupant(at.ip(), patience).await.as_deref() {
+        Ok(Occupant::Workload { ports, .. }) => {
+            ports.get(&at.port()).map_or(Protocol::Detect, |port| port.protocol)
+        }
+        Ok(Occupant::Service(_) | Occupant::Outside) | Err(_) => Protocol::Detect,
+    }
 }
 
 fn list(session: &Session, protocol: &'static str, target: String) -> Listed {

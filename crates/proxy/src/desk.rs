@@ -3,8 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use leno_discovery::{Request, SUBSCRIPTIONS_MAX};
-use leno_model::ServiceName;
+use leno_discovery::{ADDRESSES_MAX, Request, SUBSCRIPTIONS_MAX};
 use leno_traffic::backoff;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -12,11 +11,12 @@ use tokio::time::MissedTickBehavior;
 use crate::follow::Follower;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
+use crate::world::Want;
 
 /// Subscribes on first use and unsubscribes what nobody uses any more.
 pub(crate) async fn keep_subscriptions(
     follower: Rc<Follower>,
-    mut wanted: mpsc::Receiver<ServiceName>,
+    mut wanted: mpsc::Receiver<Want>,
     requests: mpsc::Sender<Request>,
 ) {
     let idle = follower.config.limits.idle_subscription;
@@ -24,49 +24,77 @@ pub(crate) async fn keep_subscriptions(
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut batch = Vec::new();
     loop {
-        let request = tokio::select! {
+        let wishes = tokio::select! {
             count = wanted.recv_many(&mut batch, BATCH_MAX) => {
                 if count == 0 {
                     return;
                 }
                 subscribe(&follower, &mut batch)
             }
-            _ = sweep.tick() => unsubscribe(&follower),
+            _ = sweep.tick() => unsubscribe(&follower, idle),
         };
-        if let Some(request) = request
-            && let Err(unsent) = requests.try_send(request)
-        {
-            take_back(&follower, unsent.into_inner());
+        for request in wishes.into_iter().flatten() {
+            if let Err(unsent) = requests.try_send(request) {
+                take_back(&follower, unsent.into_inner());
+            }
         }
     }
 }
 
-fn subscribe(follower: &Follower, batch: &mut Vec<ServiceName>) -> Option<Request> {
+/// At most one request about services, and two about addresses: some may have to make room.
+type Wishes = [Option<Request>; 3];
+
+fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Wishes {
     let mut subscribed = follower.subscribed.borrow_mut();
-    let mut new = Vec::new();
-    for service in batch.drain(..) {
-        if subscribed.len() < SUBSCRIPTIONS_MAX && subscribed.insert(service.clone()) {
-            new.push(service);
+    let crowded = follower.asked.borrow().len() > ADDRESSES_MAX / 4 * 3;
+    let forgotten = if crowded { forget(follower, IDLE_IF_CROWDED) } else { None };
+    let mut asked = follower.asked.borrow_mut();
+    let (mut services, mut addresses) = (Vec::new(), Vec::new());
+    for want in batch.drain(..) {
+        match want {
+            Want::Service(service) => {
+                if subscribed.len() < SUBSCRIPTIONS_MAX && subscribed.insert(service.clone()) {
+                    services.push(service);
+                }
+            }
+            Want::Address(address) => {
+                if asked.len() < ADDRESSES_MAX && asked.insert(address) {
+                    addresses.push(address);
+                }
+            }
         }
     }
-    (!new.is_empty()).then_some(Request::Subscribe(new))
+    let services = (!services.is_empty()).then_some(Request::Subscribe(services));
+    let addresses = (!addresses.is_empty()).then_some(Request::Ask(addresses));
+    [forgotten, services, addresses]
 }
 
 /// The queue is full: what could not be said is not so, and whoever needs it asks again.
 fn take_back(follower: &Follower, unsent: Request) {
     let mut subscribed = follower.subscribed.borrow_mut();
+    let mut asked = follower.asked.borrow_mut();
     match unsent {
+        Request::Ask(addresses) => asked.retain(|address| !addresses.contains(address)),
+        Request::Forget(addresses) => asked.extend(addresses),
         Request::Subscribe(services) => subscribed.retain(|service| !services.contains(service)),
         Request::Unsubscribe(services) => subscribed.extend(services),
         Request::Listeners(_) | Request::Renew { .. } | Request::Tapped { .. } => {}
     }
 }
 
-fn unsubscribe(follower: &Follower) -> Option<Request> {
+fn unsubscribe(follower: &Follower, after: Duration) -> Wishes {
     let mut subscribed = follower.subscribed.borrow_mut();
-    let mut idle = follower.world.idle_services(follower.config.limits.idle_subscription);
+    let mut idle = follower.world.idle_services(after);
     idle.retain(|service| subscribed.remove(service));
-    (!idle.is_empty()).then_some(Request::Unsubscribe(idle))
+    [(!idle.is_empty()).then_some(Request::Unsubscribe(idle)), forget(follower, after), None]
+}
+
+/// Lets go of addresses to which nobody has connected for this long.
+fn forget(follower: &Follower, after: Duration) -> Option<Request> {
+    let mut asked = follower.asked.borrow_mut();
+    let mut idle = follower.world.idle_addresses(after);
+    idle.retain(|address| asked.remove(address));
+    (!idle.is_empty()).then_some(Request::Forget(idle))
 }
 
 /// Keeps the doors in step with the plan, and tells the control plane where they are. A door whose
@@ -92,6 +120,7 @@ pub(crate) async fn keep_listeners(
                 tracing::error!(%problem, failures, "a door is closed and will be tried again");
             }
             doors.publish(listeners.addresses());
+            follower.world.set_own_doors(listeners.own());
             let inbound = listeners.inbound(&follower.config, plan);
             if *follower.listening.borrow() != inbound {
                 follower.listening.replace(inbound.clone());
@@ -118,7 +147,10 @@ pub(crate) async fn keep_listeners(
     }
 }
 
-/// Services taken up at once.
+/// An application that connects to very many addresses soon asks again for those that it has not
+/// connected to for this long.
+const IDLE_IF_CROWDED: Duration = Duration::from_secs(20);
+/// Services and addresses taken up at once.
 const BATCH_MAX: usize = 64;
 /// How long a door that could not be opened is left alone at most.
 const DOOR_MAX: Duration = Duration::from_secs(5);

@@ -15,7 +15,7 @@ pub(crate) async fn dial(
     interception: &Interception,
 ) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if let Interception::Redirect { mark, .. } = interception {
+    if let Interception::Redirect { mark: Some(mark), .. } = interception {
         SockRef::from(&socket).set_mark(*mark)?;
     }
     prepare(SockRef::from(&socket))?;

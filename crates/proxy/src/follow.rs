@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -45,6 +45,8 @@ pub(crate) struct Follower {
     pub(crate) counted: RefCell<Counted>,
     /// The services that requests have asked for and not yet forgotten.
     pub(crate) subscribed: RefCell<BTreeSet<ServiceName>>,
+    /// The same for addresses.
+    pub(crate) asked: RefCell<BTreeSet<IpAddr>>,
     /// What is listening now, for each hello.
     pub(crate) listening: RefCell<Vec<InboundListener>>,
     /// The proxy is going: nothing is announced any more.
@@ -73,6 +75,7 @@ impl Follower {
             counted: RefCell::new(Counted::of(telemetry.clone())),
             telemetry,
             subscribed: RefCell::default(),
+            asked: RefCell::default(),
             listening: RefCell::default(),
             withdrawn: Cell::new(false),
             admin,
@@ -123,6 +126,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
     // What was used before is likely to be used again; what is not goes idle and is dropped.
     let known = update.snapshot.services.keys().chain(&update.absent);
     follower.subscribed.borrow_mut().extend(known.cloned());
+    follower.asked.borrow_mut().extend(update.snapshot.addresses.keys());
     subscriber
 }
 
@@ -150,6 +154,7 @@ async fn follow_one(
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         services: follower.subscribed.borrow().iter().cloned().collect(),
+        addresses: follower.asked.borrow().iter().copied().collect(),
         session: session(SystemTime::now()),
         edition: credential.edition(),
     };

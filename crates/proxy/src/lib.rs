@@ -28,7 +28,9 @@ mod listen;
 mod listeners;
 mod names;
 mod opened;
+mod outside;
 mod patience;
+mod plaintext;
 mod record;
 mod redirect;
 mod removed;
@@ -36,6 +38,7 @@ mod renew;
 mod seen;
 mod session;
 mod sight;
+mod splice;
 mod state;
 mod tapped;
 mod tcp;
@@ -54,7 +57,6 @@ use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 use leno_discovery::Request;
-use leno_model::ServiceName;
 use leno_telemetry::Telemetry;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
@@ -76,7 +78,7 @@ use crate::removed::RemovedEndpoints;
 use crate::seen::Outlets;
 use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
-use crate::world::World;
+use crate::world::{Want, World};
 
 /// A proxy that has been started; it runs inside [`Proxy::run`].
 pub struct Proxy {
@@ -210,7 +212,7 @@ impl Proxy {
 
 impl Proxy {
     /// An empty world, looked at as the sidecar was started.
-    fn world(&self) -> (Arc<World>, mpsc::Receiver<ServiceName>) {
+    fn world(&self) -> (Arc<World>, mpsc::Receiver<Want>) {
         let (world, wanted) = World::new(self.state.names(), Instant::now());
         if let LogChoice::Own(log) = &self.config.access_log {
             world.sights.log(log.clone());
@@ -248,7 +250,7 @@ async fn join(threads: Vec<JoinHandle<()>>) {
 fn control(
     tasks: &LocalSet,
     follower: Rc<Follower>,
-    wanted: mpsc::Receiver<ServiceName>,
+    wanted: mpsc::Receiver<Want>,
     (workers, doors, state): (Vec<mpsc::Sender<Command>>, Doors, StateDir),
 ) -> mpsc::Sender<Request> {
     if let Some(credential) = state.credential(&follower.config.workload, SystemTime::now()) {
@@ -256,7 +258,7 @@ fn control(
     }
     let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
     let listeners = Listeners::new(workers, state);
-    if let Interception::Redirect { dns, .. } = follower.config.interception {
+    if let Interception::Redirect { dns: Some(dns), .. } = follower.config.interception {
         tasks.spawn_local(dns::serve(follower.clone(), dns));
     }
     tasks.spawn_local(follow::follow(follower.clone(), inbox));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_discovery::InboundListener;
 use leno_model::{WorkloadPlan, WorkloadPort};
@@ -74,7 +74,13 @@ impl Listeners {
             Gate::Fixed(Entrance::Inbound { port }) => {
                 Some(InboundListener { port, address: open.address })
             }
-            Gate::Fixed(Entrance::Door { .. } | Entrance::Service { .. } | Entrance::HttpProxy)
+            Gate::Fixed(
+                Entrance::Door { .. }
+                | Entrance::Service { .. }
+                | Entrance::HttpProxy
+                | Entrance::Address(_)
+                | Entrance::Pinned { .. },
+            )
             | Gate::Inbound
             | Gate::Outbound
             | Gate::OutboundV6 => None,
@@ -95,6 +101,16 @@ impl Listeners {
                 plan.ports.iter().map(at).collect()
             }
         }
+    }
+
+    /// Where the sidecar takes what it sends to its own application, by port of that.
+    pub(crate) fn own(&self) -> BTreeMap<u16, SocketAddr> {
+        let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
+        let own = own.filter_map(|(_, open)| match open.gate {
+            Gate::Fixed(Entrance::Inbound { port }) => Some((port, open.address)),
+            Gate::Fixed(_) | Gate::Inbound | Gate::Outbound | Gate::OutboundV6 => None,
+        });
+        own.collect()
     }
 
     /// Every open door: its name and where it is.
@@ -176,6 +192,12 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
                 let name = "redirected-outbound-v6".to_owned();
                 wanted.insert(name, (Gate::OutboundV6, *outbound));
             }
+            let by_address = config.interception.is_by_address();
+            for port in plan.ports.iter().filter(|_| by_address) {
+                let gate = Gate::Fixed(Entrance::Inbound { port: port.port });
+                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+                wanted.insert(format!("{OWN}{}", port.port), (gate, address));
+            }
         }
     }
     wanted
@@ -194,5 +216,7 @@ fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
+/// What the doors are called that lead from the sidecar to its own application.
+const OWN: &str = "own-";
 /// Connections that may wait to be accepted; the kernel caps it at `somaxconn`.
 const BACKLOG: i32 = 1024;

@@ -1,5 +1,6 @@
 //! Waiting with an end. What is ready at once costs no timer.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll};
@@ -23,4 +24,16 @@ pub(crate) async fn within<T>(
 pub(crate) async fn finished_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     within(limit, |cx| future.as_mut().poll(cx)).await
+}
+
+/// Resolves when nothing was carried either way for as long as `patience`, or almost twice that.
+pub(crate) async fn silence(patience: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
+    let mut before = None;
+    loop {
+        let now = Some((forth.get(), back.get()));
+        if std::mem::replace(&mut before, now) == now {
+            return;
+        }
+        tokio::time::sleep(patience).await;
+    }
 }

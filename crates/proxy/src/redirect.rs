@@ -6,6 +6,7 @@ use leno_model::Reason;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
+use crate::config::Interception;
 use crate::session::Entrance;
 use crate::worker::Worker;
 
@@ -32,6 +33,12 @@ impl Gate {
             Self::Fixed(entrance) => Ok(entrance.clone()),
             Self::Outbound | Self::OutboundV6 => {
                 let wanted = original_destination(tcp).ok_or(Reason::UnknownService)?;
+                if worker.config.interception.is_by_address() {
+                    let wanted = SocketAddr::new(wanted.ip().to_canonical(), wanted.port());
+                    let is_own = is_own_door(&worker.config.interception, wanted);
+                    let entrance = (!is_own).then_some(Entrance::Address(wanted));
+                    return entrance.ok_or(Reason::UnknownService);
+                }
                 let service = worker.world.names().service(wanted.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
                 Ok(Entrance::Service { service, port: wanted.port() })
@@ -45,6 +52,16 @@ impl Gate {
             }
         }
     }
+}
+
+/// Whether a connection came to a door of the sidecar without having been redirected there: it would
+/// go round for ever.
+fn is_own_door(interception: &Interception, wanted: SocketAddr) -> bool {
+    let Interception::Redirect { address, outbound, inbound, .. } = interception else {
+        return false;
+    };
+    let is_here = wanted.ip().is_loopback() || wanted.ip() == *address;
+    is_here && [outbound.port(), inbound.port()].contains(&wanted.port())
 }
 
 /// `SO_ORIGINAL_DST` (netfilter): where the connection went before it was redirected here.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Reason, ServiceName, SpiffeId};
+use leno_model::{EndpointId, Reason, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
 use leno_traffic::{ConnectionPermit, Denial, Ruling};
 
@@ -24,6 +24,10 @@ pub(crate) enum Entrance {
     Service { service: ServiceName, port: u16 },
     /// From the application, as its HTTP proxy.
     HttpProxy,
+    /// From the application, to this address: a service, a workload, or nothing of the mesh.
+    Address(SocketAddr),
+    /// From the application, to one workload at its own address.
+    Pinned { at: SocketAddr, id: EndpointId },
 }
 
 /// A connection, or one stream of a link, and what is known about its peer.
@@ -56,7 +60,11 @@ impl Session {
             Entrance::Door { service: ServiceName { namespace, name }, port } => {
                 Some(format!("{name}.{namespace}:{port}").into())
             }
-            Entrance::Inbound { .. } | Entrance::Service { .. } | Entrance::HttpProxy => None,
+            Entrance::Inbound { .. }
+            | Entrance::Service { .. }
+            | Entrance::HttpProxy
+            | Entrance::Address(_)
+            | Entrance::Pinned { .. } => None,
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
         let told = RefCell::default();
@@ -82,7 +90,11 @@ impl Session {
     fn port(&self) -> u16 {
         match self.entrance {
             Entrance::Inbound { port } => port,
-            Entrance::Door { .. } | Entrance::Service { .. } | Entrance::HttpProxy => 0,
+            Entrance::Door { .. }
+            | Entrance::Service { .. }
+            | Entrance::HttpProxy
+            | Entrance::Address(_)
+            | Entrance::Pinned { .. } => 0,
         }
     }
 

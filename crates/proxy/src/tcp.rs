@@ -1,12 +1,12 @@
 //! Opaque TCP: the same corridor without the HTTP stations.
 
-use std::cell::Cell;
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use leno_model::{Reach, Reason, ServiceName, WeightedBackend};
+use leno_model::{EndpointId, Reach, Reason, ServiceName, WeightedBackend};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_traffic::{PortPlan, TlsChoice, tcp_backend};
@@ -22,10 +22,12 @@ use crate::http::message::{Reader, Writer};
 use crate::http::route::{self, Destination};
 use crate::io::Io;
 use crate::link::{LinkStream, Opened};
+use crate::patience::silence;
 use crate::record::Record;
-use crate::session::Session;
+use crate::session::{Entrance, Session};
+use crate::splice::splice;
 use crate::upstream::gate::Held;
-use crate::upstream::{Destined, InFlight, Lease, Upstream, pick::pick};
+use crate::upstream::{Application, Destined, InFlight, Lease, Upstream, pick::pick};
 use crate::worker::Worker;
 use crate::world::Scene;
 
@@ -78,14 +80,7 @@ async fn attempt(
     stream: &LinkStream,
     record: &mut Record<'_>,
 ) -> Result<(), Failure> {
-    let bound = route::application(session, port, record)?;
-    let permit = session.permit(&bound.scene)?;
-    let access = &bound.scene.plans.access;
-    record.permit(access, access.tcp(&permit)?);
-    bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
-    let Destination::Application(application) = bound.destination else {
-        return Err(Failure::from(Reason::NoEndpoint));
-    };
+    let application = admitted(session, port, record)?;
     let connection = application.connect(&session.worker).await?;
     // The other sidecar waits for this before it gives its client's bytes away.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
@@ -101,6 +96,58 @@ async fn attempt(
         plain.1.io.reset();
     }
     carried
+}
+
+/// Carries a connection that came without mutual TLS to the application.
+pub(crate) async fn plainly(session: &Session, port: u16, io: Io, early: BytesMut) {
+    let mut record = Record::open(session, "tcp");
+    match attempt_plainly(session, port, (&io, early), &mut record).await {
+        Ok(()) => record.succeed(),
+        Err(failure) => {
+            record.fail(&failure);
+            io.reset();
+        }
+    }
+}
+
+async fn attempt_plainly(
+    session: &Session,
+    port: u16,
+    (io, early): (&Io, BytesMut),
+    record: &mut Record<'_>,
+) -> Result<(), Failure> {
+    let application = admitted(session, port, record)?;
+    let connection = application.connect(&session.worker).await?;
+    let patience = session.worker.config.limits.idle_connection;
+    let mut reader = Reader::new(io.clone());
+    reader.buffer = early;
+    let client = (reader, Writer::new(io.clone(), patience));
+    let server = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let cut = server.1.io.clone();
+    tokio::select! {
+        spliced = splice((client, server), patience, record) => Ok(spliced?),
+        denied = denied(session, port) => {
+            cut.reset();
+            Err(denied)
+        }
+    }
+}
+
+/// The application, if the rules let this peer's bytes in.
+fn admitted(
+    session: &Session,
+    port: u16,
+    record: &mut Record<'_>,
+) -> Result<Rc<Application>, Failure> {
+    let bound = route::application(session, port, record)?;
+    let permit = session.permit(&bound.scene)?;
+    let access = &bound.scene.plans.access;
+    record.permit(access, access.tcp(&permit)?);
+    bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
+    match bound.destination {
+        Destination::Application(application) => Ok(application),
+        Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
+    }
 }
 
 /// Resolves when the rules of the day do not let the peer's bytes in any more.
@@ -141,6 +188,9 @@ async fn open(
     record: &mut Record<'_>,
 ) -> Result<(LinkStream, (InFlight, Option<Held>)), Reason> {
     let worker = &session.worker;
+    if let Entrance::Pinned { at, id } = &session.entrance {
+        return open_pinned(session, (*at, id), record).await;
+    }
     let patience = worker.config.limits.discovery_timeout;
     let (scene, plan) = worker.world.with_service(service, patience).await?;
     worker.sweep(&scene);
@@ -188,6 +238,28 @@ async fn open(
             opened => return opened,
         }
     }
+}
+
+/// To the one workload that is meant: there is no other to try.
+async fn open_pinned(
+    session: &Session,
+    (at, id): (SocketAddr, &EndpointId),
+    record: &mut Record<'_>,
+) -> Result<(LinkStream, (InFlight, Option<Held>)), Reason> {
+    let worker = &session.worker;
+    let patience = worker.config.limits.discovery_timeout;
+    let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
+    worker.sweep(&scene);
+    let upstream = worker.upstream(&endpoint);
+    let in_flight = upstream.enter();
+    let mut opened = open_at(&upstream, worker).await;
+    // A link may have ended in the moment in which it was chosen.
+    if opened.as_ref().is_err_and(|reason| *reason == Reason::UpstreamRefused) {
+        record.retries += 1;
+        opened = open_at(&upstream, worker).await;
+    }
+    Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
+    opened.map(|stream| (stream, (in_flight, None)))
 }
 
 /// Where a session goes that the application encrypts. What is no TLS is not what routes of TLS
@@ -305,18 +377,6 @@ async fn carry(
         // One side may be stuck; the other is not kept for it.
         _ = stream.lost() => Err(towards.lost()),
         () = silence(patience, to_stream, to_plain) => Err(Reason::IdleTimeout),
-    }
-}
-
-/// Resolves when nothing was carried either way for as long as `patience`, or almost twice that.
-async fn silence(patience: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
-    let mut before = None;
-    loop {
-        let now = Some((forth.get(), back.get()));
-        if std::mem::replace(&mut before, now) == now {
-            return;
-        }
-        tokio::time::sleep(patience).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sidecars, applications and clients in one thread, over real sockets and real TLS.
 
+mod addresses;
 mod again;
 mod bodies;
 mod circuit;

@@ -10,7 +10,7 @@ use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, Shard};
 use leno_traffic::{PortPlan, RetryBudget};
 use leno_wire::http1::{RequestHead, ResponseHead};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::config::Config;
@@ -202,9 +202,11 @@ impl Worker {
         self.sweep_wards(scene);
         let mut upstreams = self.upstreams.borrow_mut();
         let services = &scene.plans.snapshot.services;
+        let pinned: FxHashSet<&EndpointId> = scene.pinned().map(|endpoint| &endpoint.id).collect();
         upstreams.retain(|id, upstream| {
             let known = services.get(&id.service).and_then(|view| view.ports.get(&id.port));
-            let kept = known.is_some_and(|port| port.endpoints.iter().any(|e| e.id == *id));
+            let kept = known.is_some_and(|port| port.endpoints.iter().any(|e| e.id == *id))
+                || pinned.contains(id);
             if !kept {
                 upstream.retire();
             }

@@ -1,6 +1,7 @@
 //! The current world: one atomic pointer to what this proxy knows, and how it asks for more.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,8 +9,11 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
-use leno_model::{Endpoint, Reason, ServiceAccount, ServiceName};
+use leno_model::{
+    Endpoint, EndpointId, Occupant, OccupantPort, Reason, ServiceAccount, ServiceName,
+};
 use leno_traffic::{BadPattern, Plans, ServicePlan};
+use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
 use crate::names::Names;
@@ -25,8 +29,10 @@ pub(crate) struct World {
     revoked: watch::Sender<BTreeSet<ServiceAccount>>,
     /// Told when who may come in is decided otherwise than before.
     access: watch::Sender<()>,
-    wants: mpsc::Sender<ServiceName>,
+    wants: mpsc::Sender<Want>,
     names: Names,
+    /// Where this sidecar accepts mutual TLS of itself, by port of its application.
+    own_doors: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
     started: Instant,
     /// What operators see of single requests.
     pub(crate) sights: Sights,
@@ -37,8 +43,19 @@ pub(crate) struct Scene {
     pub(crate) plans: Plans,
     /// Services that were asked for.
     known: BTreeMap<ServiceName, Known>,
+    /// Addresses that were asked for.
+    addresses: FxHashMap<IpAddr, KnownAddress>,
     /// Counts up with each swap.
     pub(crate) version: u64,
+}
+
+/// What somebody asks the control plane for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// A service.
+    Service(ServiceName),
+    /// What is at an address.
+    Address(IpAddr),
 }
 
 /// One version of the world, and a service that it knows.
@@ -51,7 +68,13 @@ struct Known {
     usage: Arc<Usage>,
 }
 
-/// Whether a service is used; survives swaps.
+/// An address that was asked for.
+struct KnownAddress {
+    occupant: Arc<Occupant>,
+    usage: Arc<Usage>,
+}
+
+/// Whether a service or an address is used; survives swaps.
 #[derive(Default)]
 struct Usage {
     /// A request went there since somebody looked last.
@@ -78,8 +101,8 @@ impl Usage {
 }
 
 impl World {
-    /// An empty world. Services that requests miss are named on the returned queue.
-    pub(crate) fn new(names: Names, now: Instant) -> (Arc<Self>, mpsc::Receiver<ServiceName>) {
+    /// An empty world. What requests miss is named on the returned queue.
+    pub(crate) fn new(names: Names, now: Instant) -> (Arc<Self>, mpsc::Receiver<Want>) {
         let (wants, wanted) = mpsc::channel(WANTS_MAX);
         let world = Self {
             scene: ArcSwapOption::empty(),
@@ -89,6 +112,7 @@ impl World {
             access: watch::channel(()).0,
             wants,
             names,
+            own_doors: ArcSwapOption::empty(),
             started: now,
             sights: Sights::default(),
         };
@@ -134,11 +158,12 @@ impl World {
             (name.clone(), Known { plan: plans.service(name).cloned(), usage })
         };
         let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
+        let addresses = known_addresses(&plans.snapshot.addresses, previous.as_deref(), now);
         let version = *self.version.borrow() + 1;
         let revoked = &update.snapshot.plan.revoked;
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
-        self.scene.store(Some(Arc::new(Scene { plans, known, version })));
+        self.scene.store(Some(Arc::new(Scene { plans, known, addresses, version })));
         self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
@@ -186,7 +211,7 @@ impl World {
         }
         let mut changes = self.changes();
         // A full queue means that the control thread is behind; waiting is all there is to do.
-        drop(self.wants.try_send(service.clone()));
+        drop(self.wants.try_send(Want::Service(service.clone())));
         let found = async {
             loop {
                 // Looked up once more before the first wait: the answer may have come between the
@@ -200,6 +225,65 @@ impl World {
         tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
+    /// What is at an address; asks for it and waits at most `patience` if need be.
+    ///
+    /// Silence of the control plane is no answer: what may be a member of the mesh is not called
+    /// in the clear because nobody says so.
+    pub(crate) async fn occupant(
+        &self,
+        address: IpAddr,
+        patience: Duration,
+    ) -> Result<Arc<Occupant>, Reason> {
+        if let Some(occupant) = self.look_at(address) {
+            return Ok(occupant);
+        }
+        let mut changes = self.changes();
+        drop(self.wants.try_send(Want::Address(address)));
+        let found = async {
+            loop {
+                // Looked at once more before the first wait, as for services.
+                if let Some(occupant) = self.look_at(address) {
+                    return Ok(occupant);
+                }
+                changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
+            }
+        };
+        tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+    }
+
+    /// The port of a workload's application that is at `at`, if that workload is still there.
+    pub(crate) async fn pinned(
+        &self,
+        at: SocketAddr,
+        id: &EndpointId,
+        patience: Duration,
+    ) -> Result<(Arc<Scene>, Arc<Endpoint>), Reason> {
+        let occupant = self.occupant(at.ip(), patience).await?;
+        let endpoint = match &*occupant {
+            Occupant::Workload { workload, ports } if *workload == id.workload => {
+                ports.get(&at.port()).and_then(|port| port.endpoint.clone())
+            }
+            Occupant::Workload { .. } | Occupant::Service(_) | Occupant::Outside => None,
+        };
+        let scene = self.scene().ok_or(Reason::DiscoveryTimeout)?;
+        Ok((scene, endpoint.ok_or(Reason::NoEndpoint)?))
+    }
+
+    /// Where this sidecar accepts what it sends to its own application, if this endpoint is that:
+    /// the kernel leads connections to its own address straight there.
+    pub(crate) fn own_door(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
+        let doors = self.own_doors.load();
+        let door = *doors.as_ref()?.get(&endpoint.address.port())?;
+        let scene = self.scene()?;
+        (scene.plans.snapshot.plan.workload == endpoint.id.workload).then_some(door)
+    }
+
+    /// Says where that is.
+    pub(crate) fn set_own_doors(&self, doors: BTreeMap<u16, SocketAddr>) {
+        let doors = Some(doors).filter(|doors| !doors.is_empty());
+        self.own_doors.store(doors.map(Arc::new));
+    }
+
     /// Whether the current version has this endpoint at this place.
     pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
         let Some(scene) = self.scene() else {
@@ -208,6 +292,7 @@ impl World {
         let service = scene.plans.snapshot.services.get(&endpoint.id.service);
         let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
         port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
+            || scene.pinned().any(|known| known.is_same_place(endpoint))
     }
 
     /// The services that nobody has used for `idle`, if somebody looks more often than that.
@@ -220,6 +305,25 @@ impl World {
         let known = scene.known.iter();
         let idle = known.filter(|(_, known)| known.usage.look(now) < oldest);
         idle.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The addresses to which nobody has connected for `idle`.
+    pub(crate) fn idle_addresses(&self, idle: Duration) -> Vec<IpAddr> {
+        let Some(scene) = self.scene() else {
+            return Vec::new();
+        };
+        let now = self.seconds();
+        let oldest = now.saturating_sub(idle.as_secs());
+        let known = scene.addresses.iter();
+        let idle = known.filter(|(_, known)| known.usage.look(now) < oldest);
+        idle.map(|(address, _)| *address).collect()
+    }
+
+    fn look_at(&self, address: IpAddr) -> Option<Arc<Occupant>> {
+        let scene = self.scene.load();
+        let known = scene.as_ref()?.addresses.get(&address)?;
+        known.usage.note();
+        Some(Arc::clone(&known.occupant))
     }
 
     fn look_up(&self, service: &ServiceName) -> Option<Result<Found, Reason>> {
@@ -235,7 +339,31 @@ impl World {
     }
 }
 
+fn known_addresses(
+    addresses: &BTreeMap<IpAddr, Arc<Occupant>>,
+    previous: Option<&Scene>,
+    now: u64,
+) -> FxHashMap<IpAddr, KnownAddress> {
+    let known = |(address, occupant): (&IpAddr, &Arc<Occupant>)| {
+        let before = previous.and_then(|scene| scene.addresses.get(address));
+        let usage = before.map(|known| known.usage.clone());
+        let usage = usage
+            .unwrap_or_else(|| Arc::new(Usage { seen: AtomicU64::new(now), ..Usage::default() }));
+        (*address, KnownAddress { occupant: Arc::clone(occupant), usage })
+    };
+    addresses.iter().map(known).collect()
+}
+
 impl Scene {
+    /// The endpoints of workloads that are reached by their own addresses.
+    pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        let ports = self.addresses.values().flat_map(|known| match &*known.occupant {
+            Occupant::Workload { ports, .. } => Some(ports.values()),
+            Occupant::Service(_) | Occupant::Outside => None,
+        });
+        ports.flatten().filter_map(|port: &OccupantPort| port.endpoint.as_ref())
+    }
+
     /// Services that were asked for and do not exist.
     pub(crate) fn absent(&self) -> impl Iterator<Item = &ServiceName> {
         self.known.iter().filter(|(_, known)| known.plan.is_none()).map(|(name, _)| name)

@@ -133,6 +133,11 @@ closed_list! {
         /// A handshake with an endpoint failed.
         UpstreamHandshakeFailed ["upstream", "failed"];
     }
+    "leno_plaintext_connections_total" []
+    "Connections of clients without mutual TLS that were let in, since the mesh is set so." {
+        /// A client without mutual TLS was let in.
+        DownstreamPlaintext [];
+    }
     "leno_upstream_connects_total" ["result"]
     "Attempts to connect to an endpoint, by how they ended." {
         /// It was reached.
@@ -420,8 +425,8 @@ const LABELS: &str = r#"
 | `service` | the service that was called, `namespace/name`; `other` when there are more than 2048 sets of labels |
 | `port` | the port of the service; 0 for `other` |
 | `route` | the `HTTPRoute` that decided, `namespace/name`; empty without one |
-| `peer` | the verified identity at the other end; empty without one |
-| `protocol` | what was spoken |
+| `peer` | the verified identity at the other end; empty without one: on requests that came in, only where plaintext is accepted |
+| `protocol` | what was spoken; `outside` for connections to what is not of the mesh, whose service and port stay empty |
 | `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
 | `cause` | why a policy removed an endpoint: `rate` (too large a share of its requests failed), `consecutive` (too many in a row) or `probe` (it failed again) |
 | `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |

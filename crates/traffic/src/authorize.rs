@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, ObjectKey, PortSet, Reason, ServiceAccount, SpiffeId, TrustDomain,
-    WorkloadPlan,
+    Access, AccessRule, ObjectKey, Plaintext, PortSet, Reason, ServiceAccount, SpiffeId,
+    TrustDomain, WorkloadPlan,
 };
 
 use crate::matcher::{PathKind, RequestMatcher};
@@ -37,6 +37,8 @@ pub struct InboundAccess {
     revoked: BTreeSet<ServiceAccount>,
     /// Whom policies deny is let in.
     is_audited: bool,
+    /// Peers that proved nothing are judged by the rules, which never allow them anything.
+    plaintext: Plaintext,
     /// Tells the permits of this compilation from those of another.
     seal: Arc<Seal>,
 }
@@ -51,6 +53,7 @@ impl InboundAccess {
         Ok(Self {
             revoked: plan.revoked.clone(),
             is_audited: plan.inbound.is_audited,
+            plaintext: plan.plaintext,
             policies: PolicyRules::compile(&plan.inbound.rules, &plan.ports)?,
             ..access
         })
@@ -70,6 +73,7 @@ impl InboundAccess {
             rules,
             revoked: BTreeSet::new(),
             is_audited: false,
+            plaintext: Plaintext::Refuse,
             policies: None,
             seal: Arc::new(Seal),
         })
@@ -82,16 +86,15 @@ impl InboundAccess {
     /// outlive policies, and an HTTP client is owed a 403.
     ///
     /// # Errors
-    /// `plaintext-refused` without an identity, `foreign-trust-domain` for one of another mesh,
+    /// `plaintext-refused` without an identity, unless the workload takes such peers too, `foreign-trust-domain` for one of another mesh,
     /// `revoked-peer` for one that is no member any more.
     pub fn connection(
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
     ) -> Result<ConnectionPermit, Denial> {
-        let peer = peer.ok_or(Denial::unnamed(Reason::PlaintextRefused))?;
         Ok(ConnectionPermit(Arc::new(Standing {
-            peer: peer.clone(),
+            peer: peer.cloned(),
             port,
             rights: self.rights_of(peer, port)?,
             seal: Arc::clone(&self.seal),
@@ -201,12 +204,15 @@ impl InboundAccess {
         let Standing { peer, port, rights, .. } = &*permit.0;
         match self.is_current(permit) {
             true => Ok(Cow::Borrowed(rights)),
-            false => self.rights_of(peer, *port).map(Cow::Owned),
+            false => self.rights_of(peer.as_ref(), *port).map(Cow::Owned),
         }
     }
 
     /// The rules that name the peer.
-    fn rights_of(&self, peer: &SpiffeId, port: u16) -> Result<Rights, Denial> {
+    fn rights_of(&self, peer: Option<&SpiffeId>, port: u16) -> Result<Rights, Denial> {
+        let Some(peer) = peer else {
+            return self.rights_of_nobody(port);
+        };
         if peer.trust_domain != self.trust_domain {
             return Err(Denial::unnamed(Reason::ForeignTrustDomain));
         }
@@ -220,23 +226,34 @@ impl InboundAccess {
             policies: self.policies.as_ref().map(|rules| rules.of_peer(Some(account), port)),
         })
     }
+
+    /// No rule names a peer that proved nothing; those that deny everybody are about it too.
+    fn rights_of_nobody(&self, port: u16) -> Result<Rights, Denial> {
+        match self.plaintext {
+            Plaintext::Refuse => Err(Denial::unnamed(Reason::PlaintextRefused)),
+            Plaintext::Accept => {
+                let policies = self.policies.as_ref().map(|rules| rules.of_peer(None, port));
+                Ok(Rights { targets: None, policies })
+            }
+        }
+    }
 }
 
-/// Proof that a peer showed an identity of this mesh, and which rules name it. Cheap to clone.
+/// Proof that a peer showed an identity of this mesh, or needs none, and which rules name it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ConnectionPermit(Arc<Standing>);
 
 impl ConnectionPermit {
-    /// The identity that the peer proved.
+    /// The identity that the peer proved, if it did.
     #[must_use]
-    pub fn peer(&self) -> &SpiffeId {
-        &self.0.peer
+    pub fn peer(&self) -> Option<&SpiffeId> {
+        self.0.peer.as_ref()
     }
 }
 
 #[derive(Debug)]
 struct Standing {
-    peer: SpiffeId,
+    peer: Option<SpiffeId>,
     /// The port of the application.
     port: u16,
     rights: Rights,

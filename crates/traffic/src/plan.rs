@@ -197,6 +197,7 @@ fn build_access(
                 && old.plan.trust_domain == plan.trust_domain
                 && old.plan.revoked == plan.revoked
                 && old.plan.inbound == plan.inbound
+                && old.plan.plaintext == plan.plaintext
                 && (plan.inbound.rules.is_empty() || old.plan.ports == plan.ports) =>
         {
             Ok(Arc::clone(access))

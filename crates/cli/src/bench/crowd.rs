@@ -196,6 +196,7 @@ impl Life {
                     pid: std::process::id(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     services: wanted.keys().cloned().collect(),
+                    addresses: Vec::new(),
                     session: since_1970(),
                     edition: credential.edition(),
                 };

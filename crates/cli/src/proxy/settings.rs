@@ -1,6 +1,6 @@
 //! The options of a sidecar that have defaults: addresses, threads, the log, limits and times.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -27,6 +27,10 @@ pub(crate) struct SettingArgs {
     /// Connections over IPv6 are redirected there too
     #[arg(long, requires = "redirected")]
     redirected_v6: bool,
+    /// Nothing of the sidecar's own is redirected, by the user that it runs as, and the cluster answers
+    /// names: destinations are recognised by their address. As in a pod, where it needs no rights
+    #[arg(long, requires = "redirected")]
+    uid_exempt: bool,
     /// The read-only admin page: /metrics, /ready, /world, /connections
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
@@ -54,6 +58,7 @@ impl SettingArgs {
     /// Puts the options into a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.interception = match self.redirected {
+            Some(address) if self.uid_exempt => Interception::in_pod(address, self.versions()),
             Some(address) => Interception::redirected(address, self.versions()),
             None => Interception::Doors { inbound: self.inbound, http_proxy: self.http_proxy.0 },
         };
@@ -70,7 +75,9 @@ impl SettingArgs {
     }
 
     fn versions(&self) -> Versions {
-        match self.redirected_v6 {
+        // `leno intercept` redirects both versions in a pod, whichever of them it has.
+        let has_both = self.uid_exempt && UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
+        match self.redirected_v6 || has_both {
             true => Versions::Both,
             false => Versions::V4,
         }
@@ -163,7 +170,14 @@ mod tests {
         assert_eq!(config.access_log, LogChoice::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
-        for bad in ["--http-proxy=on", "--cores=0", "--head-timeout=0s"] {
+        let pod = self::config(&["--redirected=10.1.2.3", "--uid-exempt"]);
+        let Interception::Redirect { address, inbound, dns: None, mark: None, .. } =
+            pod.interception
+        else {
+            panic!("{:?}", pod.interception)
+        };
+        assert_eq!((address, inbound), ([10, 1, 2, 3].into(), "0.0.0.0:15003".parse().unwrap()));
+        for bad in ["--uid-exempt", "--http-proxy=on", "--cores=0", "--head-timeout=0s"] {
             assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
         }
     }

@@ -3,7 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Caller, LaneRule, PortLimits, Service, ServiceName, Workload, WorkloadPlan};
+use leno_model::{
+    Caller, LaneRule, PortLimits, Service, ServiceName, TargetPort, Workload, WorkloadPlan,
+    WorkloadPort,
+};
 
 use super::access::{access, inbound};
 use super::service::{labels, target_port};
@@ -16,7 +19,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         account: workload.account.clone(),
         trust_domain: mesh.config().trust_domain.clone(),
         address: workload.address,
-        ports: workload.ports.clone(),
+        ports: ports(mesh, workload),
         served: served(mesh, workload),
         doors: workload.doors.clone(),
         access: access(mesh, workload),
@@ -27,7 +30,27 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         inbound: inbound(mesh, workload),
         limits: limits(mesh, workload),
         sight: mesh.config().sight.clone(),
+        egress: mesh.config().egress,
+        plaintext: mesh.config().plaintext_of(workload),
     }
+}
+
+/// The application's ports. In a cluster it need not declare them: where a service looks for one,
+/// there is one. Everywhere else it has those that it declares.
+fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
+    let mut ports = workload.ports.clone();
+    if workload.address.is_loopback() {
+        return ports;
+    }
+    for port in mesh.in_front_of(&workload.name).flat_map(|service| &service.ports) {
+        if let TargetPort::Number(number) = port.target
+            && ports.iter().all(|known| known.port != number)
+        {
+            let protocol = port.protocol.unwrap_or_default();
+            ports.push(WorkloadPort { name: None, port: number, protocol });
+        }
+    }
+    ports
 }
 
 /// What tag rules may ask about a workload: nothing when none does.

@@ -248,7 +248,7 @@ fn tls_rules(mesh: &Mesh, service: &ServiceName, port: u16) -> Vec<TlsRule> {
 }
 
 /// What the service says; otherwise what its workloads agree on; otherwise it is detected.
-fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
+pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     if let Some(protocol) = port.protocol {
         return protocol;
     }

@@ -26,7 +26,7 @@ fn check(yaml: &str, client: &str, services: &[&str], expected: &Expect) {
 
 fn render(world: &World) -> String {
     let mut out = String::new();
-    let Snapshot { plan, services } = &*world.snapshot;
+    let Snapshot { plan, services, .. } = &*world.snapshot;
     writeln!(out, "{} is {} at {}", plan.workload, plan.account, plan.address).unwrap();
     for (port, service) in &plan.served {
         writeln!(out, "  serves {service} on {port}").unwrap();

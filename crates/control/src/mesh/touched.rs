@@ -1,6 +1,7 @@
 //! Touched: what a change may have changed, in terms of who could notice.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use leno_model::{ServiceAccount, ServiceName, WorkloadName};
 
@@ -16,6 +17,8 @@ pub(crate) struct Touched {
     pub(crate) services: BTreeSet<ServiceName>,
     /// How all services look to clients under these accounts.
     pub(crate) accounts: BTreeSet<ServiceAccount>,
+    /// What is at these addresses.
+    pub(crate) addresses: BTreeSet<IpAddr>,
 }
 
 impl Touched {
@@ -28,5 +31,6 @@ impl Touched {
         self.workloads.extend(other.workloads);
         self.services.extend(other.services);
         self.accounts.extend(other.accounts);
+        self.addresses.extend(other.addresses);
     }
 }

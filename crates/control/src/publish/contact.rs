@@ -1,7 +1,7 @@
 //! One proxy as the control plane knows it: who it is, what it uses, what it was told.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -20,6 +20,8 @@ pub(crate) struct Contact {
     /// Who it is, as its certificate says.
     pub(crate) peer: Peer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
+    /// The addresses that it wants to know of.
+    pub(crate) addresses: BTreeSet<IpAddr>,
     /// When its last certificate expires: it may not outlive that.
     pub(crate) expires: SystemTime,
     pub(crate) since: Instant,
@@ -55,6 +57,7 @@ impl Contact {
             expires: peer.not_after,
             peer,
             subscriptions: BTreeSet::new(),
+            addresses: BTreeSet::new(),
             since: now,
             admin: hello.admin,
             pid: hello.pid,

@@ -45,6 +45,7 @@ impl Theatre {
             pid: 1,
             version: String::new(),
             services: Vec::new(),
+            addresses: Vec::new(),
             session: 1,
             edition: 0,
         };

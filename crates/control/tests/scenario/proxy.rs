@@ -188,6 +188,7 @@ fn hello(
         pid: 1,
         version: "test".to_owned(),
         services: services.to_vec(),
+        addresses: Vec::new(),
         session: 1,
         edition: 0,
     }

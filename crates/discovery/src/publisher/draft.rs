@@ -9,17 +9,19 @@ use super::sendable::Kept;
 use crate::holdings::{HeldService, Holdings, endpoints_of};
 use crate::key::ResourceKey;
 use crate::message::Upsert;
-use crate::resource::{encode_endpoint, encode_plan, encode_service};
+use crate::resource::{encode_endpoint, encode_occupant, encode_plan, encode_service};
 
 /// All differences between what a proxy holds and what it should hold.
 ///
 /// In the order of the fields each prefix keeps its references: endpoints leave before the port
-/// that they served, and come after it; services leave when nothing refers to them any more.
+/// that they served, and come after it; addresses come after the services that they stand for;
+/// services leave when nothing refers to them any more.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     dropped: Vec<ResourceKey>,
     upserts: Vec<Upsert>,
     endpoints: Vec<Upsert>,
+    addresses: Vec<Upsert>,
     removed: Vec<ResourceKey>,
 }
 
@@ -41,6 +43,7 @@ impl Draft {
                 draft.add_service(view, before, held.services.get(name), kept);
             }
         }
+        draft.add_addresses(snapshot, agreed, held, kept);
         for (name, service) in &held.services {
             if !snapshot.services.contains_key(name) {
                 draft.remove_service(name, service, kept);
@@ -53,6 +56,7 @@ impl Draft {
         self.dropped.is_empty()
             && self.upserts.is_empty()
             && self.endpoints.is_empty()
+            && self.addresses.is_empty()
             && self.removed.is_empty()
     }
 
@@ -62,7 +66,7 @@ impl Draft {
 
     /// What can never be sent.
     pub(super) fn oversized(&self) -> impl Iterator<Item = &Upsert> {
-        let all = self.upserts.iter().chain(&self.endpoints);
+        let all = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
         all.filter(|upsert| upsert.content.len() > RESOURCE_BYTES_MAX)
     }
 
@@ -81,6 +85,7 @@ impl Draft {
         removed.retain(|key| key_fits(key, &mut fits));
         let mut upserts = self.upserts;
         upserts.extend(self.endpoints);
+        upserts.extend(self.addresses);
         upserts.retain(|upsert| fits(cost(&upsert.key) + upsert.content.len()));
         removed.extend(self.removed.into_iter().filter(|key| key_fits(key, &mut fits)));
         (upserts, removed, whole)
@@ -92,6 +97,32 @@ impl Draft {
         if held.plan != version && !kept.contains(&upsert.key, version) {
             self.upserts.push(upsert);
         }
+    }
+
+    /// What is at addresses, and those that nobody asks for any more.
+    fn add_addresses(
+        &mut self,
+        snapshot: &Snapshot,
+        agreed: Option<&Snapshot>,
+        held: &Holdings,
+        kept: Kept<'_>,
+    ) {
+        for (address, occupant) in &snapshot.addresses {
+            let before = agreed.and_then(|agreed| agreed.addresses.get(address));
+            if before.is_some_and(|before| same(before, occupant)) {
+                continue;
+            }
+            let key = ResourceKey::Address(*address);
+            let upsert = Upsert { key, content: encode_occupant(occupant) };
+            let version = upsert.version();
+            let is_held = held.addresses.get(address) == Some(&version);
+            if !is_held && !kept.contains(&upsert.key, Some(version)) {
+                self.addresses.push(upsert);
+            }
+        }
+        let gone = held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
+        let gone = gone.map(|address| ResourceKey::Address(*address));
+        self.removed.extend(gone.filter(|key| !kept.contains(key, None)));
     }
 
     fn add_service(
@@ -185,6 +216,7 @@ fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
 fn cost(key: &ResourceKey) -> usize {
     let names = match key {
         ResourceKey::Plan => 0,
+        ResourceKey::Address(_) => ADDRESS_BYTES_MAX,
         ResourceKey::Service(name) => name.namespace.as_str().len() + name.name.as_str().len(),
         ResourceKey::Endpoint(id) => {
             let EndpointId { service, workload, .. } = id;
@@ -199,6 +231,9 @@ fn cost(key: &ResourceKey) -> usize {
 
 /// Tags, lengths, separators and the port of a key, and the tags and lengths around it.
 const KEY_BYTES: usize = 48;
+
+/// An address of IPv6.
+const ADDRESS_BYTES_MAX: usize = 16;
 
 /// How much one delta may carry: a message, less the room for its own fields and absent services.
 const DELTA_BYTES_MAX: usize = 3 << 20;

@@ -34,7 +34,8 @@ pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings)
     }
     let shown = snapshot.services.iter().filter(|(name, _)| !hidden.contains(name));
     let services = shown.map(|(name, view)| (name.clone(), Arc::clone(view))).collect();
-    Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services })
+    let addresses = snapshot.addresses.clone();
+    Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services, addresses })
 }
 
 /// What a proxy keeps as it has it.
@@ -51,6 +52,7 @@ impl Kept<'_> {
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<Version>) -> bool {
         let uncertain = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.doubt.contains(id),
+            ResourceKey::Address(address) => self.doubt.is_about(address),
             ResourceKey::Plan | ResourceKey::Service(_) => false,
         };
         uncertain || self.withheld.contains(key, version)

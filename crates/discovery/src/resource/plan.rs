@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Access, AccessRule, Door, PortSet, ServiceName, TrustDomain, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, Door, Egress, Plaintext, PortSet, ServiceName, TrustDomain, WorkloadPlan,
+    WorkloadPort,
 };
 
 use super::field::{
@@ -34,6 +35,8 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         sight: sight::to_wire(&plan.sight),
         inbound: inbound::to_wire(&plan.inbound),
         limits: plan.limits.iter().map(limit::to_wire).collect(),
+        egress_denied: plan.egress == Egress::Deny,
+        plaintext_accepted: plan.plaintext == Plaintext::Accept,
     }
 }
 
@@ -63,6 +66,11 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         inbound: inbound::from_wire(wire.inbound).map_err(|invalid| invalid.under("inbound"))?,
         limits: by_port("limits", each("limits", wire.limits, limit::from_wire)?)?,
         sight: sight::from_wire(wire.sight).map_err(|invalid| invalid.under("sight"))?,
+        egress: if wire.egress_denied { Egress::Deny } else { Egress::Allow },
+        plaintext: match wire.plaintext_accepted {
+            true => Plaintext::Accept,
+            false => Plaintext::Refuse,
+        },
     })
 }
 

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AnyOf, Cors, Door, Endpoint, FailureClasses, FailureRate, FieldMatch,
-    Header, HeaderEdits, HostPattern, Name, OriginPattern, OutlierRemoval, PathEdit, PathMatch,
-    PortSet, PortView, Protocol, Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff,
-    RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme, SermantCommon,
-    SermantRemoval, SermantRule, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName,
-    ServiceView, TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend,
-    WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AnyOf, Cors, Door, Egress, Endpoint, FailureClasses, FailureRate,
+    FieldMatch, Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort, OriginPattern,
+    OutlierRemoval, PathEdit, PathMatch, Plaintext, PortSet, PortView, Protocol, Reach, Redirect,
+    Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule, RouteKind, RouteRule,
+    RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule, ServiceAccount, ServiceName,
+    ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule, TlsRule, Treatment, TrustDomain,
+    UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -44,6 +44,28 @@ proptest! {
         bare.ports.values_mut().for_each(|port| port.endpoints.clear());
         prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Service(bare.clone())));
         prop_assert_eq!(encode_service(&bare), upsert.content);
+    }
+
+    #[test]
+    fn occupants_survive_the_journey(
+        at in address(1),
+        ports in btree_map(1u16.., (1u16.., protocol(), any::<bool>()), 0..4),
+        service in service_name(),
+    ) {
+        let known = fixture::endpoint(&service, 1);
+        let workload = known.id.workload.clone();
+        let ports = ports.into_iter().map(|(number, (port, protocol, is_there))| {
+            let mut endpoint = known.clone();
+            endpoint.id.port = port;
+            let endpoint = is_there.then(|| Arc::new(endpoint));
+            (number, OccupantPort { service: service.clone(), port, protocol, endpoint })
+        });
+        let workload = Occupant::Workload { workload, ports: ports.collect() };
+        for occupant in [workload, Occupant::Service(service.clone()), Occupant::Outside] {
+            let key = ResourceKey::Address(at.ip());
+            let upsert = Upsert { key, content: encode_occupant(&occupant) };
+            prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Occupant(at.ip(), occupant)));
+        }
     }
 
     #[test]
@@ -283,9 +305,9 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
     let served = btree_map(1u16.., service_name(), 0..4);
     let address = prop_oneof![
         any::<[u8; 4]>().prop_map(Into::into),
-        any::<[u8; 16]>().prop_map(Into::<std::net::IpAddr>::into)
+        any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
-    let limits = (limit::limits(), sight::sight());
+    let limits = (limit::limits(), sight::sight(), (0..2_usize, 0..2_usize));
     let tags = (tags::caller(), tags::lanes(), access::inbound(), limits);
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
         |(
@@ -296,7 +318,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
             served,
             doors,
             access,
-            (caller, lanes, inbound, (limits, sight)),
+            (caller, lanes, inbound, (limits, sight, edges)),
         )| {
             WorkloadPlan {
                 workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
@@ -322,6 +344,8 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 inbound,
                 limits,
                 sight,
+                egress: Egress::ALL[edges.0],
+                plaintext: Plaintext::ALL[edges.1],
             }
         },
     )

@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::ServeError;
 use crate::client::CSR_BYTES_MAX;
 use crate::envelope::{
-    delta_to_wire, issued_to_wire, listeners_from_wire, refusals_from_wire, services_from_wire,
+    addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, refusals_from_wire,
+    services_from_wire,
 };
 use crate::event::{ConnectionId, Event, Standing};
 use crate::frame::{FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX};
@@ -192,6 +193,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 known.ok_or_else(|| unknown_nonce(nack.nonce))?;
                 self.answer_by = None;
                 Event::Refused { connection, refusals }
+            }
+            Some(from_proxy::Message::Subscribe(wire)) if !wire.addresses.is_empty() => {
+                Event::Ask { connection, addresses: addresses_from_wire(wire.addresses)? }
+            }
+            Some(from_proxy::Message::Unsubscribe(wire)) if !wire.addresses.is_empty() => {
+                Event::Forget { connection, addresses: addresses_from_wire(wire.addresses)? }
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
                 Event::Subscribe { connection, services: services_from_wire(&wire.names)? }

@@ -49,6 +49,8 @@ fn text(event: &Event) -> String {
         Event::Listeners { listeners, .. } => format!("listeners {listeners:?}"),
         Event::Subscribe { services, .. } => format!("subscribe {services:?}"),
         Event::Unsubscribe { services, .. } => format!("unsubscribe {services:?}"),
+        Event::Ask { addresses, .. } => format!("ask {addresses:?}"),
+        Event::Forget { addresses, .. } => format!("forget {addresses:?}"),
         Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
         Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
         Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
@@ -344,7 +346,7 @@ fn greeting() -> Vec<u8> {
 async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     let foreign = proto::Hello { protocol: 99, ..Default::default() };
     let nameless = proto::Hello { protocol: crate::PROTOCOL, ..Default::default() };
-    let nobody = proto::Services { names: vec!["nobody".into()] };
+    let nobody = proto::Services { names: vec!["nobody".into()], addresses: Vec::new() };
     let cases = [
         (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),

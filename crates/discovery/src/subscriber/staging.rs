@@ -1,10 +1,11 @@
 //! A delta, decoded, and the services as they would be with it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, ObjectKey, PortView, ServiceName, ServiceView, WeightedBackend,
+    Endpoint, EndpointId, ObjectKey, Occupant, PortView, ServiceName, ServiceView, WeightedBackend,
     WorkloadName, WorkloadPlan,
 };
 
@@ -21,6 +22,8 @@ pub(super) struct Staging {
     views: BTreeMap<ServiceName, ServiceView>,
     gone: BTreeSet<ServiceName>,
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
+    /// `None` for those that nobody asks for any more.
+    addresses: BTreeMap<IpAddr, Option<Arc<Occupant>>>,
 }
 
 /// Endpoints of one service by port and workload; `None` for those that are gone.
@@ -51,6 +54,30 @@ impl Staging {
         let before = before.map(|before| &before.snapshot.plan);
         let new = self.plan.as_ref().filter(|new| before.is_none_or(|before| before != *new));
         new.or(before).cloned()
+    }
+
+    /// What is at addresses as it would be; `None` when nothing differs.
+    pub(super) fn addresses(
+        &self,
+        before: Option<&Update>,
+    ) -> Option<BTreeMap<IpAddr, Arc<Occupant>>> {
+        let old = before.map(|before| &before.snapshot.addresses);
+        let differs = |(address, new): (&IpAddr, &Option<Arc<Occupant>>)| {
+            old.and_then(|old| old.get(address)) != new.as_ref()
+        };
+        if !self.addresses.iter().any(differs) {
+            return None;
+        }
+        let mut addresses = old.cloned().unwrap_or_default();
+        for (address, new) in &self.addresses {
+            match new {
+                // An equal one stays the one that it was.
+                Some(new) if addresses.get(address) == Some(new) => {}
+                Some(new) => drop(addresses.insert(*address, Arc::clone(new))),
+                None => drop(addresses.remove(address)),
+            }
+        }
+        Some(addresses)
     }
 
     /// The services as they would be, all references checked; `None` when none differs.
@@ -90,6 +117,9 @@ impl Staging {
             ResourceKey::Service(name) => {
                 self.gone.insert(name.clone());
             }
+            ResourceKey::Address(address) => {
+                self.addresses.insert(*address, None);
+            }
             ResourceKey::Endpoint(EndpointId { service, port, workload }) => {
                 let changes = self.endpoints.entry(service.clone()).or_default();
                 changes.insert((*port, workload.clone()), None);
@@ -103,6 +133,9 @@ impl Staging {
             Resource::Plan(plan) => self.plan = Some(Arc::from(plan)),
             Resource::Service(view) => {
                 self.views.insert(view.name.clone(), view);
+            }
+            Resource::Occupant(address, occupant) => {
+                self.addresses.insert(address, Some(Arc::new(occupant)));
             }
             Resource::Endpoint(endpoint) => {
                 let EndpointId { service, port, workload } = endpoint.id.clone();

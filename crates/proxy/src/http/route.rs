@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, Reach, Reason, ServiceName};
+use leno_model::{Endpoint, EndpointId, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host};
@@ -67,11 +67,29 @@ pub(crate) async fn route(
             record.subject.service = Some(service.clone());
             to_service(session, (service, *port), request, aim, record).await
         }
+        Entrance::Pinned { at, id } => pinned(session, (*at, id), record).await,
+        // Nobody looks for requests in what leaves the mesh.
+        Entrance::Address(_) => Err(Reason::UnknownService.into()),
         Entrance::HttpProxy => {
             let (service, port) = named(session, aim.authority)?;
             to_service(session, (&service, port), request, aim, record).await
         }
     }
+}
+
+/// The one workload that is meant: no routes lead there, and no policies of its service.
+async fn pinned(
+    session: &Session,
+    (at, id): (SocketAddr, &EndpointId),
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    record.subject.service = Some(id.service.clone());
+    record.subject.port = id.port;
+    let worker = &session.worker;
+    let patience = worker.config.limits.discovery_timeout;
+    let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
+    worker.sweep(&scene);
+    Ok(Bound::to(scene, Destination::Endpoints(Arc::from([endpoint]))))
 }
 
 /// The application's own port, as the snapshot describes it.

@@ -1,5 +1,6 @@
 //! A mesh of two: the client's sidecar, the server's sidecar, an application behind it.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_discovery::{ChangeId, Update};
 use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
 use leno_model::{
-    Access, AccessLog, Endpoint, EndpointId, InboundPolicy, PortView, Protocol, Reach,
+    Access, AccessLog, Endpoint, EndpointId, InboundPolicy, Occupant, PortView, Protocol, Reach,
     ServiceAccount, ServiceName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain, WorkloadName,
     WorkloadPlan, WorkloadPort,
 };
@@ -124,6 +125,8 @@ pub(crate) struct Sidecar {
     sight: Sight,
     /// Where the port of its application is reached.
     pub(crate) port: u16,
+    /// What is at the addresses that it asked for, whatever world it is given.
+    pub(crate) addresses: RefCell<BTreeMap<IpAddr, Arc<Occupant>>>,
 }
 
 impl Mesh {
@@ -239,7 +242,17 @@ impl Sidecar {
         });
         let Intakes { log, spans, taps } = intakes;
         let sight = setup.sight.clone();
-        Self { worker, telemetry, phase, log, spans, taps, sight, port: 0 }
+        Self {
+            worker,
+            telemetry,
+            phase,
+            log,
+            spans,
+            taps,
+            sight,
+            port: 0,
+            addresses: RefCell::default(),
+        }
     }
 
     pub(crate) fn trust(&self, credential: Credential) {
@@ -259,7 +272,8 @@ impl Sidecar {
         let services =
             services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
         let plan = WorkloadPlan { sight: self.sight.clone(), ..plan };
-        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services });
+        let addresses = self.addresses.borrow().clone();
+        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses });
         let absent = BTreeSet::from([ServiceName::new("bookinfo", "absent").unwrap()]);
         let update = Update { snapshot, absent, change: ChangeId(1) };
         self.worker.world.swap(&update).unwrap();
@@ -362,6 +376,8 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         limits: BTreeMap::new(),
         inbound: Default::default(),
         sight: Default::default(),
+        egress: Default::default(),
+        plaintext: Default::default(),
     }
 }
 

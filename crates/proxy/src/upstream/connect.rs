@@ -183,7 +183,8 @@ async fn handshake(
     };
     let config = worker.tls.client(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    let tcp = tcp(endpoint.address, worker).await?;
+    let address = worker.world.own_door(endpoint).unwrap_or(endpoint.address);
+    let tcp = tcp(address, worker).await?;
     let shaken = TlsConnector::from(config).connect(name, tcp).await;
     let count =
         if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };

@@ -2,15 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use leno_model::{Admission, MeshConfig, Name, TrafficMode, TrustDomain};
+use leno_model::{Admission, Egress, MeshConfig, Name, Plaintext, TrafficMode, TrustDomain};
 
 use super::sight;
 use super::smi::read_account;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
-    const KNOWN: &[&str] =
-        &["trustDomain", "trafficMode", "revoked", "namespaces", "tracing", "accessLog"];
+    const KNOWN: &[&str] = &[
+        "trustDomain",
+        "trafficMode",
+        "revoked",
+        "namespaces",
+        "tracing",
+        "accessLog",
+        "egress",
+        "plaintext",
+    ];
     let fields = spec.fields(KNOWN)?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
@@ -18,6 +26,10 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     }
     let admission = admission(&fields)?;
     config.mode = admission.mode.unwrap_or(config.mode);
+    config.plaintext = admission.plaintext.unwrap_or(config.plaintext);
+    if let Some(field) = fields.find("egress") {
+        config.egress = field.word(&words(Egress::ALL, Egress::as_str))?;
+    }
     config.revoked.extend(fields.each("revoked", REVOKED_MAX, read_account));
     if let Some(field) = fields.find("namespaces") {
         config.namespaces = namespaces(field)?;
@@ -29,23 +41,29 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
 /// What a mesh, a namespace or a workload says about who is let in.
 pub(super) fn admission(fields: &Fields<'_>) -> Option<Admission> {
     let mode = match fields.find("trafficMode") {
-        Some(field) => Some(
-            field.word(&TrafficMode::ALL.iter().map(|m| (m.as_str(), *m)).collect::<Vec<_>>())?,
-        ),
+        Some(field) => Some(field.word(&words(TrafficMode::ALL, TrafficMode::as_str))?),
         None => None,
     };
-    Some(Admission { mode })
+    let plaintext = match fields.find("plaintext") {
+        Some(field) => Some(field.word(&words(Plaintext::ALL, Plaintext::as_str))?),
+        None => None,
+    };
+    Some(Admission { mode, plaintext })
+}
+
+fn words<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static str, T)> {
+    all.iter().map(|meaning| (word(*meaning), *meaning)).collect()
 }
 
 fn namespaces(field: &Field<'_>) -> Option<BTreeMap<Name, Admission>> {
     let mut namespaces = BTreeMap::new();
     for element in field.list(NAMESPACES_MAX)? {
-        let Some(fields) = element.fields(&["name", "trafficMode"]) else { continue };
+        let Some(fields) = element.fields(&["name", "trafficMode", "plaintext"]) else { continue };
         let name = fields.require("name").and_then(Field::label);
         let admission = admission(&fields);
         let (Some(name), Some(admission)) = (name, admission) else { continue };
         if admission == Admission::default() {
-            element.refuse("says nothing about the namespace", "add `trafficMode`");
+            element.refuse("says nothing about the namespace", "add `trafficMode` or `plaintext`");
         }
         if namespaces.insert(name, admission).is_some() {
             element.refuse("is about a namespace that is listed already", "remove one of the two");

@@ -224,7 +224,7 @@ fn service_reference(text: &str, namespace: &Name) -> Option<ServiceName> {
 }
 
 const FIELDS: &[&str] =
-    &["serviceAccount", "ports", "address", "run", "env", "outbound", "trafficMode"];
+    &["serviceAccount", "ports", "address", "run", "env", "outbound", "trafficMode", "plaintext"];
 /// The account of workloads that do not say, as in Kubernetes.
 const ACCOUNT_DEFAULT: &str = "default";
 /// The namespace of the control plane's own account.

@@ -231,7 +231,7 @@ fn refuses_mesh_configs_of_unknown_modes() {
             4:39: MeshConfig x: spec.trafficmode: is not a field that is known here; did you mean `trafficMode`?
             4:21: MeshConfig x: spec.trustDomain: "a/b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
             4:20: MeshConfig x: spec.namespaces: is a map, not a list; write a list, each element after `- `
-            4:21: MeshConfig x: spec.namespaces[0]: says nothing about the namespace; add `trafficMode`
+            4:21: MeshConfig x: spec.namespaces[0]: says nothing about the namespace; add `trafficMode` or `plaintext`
             4:47: MeshConfig x: spec.namespaces[0].trafficMode: "audits" is not known here; did you mean `audit`?
             4:21: MeshConfig x: spec.namespaces[0].name: is missing; add `name`
             4:52: MeshConfig x: spec.namespaces[1]: is about a namespace that is listed already; remove one of the two

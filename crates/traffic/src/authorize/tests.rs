@@ -49,7 +49,7 @@ const PORT: u16 = 5432;
 
 /// What is said to opaque bytes of the same peer to this port.
 fn tcp(access: &InboundAccess, permit: &ConnectionPermit, port: u16) -> Result<Permit, Denial> {
-    access.tcp(&access.connection(Some(permit.peer()), port)?)
+    access.tcp(&access.connection(permit.peer(), port)?)
 }
 
 /// `policy`, or `reason policy`, or `reason`.
@@ -80,7 +80,10 @@ fn connections_need_an_identity_of_this_trust_domain() {
         assert_eq!(reason(None), Some(Reason::PlaintextRefused));
         assert_eq!(reason(Some(&foreign)), Some(Reason::ForeignTrustDomain));
         assert_eq!(reason(Some(&peer("shop"))), None);
-        assert_eq!(access.connection(Some(&peer("shop")), PORT).unwrap().peer(), &peer("shop"));
+        assert_eq!(
+            access.connection(Some(&peer("shop")), PORT).unwrap().peer(),
+            Some(&peer("shop"))
+        );
     }
 }
 

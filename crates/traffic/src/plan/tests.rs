@@ -69,9 +69,11 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         limits: BTreeMap::new(),
         inbound: Default::default(),
         sight: Default::default(),
+        egress: Default::default(),
+        plaintext: Default::default(),
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
-    Arc::new(Snapshot { plan: Arc::new(plan), services })
+    Arc::new(Snapshot { plan: Arc::new(plan), services, addresses: BTreeMap::new() })
 }
 
 #[test]

@@ -11,7 +11,7 @@ fn mixed(modes: [Option<TrafficMode>; 3]) -> Mesh {
     let mut config = mesh.config().clone();
     config.mode = whole.unwrap();
     if let Some(mode) = namespace {
-        let admission = leno_model::Admission { mode: Some(mode) };
+        let admission = leno_model::Admission { mode: Some(mode), plaintext: None };
         config.namespaces.insert("bookinfo".parse().unwrap(), admission);
     }
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));

@@ -74,6 +74,8 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         limits: Default::default(),
         inbound: InboundPolicy { is_audited, rules },
         sight: Default::default(),
+        egress: Default::default(),
+        plaintext: Default::default(),
     };
     InboundAccess::of(&plan).unwrap()
 }

@@ -1,0 +1,215 @@
+//! What is at the addresses that a sidecar asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use leno_model::{
+    Endpoint, EndpointId, Occupant, OccupantPort, Service, ServiceName, ServicePort, Workload,
+};
+
+use super::service::{Viewer, backends, protocol, target_port, view};
+use crate::mesh::Mesh;
+
+/// What is at some addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Occupants {
+    pub(crate) at: BTreeMap<IpAddr, Arc<Occupant>>,
+    /// The services among them: whoever asked wants to know these too.
+    pub(crate) services: BTreeSet<ServiceName>,
+    /// All services by which it was decided: when one looks different, it may be another.
+    pub(crate) decided_by: BTreeSet<ServiceName>,
+    /// The addresses of workloads whose sidecars nobody has heard of.
+    pub(crate) unheard: BTreeSet<IpAddr>,
+}
+
+/// Finds out what is at these addresses. It is the same for all who ask: whether one may call what
+/// is there is decided there.
+pub(crate) fn occupants(mesh: &Mesh, asked: &BTreeSet<IpAddr>) -> Occupants {
+    let mut occupants = Occupants::default();
+    for address in asked {
+        let occupant = occupants.occupant(mesh, *address);
+        occupants.at.insert(*address, Arc::new(occupant));
+    }
+    occupants
+}
+
+impl Occupants {
+    fn occupant(&mut self, mesh: &Mesh, address: IpAddr) -> Occupant {
+        if let Some(service) = mesh.service_at(address) {
+            return match self.is_of_mesh(mesh, service) {
+                true => {
+                    self.services.insert(service.name.clone());
+                    Occupant::Service(service.name.clone())
+                }
+                false => Occupant::Outside,
+            };
+        }
+        let Some(workload) = mesh.workload_at(address) else {
+            return Occupant::Outside;
+        };
+        let ports = self.ports(mesh, workload);
+        if mesh.listeners(&workload.name).is_none() {
+            self.unheard.insert(address);
+        }
+        Occupant::Workload { workload: workload.name.clone(), ports }
+    }
+
+    /// Whether somebody with a sidecar is behind a service, or behind a service that its routes
+    /// lead to. If not, its clients reach it as if there were no mesh: namespaces come in one by one.
+    fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service) -> bool {
+        self.decided_by.insert(service.name.clone());
+        if mesh.behind(&service.name).next().is_some() {
+            return true;
+        }
+        let view = view(mesh, &Viewer::Anybody, service);
+        self.decided_by.extend(backends(&view).cloned());
+        backends(&view).any(|name| mesh.behind(name).next().is_some())
+    }
+
+    /// The ports of a workload that services lead to. When several lead to one, it is the port of
+    /// the service under which it is counted.
+    fn ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, OccupantPort> {
+        let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
+        // Stable: services come in order of their names.
+        services.sort_by_key(|service| service.selector.len());
+        let mut ports = BTreeMap::new();
+        for service in services {
+            self.decided_by.insert(service.name.clone());
+            for port in &service.ports {
+                if let Some(number) = target_port(&port.target, workload) {
+                    let found = || occupant_port(mesh, workload, (service, port), number);
+                    ports.entry(number).or_insert_with(found);
+                }
+            }
+        }
+        ports
+    }
+}
+
+fn occupant_port(
+    mesh: &Mesh,
+    workload: &Workload,
+    (service, port): (&Service, &ServicePort),
+    number: u16,
+) -> OccupantPort {
+    let listeners = mesh.listeners(&workload.name);
+    // Nobody calls an account that is revoked, and its bytes do not go unprotected either.
+    let listeners = listeners.filter(|_| !mesh.config().revoked.contains(&workload.account));
+    let address = listeners.and_then(|listeners| listeners.get(&number)).copied();
+    let id = EndpointId {
+        service: service.name.clone(),
+        port: port.port,
+        workload: workload.name.clone(),
+    };
+    let endpoint = address.map(|address| {
+        let account = workload.account.clone();
+        Arc::new(Endpoint { id, address, account, tags: BTreeMap::new() })
+    });
+    let protocol = protocol(mesh, service, port);
+    OccupantPort { service: service.name.clone(), port: port.port, protocol, endpoint }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{Change, Object};
+
+    use super::*;
+    use crate::fixture::{BOOKINFO, mesh, service, workload};
+
+    /// Bookinfo in a cluster: service `n` has the address 10.96.0.n, workload `n` 10.1.0.n.
+    fn cluster() -> Mesh {
+        let mut mesh = mesh(BOOKINFO);
+        let services: Vec<Service> = mesh.services().cloned().collect();
+        for (index, mut service) in services.into_iter().enumerate() {
+            service.addresses.insert([10, 96, 0, u8::try_from(index + 1).unwrap()].into());
+            mesh.apply(Change::Upsert(Object::Service(service)));
+        }
+        let workloads: Vec<Workload> = mesh.workloads().cloned().collect();
+        for (index, mut workload) in workloads.into_iter().enumerate() {
+            workload.address = [10, 1, 0, u8::try_from(index + 1).unwrap()].into();
+            mesh.apply(Change::Upsert(Object::Workload(workload)));
+        }
+        mesh
+    }
+
+    fn at(mesh: &Mesh, address: [u8; 4]) -> Occupant {
+        let address = IpAddr::from(address);
+        Occupant::clone(&occupants(mesh, &BTreeSet::from([address])).at[&address])
+    }
+
+    fn address_of(mesh: &Mesh, name: &str) -> [u8; 4] {
+        match mesh.workload(&workload(name)).unwrap().address {
+            IpAddr::V4(address) => address.octets(),
+            IpAddr::V6(_) => panic!("of another version"),
+        }
+    }
+
+    #[test]
+    fn an_address_is_a_service_or_a_workload_or_outside() {
+        let mesh = cluster();
+        assert_eq!(at(&mesh, [10, 96, 0, 1]), Occupant::Service(service("details")));
+        assert_eq!(at(&mesh, [192, 0, 2, 1]), Occupant::Outside);
+        let found = at(&mesh, address_of(&mesh, "reviews-v2-1"));
+        let Occupant::Workload { workload: name, ports } = found else { panic!("{found:?}") };
+        assert_eq!(name, workload("reviews-v2-1"));
+        assert_eq!(ports.keys().collect::<Vec<_>>(), [&9083]);
+        // The service under which it is counted, not one of a single version.
+        assert_eq!((&ports[&9083].service, ports[&9083].port), (&service("reviews"), 9080));
+        let endpoint = ports[&9083].endpoint.as_ref().unwrap();
+        assert_eq!(endpoint.account.name.as_str(), "reviews-beta");
+    }
+
+    #[test]
+    fn a_service_without_sidecars_is_outside_unless_its_routes_lead_to_one() {
+        let mut mesh = cluster();
+        let is_routed = |mesh: &Mesh| {
+            let name = mesh.service(&service("reviews")).unwrap();
+            let address = *name.addresses.first().unwrap();
+            let found = occupants(mesh, &BTreeSet::from([address]));
+            assert!(found.decided_by.contains(&service("reviews")));
+            *found.at[&address] == Occupant::Service(service("reviews"))
+        };
+        assert!(is_routed(&mesh));
+        let mut bare = mesh.service(&service("reviews")).unwrap().clone();
+        bare.selector.clear();
+        mesh.apply(Change::Upsert(Object::Service(bare)));
+        assert!(is_routed(&mesh), "its route leads to both versions");
+        for name in ["reviews-v1-1", "reviews-v2-1"] {
+            let key = leno_model::ObjectKey::Workload(workload(name));
+            let touched = mesh.apply(Change::Remove(key));
+            assert!(!touched.addresses.is_empty());
+        }
+        assert!(!is_routed(&mesh));
+    }
+
+    #[test]
+    fn who_waits_for_the_sidecar_of_a_workload_never_calls_it_without() {
+        let mut mesh = cluster();
+        let name = workload("details-1");
+        let touched = mesh.listen(&name, None);
+        let address = mesh.workload(&name).unwrap().address;
+        assert!(touched.addresses.contains(&address));
+        let found = occupants(&mesh, &BTreeSet::from([address]));
+        assert!(found.unheard.contains(&address));
+        let Occupant::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
+        assert_eq!(ports[&9081].endpoint, None);
+    }
+
+    #[test]
+    fn an_address_that_another_workload_got_is_that_ones() {
+        let mut mesh = cluster();
+        let mut successor = mesh.workload(&workload("stranger-1")).unwrap().clone();
+        successor.address = mesh.workload(&workload("details-1")).unwrap().address;
+        let touched = mesh.apply(Change::Upsert(Object::Workload(successor.clone())));
+        assert!(touched.addresses.contains(&successor.address));
+        let key = leno_model::ObjectKey::Workload(workload("details-1"));
+        let touched = mesh.apply(Change::Remove(key));
+        assert!(touched.addresses.contains(&successor.address));
+        let found = occupants(&mesh, &BTreeSet::from([successor.address]));
+        let Occupant::Workload { workload: name, .. } = &*found.at[&successor.address] else {
+            panic!("outside")
+        };
+        assert_eq!(*name, workload("stranger-1"));
+    }
+}

@@ -1,0 +1,48 @@
+//! A mesh from its objects, and back.
+
+use leno_model::{Object, RouteKind};
+
+use super::{Mesh, Touched};
+
+impl Mesh {
+    /// All objects, in the order of their keys within each kind.
+    pub(crate) fn objects(&self) -> Vec<Object> {
+        let workloads = self.workloads.values().cloned().map(Object::Workload);
+        let services = self.services.values().cloned().map(Object::Service);
+        let routes = self.routes.all().cloned().map(|route| match route.kind {
+            RouteKind::Grpc => Object::GrpcRoute(route),
+            RouteKind::Http | RouteKind::Split | RouteKind::Tcp => Object::HttpRoute(route),
+        });
+        let tls_routes = self.tls_routes.all().cloned().map(Object::TlsRoute);
+        let targets = self.targets.values().cloned().map(Object::TrafficTarget);
+        let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
+        let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
+        let policies = self.policies.all().cloned().map(Object::ServicePolicy);
+        let config = Object::MeshConfig(self.config.clone());
+        std::iter::once(config)
+            .chain(workloads)
+            .chain(services)
+            .chain(routes)
+            .chain(tls_routes)
+            .chain(targets)
+            .chain(groups)
+            .chain(tcp_routes)
+            .chain(policies)
+            .chain(self.tags.objects())
+            .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
+            .chain(self.access_policies().cloned().map(Object::AccessPolicy))
+            .chain(self.splits.all().cloned().map(Object::TrafficSplit))
+            .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
+            .collect()
+    }
+}
+
+impl FromIterator<Object> for Mesh {
+    fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> Self {
+        let mut mesh = Self::default();
+        for object in objects {
+            mesh.upsert(object, &mut Touched::default());
+        }
+        mesh
+    }
+}

@@ -1,0 +1,72 @@
+//! Two plain connections as one: bytes both ways, each way ending on its own.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use leno_model::Reason;
+use leno_wire::http1::BodyLength;
+
+use crate::error::{downstream_reason, upstream_reason};
+use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
+use crate::http::message::{Reader, Writer};
+use crate::io::Io;
+use crate::patience::silence;
+use crate::record::Record;
+
+/// Carries bytes between a client and a server until both have said all (half-close), or nobody
+/// has said anything for as long as `patience`.
+pub(crate) async fn splice(
+    (client, server): ((Reader, Writer), (Reader, Writer)),
+    patience: Duration,
+    record: &Record<'_>,
+) -> Result<(), Reason> {
+    let ((mut client, mut to_client), (mut server, mut to_server)) = (client, server);
+    let ends = (to_client.io.clone(), to_server.io.clone());
+    let (bytes_in, bytes_out) = (&record.bytes_in, &record.bytes_out);
+    let noted = |bytes| Noted { bytes, call: None };
+    let forth = async {
+        let mut source = Source::http1(&mut client, BodyLength::UntilClose);
+        let mut sink = Sink::Http1 { writer: &mut to_server, chunked: false };
+        pump(&mut source, &mut sink, Silence::Allowed, noted(bytes_in)).await?;
+        end(&ends.1).await
+    };
+    let back = async {
+        let mut source = Source::http1(&mut server, BodyLength::UntilClose);
+        let mut sink = Sink::Http1 { writer: &mut to_client, chunked: false };
+        pump(&mut source, &mut sink, Silence::Allowed, noted(bytes_out)).await?;
+        end(&ends.0).await
+    };
+    let forth = async { forth.await.map_err(|broken| reason_forth(&broken)) };
+    let back = async { back.await.map_err(|broken| reason_back(&broken)) };
+    let spliced = tokio::select! {
+        biased;
+        spliced = async { tokio::try_join!(forth, back) } => spliced.map(|((), ())| ()),
+        () = silence(patience, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
+    };
+    if spliced.is_err() {
+        // Nobody may take this for an orderly end.
+        ends.0.reset();
+        ends.1.reset();
+    }
+    spliced
+}
+
+async fn end(io: &Io) -> Result<(), Broken> {
+    poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
+}
+
+fn reason_forth(broken: &Broken) -> Reason {
+    match broken {
+        Broken::Source(error) => downstream_reason(error),
+        Broken::Sink => Reason::UpstreamReset,
+        Broken::SinkStalled => Reason::IdleTimeout,
+    }
+}
+
+fn reason_back(broken: &Broken) -> Reason {
+    match broken {
+        Broken::Source(error) => upstream_reason(error),
+        Broken::Sink => Reason::DownstreamClosed,
+        Broken::SinkStalled => Reason::IdleTimeout,
+    }
+}
