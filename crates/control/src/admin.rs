@@ -211,7 +211,8 @@ pub(crate) async fn answered(questions: &Questions, question: Question) -> Optio
     answer.await.ok()
 }
 
-fn accepted(request: &Request<Incoming>) -> Form {
+/// The form of metrics that somebody asks for.
+pub(crate) fn accepted(request: &Request<Incoming>) -> Form {
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     Form::accepted(accept.unwrap_or_default())
 }

@@ -12,8 +12,10 @@ use leno_identity::{
 };
 use leno_model::{ServiceAccount, SpiffeId, TrustDomain, Workload, WorkloadName};
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::timeout;
 
 use crate::authority::Current;
+use crate::review::{Holder, ReviewError, Reviewer};
 
 /// The authority's directory in the data directory.
 pub(crate) const AUTHORITY_DIRECTORY: &str = "authority";
@@ -26,6 +28,9 @@ pub(crate) const TOKENS_DIRECTORY: &str = "tokens";
 pub(crate) struct Certifier {
     desk: Arc<Desk>,
     jobs: JoinSet<Outcome>,
+    /// Who knows whose a token is that we did not make.
+    reviewer: Option<Arc<dyn Reviewer>>,
+    reviews: JoinSet<Reviewed>,
     /// The last certificate of each workload that is known.
     known: BTreeMap<WorkloadName, Signed>,
     pub(crate) issued: u64,
@@ -51,6 +56,22 @@ pub(crate) enum Occasion {
     Renewal(ConnectionId),
 }
 
+/// Something that the certifier has done.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// It signed a certificate.
+    Signed(Signed, Occasion),
+    /// It found out whose a token is.
+    Reviewed(Reviewed),
+}
+
+/// A token of somebody else's making, and whose it is.
+#[derive(Debug)]
+pub(crate) struct Reviewed {
+    pub(crate) joining: Joining,
+    pub(crate) holder: Result<Holder, ReviewError>,
+}
+
 /// What came of a request.
 #[derive(Debug)]
 enum Outcome {
@@ -72,15 +93,50 @@ impl Certifier {
         Self {
             desk: Arc::new(Desk { authority, tokens, lifetime }),
             jobs: JoinSet::new(),
+            reviewer: None,
+            reviews: JoinSet::new(),
             known: BTreeMap::new(),
             issued: 0,
             refused: 0,
         }
     }
 
+    /// The same, asking `reviewer` about tokens that it did not make.
+    pub(crate) fn asking(mut self, reviewer: Option<Arc<dyn Reviewer>>) -> Self {
+        self.reviewer = reviewer;
+        self
+    }
+
     /// How long certificates live that are signed now.
     pub(crate) fn lifetime(&self) -> Duration {
         self.desk.lifetime
+    }
+
+    /// Has it found out whose a token is that we did not make. What is ours, or all when nobody
+    /// could be asked, is given back.
+    pub(crate) fn review(&mut self, joining: Joining) -> Option<Joining> {
+        let reviewer = self.reviewer.clone().filter(|_| !Tokens::is_ours(&joining.token));
+        let Some(reviewer) = reviewer else { return Some(joining) };
+        if self.reviews.len() >= JOBS_MAX {
+            self.refuse(joining.answer, CertifyError::Busy);
+            return None;
+        }
+        self.reviews.spawn(async move {
+            let reviewed = timeout(REVIEW_WAIT, reviewer.review(&joining.token)).await;
+            let late = || ReviewError::Unavailable("there was no answer in time".to_owned());
+            let holder = reviewed.unwrap_or_else(|_| Err(late()));
+            Reviewed { joining, holder }
+        });
+        None
+    }
+
+    /// A first certificate for somebody who has proved to be this workload.
+    pub(crate) fn admit(&mut self, joining: Joining, account: ServiceAccount, now: SystemTime) {
+        let Joining { workload, csr, answer, .. } = joining;
+        self.spawn(answer, Occasion::Join, move |desk| {
+            let request = CertificateRequest::from_der(&csr)?;
+            desk.sign(&request, (&workload, account), now)
+        });
     }
 
     /// A first certificate in exchange for a one-time token.
@@ -117,15 +173,23 @@ impl Certifier {
         decline(answer, &error);
     }
 
-    /// The next certificate that was signed, and why; waits for ever when nothing is under way.
-    /// Safe to drop while waiting.
-    pub(crate) async fn next(&mut self) -> (Signed, Occasion) {
+    /// What it has done next; waits for ever when nothing is under way. Safe to drop while waiting.
+    pub(crate) async fn next(&mut self) -> Done {
         loop {
-            let Some(done) = self.jobs.join_next().await else {
-                return std::future::pending().await;
-            };
-            if let Some(signed) = self.finish(done) {
-                return signed;
+            tokio::select! {
+                Some(done) = self.jobs.join_next() => {
+                    if let Some((signed, occasion)) = self.finish(done) {
+                        return Done::Signed(signed, occasion);
+                    }
+                }
+                Some(reviewed) = self.reviews.join_next() => match reviewed {
+                    Ok(reviewed) => return Done::Reviewed(reviewed),
+                    Err(error) => {
+                        self.refused += 1;
+                        tracing::error!(%error, "a review was not finished");
+                    }
+                },
+                else => return std::future::pending().await,
             }
         }
     }
@@ -279,6 +343,18 @@ pub(crate) enum CertifyError {
     Revoked(ServiceAccount),
     #[error("too many certificates are being signed: try again")]
     Busy,
+    /// Whose a token is that we did not make.
+    #[error(transparent)]
+    Review(#[from] ReviewError),
+    #[error("the token is that of pod {holder}, and not of {claimed}")]
+    OtherHolder { claimed: WorkloadName, holder: WorkloadName },
+    #[error(
+        "pod {0} is not known as a workload of the mesh: it may have gone, or has not got its \
+         address yet; it is tried again"
+    )]
+    Unseen(WorkloadName),
+    #[error("the token is of account {held}, and workload {workload} runs as {expected}")]
+    OtherAccount { workload: WorkloadName, held: ServiceAccount, expected: ServiceAccount },
     #[error(transparent)]
     Request(#[from] RequestError),
     #[error(transparent)]
@@ -292,7 +368,7 @@ impl CertifyError {
     /// a stranger does not learn from a guess which workloads there are, or whose a token is.
     fn explained(&self) -> String {
         match self {
-            Self::Token(TokenError::Io(_)) => {
+            Self::Token(TokenError::Io(_)) | Self::Review(ReviewError::Unavailable(_)) => {
                 "the control plane cannot check join tokens at the moment".to_owned()
             }
             Self::Authority(_) => {
@@ -307,7 +383,9 @@ impl CertifyError {
 /// Says no, and keeps the whole reason in the log.
 fn decline(answer: CertificateAnswer, error: &CertifyError) {
     match error {
-        CertifyError::Token(TokenError::Io(_)) | CertifyError::Authority(_) => {
+        CertifyError::Token(TokenError::Io(_))
+        | CertifyError::Review(ReviewError::Unavailable(_))
+        | CertifyError::Authority(_) => {
             tracing::error!(%error, "a certificate cannot be made");
         }
         _ => tracing::warn!(%error, "a certificate is refused"),
@@ -335,8 +413,11 @@ const NOT_WELCOME: &str = "the join token is not known, has expired, was used al
                            another workload, or its Workload does not exist: create the Workload, \
                            and make a new token for it";
 
-/// Signatures under way at once.
+/// Signatures under way at once, and reviews.
 const JOBS_MAX: usize = 64;
+
+/// How long it may take to find out whose a token is: what joins waits a few seconds in all.
+const REVIEW_WAIT: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests;

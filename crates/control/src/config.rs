@@ -1,14 +1,18 @@
 //! What a control plane is told at its start: addresses, files, limits and times.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::SUBSCRIPTIONS_MAX;
 use leno_identity::{AuthoritySource, LEAF_LIFETIME, TOKEN_LIFETIME};
+use tokio::sync::watch;
 
 use crate::certify::AUTHORITY_DIRECTORY;
 use crate::playground::Playground;
+use crate::review::Reviewer;
 
 /// What a control plane is told at its start.
 #[derive(Debug, Clone)]
@@ -20,6 +24,10 @@ pub struct Config {
     /// Other control planes of the same mesh, on the same files and with the same authority. Join
     /// bundles name them too.
     pub peers: Vec<SocketAddr>,
+    /// Further ones, that come and go while this one runs; join bundles do not name them.
+    pub found_peers: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
+    /// Who knows whose a token is that was not made here; only our own are taken when absent.
+    pub reviewer: Option<Arc<dyn Reviewer>>,
     /// Where the admin socket is, and what else is kept (mode 0700).
     pub data: PathBuf,
     /// Where the authority's root and unused tokens are kept, when control planes share them;
@@ -57,6 +65,8 @@ pub struct Times {
     /// How long after the start, at most, sidecars that were not heard of yet may be on their way
     /// back: clients keep their endpoints that long.
     pub settle: Duration,
+    /// How long somebody who proved who it is waits for the sources to tell of its workload.
+    pub newcomer: Duration,
     /// How long connections may take to end at a shutdown.
     pub drain: Duration,
 }
@@ -86,6 +96,8 @@ impl Config {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
             peers: Vec::new(),
+            found_peers: None,
+            reviewer: None,
             data,
             shared: None,
             issuer: None,
@@ -127,6 +139,8 @@ impl Default for Times {
             quiet_max: Duration::from_millis(200),
             grace: Duration::from_secs(10),
             settle: Duration::from_secs(5),
+            // With what finding out whose a token is may take, less than the answer is waited for.
+            newcomer: Duration::from_secs(4),
             drain: Duration::from_secs(3),
         }
     }

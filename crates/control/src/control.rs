@@ -47,6 +47,7 @@ pub struct Control {
     registered: watch::Receiver<Arc<BTreeSet<WorkloadName>>>,
     status: watch::Receiver<Arc<Status>>,
     reload: Arc<Notify>,
+    questions: Questions,
     stop: watch::Sender<bool>,
     parts: Parts,
     tasks: JoinSet<()>,
@@ -128,6 +129,11 @@ impl Control {
     #[must_use]
     pub fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain
+    }
+
+    /// Where the owner of the mesh is asked.
+    pub(crate) fn questions(&self) -> Questions {
+        self.questions.clone()
     }
 
     /// The roots that every member verifies the others by.
@@ -281,7 +287,7 @@ impl Ground {
         let following = self.following(server.events.clone());
         self.show(&mut tasks, &questions);
         let admin = Arc::new(Admin {
-            questions,
+            questions: questions.clone(),
             invitations: Arc::clone(&invitations),
             reload: Arc::clone(&self.reload),
             taps: Arc::clone(&server.taps),
@@ -298,8 +304,8 @@ impl Ground {
         let told = || self.stop.subscribe();
         let parts = || self.parts.clone();
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
-        let others = self.others();
-        tasks.spawn(parts().run(Part::Peers, follow_all(others, following)));
+        let (others, found) = (self.others(), self.config.found_peers.clone());
+        tasks.spawn(parts().run(Part::Peers, follow_all(others, found, following)));
         let accepting = accept(self.listener, server, told(), drain);
         tasks.spawn(parts().run(Part::Listener, accepting));
         let answering = admin::serve(self.admin, socket.clone(), admin, told());
@@ -318,6 +324,7 @@ impl Ground {
             registered,
             status,
             reload: self.reload,
+            questions,
             stop: self.stop,
             parts: self.parts,
             tasks,
@@ -349,7 +356,9 @@ impl Ground {
             audience: Audience::new(times, ChangeId(number)),
             presence: Presence::default(),
             start: Start::new(now, times.settle),
-            certifier: Certifier::new(authority, tokens, lifetime),
+            certifier: Certifier::new(authority, tokens, lifetime)
+                .asking(self.config.reviewer.clone()),
+            applicants: Vec::new(),
             remarks: Remarks::default(),
             guests,
             gauges,

@@ -1,6 +1,7 @@
 //! The one task that owns the mesh: `next` waits, `apply` decides.
 
 mod answers;
+mod applicants;
 mod elsewhere;
 mod wishes;
 
@@ -9,8 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    CertificateAnswer, ChangeId, Connected, ConnectionId, Event, InboundListener, Joining,
-    Registered,
+    CertificateAnswer, ChangeId, Connected, ConnectionId, Event, InboundListener, Registered,
 };
 use leno_identity::Peer;
 use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain, Workload, WorkloadName};
@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::authority::Current;
-use crate::certify::{Certifier, CertifyError, Occasion, Signed, vouch};
+use crate::certify::{Certifier, CertifyError, Done, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
 use crate::history::{History, Subject};
 use crate::mesh::{Listeners, Mesh, Touched};
@@ -31,6 +31,8 @@ use crate::publish::{Audience, Cause, Contact};
 use crate::server::{Gauges, Guests};
 use crate::status::Status;
 use crate::watch::Remarks;
+
+pub(crate) use applicants::Applicant;
 
 /// The owner of the mesh and of everything that only it may touch.
 #[derive(Debug)]
@@ -42,6 +44,8 @@ pub(crate) struct Owner {
     pub(crate) presence: Presence,
     pub(crate) start: Start,
     pub(crate) certifier: Certifier,
+    /// Those who wait for their workload to be known.
+    pub(crate) applicants: Vec<Applicant>,
     pub(crate) remarks: Remarks,
     pub(crate) guests: Arc<Guests>,
     pub(crate) gauges: Arc<Gauges>,
@@ -126,7 +130,7 @@ enum Input {
     Update(Update),
     Event(Event),
     Question(Question, oneshot::Sender<Answer>),
-    Signed(Signed, Occasion),
+    Certifier(Done),
     /// Certificates are issued in this edition from now on.
     Edition(u64),
     Clock,
@@ -186,7 +190,7 @@ impl Owner {
             Ok(()) = inbox.authority.changed() => {
                 Input::Edition(inbox.authority.borrow_and_update().edition())
             }
-            (signed, occasion) = self.certifier.next() => Input::Signed(signed, occasion),
+            done = self.certifier.next() => Input::Certifier(done),
             () = tokio::time::sleep_until(wake) => Input::Clock,
             _ = inbox.stop.wait_for(|stop| *stop) => Input::Stop,
         }
@@ -194,8 +198,13 @@ impl Owner {
 
     fn wake_at(&self) -> Instant {
         let sweep = self.swept + SWEEP_EVERY;
-        let times =
-            [self.audience.due_at(), self.presence.next_loss(), self.start.until(), self.told.due];
+        let times = [
+            self.audience.due_at(),
+            self.presence.next_loss(),
+            self.start.until(),
+            self.told.due,
+            self.patience_ends(),
+        ];
         times.into_iter().flatten().fold(sweep, Instant::min)
     }
 
@@ -217,7 +226,8 @@ impl Owner {
                     drop(answer.send(self.answer(question, now)));
                 }
             }
-            Input::Signed(signed, occasion) => self.signed(&signed, occasion),
+            Input::Certifier(Done::Signed(signed, occasion)) => self.signed(&signed, occasion),
+            Input::Certifier(Done::Reviewed(reviewed)) => self.reviewed(reviewed, now),
             Input::Edition(edition) => {
                 let touched = self.mesh.issue_in(edition);
                 if !touched.is_empty() {
@@ -248,6 +258,9 @@ impl Owner {
         }
         if self.audience.due_at().is_some_and(|due| due <= now.clock) {
             self.audience.publish(&self.mesh, self.start.settling(), now.clock);
+        }
+        if self.patience_ends().is_some_and(|until| until <= now.clock) {
+            self.consider_all(now);
         }
         if self.swept + SWEEP_EVERY <= now.clock {
             self.swept = now.clock;
@@ -306,6 +319,7 @@ impl Owner {
         if any_workload {
             let all = self.mesh.workloads().cloned().collect();
             self.told.workloads.send_replace(Arc::new(all));
+            self.consider_all(now);
         }
     }
 
@@ -436,14 +450,6 @@ impl Owner {
         let workload = contact.workload.clone();
         self.presence.arrive(&workload, connection);
         self.listen(&workload, Some(in_order(listeners)), now);
-    }
-
-    fn join(&mut self, joining: Joining, now: Now) {
-        let workload = self.mesh.workload(&joining.workload);
-        let account = workload.map(|workload| workload.account.clone());
-        // Told as little as any stranger.
-        let account = account.filter(|account| !self.mesh.config().revoked.contains(account));
-        self.certifier.join(joining, account, now.wall);
     }
 
     fn certify(

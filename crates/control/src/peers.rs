@@ -1,6 +1,6 @@
 //! Other control planes of the same mesh: which sidecars they have, and how they are followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 /// The sidecars that other control planes have, by the stream that tells of them.
@@ -65,28 +65,71 @@ pub(crate) struct Follower {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Follows the other control planes until told to stop.
-pub(crate) async fn follow_all(addresses: Vec<SocketAddr>, follower: Follower) {
+/// Follows the other control planes until told to stop: `always` these, and those in `found` for as
+/// long as they are there.
+///
+/// Who is found no more is dialled no more. A stream to it goes on while it lasts: what the other
+/// says is true as long as it speaks, and whoever lists control planes may be mistaken for a moment.
+pub(crate) async fn follow_all(
+    always: Vec<SocketAddr>,
+    mut found: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
+    follower: Follower,
+) {
+    let always: BTreeSet<SocketAddr> = always.into_iter().collect();
+    let wanted = watch::Sender::new(BTreeSet::new());
     let follower = Arc::new(follower);
     let mut stop = follower.stop.clone();
+    let mut following = BTreeSet::new();
     let mut tasks = JoinSet::new();
-    for address in addresses {
-        tasks.spawn(follow_one(address, Arc::clone(&follower)));
+    let mut is_looked_for = found.is_some();
+    loop {
+        let mut now = always.clone();
+        if let Some(found) = &mut found {
+            now.extend(found.borrow_and_update().iter().copied());
+        }
+        wanted.send_replace(now.clone());
+        for address in now.into_iter().filter(|address| following.insert(*address)) {
+            let (wanted, follower) = (wanted.subscribe(), Arc::clone(&follower));
+            tasks.spawn(async move {
+                follow_one(address, wanted, follower).await;
+                address
+            });
+        }
+        tokio::select! {
+            // What remains is dropped with the set.
+            _ = stop.wait_for(|stop| *stop) => return,
+            // When nobody looks any more, those that were there last stay.
+            changed = changed(&mut found), if is_looked_for => is_looked_for = changed.is_ok(),
+            Some(Ok(ended)) = tasks.join_next(), if !follower.events.is_closed() => {
+                following.remove(&ended);
+            }
+        }
     }
-    // What remains is dropped with the set.
-    stop.wait_for(|stop| *stop).await.ok();
 }
 
-async fn follow_one(address: SocketAddr, follower: Arc<Follower>) {
+async fn changed(
+    found: &mut Option<watch::Receiver<BTreeSet<SocketAddr>>>,
+) -> Result<(), watch::error::RecvError> {
+    match found {
+        Some(found) => found.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn follow_one(
+    address: SocketAddr,
+    mut wanted: watch::Receiver<BTreeSet<SocketAddr>>,
+    follower: Arc<Follower>,
+) {
     loop {
         match dial(address, &follower).await {
             Ok(ended) => tracing::info!(%address, reason = %ended, "another control plane is lost"),
             Err(error) => tracing::debug!(%address, %error, "another control plane is not there"),
         }
-        if follower.events.is_closed() {
+        let gone = wanted.wait_for(|wanted| !wanted.contains(&address));
+        if follower.events.is_closed() || timeout(AGAIN_AFTER, gone).await.is_ok() {
             return;
         }
-        sleep(AGAIN_AFTER).await;
     }
 }
 

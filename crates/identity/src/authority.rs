@@ -1,5 +1,6 @@
 //! The built-in authority: one root key on disk, short certificates for members.
 
+mod files;
 mod issuer;
 mod rotation;
 
@@ -27,6 +28,7 @@ use crate::roots::{Roots, RootsError};
 use crate::tls::control_id;
 use crate::verify::{instant, sole_uri};
 
+pub use files::AuthorityFiles;
 pub use issuer::AuthoritySource;
 pub use rotation::{Rotation, RotationStage};
 

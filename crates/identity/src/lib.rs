@@ -27,8 +27,8 @@ mod verifier;
 mod verify;
 
 pub use authority::{
-    Authority, AuthorityError, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX, Rotation,
-    RotationStage, Subject,
+    Authority, AuthorityError, AuthorityFiles, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX,
+    Rotation, RotationStage, Subject,
 };
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};

@@ -42,6 +42,12 @@ impl Tokens {
         Ok(Self { dir: dir.to_owned(), swept: Mutex::new(None) })
     }
 
+    /// Whether a text looks like one of our tokens, and not like somebody else's.
+    #[must_use]
+    pub fn is_ours(token: &str) -> bool {
+        token.starts_with(TOKEN_PREFIX)
+    }
+
     /// Makes a token for `workload` that can be used once, until `lifetime` has passed.
     ///
     /// # Errors

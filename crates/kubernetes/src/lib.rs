@@ -1,6 +1,6 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
-pub mod node;
 pub mod inject;
+pub mod node;
 pub mod webhook;
 pub mod words;

@@ -61,7 +61,7 @@ async fn a_token_gives_one_certificate_for_its_workload() {
     let credential = Credential::new(key, Issued::new(chain, roots).unwrap()).unwrap();
     assert_eq!(credential.workload(), Some(&workload("details-1")));
     assert_eq!(credential.id().to_string(), "spiffe://cluster.local/ns/bookinfo/sa/details");
-    let (signed, occasion) = office.certifier.next().await;
+    let Done::Signed(signed, occasion) = office.certifier.next().await else { panic!() };
     assert_eq!(occasion, Occasion::Join);
     assert_eq!((signed.workload, signed.id), (workload("details-1"), credential.id().clone()));
     let replayed = office.join(&token, "details-1", PrivateKey::generate().request()).await;
@@ -132,7 +132,7 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
     let request = PrivateKey::generate().request();
     office.certifier.renew((ConnectionId(1), &details), request, answer, SystemTime::now());
     assert!(answered.await.unwrap().is_ok());
-    let (signed, _) = office.certifier.next().await;
+    let Done::Signed(signed, _) = office.certifier.next().await else { panic!() };
     assert_eq!(signed.id.account.name.as_str(), "other");
 }
 

@@ -6,7 +6,10 @@
     reason = "a test fails by panicking, in its fixture too"
 )]
 
+mod health;
+mod peers;
 mod proxy;
+mod review;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

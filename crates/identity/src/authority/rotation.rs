@@ -173,9 +173,9 @@ fn is_of(der: &[u8], key: &PrivateKey) -> bool {
 }
 
 /// The key that is to sign next.
-const NEXT_FILE: &str = "next.key";
+pub(super) const NEXT_FILE: &str = "next.key";
 /// The key that signed before.
-const FORMER_FILE: &str = "former.key";
+pub(super) const FORMER_FILE: &str = "former.key";
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,105 @@
+//! What the kubelet and Prometheus are told over plain HTTP: alive, ready, and the metrics.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::admin::{Questions, accepted, ask_owner};
+use crate::answering::{Answering, serve_all, text};
+use crate::control::Control;
+use crate::owner::Question;
+
+/// A listener that anybody may ask: it is there before the control plane is, and says so. Dropping
+/// it closes it.
+#[derive(Debug)]
+pub struct Health {
+    address: SocketAddr,
+    standing: watch::Sender<Standing>,
+    _stop: watch::Sender<bool>,
+    _tasks: JoinSet<()>,
+}
+
+/// How the control plane stands.
+#[derive(Debug, Clone)]
+enum Standing {
+    /// Not, for this reason.
+    Unready(&'static str),
+    /// Up; metrics are asked for here.
+    Ready(Questions),
+}
+
+impl Health {
+    /// Begins to answer at an address; with port 0 the kernel chooses.
+    ///
+    /// # Errors
+    /// When the address is taken, or not ours.
+    pub async fn open(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let standing = watch::Sender::new(Standing::Unready("the sources are not read yet"));
+        let stop = watch::Sender::new(false);
+        let desk = Arc::new(Desk { standing: standing.subscribe() });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve_all(listener, CONNECTIONS_MAX, desk, stop.subscribe()));
+        Ok(Self { address, standing, _stop: stop, _tasks: tasks })
+    }
+
+    /// Where it answers.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The control plane has read its sources, and serves.
+    pub fn ready(&self, control: &Control) {
+        self.standing.send_replace(Standing::Ready(control.questions()));
+    }
+
+    /// The control plane is going: nobody new is to come to it.
+    pub fn ending(&self) {
+        self.standing.send_replace(Standing::Unready("the control plane is shutting down"));
+    }
+}
+
+/// What answers.
+#[derive(Debug)]
+struct Desk {
+    standing: watch::Receiver<Standing>,
+}
+
+impl Answering for Desk {
+    type Body = Full<Bytes>;
+
+    const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(60));
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
+        }
+        let standing = self.standing.borrow().clone();
+        match (request.uri().path(), standing) {
+            ("/livez", _) => text(StatusCode::OK, "alive\n".to_owned()),
+            ("/readyz", Standing::Ready(_)) => text(StatusCode::OK, "ready\n".to_owned()),
+            ("/metrics", Standing::Ready(questions)) => {
+                ask_owner(&questions, Question::Metrics(accepted(&request))).await
+            }
+            ("/readyz" | "/metrics", Standing::Unready(reason)) => {
+                text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
+            }
+            _ => text(StatusCode::NOT_FOUND, INDEX.to_owned()),
+        }
+    }
+}
+
+const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
+
+/// Connections at once; more wait.
+const CONNECTIONS_MAX: usize = 64;

@@ -1,0 +1,40 @@
+//! What the kubelet is told of a control plane.
+
+use leno_control::Health;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::*;
+
+/// The status code and everything else of an answer.
+async fn get(health: &Health, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(health.address()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    (answer[9..12].parse().unwrap(), answer)
+}
+
+#[test]
+fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_goes() {
+    run(async {
+        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        assert_eq!(get(&health, "/livez").await.0, 200);
+        let (status, answer) = get(&health, "/readyz").await;
+        assert!(status == 503 && answer.contains("not read yet"), "{answer}");
+        assert_eq!(get(&health, "/metrics").await.0, 503);
+        let shop = Shop::open().await;
+        health.ready(&shop.control);
+        assert_eq!(get(&health, "/readyz").await.0, 200);
+        let (status, answer) = get(&health, "/metrics").await;
+        assert!(status == 200 && answer.contains("\nleno_control_workloads 2\n"), "{answer}");
+        // It tells the kubelet and Prometheus, and nobody else.
+        for path in ["/status", "/token", "/"] {
+            assert_eq!(get(&health, path).await.0, 404, "{path}");
+        }
+        health.ending();
+        let (status, answer) = get(&health, "/readyz").await;
+        assert!(status == 503 && answer.contains("shutting down"), "{answer}");
+    });
+}

@@ -1,0 +1,148 @@
+//! Control planes that find each other while they run, each with sidecars of its own.
+
+use tokio::sync::watch;
+
+use super::*;
+
+/// The addresses of the others, as one control plane finds them.
+type Found = watch::Sender<BTreeSet<SocketAddr>>;
+
+const MORE: &str = r#"
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: client-2, namespace: shop, labels: {app: client}}
+spec: {serviceAccount: client}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: stock-2, namespace: shop, labels: {app: stock}}
+spec: {serviceAccount: stock, ports: [{name: http, port: 8080, protocol: HTTP}]}
+"#;
+
+fn other_door() -> SocketAddr {
+    "10.0.0.2:8080".parse().unwrap()
+}
+
+/// A replica as in a cluster: with directories of its own, and an authority that was put there.
+async fn replica(directory: &Path, name: &str) -> (Control, Found) {
+    let place = directory.join(name);
+    let authority = place.join("data/authority");
+    std::fs::create_dir_all(&authority).unwrap();
+    write(&place, &format!("{MESH}{MORE}"));
+    for file in ["ca.key", "ca.pem"] {
+        let first = directory.join("one/data/authority").join(file);
+        if first.exists() && first != authority.join(file) {
+            std::fs::copy(first, authority.join(file)).unwrap();
+        }
+    }
+    let found = watch::Sender::new(BTreeSet::new());
+    let mut config = config(&place);
+    config.times.grace = Duration::from_millis(200);
+    config.found_peers = Some(found.subscribe());
+    (Control::start(config).await.unwrap(), found)
+}
+
+/// A sidecar that joins at a control plane and stays there.
+async fn sidecar(control: &Control, name: &str, listeners: &[(u16, SocketAddr)]) -> Proxy {
+    let identity = Identity::join(control, &workload(name)).await.unwrap();
+    Proxy::connect(control, &identity, &[stock()], listeners).await
+}
+
+fn sees(wanted: &[SocketAddr]) -> impl Fn(&Update) -> bool {
+    let wanted: BTreeSet<SocketAddr> = wanted.iter().copied().collect();
+    move |update| addresses(update).is_some_and(|found| wanted == found.into_iter().collect())
+}
+
+#[test]
+fn sidecars_at_different_control_planes_see_each_other() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let (one, found_by_one) = replica(scratch.path(), "one").await;
+        let (two, found_by_two) = replica(scratch.path(), "two").await;
+        let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
+        let _other = sidecar(&two, "stock-2", &[(8080, other_door())]).await;
+        let mut client = sidecar(&one, "client-1", &[]).await;
+        let mut other_client = sidecar(&two, "client-2", &[]).await;
+        client.update(sees(&[door()])).await;
+        other_client.update(sees(&[other_door()])).await;
+        // They find each other one after the other, long after their sidecars came.
+        found_by_two.send_replace([one.address()].into());
+        other_client.update(sees(&[door(), other_door()])).await;
+        found_by_one.send_replace([two.address()].into());
+        client.update(sees(&[door(), other_door()])).await;
+    });
+}
+
+#[test]
+fn a_sidecar_that_comes_later_is_seen_at_the_other_control_plane_and_so_is_its_end() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let (one, found_by_one) = replica(scratch.path(), "one").await;
+        let (two, found_by_two) = replica(scratch.path(), "two").await;
+        found_by_one.send_replace([two.address()].into());
+        found_by_two.send_replace([one.address()].into());
+        let mut client = sidecar(&two, "client-1", &[]).await;
+        client.update(sees(&[])).await;
+        // Its doors open after its first word, as those of real sidecars do.
+        let stock = sidecar(&one, "stock-1", &[]).await;
+        stock.say(Proxy::listeners(&[(8080, door())])).await;
+        client.update(sees(&[door()])).await;
+        drop(stock);
+        client.update(sees(&[])).await;
+        // It may come back to any of them.
+        let stock = sidecar(&two, "stock-1", &[(8080, door())]).await;
+        client.update(sees(&[door()])).await;
+        drop(stock);
+        client.update(sees(&[])).await;
+    });
+}
+
+#[test]
+fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_are_elsewhere() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let (one, _found_by_one) = replica(scratch.path(), "one").await;
+        let (two, found_by_two) = replica(scratch.path(), "two").await;
+        found_by_two.send_replace([one.address()].into());
+        let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
+        let mut client = sidecar(&two, "client-1", &[]).await;
+        client.update(sees(&[door()])).await;
+        // Who is not found any more is heard while it speaks.
+        found_by_two.send_replace(BTreeSet::new());
+        let _other = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
+        client.update(sees(&[door(), other_door()])).await;
+        drop(one);
+        client.update(sees(&[])).await;
+        let _stock = sidecar(&two, "stock-1", &[(8080, door())]).await;
+        client.update(sees(&[door()])).await;
+        // Its successor has another address.
+        let (three, found_by_three) = replica(scratch.path(), "three").await;
+        found_by_three.send_replace([two.address()].into());
+        found_by_two.send_replace([three.address()].into());
+        let _other = sidecar(&three, "stock-2", &[(8080, other_door())]).await;
+        client.update(sees(&[door(), other_door()])).await;
+        let mut late = sidecar(&three, "client-2", &[]).await;
+        late.update(sees(&[door(), other_door()])).await;
+    });
+}
+
+#[test]
+fn a_workload_that_one_control_plane_hears_of_later_is_seen_there_all_the_same() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let (one, _found_by_one) = replica(scratch.path(), "one").await;
+        let (two, found_by_two) = replica(scratch.path(), "two").await;
+        let mut client = sidecar(&two, "client-1", &[]).await;
+        write(&scratch.path().join("two"), MESH);
+        two.reload();
+        two.status().wait_for(|status| status.workloads == 2).await.unwrap();
+        found_by_two.send_replace([one.address()].into());
+        let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
+        let _other = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
+        client.update(sees(&[door()])).await;
+        write(&scratch.path().join("two"), &format!("{MESH}{MORE}"));
+        two.reload();
+        client.update(sees(&[door(), other_door()])).await;
+    });
+}

@@ -1,0 +1,118 @@
+//! Joining with a token that somebody else made, and knows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_control::{Holder, Review, ReviewError, Reviewer};
+use leno_model::ServiceAccount;
+
+use super::*;
+
+/// Knows whose some tokens are.
+#[derive(Debug)]
+struct Registrar(BTreeMap<&'static str, Holder>);
+
+impl Reviewer for Registrar {
+    fn review<'a>(&'a self, token: &'a str) -> Review<'a> {
+        Box::pin(async move {
+            match token {
+                "down" => Err(ReviewError::Unavailable("it is down".to_owned())),
+                token => {
+                    let unknown = || ReviewError::Refused("nobody knows the token".to_owned());
+                    self.0.get(token).cloned().ok_or_else(unknown)
+                }
+            }
+        })
+    }
+}
+
+fn holder(pod: &str, account: &str) -> Holder {
+    let account = ServiceAccount::new("shop", account).unwrap();
+    Holder { workload: workload(pod), account }
+}
+
+async fn open(newcomer: Duration) -> Shop {
+    let known = [
+        ("of-client", holder("client-1", "client")),
+        ("of-stock", holder("stock-1", "client")),
+        ("of-late", holder("late-1", "client")),
+    ];
+    Shop::open_with(|config| {
+        config.reviewer = Some(Arc::new(Registrar(known.into())));
+        config.times.newcomer = newcomer;
+    })
+    .await
+}
+
+async fn join_as(shop: &Shop, token: &str, name: &str) -> Result<Identity, String> {
+    let mut bundle = shop.control.mint_bundle(&workload("client-1")).unwrap();
+    bundle.token = token.to_owned();
+    let joined = join_with(&bundle, shop.control.address(), &workload(name)).await;
+    joined.map_err(|error| error.to_string())
+}
+
+#[test]
+fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
+    run(async {
+        let shop = open(Duration::ZERO).await;
+        for _ in 0..2 {
+            let joined = join_as(&shop, "of-client", "client-1").await.unwrap();
+            let id = joined.credential.id().to_string();
+            assert_eq!(id, "spiffe://cluster.local/ns/shop/sa/client");
+            assert_eq!(joined.credential.workload(), Some(&workload("client-1")));
+        }
+        for (token, name, expected) in [
+            ("of-client", "stock-1", "that of pod shop/client-1, and not of shop/stock-1"),
+            ("of-stock", "stock-1", "account shop/client, and workload shop/stock-1 runs as"),
+            ("of-late", "late-1", "pod shop/late-1 is not known"),
+            ("nonsense", "client-1", "nobody knows the token"),
+            ("down", "client-1", "cannot check join tokens at the moment"),
+        ] {
+            let refused = join_as(&shop, token, name).await.unwrap_err();
+            assert!(refused.contains(expected), "{token} {name}: {refused}");
+        }
+        // Tokens of ours are good beside them.
+        shop.join("client-1").await;
+    });
+}
+
+#[test]
+fn a_pod_that_asks_before_it_is_known_is_answered_when_it_is() {
+    run(async {
+        let shop = open(Duration::from_secs(3600)).await;
+        let late = MESH.replacen("name: client-1", "name: late-1", 1);
+        let asked = join_as(&shop, "of-late", "late-1");
+        let told = async {
+            // Whoever waits keeps nobody from anything.
+            join_as(&shop, "of-client", "client-1").await.unwrap();
+            shop.write(&late);
+        };
+        let (joined, ()) = tokio::join!(asked, told);
+        assert_eq!(joined.unwrap().credential.workload(), Some(&workload("late-1")));
+    });
+}
+
+#[test]
+fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
+    run(async {
+        let shop = open(Duration::ZERO).await;
+        let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
+        let revoked = STRICT.replace("trafficMode: strict", account);
+        shop.write(&format!("{MESH}{revoked}"));
+        let mut refused = join_as(&shop, "of-client", "client-1").await;
+        while refused.is_ok() {
+            refused = join_as(&shop, "of-client", "client-1").await;
+        }
+        let refused = refused.unwrap_err();
+        assert!(refused.contains("shop/client is revoked"), "{refused}");
+    });
+}
+
+#[test]
+fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
+    run(async {
+        let shop = Shop::open().await;
+        let refused = join_as(&shop, "of-client", "client-1").await.unwrap_err();
+        assert!(refused.contains("the join token is not known"), "{refused}");
+    });
+}

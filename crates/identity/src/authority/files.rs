@@ -1,0 +1,166 @@
+//! The files of an authority as they are carried from one place to another.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use super::rotation::{FORMER_FILE, NEXT_FILE};
+use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
+use crate::disk::{self, Readers};
+
+/// The files that an authority's directory has, or is to have.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct AuthorityFiles(BTreeMap<&'static str, String>);
+
+impl AuthorityFiles {
+    /// Of what is found somewhere, by file name; what an authority has no use for is passed over.
+    pub fn of<'a>(found: impl IntoIterator<Item = (&'a str, String)>) -> Self {
+        let known = |(name, text): (&str, String)| {
+            let (file, _) = FILES.iter().find(|(file, _)| *file == name)?;
+            Some((*file, text))
+        };
+        Self(found.into_iter().filter_map(known).collect())
+    }
+
+    /// Those in a directory, which may not exist.
+    ///
+    /// # Errors
+    /// When one of them cannot be read.
+    pub fn read(dir: &Path) -> io::Result<Self> {
+        let mut files = BTreeMap::new();
+        for (file, readers) in FILES {
+            if let Some(text) = disk::read(&dir.join(file), readers)? {
+                files.insert(file, text);
+            }
+        }
+        Ok(Self(files))
+    }
+
+    /// Makes them those of a directory, which has no other ones of an authority afterwards.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub fn write(&self, dir: &Path) -> io::Result<()> {
+        disk::create_directory(dir)?;
+        // What is trusted comes first: nothing is to be signed by what nobody trusts yet.
+        for (file, readers) in FILES {
+            let path = dir.join(file);
+            match self.0.get(file) {
+                Some(text) if disk::read(&path, readers)?.as_ref() == Some(text) => {}
+                Some(text) => disk::replace(&path, text.as_bytes(), readers)?,
+                None => drop(disk::remove(&path)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Each with its name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(file, text)| (*file, text.as_str()))
+    }
+
+    /// The names of all files that an authority may have.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        FILES.iter().map(|(file, _)| *file)
+    }
+
+    /// What they are, in this directory: a root of its own before an intermediate of somebody
+    /// else's; nothing when they are neither.
+    #[must_use]
+    pub fn source(&self, dir: &Path) -> Option<AuthoritySource> {
+        let has = |file| self.0.contains_key(file);
+        if has(KEY_FILE) && has(ROOTS_FILE) {
+            return Some(AuthoritySource::Own(dir.to_owned()));
+        }
+        let is_issuer = ISSUER_FILES.into_iter().all(has);
+        is_issuer.then(|| AuthoritySource::Issuer(dir.to_owned()))
+    }
+
+    /// The roots that members trust, as PEM.
+    #[must_use]
+    pub fn roots(&self) -> Option<&str> {
+        self.0.get(ROOTS_FILE).or_else(|| self.0.get(ISSUER_ROOTS_FILE)).map(String::as_str)
+    }
+}
+
+/// Without what they say: there are keys among them.
+impl fmt::Debug for AuthorityFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// All of them, in the order in which they are written.
+const FILES: [(&str, Readers); 7] = [
+    (ROOTS_FILE, Readers::Everyone),
+    (NEXT_FILE, Readers::Owner),
+    (KEY_FILE, Readers::Owner),
+    (FORMER_FILE, Readers::Owner),
+    (ISSUER_ROOTS_FILE, Readers::Everyone),
+    ("tls.crt", Readers::Everyone),
+    ("tls.key", Readers::Owner),
+];
+
+const ISSUER_ROOTS_FILE: &str = "ca.crt";
+
+/// As cert-manager writes them.
+const ISSUER_FILES: [&str; 3] = ["tls.key", "tls.crt", ISSUER_ROOTS_FILE];
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use leno_model::TrustDomain;
+
+    use super::*;
+    use crate::authority::Rotation;
+    use crate::testing::{World, now};
+
+    #[test]
+    fn an_authority_is_the_same_wherever_its_files_are_carried() {
+        let world = World::new("cluster.local");
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let rotation = Rotation::of(world.dir.path(), domain.clone());
+        let place = tempfile::tempdir().unwrap();
+        let there = place.path().join("authority");
+        for step in 0..4 {
+            match step {
+                1 => rotation.add(now()).unwrap(),
+                2 => rotation.switch(now()).unwrap(),
+                3 => rotation.retire(now()).unwrap(),
+                _ => {}
+            }
+            let files = AuthorityFiles::read(world.dir.path()).unwrap();
+            files.write(&there).unwrap();
+            assert!(AuthorityFiles::read(&there).unwrap() == files, "{step}");
+            let carried = AuthorityFiles::of(files.iter().map(|(name, text)| (name, text.into())));
+            assert!(carried == files);
+            let source = files.source(&there).unwrap();
+            assert_eq!(source, AuthoritySource::Own(there.clone()));
+            let here = AuthoritySource::Own(world.dir.path().to_owned());
+            assert!(source.open(&domain, now()).unwrap() == here.open(&domain, now()).unwrap());
+            let roots = source.open(&domain, now()).unwrap().roots().to_pem();
+            assert_eq!(files.roots(), Some(roots.as_str()));
+            assert_eq!(Rotation::of(&there, domain.clone()).stage(), rotation.stage());
+        }
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&there), mode(&there.join(KEY_FILE))), (0o700, 0o600));
+        assert!(!format!("{:?}", AuthorityFiles::read(&there).unwrap()).contains("PRIVATE"));
+    }
+
+    #[test]
+    fn what_is_no_authority_is_none() {
+        let dir = Path::new("/x");
+        let of = |names: &[&str]| {
+            AuthorityFiles::of(names.iter().map(|name| (*name, String::new()))).source(dir)
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&["ca.key"]), None);
+        assert_eq!(of(&["tls.crt", "tls.key", "other"]), None);
+        let issuer = Some(AuthoritySource::Issuer(dir.to_owned()));
+        assert_eq!(of(&["tls.crt", "tls.key", "ca.crt"]), issuer);
+        let own = Some(AuthoritySource::Own(dir.to_owned()));
+        assert_eq!(of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]), own);
+    }
+}
