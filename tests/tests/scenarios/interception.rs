@@ -3,10 +3,13 @@
 
 mod plugin;
 
+use std::fs::Permissions;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use leno_tests::{is_root, leno};
+use leno_tests::{ControlPlane, Program, eventually, is_root, leno};
 
 /// Every kind of rule.
 const OPTIONS: &[&str] = &[
@@ -146,4 +149,162 @@ fn whether_rules_are_there_can_be_found_out() {
     assert!(namespace.intercept(&[]).status.success());
     let with = namespace.intercept(&["--verify"]);
     assert!(with.status.success(), "{with:?}");
+}
+
+/// Two pods, and somebody without a sidecar, on one network with the control plane.
+struct Pods {
+    subnet: u32,
+    bridge: String,
+    directory: tempfile::TempDir,
+    namespaces: Vec<Namespace>,
+    control: ControlPlane,
+    running: Vec<Program>,
+}
+
+const CLIENT: u32 = 2;
+const SERVER: u32 = 3;
+const STRANGER: u32 = 4;
+/// The user that sidecars run as.
+const SIDECAR_UID: u32 = 1500;
+
+impl Pods {
+    fn up() -> Self {
+        let subnet = 1 + std::process::id() % 250;
+        let bridge = format!("lntp{}", std::process::id());
+        ip(&["link", "add", &bridge, "type", "bridge"]);
+        ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
+        ip(&["link", "set", &bridge, "up"]);
+        let places = [(CLIENT, "client"), (SERVER, "server"), (STRANGER, "stranger")];
+        let namespaces = places.map(|(host, what)| connected(&bridge, (subnet, host), what));
+        let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
+        let control = ControlPlane::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        let namespaces = namespaces.into();
+        Self { subnet, bridge, directory, namespaces, control, running: Vec::new() }
+    }
+
+    fn address(&self, host: u32) -> String {
+        format!("10.254.{}.{host}", self.subnet)
+    }
+
+    fn at(&self, host: u32) -> &Namespace {
+        &self.namespaces[(host - CLIENT) as usize]
+    }
+
+    /// Leads the connections of a pod to a sidecar without any rights, and starts that.
+    fn mesh(&mut self, host: u32, workload: &str) {
+        let output = self.at(host).intercept(&[]);
+        assert!(output.status.success(), "{output:?}");
+        let own = self.directory.path().join(workload);
+        std::fs::create_dir(&own).unwrap();
+        let token = own.join("token");
+        let issued = self.control.token(&format!("shop/{workload}"));
+        std::fs::copy(issued, &token).unwrap();
+        for path in [&own, &token] {
+            std::os::unix::fs::chown(path, Some(SIDECAR_UID), Some(SIDECAR_UID)).unwrap();
+        }
+        let user = SIDECAR_UID.to_string();
+        let mut command = self.at(host).command("setpriv");
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set=-all"]);
+        command.arg(leno().get_program()).args(["proxy", "--uid-exempt", "--redirected"]);
+        command.arg(self.address(host)).arg("--workload").arg(format!("shop/{workload}"));
+        command.arg("--control").arg(self.control.address().to_string());
+        command.arg("--token-file").arg(&token).arg("--state").arg(own.join("state"));
+        self.running.push(Program::start(workload, &mut command));
+    }
+
+    /// A web server on the address of a pod.
+    fn serve(&mut self, host: u32, port: u16) {
+        let mut command = self.at(host).command("python3");
+        command.args(["-m", "http.server", &port.to_string(), "--bind", &self.address(host)]);
+        self.running.push(Program::start("application", &mut command));
+    }
+
+    /// What an application in a pod is answered; nothing where the connection is reset.
+    fn ask(&self, from: u32, host: u32, port: u16) -> String {
+        let url = format!("http://{}:{port}/", self.address(host));
+        let mut curl = self.at(from).command("curl");
+        curl.args(["-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", &url]);
+        let output = curl.output().unwrap();
+        let reset = output.status.code() == Some(56);
+        if reset { "reset".to_owned() } else { String::from_utf8(output.stdout).unwrap() }
+    }
+
+    fn reaches(&self, (from, host, port): (u32, u32, u16), answer: &str) {
+        let what = format!("{host}:{port} says {answer} to {from}");
+        eventually(&what, Duration::from_secs(30), || {
+            Some(()).filter(|()| self.ask(from, host, port) == answer)
+        });
+    }
+}
+
+impl Drop for Pods {
+    fn drop(&mut self) {
+        self.running.clear();
+        self.namespaces.clear();
+        ip(&["link", "del", &self.bridge]);
+    }
+}
+
+/// A namespace with an address on the bridge.
+fn connected(bridge: &str, (subnet, host): (u32, u32), what: &str) -> Namespace {
+    let namespace = Namespace::new(what);
+    let outer = format!("{bridge}-{host}");
+    ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
+    ip(&["link", "set", &outer, "master", bridge, "up"]);
+    let address = format!("10.254.{subnet}.{host}/24");
+    ip(&["-n", &namespace.0, "address", "add", &address, "dev", "eth0"]);
+    ip(&["-n", &namespace.0, "link", "set", "eth0", "up"]);
+    namespace
+}
+
+const POD_MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: client, namespace: shop, labels: {app: client}}
+spec: {serviceAccount: client, address: 10.254.0.2}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: server, namespace: shop, labels: {app: server}}
+spec: {serviceAccount: server, address: 10.254.0.3}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: server, namespace: shop}
+spec: {selector: {app: server}, ports: [{name: http-web, port: 80, targetPort: 8080}]}
+";
+
+/// Nobody answers names, and the sidecars have no rights: as in pods.
+#[test]
+fn pods_reach_each_other_by_address_and_what_is_outside() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let mut pods = Pods::up();
+    pods.serve(SERVER, 8080);
+    pods.serve(STRANGER, 8080);
+    pods.mesh(CLIENT, "client");
+    pods.mesh(SERVER, "server");
+    // Mutual TLS to the workload, whose application listens at the pod's address.
+    pods.reaches((CLIENT, SERVER, 8080), "200");
+    // Who has no sidecar is refused, and reached as before.
+    pods.reaches((STRANGER, SERVER, 8080), "reset");
+    pods.reaches((CLIENT, STRANGER, 8080), "200");
+    // A pod reaches itself without its sidecar.
+    pods.reaches((SERVER, SERVER, 8080), "200");
+    // The doors of the sidecar lead nowhere.
+    for port in [15_001, 15_003] {
+        assert_ne!(pods.ask(STRANGER, SERVER, port), "200");
+        assert_ne!(pods.ask(CLIENT, CLIENT, port), "200");
+    }
+    let settings = "apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {egress: deny, plaintext: accept}
+";
+    pods.control.write("settings.yaml", settings);
+    pods.reaches((CLIENT, STRANGER, 8080), "reset");
+    pods.reaches((STRANGER, SERVER, 8080), "200");
+    pods.reaches((CLIENT, SERVER, 8080), "200");
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use leno_model::Object;
+use leno_model::{Egress, Object};
 use leno_registry::{FileSource, outline, read_str};
 
 use super::mesh_config;
@@ -28,7 +28,7 @@ pub(super) enum Found {
     /// Something that Leno reads.
     Object(Box<Object>),
     /// The settings of another mesh: whether every member is let in, and what else they say.
-    Settings { permissive: bool, others: Vec<String> },
+    Settings { permissive: bool, egress: Egress, others: Vec<String> },
     /// Of a kind that Leno does not read.
     Unknown(String),
     /// Comments alone.

@@ -35,9 +35,9 @@ pub(super) fn rewrite(documents: &[Document]) -> Vec<Fate> {
             Found::Settings { .. } if has_config => {
                 Fate::Lost("there is a MeshConfig already".to_owned())
             }
-            Found::Settings { permissive, .. } => {
+            Found::Settings { permissive, egress, .. } => {
                 has_config = true;
-                Fate::Rewritten(vec![mesh_config::native(*permissive)])
+                Fate::Rewritten(vec![mesh_config::native(*permissive, *egress)])
             }
             Found::Unknown(why) => Fate::Lost(why.clone()),
             Found::Comments => Fate::Native,

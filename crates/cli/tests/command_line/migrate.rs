@@ -11,7 +11,7 @@ apiVersion: config.openservicemesh.io/v1alpha2
 kind: MeshConfig
 metadata: {name: osm-mesh-config, namespace: osm-system}
 spec:
-  traffic: {enablePermissiveTrafficPolicyMode: false, enableEgress: true}
+  traffic: {enablePermissiveTrafficPolicyMode: false, enableEgress: true, useHTTPSIngress: true}
 ---
 # A comment that stays.
 apiVersion: leno.dev/v1alpha1
@@ -150,7 +150,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
     assert_eq!(done.code, Some(3), "{done:?}");
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
-        not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.enableEgress
+        not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress
         dropped: HTTPRouteGroup shop/stock (old/rules/smi.yaml:1): what used it says the same itself, or nothing did
         dropped: HTTPRouteGroup shop/firefox (old/rules/smi.yaml:11): what used it says the same itself, or nothing did
         dropped: TCPRoute shop/sql (old/rules/smi.yaml:16): what used it says the same itself, or nothing did
