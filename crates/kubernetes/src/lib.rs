@@ -1,3 +1,5 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
+pub mod read;
+pub mod source;
 pub mod words;
