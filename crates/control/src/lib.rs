@@ -40,3 +40,4 @@ pub use invite::InviteError;
 pub use part::EndedUnexpectedly;
 pub use playground::{Asked, Playground};
 pub use serving::ServingError;
+pub use watch::UPDATES_MAX;
