@@ -2,5 +2,7 @@
 
 pub mod inject;
 pub mod node;
+pub mod read;
+pub mod source;
 pub mod webhook;
 pub mod words;
