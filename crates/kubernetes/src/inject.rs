@@ -26,6 +26,7 @@ pub use template::{Injected, Told, inject_manifest};
 pub use wishes::{Exclusions, Resources};
 
 use container::Sidecar;
+pub(crate) use decision::SYSTEM_NAMESPACES;
 use probe::Probes;
 use wishes::Wishes;
 

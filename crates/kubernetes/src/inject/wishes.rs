@@ -159,12 +159,27 @@ impl<'a> Written<'a> {
             }
         }
         let [requests, limits] = wished;
-        // A limit and a request that are not of one hand may contradict each other, which the API
-        // server refuses: the one that somebody wrote counts.
-        resources.limits.retain(|key, _| !requests.contains_key(key) || limits.contains_key(key));
-        resources.requests.retain(|key, _| !limits.contains_key(key) || requests.contains_key(key));
-        resources.requests.extend(requests);
-        resources.limits.extend(limits);
+        resources.requests.extend(requests.clone());
+        resources.limits.extend(limits.clone());
+        // The API server refuses a request above its limit. Where nobody wrote both, the one that
+        // somebody wrote counts.
+        let both: Vec<String> = resources
+            .requests
+            .keys()
+            .filter(|key| resources.limits.contains_key(*key))
+            .cloned()
+            .collect();
+        for key in both {
+            let (request, limit) = (resources.requests.get(&key), resources.limits.get(&key));
+            if request.and_then(|it| amount(it)) <= limit.and_then(|it| amount(it)) {
+                continue;
+            }
+            if !limits.contains_key(&key) {
+                resources.limits.remove(&key);
+            } else if !requests.contains_key(&key) {
+                resources.requests.remove(&key);
+            }
+        }
         Ok(resources)
     }
 
@@ -180,12 +195,31 @@ fn invalid(of: Of, key: String, value: &str, expected: &'static str) -> InjectEr
     InjectError::Annotation { of, key, value: value.to_owned(), expected }
 }
 
-/// A number with a unit; whether there is such a unit is for the API server to say.
 fn is_quantity(text: &str) -> bool {
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    text.len() - number.len() <= 2
-        && number.parse::<f64>().is_ok_and(|it| it.is_finite() && it >= 0.0)
+    amount(text).is_some()
 }
+
+/// What a quantity stands for, as Kubernetes writes it: a number, and perhaps a unit.
+fn amount(text: &str) -> Option<f64> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.get(number.len()..)?;
+    let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+    let number: f64 = number.parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some(number * factor)
+}
+
+const UNITS: &[(&str, f64)] = &[
+    ("", 1.0),
+    ("m", 1e-3),
+    ("k", 1e3),
+    ("M", 1e6),
+    ("G", 1e9),
+    ("T", 1e12),
+    ("Ki", 1024.0),
+    ("Mi", 1024.0 * 1024.0),
+    ("Gi", 1024.0 * 1024.0 * 1024.0),
+    ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
+];
 
 /// The last words of annotations, and the resources that they are about.
 const RESOURCES: &[(&str, &str)] = &[

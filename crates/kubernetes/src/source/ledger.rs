@@ -6,7 +6,7 @@ mod services;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Admission, Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, TrafficMode,
+    Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, TrafficMode,
     Workload, WorkloadName,
 };
 use leno_registry::{Place, Rejected, Update, Warning};
@@ -310,7 +310,7 @@ impl Ledger {
         }
         let mut config = written.unwrap_or_default();
         for (name, mode) in &self.namespaces {
-            let own = config.namespaces.entry(name.clone()).or_insert(Admission { mode: None });
+            let own = config.namespaces.entry(name.clone()).or_default();
             own.mode.get_or_insert(*mode);
         }
         Some(config)
