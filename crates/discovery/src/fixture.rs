@@ -21,13 +21,18 @@ pub(crate) fn world() -> Update {
     route(&mut reviews, &["ratings", "missing"]);
     let mut update = update(1, [reviews, service("ratings", 3)]);
     update.absent.insert(named("missing"));
+    let occupant = Arc::new(Occupant::Outside);
+    Arc::make_mut(&mut update.snapshot).addresses.insert([10, 96, 0, 7].into(), occupant);
     update
 }
 
 pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView>) -> Update {
     let services = services.into_iter().map(|view| (view.name.clone(), Arc::new(view)));
-    let addresses = BTreeMap::from([([10, 96, 0, 7].into(), Arc::new(Occupant::Outside))]);
-    let snapshot = Snapshot { plan: Arc::new(plan()), services: services.collect(), addresses };
+    let snapshot = Snapshot {
+        plan: Arc::new(plan()),
+        services: services.collect(),
+        addresses: BTreeMap::new(),
+    };
     Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use leno_discovery::{Connected, Hello, Standing, Update};
 use leno_identity::Peer;
-use leno_model::{Change, ObjectKey};
+use leno_model::{Change, Object, ObjectKey};
 use tokio::sync::watch;
 
 use super::*;
@@ -266,6 +266,24 @@ fn listening(port: u16) -> Listeners {
     Listeners::from([(port, SocketAddr::from(([127, 0, 0, 1], port)))])
 }
 
+/// One of a few addresses, so that services and workloads take them from each other.
+fn address(dice: &mut Dice) -> IpAddr {
+    IpAddr::from([10, 0, 0, u8::try_from(dice.below(6)).unwrap()])
+}
+
+/// Gives what comes with a change an address, mostly.
+fn settle(change: &mut Change, dice: &mut Dice) {
+    match change {
+        Change::Upsert(Object::Service(service)) if dice.below(3) > 0 => {
+            service.addresses.insert(address(dice));
+        }
+        Change::Upsert(Object::Workload(workload)) if dice.below(3) > 0 => {
+            workload.address = address(dice);
+        }
+        _ => {}
+    }
+}
+
 /// Random changes, each told to those whom it concerns: afterwards everybody knows exactly what
 /// a compilation from nothing says, and the mesh is what it would be if it were built at once.
 fn simulate(seed: u64) {
@@ -274,6 +292,10 @@ fn simulate(seed: u64) {
     for name in LETTERS {
         let uses = [dice.pick(LETTERS), dice.pick(LETTERS)];
         theatre.enter(&workload(name), &uses);
+        let (connection, _) = theatre.heard[&workload(name)];
+        let asked = [0, 1, 2].map(|_| address(&mut dice));
+        theatre.audience.contact(connection).unwrap().addresses.extend(asked);
+        theatre.answer(name, Settling::No);
     }
     for step in 0..120 {
         for _ in 0..=dice.below(2) {
@@ -284,14 +306,21 @@ fn simulate(seed: u64) {
                     let there = dice.below(3) > 0;
                     theatre.listen(name, there.then(|| listening(port)));
                 }
-                _ => theatre.change(random_change(&mut dice)),
+                _ => {
+                    let mut change = random_change(&mut dice);
+                    settle(&mut change, &mut dice);
+                    theatre.change(change);
+                }
             }
         }
         theatre.publish();
         for contact in theatre.audience.contacts.values() {
             let Some(found) = theatre.mesh.workload(&contact.workload) else { continue };
-            let wanted = wanted(found, &contact.subscriptions);
+            let mut wanted = wanted(found, &contact.subscriptions);
+            let occupants = occupants(&theatre.mesh, &contact.addresses);
+            wanted.extend(occupants.services);
             let expected = world(&theatre.mesh, found, &wanted, &mut Views::default());
+            let expected = expected.with_addresses(occupants.at);
             let told = contact.offered.as_ref().map(|u| (&*u.snapshot, &u.absent));
             let expected = Some((&*expected.snapshot, &expected.absent));
             assert_eq!(told, expected, "seed {seed}, step {step}, {}", contact.workload);

@@ -246,6 +246,10 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
         assert_eq!(owner.next().await, "subscribe [bookinfo/a, bookinfo/b]");
         requests.send(Request::Unsubscribe(vec![named("a")])).await.unwrap();
         assert_eq!(owner.next().await, "unsubscribe [bookinfo/a]");
+        requests.send(Request::Ask(vec![[10, 96, 0, 1].into()])).await.unwrap();
+        assert_eq!(owner.next().await, "ask [10.96.0.1]");
+        requests.send(Request::Forget(vec![[10, 96, 0, 1].into()])).await.unwrap();
+        assert_eq!(owner.next().await, "forget [10.96.0.1]");
         let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
         requests.send(Request::Listeners(vec![listener])).await.unwrap();
         assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
