@@ -41,7 +41,9 @@ impl DataArgs {
             Some(path) => path.clone(),
             None => self.home.state()?.join("default"),
         };
-        std::path::absolute(&path).with_context(|| format!("--data {}", path.display()))
+        let path = std::path::absolute(&path);
+        let path = path.with_context(|| format!("the data directory{}", self.hint()))?;
+        Ok(within_volume(path))
     }
 
     /// The option that leads another command to the same directory, for hints; empty by default.
@@ -158,6 +160,25 @@ pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Where a directory of ours is, in a volume that a container was given: Kubernetes makes them root's,
+/// and lets everybody write there. Any other path is what it is.
+pub(crate) fn within_volume(path: PathBuf) -> PathBuf {
+    let Some(above) = path.parent() else { return path };
+    let (Ok(found), Ok(above)) = (std::fs::metadata(&path), std::fs::metadata(above)) else {
+        return path;
+    };
+    let is_mounted = found.dev() != above.dev();
+    match is_mounted && is_everybodys(found.mode(), found.uid()) {
+        true => path.join(IN_VOLUME),
+        false => path,
+    }
+}
+
+/// Whether everybody may write there, as in a volume that was just made.
+fn is_everybodys(mode: u32, owner: u32) -> bool {
+    owner == ROOT && mode & 0o007 == 0o007 && mode & STICKY == 0
+}
+
 fn create_one(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(PRIVATE).create(path) {
         // A umask may have taken even the owner's rights.
@@ -206,6 +227,10 @@ fn holder(lock: &mut File) -> String {
 }
 
 const LOCK_FILE: &str = "lock";
+/// What is ours in a volume that is everybody's.
+const IN_VOLUME: &str = "leno";
+/// Only owners remove what is in such a directory, as in `/tmp`.
+const STICKY: u32 = 0o1000;
 /// Only the owner enters, reads and writes.
 const PRIVATE: u32 = 0o700;
 /// The user who may do everything anyway.
@@ -216,6 +241,25 @@ const PID_BYTES_MAX: u64 = 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_that_is_everybodys_is_told_from_other_directories() {
+        for (mode, owner, expected) in [
+            (0o777, ROOT, true),
+            // With a group of the file system's.
+            (0o2777, ROOT, true),
+            (0o1777, ROOT, false),
+            (0o755, ROOT, false),
+            (0o775, ROOT, false),
+            (0o777, 1500, false),
+        ] {
+            assert_eq!(is_everybodys(mode, owner), expected, "{mode:o} {owner}");
+        }
+        // Nothing is mounted here.
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().to_owned();
+        assert_eq!(within_volume(path.clone()), path);
+    }
 
     #[test]
     fn a_directory_belongs_to_one_mesh_at_a_time() {

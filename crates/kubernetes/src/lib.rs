@@ -6,4 +6,7 @@ pub mod node;
 pub mod read;
 pub mod source;
 pub mod webhook;
+pub mod authority;
+pub mod peers;
+pub mod review;
 pub mod words;
