@@ -83,12 +83,7 @@ pub(crate) struct MeshArgs {
 
 impl MeshArgs {
     /// What the control plane is told.
-    pub(crate) fn config(
-        &self,
-        data: PathBuf,
-        listen: SocketAddr,
-        facts: Vec<PathBuf>,
-    ) -> Config {
+    pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr, facts: Vec<PathBuf>) -> Config {
         Config {
             listen,
             advertise: self.advertise,

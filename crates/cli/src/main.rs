@@ -6,6 +6,7 @@ mod ask;
 mod bench;
 mod bug_report;
 mod check;
+mod cluster;
 mod cni;
 mod completions;
 mod control;
@@ -17,6 +18,8 @@ mod exec;
 mod explain;
 mod figures;
 mod get;
+mod inject;
+mod install;
 mod intercept;
 mod limits;
 mod load;
@@ -33,6 +36,7 @@ mod tap;
 mod token;
 mod top;
 mod up;
+mod yaml;
 
 use std::process::ExitCode;
 
@@ -94,6 +98,12 @@ enum Command {
     Proxy(proxy::ProxyArgs),
     /// Run a control plane alone
     Control(control::ControlArgs),
+    /// Install the mesh into a Kubernetes cluster
+    Install(install::InstallArgs),
+    /// Remove the mesh from a Kubernetes cluster
+    Uninstall(install::UninstallArgs),
+    /// Put sidecars into manifests of Kubernetes
+    Inject(inject::InjectArgs),
     /// Lead the connections of a network namespace to its sidecar
     Intercept(intercept::InterceptArgs),
     /// Let the network plugin of a node do that for its pods
@@ -146,6 +156,9 @@ impl Command {
             Self::Root(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Control(args) => args.run(),
+            Self::Install(args) => args.run(),
+            Self::Uninstall(args) => args.run(),
+            Self::Inject(args) => args.run(),
             Self::Intercept(args) => args.run(),
             Self::Cni(args) => args.run(),
             Self::Bench(args) => args.run(),

@@ -1,12 +1,12 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
+pub mod authority;
 pub mod inject;
 pub mod install;
 pub mod node;
+pub mod peers;
 pub mod read;
+pub mod review;
 pub mod source;
 pub mod webhook;
-pub mod authority;
-pub mod peers;
-pub mod review;
 pub mod words;

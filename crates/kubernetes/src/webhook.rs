@@ -9,6 +9,8 @@ mod bundle;
 mod keys;
 mod listen;
 mod review;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::SocketAddr;
@@ -56,10 +58,19 @@ pub async fn serve(
     client: Client,
     listen: SocketAddr,
     settings: watch::Receiver<Settings>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
     let listener = TcpListener::bind(listen).await;
     let listener = listener.map_err(|source| WebhookError::Listen { address: listen, source })?;
+    serve_on(client, listener, settings, stop).await
+}
+
+async fn serve_on(
+    client: Client,
+    listener: TcpListener,
+    settings: watch::Receiver<Settings>,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
     let keeping = keys::keep(client.clone(), namespace, keys);

@@ -12,15 +12,19 @@ use leno_control::{
 };
 use leno_identity::AuthoritySource;
 use leno_kubernetes::authority::SharedAuthority;
+use leno_kubernetes::inject::{Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{self, Options};
+use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
+use leno_model::TrustDomain;
 use leno_registry::Update;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::told;
+use crate::install;
 
 /// Arguments of a control plane in a cluster.
 #[derive(Debug, Args)]
@@ -32,6 +36,9 @@ pub(super) struct ClusterArgs {
     /// Where it answers the API server's webhooks
     #[arg(long, value_name = "ADDRESS", requires = "kubernetes")]
     webhook: Option<SocketAddr>,
+    /// The image of the sidecars that the webhook puts into pods
+    #[arg(long, env = "LENO_IMAGE", value_name = "IMAGE", default_value = install::IMAGE)]
+    image: String,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: String,
     #[arg(long, env = "POD_IP", hide = true)]
@@ -71,6 +78,7 @@ pub(super) async fn start(
     if let AuthoritySource::Issuer(dir) = authority.establish().await? {
         config.issuer = Some(dir);
     }
+    let roots = authority.roots();
     tasks.spawn(named("the keeper of the authority", authority.keep()));
 
     let (found, peers) = watch::channel(BTreeSet::new());
@@ -80,15 +88,16 @@ pub(super) async fn start(
     tasks.spawn(named("the search for other control planes", async move {
         peers::follow(looking.0, &looking.1, here, found).await;
     }));
-    config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client))));
+    config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
     tasks.spawn(named("the source of the facts", forward(first, updates, again)));
     let control = told(Control::start_fed(config, fed).await)?;
 
-    // The webhook has its place here: `leno_kubernetes::webhook::serve(client, listen, settings, stop)`.
     if let Some(address) = args.webhook {
-        tracing::warn!(%address, "there is no webhook yet");
+        let trust_domain = control.trust_domain().clone();
+        let settings = settings(&client, args, trust_domain, roots).await?;
+        tasks.spawn(named("the webhook", answer(client, address, settings)));
     }
     Ok((control, Cluster { tasks }))
 }
@@ -97,7 +106,9 @@ pub(super) async fn start(
 pub(super) async fn ended(cluster: Option<Cluster>) -> anyhow::Error {
     let Some(Cluster { mut tasks }) = cluster else { return std::future::pending().await };
     match tasks.join_next().await {
-        Some(Ok(name)) => anyhow::anyhow!("{name} ended unexpectedly; its last words are in the log"),
+        Some(Ok(name)) => {
+            anyhow::anyhow!("{name} ended unexpectedly; its last words are in the log")
+        }
         Some(Err(error)) => anyhow::Error::from(error).context("a part beside the control plane"),
         None => std::future::pending().await,
     }
@@ -116,6 +127,49 @@ async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc
             return;
         }
         next = updates.recv().await;
+    }
+}
+
+/// What sidecars are made with, and the roots that they are to trust.
+async fn settings(
+    client: &Client,
+    args: &ClusterArgs,
+    trust_domain: TrustDomain,
+    roots: watch::Receiver<String>,
+) -> anyhow::Result<(Settings, watch::Receiver<String>)> {
+    let version = client.apiserver_version().await;
+    let version = version.context("the API server does not tell its version")?;
+    let (image, namespace) = (args.image.clone(), args.pod_namespace.clone());
+    let known = roots.borrow().clone();
+    let settings = Settings {
+        native_sidecars: has_native_sidecars(&version.major, &version.minor),
+        ..Settings::new(image, namespace, trust_domain, known)
+    };
+    Ok((settings, roots))
+}
+
+/// Answers the API server's webhooks, with the roots as they are then.
+async fn answer(
+    client: Client,
+    listen: SocketAddr,
+    (settings, mut roots): (Settings, watch::Receiver<String>),
+) {
+    let (tell, told) = watch::channel(settings);
+    let (_going, stop) = watch::channel(false);
+    let following = async {
+        while roots.changed().await.is_ok() {
+            let now = roots.borrow_and_update().clone();
+            tell.send_modify(|settings| settings.roots = now);
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = following => {}
+        served = webhook::serve(client, listen, told, stop) => {
+            if let Err(error) = served {
+                tracing::error!(%error, "the API server's webhooks are not answered");
+            }
+        }
     }
 }
 

@@ -6,8 +6,8 @@ mod services;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, TrafficMode,
-    Workload, WorkloadName,
+    Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, TrafficMode, Workload,
+    WorkloadName,
 };
 use leno_registry::{Place, Rejected, Update, Warning};
 
