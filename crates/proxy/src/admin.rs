@@ -62,18 +62,8 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
     }
     match request.uri().path() {
-        "/metrics" => {
-            let mut out = String::new();
-            let accept = request.headers().get(hyper::header::ACCEPT);
-            let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-            let form = Form::accepted(accept);
-            admin.telemetry.expose(form, &mut out);
-            typed(StatusCode::OK, form.content_type(), out)
-        }
-        "/ready" => match page::unready(admin) {
-            None => text(StatusCode::OK, "ready\n".into()),
-            Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
-        },
+        "/metrics" => metrics(admin, request),
+        "/ready" => ready(admin),
         "/world" => json(&page::world(admin)),
         "/connections" => json(&page::connections(admin)),
         "/requests" => json(&page::requests(admin)),
@@ -83,11 +73,29 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     }
 }
 
+/// All metrics, in the form that is asked for.
+pub(crate) fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let mut out = String::new();
+    let accept = request.headers().get(hyper::header::ACCEPT);
+    let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let form = Form::accepted(accept);
+    admin.telemetry.expose(form, &mut out);
+    typed(StatusCode::OK, form.content_type(), out)
+}
+
+/// Whether the proxy serves, and if not, why.
+pub(crate) fn ready(admin: &Admin) -> Response<Full<Bytes>> {
+    match page::unready(admin) {
+        None => text(StatusCode::OK, "ready\n".into()),
+        Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
 fn json(value: &serde_json::Value) -> Response<Full<Bytes>> {
     typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
 }
 
-fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+pub(crate) fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     typed(status, "text/plain; charset=utf-8", body)
 }
 

@@ -4,7 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use leno_identity::Roots;
 use leno_model::{AccessLog, TrustDomain, WorkloadName};
+
+use crate::control_address::ControlAddress;
+use crate::probes::Probes;
 
 /// What a proxy is told at its start.
 #[derive(Debug, Clone)]
@@ -14,15 +18,23 @@ pub struct Config {
     /// The mesh's trust domain; needed before the first certificate is there.
     pub trust_domain: TrustDomain,
     /// Control planes, tried in turn.
-    pub control: Vec<SocketAddr>,
+    pub control: Vec<ControlAddress>,
     /// Where key, certificate and last good snapshot are kept (mode 0700).
     pub state: PathBuf,
     /// The one-time join bundle; read when there is no valid certificate, then removed.
     pub token_file: Option<PathBuf>,
+    /// A token that the platform keeps fresh, used in place of a bundle whenever there is no valid
+    /// certificate.
+    pub account_token: Option<AccountToken>,
     /// How the application's traffic reaches the proxy.
     pub interception: Interception,
     /// The loopback address of the admin page; port 0 lets the kernel choose.
     pub admin: SocketAddr,
+    /// Where anybody may ask whether it is well, and the kubelet about the application; nowhere when
+    /// absent.
+    pub health: Option<SocketAddr>,
+    /// The probes of the application that it makes for whoever asks there.
+    pub probes: Probes,
     /// Data threads, each a single-threaded runtime of its own.
     pub cores: usize,
     /// Which requests are logged, on standard output.
@@ -31,6 +43,25 @@ pub struct Config {
     pub on_expiry: OnExpiry,
     /// Limits and times.
     pub limits: Limits,
+}
+
+/// A token of the platform's that says which workload its holder is: in Kubernetes, that of a pod
+/// and its service account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccountToken {
+    /// Where it is: read at each join, and left there.
+    pub file: PathBuf,
+    /// Whom the proxy shows it to.
+    pub roots: TrustedRoots,
+}
+
+/// The roots that a proxy verifies the control plane by before it has a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TrustedRoots {
+    /// These.
+    Known(Roots),
+    /// What is in a file of PEM then.
+    File(PathBuf),
 }
 
 /// How the application's traffic reaches the proxy.
@@ -166,6 +197,15 @@ impl Default for Limits {
 }
 
 impl Config {
+    /// Where the application is probed: where the kubelet would, or where it is when nothing is
+    /// redirected.
+    pub(crate) fn probed_at(&self) -> IpAddr {
+        match &self.interception {
+            Interception::Redirect { address, .. } => *address,
+            Interception::Doors { .. } => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        }
+    }
+
     /// A sidecar with doors on loopback and every default, for `workload`.
     #[must_use]
     pub fn sidecar(workload: WorkloadName, trust_domain: TrustDomain, state: PathBuf) -> Self {
@@ -176,11 +216,14 @@ impl Config {
             control: Vec::new(),
             state,
             token_file: None,
+            account_token: None,
             interception: Interception::Doors {
                 inbound: loopback,
                 http_proxy: Some(SocketAddr::new(loopback, 0)),
             },
             admin: SocketAddr::new(loopback, 0),
+            health: None,
+            probes: Probes::default(),
             cores: 1,
             access_log: LogChoice::Mesh,
             on_expiry: OnExpiry::Continue,

@@ -12,8 +12,7 @@ use leno_discovery::{
     Traffic, Update,
 };
 use leno_identity::{
-    Credential, JoinBundle, JoinBundleError, PrivateKey, TlsError, client_config, control_id,
-    join_client_config,
+    Credential, PrivateKey, TlsError, client_config, control_id, join_client_config,
 };
 use leno_model::{ObjectKey, ServiceName, Tap};
 use leno_telemetry::{Count, Level, Shard, Telemetry};
@@ -26,9 +25,11 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::config::Config;
+use crate::control_address::ControlAddress;
 use crate::counted::Counted;
 use crate::dial::dial;
 use crate::keeper::Keeper;
+use crate::proof::{Proof, Unproved};
 use crate::renew;
 use crate::state::StateDir;
 use crate::world::World;
@@ -93,7 +94,7 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
     loop {
         for address in &control {
             let began = Instant::now();
-            let ended = follow_one(&follower, *address, &mut subscriber, &mut requests).await;
+            let ended = follow_one(&follower, address, &mut subscriber, &mut requests).await;
             follower.telemetry.set(Level::ControlConnected, 0);
             tracing::warn!(control = %address, reason = %ended, "the control plane is out of reach; serving on");
             let lasted = matches!(ended, Ended::Stream(_)) && began.elapsed() > STABLE;
@@ -129,7 +130,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
 /// One stream, from connecting to its end.
 async fn follow_one(
     follower: &Rc<Follower>,
-    control: SocketAddr,
+    control: &ControlAddress,
     subscriber: &mut Subscriber,
     requests: &mut mpsc::Receiver<Request>,
 ) -> Ended {
@@ -183,7 +184,7 @@ impl leno_discovery::Follower for Station<'_> {
 
 async fn connect(
     follower: &Follower,
-    control: SocketAddr,
+    control: &ControlAddress,
     credential: &Credential,
 ) -> Result<TlsStream<TcpStream>, Ended> {
     let expected = control_id(&follower.config.trust_domain);
@@ -193,37 +194,50 @@ async fn connect(
 
 async fn tls(
     follower: &Follower,
-    control: SocketAddr,
+    control: &ControlAddress,
     config: Arc<ClientConfig>,
 ) -> Result<TlsStream<TcpStream>, Ended> {
     let connected = async {
-        let tcp = dial(control, &follower.config.interception).await?;
-        TlsConnector::from(config).connect(ServerName::IpAddress(control.ip().into()), tcp).await
+        let tcp = reach(follower, control).await?;
+        let name = ServerName::IpAddress(tcp.peer_addr()?.ip().into());
+        TlsConnector::from(config).connect(name, tcp).await
     };
     let patience = follower.config.limits.handshake_timeout;
     Ok(tokio::time::timeout(patience, connected).await.map_err(|_| Ended::Late)??)
 }
 
-/// The current certificate, or a first one in exchange for the one-time token.
-async fn credential(follower: &Follower, control: SocketAddr) -> Result<Arc<Credential>, Ended> {
+/// Connects to a control plane, at the first of its addresses that answers.
+async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for address in control.resolve().await? {
+        let dialled = dial(address, &follower.config.interception);
+        match tokio::time::timeout(follower.config.limits.connect_timeout, dialled).await {
+            Ok(Ok(tcp)) => return Ok(tcp),
+            Ok(Err(error)) => last = error,
+            Err(_) => last = std::io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
+}
+
+/// The current certificate, or a first one in exchange for a token.
+pub(crate) async fn credential(
+    follower: &Follower,
+    control: &ControlAddress,
+) -> Result<Arc<Credential>, Ended> {
     let now = SystemTime::now();
     if let Some(credential) = follower.world.credential().filter(|held| !held.is_expired(now)) {
         return Ok(credential);
     }
-    let file = follower.config.token_file.as_ref().ok_or(Ended::NoToken)?;
-    let bundle = JoinBundle::load(file)?;
-    let config = join_client_config(
-        &bundle.roots,
-        &control_id(&bundle.trust_domain),
-        &[leno_discovery::JOIN_ALPN],
-    )?;
+    let proof = Proof::read(&follower.config)?;
+    let expected = control_id(&proof.trust_domain);
+    let config = join_client_config(&proof.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
     let key = PrivateKey::generate();
     let stream = tls(follower, control, config).await?;
     let workload = &follower.config.workload;
-    let issued = leno_discovery::join(stream, &bundle.token, workload, &key.request()).await?;
+    let issued = leno_discovery::join(stream, &proof.token, workload, &key.request()).await?;
     let credential = renew::accept(follower, key, issued)?;
-    // The token is spent; leaving it would only invite questions.
-    drop(std::fs::remove_file(file));
+    proof.spend();
     tracing::info!(id = %credential.id(), "joined the mesh");
     Ok(credential)
 }
@@ -297,10 +311,8 @@ pub(crate) enum Ended {
     Late,
     #[error("TLS cannot be configured: {0}")]
     Tls(#[from] TlsError),
-    #[error("there is no valid certificate and no token; pass --token-file with a new one")]
-    NoToken,
-    #[error("the token file cannot be used: {0}")]
-    Bundle(#[from] JoinBundleError),
+    #[error(transparent)]
+    Unproved(#[from] Unproved),
     #[error(transparent)]
     Join(#[from] JoinError),
     #[error("the certificate it issued cannot be used: {0}")]

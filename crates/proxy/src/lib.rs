@@ -9,6 +9,7 @@ mod buffers;
 mod config;
 mod connection;
 mod connections;
+mod control_address;
 mod counted;
 mod crew;
 mod desk;
@@ -19,6 +20,7 @@ mod error;
 mod export;
 mod first_bytes;
 mod follow;
+mod health;
 mod http;
 mod http2;
 mod io;
@@ -29,6 +31,8 @@ mod listeners;
 mod names;
 mod opened;
 mod patience;
+mod probes;
+mod proof;
 mod record;
 mod redirect;
 mod removed;
@@ -61,14 +65,18 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 
 pub use config::{
-    Config, INBOUND_PORT, Interception, Limits, LogChoice, MARK, OUTBOUND_PORT, OnExpiry, Versions,
+    AccountToken, Config, INBOUND_PORT, Interception, Limits, LogChoice, MARK, OUTBOUND_PORT,
+    OnExpiry, TrustedRoots, Versions,
 };
+pub use control_address::{ControlAddress, InvalidAddress};
+pub use probes::{Probes, ProbesError};
 
 use crate::admin::Admin;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::export::Exporter;
 use crate::follow::Follower;
+use crate::health::Health;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
@@ -82,6 +90,7 @@ use crate::world::World;
 pub struct Proxy {
     config: Arc<Config>,
     admin: TcpListener,
+    health: Option<TcpListener>,
     state: StateDir,
     doors: Doors,
 }
@@ -92,6 +101,14 @@ pub enum StartError {
     /// The admin page.
     #[error("the admin page cannot listen at {address}: {cause}; use --admin with a free address")]
     Admin {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// Where it tells how it is.
+    #[error("health cannot be told at {address}: {cause}; use --health with a free address")]
+    Health {
         /// Where.
         address: SocketAddr,
         /// Why.
@@ -124,7 +141,14 @@ impl Proxy {
         let admin = TcpListener::bind(config.admin)
             .await
             .map_err(|cause| StartError::Admin { address: config.admin, cause })?;
-        Ok(Self { config: Arc::new(config), admin, state, doors: Doors::new() })
+        let health = match config.health {
+            Some(address) => {
+                let bound = TcpListener::bind(address).await;
+                Some(bound.map_err(|cause| StartError::Health { address, cause })?)
+            }
+            None => None,
+        };
+        Ok(Self { config: Arc::new(config), admin, health, state, doors: Doors::new() })
     }
 
     /// Where the admin page is.
@@ -133,6 +157,12 @@ impl Proxy {
     /// What the kernel says about the socket.
     pub fn admin_address(&self) -> std::io::Result<SocketAddr> {
         self.admin.local_addr()
+    }
+
+    /// Where it tells how it is, if it does.
+    #[must_use]
+    pub fn health_address(&self) -> Option<SocketAddr> {
+        self.health.as_ref()?.local_addr().ok()
     }
 
     /// Where the doors are, by name, once they are open: `inbound-PORT`, `door-ADDRESS`,
@@ -177,9 +207,14 @@ impl Proxy {
         let logged = world.clone();
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
         let told = (telemetry, world);
-        let follower = Follower::new(self.config, told, self.state.clone(), page, seed(0));
+        let follower = Follower::new(self.config.clone(), told, self.state.clone(), page, seed(0));
         let tasks = LocalSet::new();
-        tasks.spawn_local(admin::serve(self.admin, Rc::new(admin)));
+        let admin = Rc::new(admin);
+        if let Some(listener) = self.health {
+            let health = Health::new(self.config.clone(), admin.clone());
+            tasks.spawn_local(health.serve(listener));
+        }
+        tasks.spawn_local(admin::serve(self.admin, admin));
         let lines = tasks.spawn_local(access_log::write(intakes.log, logged));
         let telling = [lines, tasks.spawn_local(exporter.run(intakes.spans))];
         let (state, follower) = (self.state.clone(), Rc::new(follower));

@@ -88,6 +88,9 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
 /// The certificate has expired: peers refuse it from now on.
 fn expire(follower: &Follower) {
     match follower.config.on_expiry {
+        OnExpiry::Continue if follower.config.account_token.is_some() => {
+            tracing::error!("the certificate has expired: this sidecar joins again when it can");
+        }
         OnExpiry::Continue => tracing::error!(
             "the certificate has expired: peers refuse this sidecar until it joins again with a \
              new token"

@@ -1,0 +1,110 @@
+//! What the kubelet is told: that the sidecar lives, whether it serves, and how the application is.
+
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::admin::{self, Admin, text};
+use crate::config::Config;
+use crate::probes::Unwell;
+
+/// What answers there. Anybody may ask: it tells nothing that the admin page keeps to its machine,
+/// but for the metrics.
+pub(crate) struct Health {
+    config: Arc<Config>,
+    admin: Rc<Admin>,
+    probing: Semaphore,
+}
+
+impl Health {
+    pub(crate) fn new(config: Arc<Config>, admin: Rc<Admin>) -> Self {
+        Self { config, admin, probing: Semaphore::new(PROBES_MAX) }
+    }
+
+    /// Answers until the listener is dropped with the control thread.
+    pub(crate) async fn serve(self, listener: TcpListener) {
+        let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        loop {
+            let Ok(slot) = slots.clone().acquire_owned().await else {
+                return;
+            };
+            let Ok((tcp, _)) = listener.accept().await else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let health = health.clone();
+            tokio::task::spawn_local(async move {
+                let answer = service_fn(|request| {
+                    let health = health.clone();
+                    async move { Ok::<_, Infallible>(health.answer(&request).await) }
+                });
+                let served = hyper::server::conn::http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD_TIMEOUT)
+                    .serve_connection(TokioIo::new(tcp), answer);
+                // Whoever takes nothing of an answer is not to keep the place for ever.
+                if !matches!(timeout(LIFE_MAX, served).await, Ok(Ok(()))) {
+                    tracing::debug!("a connection for health was not ended in order");
+                }
+                drop(slot);
+            });
+        }
+    }
+
+    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.into());
+        }
+        match request.uri().path() {
+            "/livez" => text(StatusCode::OK, "alive\n".into()),
+            "/readyz" => admin::ready(&self.admin),
+            "/metrics" => admin::metrics(&self.admin, request),
+            path => match path.strip_prefix("/probe/") {
+                Some(probe) => self.probe(probe).await,
+                None => text(StatusCode::NOT_FOUND, INDEX.into()),
+            },
+        }
+    }
+
+    async fn probe(&self, path: &str) -> Response<Full<Bytes>> {
+        let Some(probe) = self.config.probes.at(path) else {
+            return text(StatusCode::NOT_FOUND, "there is no such probe\n".into());
+        };
+        let made = match timeout(TURN_WAIT, self.probing.acquire()).await {
+            Ok(Ok(_turn)) => probe.make(self.config.probed_at(), &self.config.interception).await,
+            // So many are under way that somebody else than the kubelet asks.
+            _ => Err(Unwell::Late),
+        };
+        match made {
+            Ok(()) => text(StatusCode::OK, "well\n".into()),
+            Err(unwell) => {
+                tracing::debug!(path, %unwell, "a probe of the application failed");
+                text(StatusCode::SERVICE_UNAVAILABLE, format!("{unwell}\n"))
+            }
+        }
+    }
+}
+
+const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
+/// Connections at once; more wait.
+const CONNECTIONS_MAX: usize = 64;
+/// Probes under way at once: more than a pod has.
+const PROBES_MAX: usize = 32;
+/// How long a probe waits for its turn.
+const TURN_WAIT: Duration = Duration::from_secs(1);
+/// From the first byte of a head to its last, and the wait for the first one.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest life of a connection: Prometheus and the kubelet open another one.
+const LIFE_MAX: Duration = Duration::from_secs(120);
+/// When the system has no more descriptors, asking again at once would only burn time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

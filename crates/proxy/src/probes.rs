@@ -1,0 +1,197 @@
+//! Probes of the application, made for the kubelet, whose own would not pass the sidecar.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::num::{NonZeroU16, NonZeroU32};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::config::Interception;
+
+mod grpc;
+mod http;
+
+/// The probes of a pod, by container and kind.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Probes(BTreeMap<String, BTreeMap<Kind, Probe>>);
+
+/// What a probe is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Startup,
+    Readiness,
+    Liveness,
+}
+
+/// One probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Probe {
+    action: Action,
+    timeout: Duration,
+}
+
+/// How it is found out whether the application is well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Action {
+    /// It answers a request.
+    Http(http::HttpGet),
+    /// It accepts a connection.
+    Tcp(NonZeroU16),
+    /// It says so, as gRPC services do.
+    Grpc(grpc::Check),
+}
+
+impl Probes {
+    /// Reads `{"CONTAINER": {"readiness": {"httpGet": {…}}, …}, …}`, in Kubernetes' words.
+    ///
+    /// # Errors
+    /// [`ProbesError`] that names the probe.
+    pub fn parse(text: &str) -> Result<Self, ProbesError> {
+        let raw: BTreeMap<String, BTreeMap<Kind, Raw>> = serde_json::from_str(text)?;
+        let mut probes = BTreeMap::new();
+        for (container, kinds) in raw {
+            let mut parsed = BTreeMap::new();
+            for (kind, raw) in kinds {
+                let probe = Probe::of(raw);
+                let probe = probe.ok_or_else(|| {
+                    let (container, kind) = (container.clone(), format!("{kind:?}").to_lowercase());
+                    ProbesError::Action { container, kind }
+                })?;
+                parsed.insert(kind, probe);
+            }
+            probes.insert(container, parsed);
+        }
+        Ok(Self(probes))
+    }
+
+    /// The one at `CONTAINER/KIND`.
+    pub(crate) fn at(&self, path: &str) -> Option<&Probe> {
+        let (container, kind) = path.split_once('/')?;
+        let kind = match kind {
+            "startup" => Kind::Startup,
+            "readiness" => Kind::Readiness,
+            "liveness" => Kind::Liveness,
+            _ => return None,
+        };
+        self.0.get(container)?.get(&kind)
+    }
+}
+
+impl FromStr for Probes {
+    type Err = ProbesError;
+
+    fn from_str(text: &str) -> Result<Self, ProbesError> {
+        Self::parse(text)
+    }
+}
+
+/// Why a text does not say which probes there are.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbesError {
+    /// It is something else.
+    #[error("the probes are not as expected: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A probe that says not how, or in two ways.
+    #[error(
+        "the {kind} probe of container `{container}` needs one of `httpGet`, `tcpSocket` and `grpc`"
+    )]
+    Action {
+        /// Whose.
+        container: String,
+        /// Which.
+        kind: String,
+    },
+}
+
+impl Probe {
+    fn of(raw: Raw) -> Option<Self> {
+        let action = match (raw.http_get, raw.tcp_socket, raw.grpc) {
+            (Some(get), None, None) => Action::Http(get),
+            (None, Some(socket), None) => Action::Tcp(socket.port),
+            (None, None, Some(check)) => Action::Grpc(check),
+            _ => return None,
+        };
+        let seconds = raw.timeout_seconds.map_or(1, NonZeroU32::get);
+        let timeout = Duration::from_secs(seconds.into()).min(TIMEOUT_MAX);
+        Some(Self { action, timeout })
+    }
+
+    /// Finds out whether the application at `address` is well.
+    pub(crate) async fn make(
+        &self,
+        address: IpAddr,
+        interception: &Interception,
+    ) -> Result<(), Unwell> {
+        let at = |port: NonZeroU16| SocketAddr::new(address, port.get());
+        let made = async {
+            match &self.action {
+                Action::Http(get) => get.make(at(get.port), interception).await,
+                Action::Tcp(port) => Ok(drop(dial(at(*port), interception).await?)),
+                Action::Grpc(check) => check.make(at(check.port), interception).await,
+            }
+        };
+        tokio::time::timeout(self.timeout, made).await.unwrap_or(Err(Unwell::Late))
+    }
+}
+
+/// A connection of the sidecar's own, which nothing leads back to it.
+async fn dial(
+    address: SocketAddr,
+    interception: &Interception,
+) -> Result<tokio::net::TcpStream, Unwell> {
+    crate::dial::dial(address, interception).await.map_err(|error| Unwell::Connect(error.kind()))
+}
+
+/// Why the application is not well. Nothing of what it said is in it: anybody may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unwell {
+    /// It takes no connection.
+    Connect(std::io::ErrorKind),
+    /// It did not answer in time.
+    Late,
+    /// It does not speak what the probe speaks.
+    Broken,
+    /// It says no, by a status of HTTP,
+    Status(u16),
+    /// of gRPC,
+    Grpc,
+    /// or of its service.
+    NotServing,
+}
+
+impl fmt::Display for Unwell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect(kind) => write!(f, "no connection: {kind}"),
+            Self::Late => f.write_str("no answer in time"),
+            Self::Broken => f.write_str("no valid answer"),
+            Self::Status(status) => write!(f, "the answer has status {status}"),
+            Self::Grpc => f.write_str("the health service refuses"),
+            Self::NotServing => f.write_str("the health service says that it does not serve"),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Raw {
+    http_get: Option<http::HttpGet>,
+    tcp_socket: Option<TcpSocket>,
+    grpc: Option<grpc::Check>,
+    timeout_seconds: Option<NonZeroU32>,
+}
+
+#[derive(Deserialize)]
+struct TcpSocket {
+    port: NonZeroU16,
+}
+
+/// Nobody waits longer for a probe, whatever is written there.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests;

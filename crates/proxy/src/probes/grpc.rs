@@ -1,0 +1,118 @@
+//! A probe by gRPC: the standard health service, asked once (`grpc.health.v1`).
+
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use h2::RecvStream;
+use h2::client::handshake;
+use prost::Message;
+use serde::Deserialize;
+
+use super::{Unwell, dial};
+use crate::config::Interception;
+
+/// A question to the health service.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Check {
+    pub(super) port: NonZeroU16,
+    /// Whose health; the whole server's when empty.
+    #[serde(default)]
+    service: Option<String>,
+}
+
+impl Check {
+    pub(super) async fn make(
+        &self,
+        address: SocketAddr,
+        interception: &Interception,
+    ) -> Result<(), Unwell> {
+        let tcp = dial(address, interception).await?;
+        let (mut sender, connection) = handshake(tcp).await.map_err(|_| Unwell::Broken)?;
+        let question = self.question();
+        let asked = async {
+            let request = http::Request::post(format!("http://{address}{METHOD}"))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .header("user-agent", concat!("leno-probe/", env!("CARGO_PKG_VERSION")))
+                .body(())
+                .map_err(|_| Unwell::Broken)?;
+            let (answer, mut body) =
+                sender.send_request(request, false).map_err(|_| Unwell::Broken)?;
+            body.send_data(question, true).map_err(|_| Unwell::Broken)?;
+            let answer = answer.await.map_err(|_| Unwell::Broken)?;
+            let status = answer.status().as_u16();
+            if status != 200 {
+                return Err(Unwell::Status(status));
+            }
+            if refuses(answer.headers()) {
+                return Err(Unwell::Grpc);
+            }
+            verdict(answer.into_body()).await
+        };
+        // The connection is driven as long as the answer is awaited, and no longer.
+        tokio::pin!(connection, asked);
+        tokio::select! {
+            biased;
+            answered = &mut asked => answered,
+            _ = &mut connection => asked.await,
+        }
+    }
+
+    fn question(&self) -> Bytes {
+        let message = Question { service: self.service.clone().unwrap_or_default() };
+        let encoded = message.encode_to_vec();
+        let mut framed = BytesMut::with_capacity(PREFIX_BYTES + encoded.len());
+        // Not compressed, and so many bytes.
+        framed.put_u8(0);
+        framed.put_u32(u32::try_from(encoded.len()).unwrap_or(u32::MAX));
+        framed.put_slice(&encoded);
+        framed.freeze()
+    }
+}
+
+async fn verdict(mut body: RecvStream) -> Result<(), Unwell> {
+    let mut received = BytesMut::new();
+    while let Some(part) = body.data().await {
+        let part = part.map_err(|_| Unwell::Broken)?;
+        body.flow_control().release_capacity(part.len()).map_err(|_| Unwell::Broken)?;
+        received.extend_from_slice(&part);
+        if received.len() > ANSWER_BYTES_MAX {
+            return Err(Unwell::Broken);
+        }
+    }
+    let trailers = body.trailers().await.map_err(|_| Unwell::Broken)?;
+    if trailers.is_some_and(|trailers| refuses(&trailers)) {
+        return Err(Unwell::Grpc);
+    }
+    let message = received.get(PREFIX_BYTES..).ok_or(Unwell::Broken)?;
+    let answer = Answer::decode(message).map_err(|_| Unwell::Broken)?;
+    match answer.status == SERVING {
+        true => Ok(()),
+        false => Err(Unwell::NotServing),
+    }
+}
+
+fn refuses(headers: &http::HeaderMap) -> bool {
+    headers.get("grpc-status").is_some_and(|status| status.as_bytes() != b"0")
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Question {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Answer {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+const METHOD: &str = "/grpc.health.v1.Health/Check";
+/// The one status that is well.
+const SERVING: i32 = 1;
+/// Before a message: whether it is compressed, and how long it is.
+const PREFIX_BYTES: usize = 5;
+/// More than any health service has to say.
+const ANSWER_BYTES_MAX: usize = 4096;

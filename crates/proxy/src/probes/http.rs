@@ -1,0 +1,170 @@
+//! A probe by HTTP: one GET, as the kubelet sends it, of which only the status counts.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use http_body_util::Empty;
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, CONNECTION, HOST, HeaderName, HeaderValue, USER_AGENT};
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+
+use super::{Unwell, dial};
+use crate::config::Interception;
+
+/// A request that is to be answered well.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct HttpGet {
+    #[serde(default)]
+    path: String,
+    pub(super) port: NonZeroU16,
+    #[serde(default)]
+    scheme: Scheme,
+    #[serde(default)]
+    http_headers: Vec<Header>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Scheme {
+    #[default]
+    Http,
+    Https,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Header {
+    name: String,
+    #[serde(default)]
+    value: String,
+}
+
+impl HttpGet {
+    /// Asks there. Redirections are no failure, and not followed: who asks gets as far as the
+    /// application's own port and no further.
+    pub(super) async fn make(
+        &self,
+        address: SocketAddr,
+        interception: &Interception,
+    ) -> Result<(), Unwell> {
+        let tcp = dial(address, interception).await?;
+        let status = match self.scheme {
+            Scheme::Http => self.ask(tcp, address).await?,
+            Scheme::Https => {
+                let name = ServerName::IpAddress(address.ip().into());
+                let connector = TlsConnector::from(trusting()?);
+                let tls = connector.connect(name, tcp).await.map_err(|_| Unwell::Broken)?;
+                self.ask(tls, address).await?
+            }
+        };
+        match status {
+            200..400 => Ok(()),
+            status => Err(Unwell::Status(status)),
+        }
+    }
+
+    async fn ask<S>(&self, stream: S, address: SocketAddr) -> Result<u16, Unwell>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + 'static,
+    {
+        let shaken = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = shaken.map_err(|_| Unwell::Broken)?;
+        let request = self.request(address).ok_or(Unwell::Broken)?;
+        let asked = sender.send_request(request);
+        // The connection is driven as long as the answer is awaited, and no longer.
+        tokio::pin!(connection, asked);
+        let answered = tokio::select! {
+            biased;
+            answered = &mut asked => answered,
+            _ = &mut connection => asked.await,
+        };
+        Ok(answered.map_err(|_| Unwell::Broken)?.status().as_u16())
+    }
+
+    fn request(&self, address: SocketAddr) -> Option<Request<Empty<Bytes>>> {
+        let slash = if self.path.starts_with('/') { "" } else { "/" };
+        let request = Request::get(format!("{slash}{}", self.path)).body(Empty::new());
+        let mut request = request.ok()?;
+        let headers = request.headers_mut();
+        headers.insert(
+            USER_AGENT,
+            HeaderValue::from_static(concat!("leno-probe/", env!("CARGO_PKG_VERSION"))),
+        );
+        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        headers.insert(HOST, HeaderValue::from_str(&address.to_string()).ok()?);
+        let mut seen = Vec::new();
+        for Header { name, value } in &self.http_headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+            let value = HeaderValue::from_str(value).ok()?;
+            // Those that are given replace ours, and may be given twice.
+            match seen.contains(&name) {
+                true => drop(headers.append(&name, value)),
+                false => drop(headers.insert(&name, value)),
+            }
+            seen.push(name);
+        }
+        Some(request)
+    }
+}
+
+/// As the kubelet does, it takes any certificate: the application is asked how it is, at the pod's own
+/// address, and is shown nothing.
+fn trusting() -> Result<Arc<ClientConfig>, Unwell> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|_| Unwell::Broken)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Trusting(provider)))
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+#[derive(Debug)]
+struct Trusting(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Trusting {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

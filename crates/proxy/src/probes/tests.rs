@@ -1,0 +1,224 @@
+//! Probes of real servers on loopback.
+
+use std::net::Ipv4Addr;
+
+use bytes::{Bytes, BytesMut};
+use leno_identity::join_server_config;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::tests::fixture::{DOMAIN, authority, credential, run};
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn doors() -> Interception {
+    Interception::Doors { inbound: HERE, http_proxy: None }
+}
+
+/// Makes the readiness probe that these words are.
+async fn probe(words: &str) -> Result<(), Unwell> {
+    let probes = Probes::parse(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
+    probes.at("app/readiness").unwrap().make(HERE, &doors()).await
+}
+
+/// Answers every connection with `answer`, over TLS if so; tells what it was asked.
+async fn server(
+    answer: &'static str,
+    tls: Option<TlsAcceptor>,
+) -> (u16, mpsc::Receiver<String>, JoinSet<()>) {
+    let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (told, asked) = mpsc::channel(8);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        loop {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            let mut buffer = [0; 4096];
+            let count = match &tls {
+                None => {
+                    let count = tcp.read(&mut buffer).await.unwrap();
+                    tcp.write_all(answer.as_bytes()).await.unwrap();
+                    count
+                }
+                Some(tls) => {
+                    let mut tls = tls.accept(tcp).await.unwrap();
+                    let count = tls.read(&mut buffer).await.unwrap();
+                    tls.write_all(answer.as_bytes()).await.unwrap();
+                    count
+                }
+            };
+            let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
+            told.send(text).await.unwrap();
+        }
+    });
+    (port, asked, tasks)
+}
+
+#[test]
+fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
+    run(async {
+        let ok = "HTTP/1.1 204 No Content\r\n\r\n";
+        let (port, mut asked, _server) = server(ok, None).await;
+        let header =
+            r#"{"name": "X-Who", "value": "me"}, {"name": "Host", "value": "shop.example"}"#;
+        let words = format!(
+            r#"{{"httpGet": {{"path": "/healthz?full=1", "port": {port}, "scheme": "HTTP",
+                "httpHeaders": [{header}]}}, "timeoutSeconds": 5}}"#
+        );
+        assert_eq!(probe(&words).await, Ok(()));
+        let text = asked.recv().await.unwrap().to_lowercase();
+        assert!(text.starts_with("get /healthz?full=1 http/1.1\r\n"), "{text}");
+        for line in ["x-who: me", "host: shop.example", "connection: close", "accept: */*"] {
+            assert!(text.contains(&format!("\r\n{line}\r\n")), "{line}: {text}");
+        }
+        assert_eq!(text.matches("\r\nhost:").count(), 1, "{text}");
+        // Without a path, the root; without a host, the address.
+        assert_eq!(probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await, Ok(()));
+        let text = asked.recv().await.unwrap().to_lowercase();
+        assert!(text.starts_with("get / http/1.1\r\n"), "{text}");
+        assert!(text.contains(&format!("\r\nhost: 127.0.0.1:{port}\r\n")), "{text}");
+    });
+}
+
+#[test]
+fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body() {
+    run(async {
+        let elsewhere = "HTTP/1.1 302 Found\r\nlocation: http://192.0.2.1/\r\n\
+                         content-length: 0\r\n\r\n";
+        let sick = "HTTP/1.1 500 Oh\r\ncontent-length: 6\r\n\r\nsecret";
+        for (answer, expected) in [
+            (elsewhere, Ok(())),
+            (sick, Err(Unwell::Status(500))),
+            ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(400))),
+            ("nonsense\r\n\r\n", Err(Unwell::Broken)),
+        ] {
+            let (port, _asked, _server) = server(answer, None).await;
+            let made = probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
+            assert_eq!(made, expected, "{answer}");
+        }
+        assert!(!Unwell::Status(500).to_string().contains("secret"));
+    });
+}
+
+#[test]
+fn any_certificate_is_good_for_a_get_over_tls() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let holder = credential(&authority(scratch.path(), DOMAIN), "ratings");
+        let tls = TlsAcceptor::from(join_server_config(&holder, &[]).unwrap());
+        let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        let (port, _asked, _server) = server(ok, Some(tls)).await;
+        let words = format!(r#"{{"httpGet": {{"port": {port}, "scheme": "HTTPS"}}}}"#);
+        assert_eq!(probe(&words).await, Ok(()));
+    });
+}
+
+#[test]
+fn a_connection_is_enough_for_a_probe_of_a_socket_and_nobody_there_is_not() {
+    run(async {
+        let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let words = format!(r#"{{"tcpSocket": {{"port": {port}}}}}"#);
+        assert_eq!(probe(&words).await, Ok(()));
+        drop(listener);
+        let refused = Unwell::Connect(std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(probe(&words).await, Err(refused));
+    });
+}
+
+#[test]
+fn who_does_not_answer_in_time_is_not_well() {
+    run(async {
+        // Accepted by the kernel, and by nobody else.
+        let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let words = format!(r#"{{"httpGet": {{"port": {port}}}, "timeoutSeconds": 1}}"#);
+        assert_eq!(probe(&words).await, Err(Unwell::Late));
+    });
+}
+
+/// A health service that knows one service, and says this of it.
+async fn health_service(status: u8) -> (u16, JoinSet<()>) {
+    let listener = TcpListener::bind((HERE, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let mut connection = h2::server::handshake(tcp).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
+                assert_eq!(request.headers()["te"], "trailers");
+                let mut body = request.into_body();
+                let mut question = BytesMut::new();
+                while let Some(Ok(part)) = body.data().await {
+                    question.extend_from_slice(&part);
+                }
+                let is_known = question[..] == *b"\0\0\0\0\x06\x0a\x04shop";
+                let answer = ::http::Response::builder().header("content-type", "application/grpc");
+                let mut send = respond.send_response(answer.body(()).unwrap(), false).unwrap();
+                let mut trailers = ::http::HeaderMap::new();
+                if is_known {
+                    let message = Bytes::from(vec![0, 0, 0, 0, 2, 8, status]);
+                    send.send_data(message, false).unwrap();
+                }
+                let code = if is_known { "0" } else { "5" };
+                trailers.insert("grpc-status", code.parse().unwrap());
+                send.send_trailers(trailers).unwrap();
+            }
+        }
+    });
+    (port, tasks)
+}
+
+#[test]
+fn a_health_service_is_asked_in_its_own_words() {
+    run(async {
+        for (status, service, expected) in [
+            (1, "shop", Ok(())),
+            (2, "shop", Err(Unwell::NotServing)),
+            (1, "other", Err(Unwell::Grpc)),
+        ] {
+            let (port, _service) = health_service(status).await;
+            let words = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
+            assert_eq!(probe(&words).await, expected, "{status} {service}");
+        }
+        // Whoever speaks something else has no health service.
+        let (port, _asked, _server) = server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
+        assert_eq!(probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await, Err(Unwell::Broken));
+    });
+}
+
+#[test]
+fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
+    let text = r#"{"app": {"readiness": {"httpGet": {"path": "/x", "port": 8080, "scheme": "HTTP",
+        "httpHeaders": [{"name": "a", "value": "b"}]}, "timeoutSeconds": 1},
+        "liveness": {"tcpSocket": {"port": 8080}},
+        "startup": {"grpc": {"port": 9000, "service": "x"}}}, "other": {}}"#;
+    let probes = Probes::parse(text).unwrap();
+    for path in ["app/readiness", "app/liveness", "app/startup"] {
+        assert!(probes.at(path).is_some(), "{path}");
+    }
+    for path in ["app", "app/", "app/ready", "app/readiness/", "other/readiness", "/readiness"] {
+        assert!(probes.at(path).is_none(), "{path}");
+    }
+    assert!(Probes::parse("{}").unwrap().at("app/readiness").is_none());
+    for (bad, expected) in [
+        (r#"{"app": {"readiness": {}}}"#, "the readiness probe of container `app`"),
+        (
+            r#"{"app": {"liveness": {"tcpSocket": {"port": 1}, "httpGet": {"port": 1}}}}"#,
+            "the liveness probe of container `app`",
+        ),
+        (r#"{"app": {"readiness": {"tcpSocket": {"port": 0}}}}"#, "not as expected"),
+        (r#"{"app": {"readiness": {"tcpSocket": {"port": "http"}}}}"#, "not as expected"),
+        (r#"{"app": {"ready": {"tcpSocket": {"port": 1}}}}"#, "not as expected"),
+        ("", "not as expected"),
+    ] {
+        let error = Probes::parse(bad).unwrap_err().to_string();
+        assert!(error.contains(expected), "{bad}: {error}");
+    }
+}

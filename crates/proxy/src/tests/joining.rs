@@ -1,0 +1,155 @@
+//! A sidecar joins with a token that the platform keeps fresh in a file.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use leno_discovery::{Event, IssuedBytes, JOIN_ALPN, serve_join};
+use leno_identity::{
+    Authority, CertificateRequest, Credential, PrivateKey, Subject, control_id, join_server_config,
+};
+use leno_model::{SpiffeId, TrustDomain, WorkloadName};
+use leno_telemetry::Telemetry;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::fixture::{DOMAIN, account, authority, run};
+use crate::config::{AccountToken, Config, TrustedRoots};
+use crate::control_address::ControlAddress;
+use crate::follow::{self, Follower};
+use crate::state::StateDir;
+use crate::world::World;
+
+/// A control plane that lets everybody join, and tells by which token.
+struct Gate {
+    address: ControlAddress,
+    tokens: mpsc::Receiver<String>,
+    _tasks: JoinSet<()>,
+}
+
+impl Gate {
+    async fn open(authority: Authority) -> Self {
+        let id = control_id(authority.trust_domain());
+        let key = PrivateKey::generate();
+        let issued = sign(&authority, &key.request(), Subject { id: &id, workload: None });
+        let credential = Credential::new(key, issued).unwrap();
+        let tls = TlsAcceptor::from(join_server_config(&credential, &[JOIN_ALPN]).unwrap());
+        let listener = TcpListener::bind(("localhost", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (events, mut asked) = mpsc::channel(1);
+        let (told, tokens) = mpsc::channel(8);
+        let mut tasks = JoinSet::new();
+        tasks.spawn_local(async move {
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                // Who does not trust us, or wants something else, has gone.
+                let Ok(tls) = tls.accept(tcp).await else { continue };
+                drop(serve_join(tls, events.clone()).await);
+            }
+        });
+        tasks.spawn_local(async move {
+            while let Some(Event::Join(joining)) = asked.recv().await {
+                let account = account("ratings");
+                let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
+                let subject = Subject { id: &id, workload: Some(&joining.workload) };
+                let issued = sign(&authority, &joining.csr, subject);
+                let bytes = IssuedBytes {
+                    chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
+                    roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
+                };
+                told.send(joining.token).await.unwrap();
+                joining.answer.send(Ok(bytes)).ok();
+            }
+        });
+        let address = ControlAddress::Name { host: "localhost".to_owned(), port };
+        Self { address, tokens, _tasks: tasks }
+    }
+}
+
+fn sign(authority: &Authority, csr: &[u8], subject: Subject<'_>) -> leno_identity::Issued {
+    let request = CertificateRequest::from_der(csr).unwrap();
+    authority.sign(&request, subject, Duration::from_secs(600), SystemTime::now()).unwrap()
+}
+
+fn workload() -> WorkloadName {
+    let account = account("ratings");
+    WorkloadName { namespace: account.namespace, name: "ratings-1".parse().unwrap() }
+}
+
+/// A sidecar with a state directory of its own.
+fn sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> Rc<Follower> {
+    let path = scratch.join(name);
+    let domain = TrustDomain::new(DOMAIN).unwrap();
+    let mut config = Config::sidecar(workload(), domain, path.clone());
+    config.account_token = Some(AccountToken { file: scratch.join("token"), roots });
+    config.control = vec![control.address.clone()];
+    let state = StateDir::open(&path).unwrap();
+    let (world, _) = World::new(state.names(), Instant::now());
+    let told = (Telemetry::new(), world);
+    let admin = ([127, 0, 0, 1], 0).into();
+    Rc::new(Follower::new(Arc::new(config), told, state, admin, 0))
+}
+
+#[test]
+fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let authority = authority(scratch.path(), DOMAIN);
+        let (roots, file) = (authority.roots(), scratch.path().join("roots.pem"));
+        let mut gate = Gate::open(authority).await;
+        std::fs::write(&file, roots.to_pem()).unwrap();
+        for (token, trusted) in
+            [("one", TrustedRoots::Known(roots)), ("two", TrustedRoots::File(file))]
+        {
+            std::fs::write(scratch.path().join("token"), format!("{token}\n")).unwrap();
+            let follower = sidecar(scratch.path(), token, trusted, &gate);
+            let joined = follow::credential(&follower, &gate.address).await.unwrap();
+            assert_eq!(joined.workload(), Some(&workload()));
+            assert_eq!(gate.tokens.recv().await.unwrap(), token);
+            assert!(scratch.path().join("token").exists());
+            // While that is valid nothing is asked.
+            follow::credential(&follower, &gate.address).await.unwrap();
+            assert!(gate.tokens.try_recv().is_err());
+        }
+    });
+}
+
+#[test]
+fn a_token_is_shown_to_nobody_who_is_not_trusted() {
+    run(async {
+        let (scratch, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut gate = Gate::open(authority(scratch.path(), DOMAIN)).await;
+        std::fs::write(scratch.path().join("token"), "one").unwrap();
+        let roots = TrustedRoots::Known(authority(elsewhere.path(), DOMAIN).roots());
+        let follower = sidecar(scratch.path(), "state", roots, &gate);
+        let refused = follow::credential(&follower, &gate.address).await;
+        assert!(matches!(refused, Err(follow::Ended::Io(_))));
+        assert!(gate.tokens.try_recv().is_err());
+    });
+}
+
+#[test]
+fn a_sidecar_goes_on_asking_until_there_is_something_to_show() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let authority = authority(scratch.path(), DOMAIN);
+        let roots = TrustedRoots::Known(authority.roots());
+        let mut gate = Gate::open(authority).await;
+        let follower = sidecar(scratch.path(), "state", roots, &gate);
+        let missing = follow::credential(&follower, &gate.address).await;
+        let Err(reason) = missing else { panic!() };
+        assert!(reason.to_string().contains("token"), "{reason}");
+        let (_requests, inbox) = mpsc::channel(1);
+        let mut tasks = JoinSet::new();
+        tasks.spawn_local(follow::follow(follower.clone(), inbox));
+        std::fs::write(scratch.path().join("token"), "late").unwrap();
+        assert_eq!(gate.tokens.recv().await.unwrap(), "late");
+        let mut changes = follower.world.changes();
+        while follower.world.credential().is_none() {
+            changes.changed().await.unwrap();
+        }
+    });
+}
