@@ -1,3 +1,6 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
+pub mod authority;
+pub mod peers;
+pub mod review;
 pub mod words;

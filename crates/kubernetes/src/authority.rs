@@ -1,0 +1,321 @@
+//! The authority of a mesh in a cluster: kept in a Secret, from which every control plane has it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::{Duration, SystemTime};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Api, Client};
+use leno_identity::{AuthorityError, AuthorityFiles, AuthoritySource};
+use leno_model::TrustDomain;
+use serde_json::json;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
+
+/// The authority's Secret and the directory that this control plane has it in.
+///
+/// A control plane opens the directory again and again. What is written to the Secret, by another
+/// control plane or by cert-manager, arrives there; what `leno root` does there goes to the Secret.
+pub struct SharedAuthority {
+    secrets: Api<Secret>,
+    maps: Api<ConfigMap>,
+    dir: PathBuf,
+    trust_domain: TrustDomain,
+    /// The Secret as it was seen last; what is in it is what the directory had then.
+    secret: Option<Secret>,
+    synced: AuthorityFiles,
+    /// What the directory had at the last look, if that is not in the Secret yet.
+    changed: Option<AuthorityFiles>,
+    /// What the ConfigMap of the roots was made last.
+    told: Option<String>,
+}
+
+impl SharedAuthority {
+    /// Nothing is asked or written yet.
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, dir: &Path, trust_domain: TrustDomain) -> Self {
+        Self {
+            secrets: Api::namespaced(client.clone(), namespace),
+            maps: Api::namespaced(client, namespace),
+            dir: dir.to_owned(),
+            trust_domain,
+            secret: None,
+            synced: AuthorityFiles::default(),
+            changed: None,
+            told: None,
+        }
+    }
+
+    /// Makes the directory what the Secret says. When there is no Secret it is made from the
+    /// directory, in which an authority is made when there is none. Whoever is first decides.
+    ///
+    /// # Errors
+    /// [`SharedError`].
+    pub async fn establish(&mut self) -> Result<AuthoritySource, SharedError> {
+        let mut found = self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?;
+        if found.is_none() {
+            let made = self.make()?;
+            let created = self.secrets.create(&PostParams::default(), &secret_of(&made)).await;
+            found = match created {
+                Ok(secret) => {
+                    tracing::info!("the authority is kept in the Secret `{AUTHORITY_SECRET}`");
+                    Some(secret)
+                }
+                Err(error) if is_conflict(&error) => {
+                    self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?
+                }
+                Err(error) => return Err(SharedError::Write(Box::new(error))),
+            };
+        }
+        let secret = found.ok_or(SharedError::Gone)?;
+        let source = files_of(&secret).source(&self.dir).ok_or(SharedError::Incomplete)?;
+        self.adopt(secret)?;
+        // One that nobody could use is told of now.
+        source.open(&self.trust_domain, SystemTime::now())?;
+        self.tell_roots().await;
+        Ok(source)
+    }
+
+    /// Keeps directory and Secret the same, and the ConfigMap of the roots what they say; for ever.
+    pub async fn keep(mut self) {
+        let ours = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
+        let mut events = pin!(watcher(self.secrets.clone(), ours).default_backoff());
+        let mut looks = interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut is_there, mut is_listed, mut looked) = (false, false, 0_u32);
+        loop {
+            let event = tokio::select! {
+                Some(event) = events.next() => Some(event),
+                _ = looks.tick() => None,
+            };
+            match event {
+                Some(Ok(Event::Init)) => is_there = false,
+                Some(Ok(Event::InitApply(secret) | Event::Apply(secret))) => {
+                    is_there = true;
+                    self.follow(secret);
+                    self.tell_roots().await;
+                }
+                Some(Ok(Event::InitDone)) => {
+                    is_listed = true;
+                    if !is_there {
+                        self.restore().await;
+                    }
+                }
+                Some(Ok(Event::Delete(_))) => self.restore().await,
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "the Secret `{AUTHORITY_SECRET}` is not told by the API server");
+                }
+                None => {
+                    looked = looked.wrapping_add(1);
+                    if looked.is_multiple_of(TELL_AGAIN) {
+                        self.told = None;
+                        self.tell_roots().await;
+                    }
+                    if is_listed {
+                        self.offer().await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// An authority in the directory, as it is or new.
+    fn make(&self) -> Result<AuthorityFiles, SharedError> {
+        let there = AuthorityFiles::read(&self.dir)?;
+        let source = there.source(&self.dir);
+        let source = source.unwrap_or_else(|| AuthoritySource::Own(self.dir.clone()));
+        source.open_or_create(&self.trust_domain, SystemTime::now())?;
+        Ok(AuthorityFiles::read(&self.dir)?)
+    }
+
+    /// The Secret is now this.
+    fn adopt(&mut self, secret: Secret) -> io::Result<()> {
+        let files = files_of(&secret);
+        if files != self.synced {
+            files.write(&self.dir)?;
+            self.synced = files;
+            self.changed = None;
+        }
+        self.secret = Some(secret);
+        Ok(())
+    }
+
+    /// The same, of one that somebody may have broken: then what is there signs on.
+    fn follow(&mut self, secret: Secret) {
+        if files_of(&secret).source(&self.dir).is_none() {
+            tracing::error!(
+                "the Secret: {}; the authority before it signs on",
+                SharedError::Incomplete
+            );
+            return;
+        }
+        if let Err(error) = self.adopt(secret) {
+            tracing::error!(%error, "the authority of the Secret `{AUTHORITY_SECRET}` is not written here");
+        }
+    }
+
+    /// The Secret is gone, and members have certificates of this authority: it is made again.
+    async fn restore(&mut self) {
+        let secret = secret_of(&self.synced);
+        match self.secrets.create(&PostParams::default(), &secret).await {
+            Ok(secret) => {
+                tracing::warn!("the Secret `{AUTHORITY_SECRET}` was gone, and was made again");
+                self.secret = Some(secret);
+            }
+            // Somebody else did.
+            Err(error) if is_conflict(&error) => {}
+            Err(error) => {
+                tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}` is gone and is not made again");
+            }
+        }
+    }
+
+    /// What was changed in the directory goes to the Secret, unless somebody changed that: then
+    /// theirs comes here.
+    async fn offer(&mut self) {
+        let Ok(there) = AuthorityFiles::read(&self.dir) else { return };
+        if there == self.synced {
+            self.changed = None;
+            return;
+        }
+        // A step of several files is waited for.
+        if self.changed.as_ref() != Some(&there) {
+            self.changed = Some(there);
+            return;
+        }
+        let is_good = there
+            .source(&self.dir)
+            .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
+        let Some(mut secret) = self.secret.clone().filter(|_| is_good) else { return };
+        fill(&mut secret, &there);
+        // It names the version that it replaces.
+        match self.secrets.replace(AUTHORITY_SECRET, &PostParams::default(), &secret).await {
+            Ok(secret) => {
+                tracing::info!("the authority was changed here: the Secret has it too");
+                self.secret = Some(secret);
+                self.synced = there;
+                self.changed = None;
+                self.tell_roots().await;
+            }
+            Err(error) if is_conflict(&error) => {
+                tracing::warn!(
+                    "the authority was changed here and elsewhere: what is elsewhere counts"
+                );
+            }
+            Err(error) => {
+                tracing::error!(%error, "the authority was changed here, and the Secret `{AUTHORITY_SECRET}` is not");
+            }
+        }
+    }
+
+    /// Everybody may read whom to trust.
+    async fn tell_roots(&mut self) {
+        let roots = self.synced.roots();
+        let Some(roots) = roots.filter(|roots| self.told.as_deref() != Some(roots)) else { return };
+        let map = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": ROOTS_CONFIG_MAP},
+            "data": {ROOTS_KEY: roots},
+        });
+        let parameters = PatchParams::apply(CONTROL).force();
+        match self.maps.patch(ROOTS_CONFIG_MAP, &parameters, &Patch::Apply(map)).await {
+            Ok(_) => self.told = Some(roots.to_owned()),
+            Err(error) => {
+                tracing::warn!(%error, "the roots are not written to the ConfigMap `{ROOTS_CONFIG_MAP}`");
+            }
+        }
+    }
+}
+
+/// Why there is no authority.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedError {
+    /// The API server does not give it.
+    #[error(
+        "the Secret `{AUTHORITY_SECRET}` cannot be read: {0}; the control plane's account needs to \
+         get, list, watch, create and update it"
+    )]
+    Read(#[source] Box<kube::Error>),
+    /// The API server does not take it.
+    #[error("the Secret `{AUTHORITY_SECRET}` cannot be written: {0}")]
+    Write(#[source] Box<kube::Error>),
+    /// It was there, and is not.
+    #[error("the Secret `{AUTHORITY_SECRET}` is being removed by somebody: start again")]
+    Gone,
+    /// It holds something else.
+    #[error(
+        "`{AUTHORITY_SECRET}` needs the keys `ca.key` and `ca.pem`, or `tls.key`, `tls.crt` and \
+         `ca.crt` as cert-manager writes them"
+    )]
+    Incomplete,
+    /// The directory.
+    #[error("the authority's directory cannot be used: {0}")]
+    Io(#[from] io::Error),
+    /// What it holds cannot sign.
+    #[error("the authority cannot be used: {0}")]
+    Authority(#[from] AuthorityError),
+}
+
+impl SharedError {
+    fn read(error: kube::Error) -> Self {
+        Self::Read(Box::new(error))
+    }
+}
+
+/// What in a Secret is an authority's; what is no text is none.
+fn files_of(secret: &Secret) -> AuthorityFiles {
+    let data = secret.data.iter().flatten();
+    AuthorityFiles::of(data.filter_map(|(name, bytes)| {
+        Some((name.as_str(), String::from_utf8(bytes.0.clone()).ok()?))
+    }))
+}
+
+fn secret_of(files: &AuthorityFiles) -> Secret {
+    let mut labels = BTreeMap::new();
+    labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
+    let metadata = ObjectMeta {
+        name: Some(AUTHORITY_SECRET.to_owned()),
+        labels: Some(labels),
+        ..ObjectMeta::default()
+    };
+    let mut secret = Secret { metadata, ..Secret::default() };
+    fill(&mut secret, files);
+    secret
+}
+
+/// Replaces what in a Secret is an authority's, and leaves the rest.
+fn fill(secret: &mut Secret, files: &AuthorityFiles) {
+    let data = secret.data.get_or_insert_default();
+    for name in AuthorityFiles::names() {
+        data.remove(name);
+    }
+    let filled = files.iter().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
+    data.extend(filled);
+}
+
+/// Somebody else was first.
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
+}
+
+/// The roots' key in their ConfigMap.
+const ROOTS_KEY: &str = "roots.pem";
+
+/// How often the directory is looked at: a few small files.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// After so many looks the ConfigMap is written anew, whoever changed it.
+const TELL_AGAIN: u32 = 60;
+
+#[cfg(test)]
+mod tests;

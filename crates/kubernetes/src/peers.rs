@@ -1,0 +1,137 @@
+//! The other control planes of a cluster: who is behind their headless Service.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use tokio::sync::watch;
+
+use crate::words::CONTROL_PEERS;
+
+/// Keeps `found` to the addresses of the control planes in a namespace, but for our own, until
+/// nobody asks for them any more. All listen at the same port.
+///
+/// Those that are not ready are among them: a control plane gets ready by hearing of the others.
+pub async fn follow(
+    client: Client,
+    namespace: &str,
+    (own, port): (IpAddr, u16),
+    found: watch::Sender<BTreeSet<SocketAddr>>,
+) {
+    let slices: Api<EndpointSlice> = Api::namespaced(client, namespace);
+    let label = format!("{SERVICE_LABEL}={CONTROL_PEERS}");
+    let mut events = pin!(watcher(slices, Config::default().labels(&label)).default_backoff());
+    let mut listed = Slices::default();
+    loop {
+        let event = tokio::select! {
+            () = found.closed() => return,
+            event = events.next() => event,
+        };
+        match event {
+            Some(Ok(event)) => {
+                listed.take(event);
+                let peers = listed.peers(own, port);
+                found.send_if_modified(|last| {
+                    let news = *last != peers;
+                    if news {
+                        tracing::info!(?peers, "the other control planes");
+                        *last = peers;
+                    }
+                    news
+                });
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the other control planes are not told by the API server");
+            }
+            None => return,
+        }
+    }
+}
+
+/// The addresses in each slice.
+#[derive(Debug, Default)]
+struct Slices {
+    known: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// What was listed so far, while all are listed anew: what is known stays until they are.
+    listing: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+impl Slices {
+    fn take(&mut self, event: Event<EndpointSlice>) {
+        match event {
+            Event::Init => self.listing.clear(),
+            Event::InitApply(slice) => drop(self.listing.insert(slice.name_any(), members(&slice))),
+            Event::InitDone => self.known = std::mem::take(&mut self.listing),
+            Event::Apply(slice) => drop(self.known.insert(slice.name_any(), members(&slice))),
+            Event::Delete(slice) => drop(self.known.remove(&slice.name_any())),
+        }
+    }
+
+    /// All but ourselves, each once: a Service of both versions has every pod twice.
+    fn peers(&self, own: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
+        let all = self.known.values().flatten();
+        all.filter(|ip| **ip != own && ip.is_ipv4() == own.is_ipv4())
+            .map(|ip| SocketAddr::new(*ip, port))
+            .collect()
+    }
+}
+
+fn members(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
+    let endpoints = slice.endpoints.iter();
+    endpoints.flat_map(|endpoint| &endpoint.addresses).filter_map(|ip| ip.parse().ok()).collect()
+}
+
+/// How a slice names its Service.
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn slice(name: &str, addresses: &[&str]) -> EndpointSlice {
+        let endpoints: Vec<_> = addresses
+            .iter()
+            .map(|ip| json!({"addresses": [ip], "conditions": {"ready": false}}))
+            .collect();
+        serde_json::from_value(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": name}, "endpoints": endpoints,
+        }))
+        .unwrap()
+    }
+
+    fn peers(slices: &Slices) -> Vec<String> {
+        let own = "10.0.0.1".parse().unwrap();
+        slices.peers(own, 15_010).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn all_in_any_slice_are_peers_but_ourselves() {
+        let mut slices = Slices::default();
+        slices.take(Event::Init);
+        slices.take(Event::InitApply(slice("a", &["10.0.0.1", "10.0.0.2"])));
+        slices.take(Event::InitApply(slice("six", &["2001:db8::2"])));
+        assert!(peers(&slices).is_empty());
+        slices.take(Event::InitDone);
+        assert_eq!(peers(&slices), ["10.0.0.2:15010"]);
+        slices.take(Event::Apply(slice("b", &["10.0.0.3"])));
+        assert_eq!(peers(&slices), ["10.0.0.2:15010", "10.0.0.3:15010"]);
+        slices.take(Event::Apply(slice("a", &["10.0.0.1"])));
+        assert_eq!(peers(&slices), ["10.0.0.3:15010"]);
+        // Listed anew: nobody is gone until all are told.
+        slices.take(Event::Init);
+        slices.take(Event::InitApply(slice("a", &["10.0.0.1", "10.0.0.4"])));
+        assert_eq!(peers(&slices), ["10.0.0.3:15010"]);
+        slices.take(Event::InitDone);
+        assert_eq!(peers(&slices), ["10.0.0.4:15010"]);
+        slices.take(Event::Delete(slice("a", &[])));
+        assert!(peers(&slices).is_empty());
+    }
+}

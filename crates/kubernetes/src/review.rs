@@ -1,0 +1,193 @@
+//! Whose a service account token is: asked of the API server (`TokenReview`).
+
+use std::fmt;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+use kube::api::PostParams;
+use kube::core::Request;
+use kube::{Client, Resource as _};
+use leno_model::{ServiceAccount, WorkloadName};
+
+use crate::words::TOKEN_AUDIENCE;
+
+/// Asks the API server whose tokens are.
+pub struct TokenReviewer {
+    client: Client,
+}
+
+/// The pod that a token was made for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodHolder {
+    /// The pod, as the mesh calls it.
+    pub workload: WorkloadName,
+    /// Its service account.
+    pub account: ServiceAccount,
+}
+
+/// Why it is not known which pod has a token. None of these says the token.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// It is not good here: whoever showed it may hear why.
+    #[error("{0}")]
+    Refused(String),
+    /// The API server does not answer, or not to us.
+    #[error(
+        "the API server does not review tokens: {0}; the control plane's account needs to create \
+         tokenreviews.authentication.k8s.io"
+    )]
+    Api(#[source] Box<kube::Error>),
+    /// What it answers is no review.
+    #[error("the API server's answer to a review is not understood")]
+    Malformed,
+}
+
+impl TokenReviewer {
+    /// Asks with the rights of this client.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// Finds out which pod a token was made for.
+    ///
+    /// # Errors
+    /// [`ReviewError`].
+    pub async fn review(&self, token: &str) -> Result<PodHolder, ReviewError> {
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]),
+            },
+            ..TokenReview::default()
+        };
+        let body = serde_json::to_vec(&review).map_err(|_| ReviewError::Malformed)?;
+        let request = Request::new(TokenReview::url_path(&(), None));
+        let request = request.create(&PostParams::default(), body);
+        let request = request.map_err(|_| ReviewError::Malformed)?;
+        // Read here and not by the client, which logs what it cannot read: the token is in it.
+        let answer = self.client.request_text(request).await;
+        let answer = answer.map_err(|error| ReviewError::Api(Box::new(error)))?;
+        let review: TokenReview =
+            serde_json::from_str(&answer).map_err(|_| ReviewError::Malformed)?;
+        holder(review.status.unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for TokenReviewer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenReviewer")
+    }
+}
+
+/// What a review says of the holder.
+fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
+    let refused = |reason: String| Err(ReviewError::Refused(reason));
+    if status.authenticated != Some(true) {
+        let reason: String = status.error.unwrap_or_default().chars().take(REASON_MAX).collect();
+        return refused(format!(
+            "the API server does not know the token: it has expired, its pod is gone, or it was \
+             made for another audience than `{TOKEN_AUDIENCE}`: {reason}"
+        ));
+    }
+    // One that knows of no audiences takes any token.
+    if !status.audiences.unwrap_or_default().iter().any(|audience| audience == TOKEN_AUDIENCE) {
+        return refused(format!("the token was not made for the audience `{TOKEN_AUDIENCE}`"));
+    }
+    let user = status.user.unwrap_or_default();
+    let account = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));
+    let Some((namespace, account)) = account.and_then(|account| account.split_once(':')) else {
+        return refused("the token is not that of a service account".to_owned());
+    };
+    let mut extra = user.extra.unwrap_or_default();
+    let pods = extra.remove(POD_NAME).unwrap_or_default();
+    let [pod] = pods.as_slice() else {
+        return refused(
+            "the token is not bound to a pod: it must be one of a projected volume of the pod, and \
+             neither a secret nor made by hand"
+                .to_owned(),
+        );
+    };
+    let names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
+    match names {
+        (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account }),
+        (Err(error), _) | (_, Err(error)) => refused(error.to_string()),
+    }
+}
+
+/// How the API server calls service accounts.
+const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
+/// Where it says which pod a token is bound to.
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+/// So much of what the API server says is passed on.
+const REASON_MAX: usize = 300;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn judged(status: Value) -> Result<PodHolder, String> {
+        let status = serde_json::from_value(status).unwrap();
+        holder(status).map_err(|error| error.to_string())
+    }
+
+    /// As an API server answers, edited.
+    fn answer(edit: impl FnOnce(&mut Value)) -> Value {
+        let mut status = json!({
+            "authenticated": true,
+            "audiences": ["leno"],
+            "user": {
+                "username": "system:serviceaccount:shop:cart",
+                "uid": "1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed",
+                "groups": ["system:serviceaccounts", "system:serviceaccounts:shop"],
+                "extra": {
+                    "authentication.kubernetes.io/pod-name": ["cart-7d4b9-x2x"],
+                    "authentication.kubernetes.io/pod-uid": ["a"],
+                    "authentication.kubernetes.io/node-name": ["one"]
+                }
+            }
+        });
+        edit(&mut status);
+        status
+    }
+
+    #[test]
+    fn the_holder_is_the_pod_in_the_namespace_of_its_account() {
+        let found = judged(answer(|_| {})).unwrap();
+        assert_eq!(found.workload.to_string(), "shop/cart-7d4b9-x2x");
+        assert_eq!(found.account.to_string(), "shop/cart");
+    }
+
+    #[test]
+    fn what_is_not_the_token_of_a_pod_for_us_is_refused_with_a_reason() {
+        let refused = |edit: &dyn Fn(&mut Value)| judged(answer(edit)).unwrap_err();
+        let pod = "/user/extra/authentication.kubernetes.io~1pod-name";
+        for (said, expected) in [
+            (refused(&|status| status["authenticated"] = json!(false)), "does not know the token"),
+            (refused(&|status| *status = json!({})), "does not know the token"),
+            (
+                refused(&|status| *status = json!({"error": "token has expired"})),
+                "token has expired",
+            ),
+            (refused(&|status| status["audiences"] = json!(["other"])), "audience `leno`"),
+            (refused(&|status| status["audiences"] = Value::Null), "audience `leno`"),
+            (
+                refused(&|status| status["user"]["username"] = json!("system:node:one")),
+                "not that of a service account",
+            ),
+            (refused(&|status| status["user"]["extra"] = Value::Null), "not bound to a pod"),
+            (
+                refused(&|status| *status.pointer_mut(pod).unwrap() = json!([])),
+                "not bound to a pod",
+            ),
+            (
+                refused(&|status| *status.pointer_mut(pod).unwrap() = json!(["a", "b"])),
+                "not bound to a pod",
+            ),
+            (refused(&|status| *status.pointer_mut(pod).unwrap() = json!(["A/b"])), "valid name"),
+        ] {
+            assert!(said.contains(expected), "{said}");
+        }
+    }
+}
