@@ -61,13 +61,28 @@ impl Control {
     /// [`StartError`] that names the part that cannot start. Refused documents are no error, but
     /// for those that leave it open what the mesh enforces: they are told at `/rejected`.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let mut tasks = JoinSet::new();
-        let reload = Arc::new(Notify::new());
-        let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
-        let stop = watch::Sender::new(false);
-        let parts = Parts::new(stop.clone());
-        let following = follow(config.sources.clone(), facts, Arc::clone(&reload));
-        tasks.spawn(parts.clone().run(Part::Watcher, following));
+        let (facts, updates) = mpsc::channel(UPDATES_MAX);
+        let mut feed = Feed::of(updates);
+        let following = follow(config.sources.clone(), facts, Arc::clone(&feed.reload));
+        feed.tasks.spawn(feed.parts.clone().run(Part::Watcher, following));
+        Self::assemble(config, feed).await
+    }
+
+    /// As [`Control::start`], with facts that somebody else brings: `config.sources` are not read.
+    /// The first update is waited for, and the trust domain is taken from it. When whoever brings
+    /// them ends, what is known stays in force.
+    ///
+    /// # Errors
+    /// As [`Control::start`].
+    pub async fn start_fed(
+        config: Config,
+        updates: mpsc::Receiver<Update>,
+    ) -> Result<Self, StartError> {
+        Self::assemble(config, Feed::of(updates)).await
+    }
+
+    async fn assemble(config: Config, feed: Feed) -> Result<Self, StartError> {
+        let Feed { mut updates, tasks, reload, stop, parts } = feed;
         let first = updates.recv().await.ok_or(StartError::Registry)?;
         let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
         if !in_doubt.is_empty() {
@@ -200,8 +215,8 @@ pub struct Stopped;
 /// Why a control plane does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The files.
-    #[error("the files cannot be read")]
+    /// The source of the facts ended before it told any.
+    #[error("the facts cannot be read")]
     Registry,
     /// What the mesh is to enforce is not known: the `MeshConfig` may be among these refusals, and
     /// without one a mesh is permissive.
@@ -235,6 +250,23 @@ pub enum StartError {
     /// Its own certificate.
     #[error("there is no certificate for the control plane itself: {0}")]
     Serving(#[from] ServingError),
+}
+
+/// Where the facts come from, and what is there before they are.
+struct Feed {
+    updates: mpsc::Receiver<Update>,
+    tasks: JoinSet<()>,
+    reload: Arc<Notify>,
+    stop: watch::Sender<bool>,
+    parts: Parts,
+}
+
+impl Feed {
+    fn of(updates: mpsc::Receiver<Update>) -> Self {
+        let stop = watch::Sender::new(false);
+        let parts = Parts::new(stop.clone());
+        Self { updates, tasks: JoinSet::new(), reload: Arc::default(), stop, parts }
+    }
 }
 
 /// All that can fail has not failed.

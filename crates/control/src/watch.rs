@@ -69,4 +69,4 @@ pub(crate) fn trust_domain_of(update: &Update) -> TrustDomain {
 }
 
 /// Updates that wait for the owner of the mesh; further ones wait in their source.
-pub(crate) const UPDATES_MAX: usize = 16;
+pub const UPDATES_MAX: usize = 16;

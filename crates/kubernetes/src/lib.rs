@@ -2,5 +2,7 @@
 
 pub mod authority;
 pub mod peers;
+pub mod read;
 pub mod review;
+pub mod source;
 pub mod words;

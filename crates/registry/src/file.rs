@@ -303,7 +303,7 @@ impl FileReading {
         let mut lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
         let mut bad: Vec<Identity> = Vec::new();
         for node in &nodes {
-            let document = kinds::read(file, node);
+            let document = kinds::read(Some(file), node);
             match document.outcome {
                 Ok(good) => {
                     let held = Held {

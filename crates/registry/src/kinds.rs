@@ -19,7 +19,7 @@ mod reference_grant;
 mod request_test;
 mod sermant;
 mod sermant_removal;
-mod service;
+pub(crate) mod service;
 mod service_policy;
 mod sight;
 mod smi;
@@ -39,8 +39,8 @@ use crate::field::{Field, Fields, Note, Notes};
 use crate::rejected::{Place, Rejected, Warning};
 use crate::suggest::{closest, one_of};
 
-/// Reads one document.
-pub(crate) fn read(file: &str, node: &Node) -> Reading {
+/// Reads one document, of a file or of an API server.
+pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
     let notes = Notes::default();
     let object = read_object(&Field::root(node, &notes), &notes);
     let refused = notes.refused();
@@ -124,26 +124,54 @@ impl Identity {
     }
 
     /// Where a note about the document points.
-    fn place(&self, file: &str, note: &Note) -> Place {
+    fn place(&self, file: Option<&str>, note: &Note) -> Place {
         Place {
-            file: Some(file.to_owned()),
-            line: Some(note.mark.line),
-            column: Some(note.mark.column),
+            file: file.map(str::to_owned),
+            line: file.map(|_| note.mark.line),
+            column: file.map(|_| note.mark.column),
             field: (!note.field.is_empty()).then(|| note.field.clone()),
-            ..self.document(file)
+            ..self.document()
         }
     }
 
-    /// Where the document is, without a line.
-    pub(crate) fn document(&self, file: &str) -> Place {
+    /// What the document says it is, without a file and a line.
+    pub(crate) fn document(&self) -> Place {
         Place {
-            file: Some(file.to_owned()),
             kind: self.kind.clone(),
             namespace: self.kind.as_ref().and(self.namespace.clone()),
             name: self.name.clone(),
             ..Place::default()
         }
     }
+}
+
+/// A kind that is read, as API servers name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServedKind {
+    /// Its group.
+    pub group: &'static str,
+    /// Its name.
+    pub kind: &'static str,
+    /// With the group, the versions that are read, the best first.
+    pub api_versions: &'static [&'static str],
+}
+
+/// The kinds that are read from an API server as they are written. A Workload is not among them,
+/// which is a Pod there, nor a Service, of which the cluster knows more than its author.
+#[must_use]
+pub fn served_kinds() -> Vec<ServedKind> {
+    let read = Kind::ALL.iter().filter(|kind| !matches!(kind, Kind::Workload | Kind::Service));
+    let groups = |kind: &Kind| {
+        let (word, versions) = (kind.word(), kind.api_versions());
+        let group = |version: &'static str| version.split_once('/').map_or("", |(group, _)| group);
+        versions
+            .chunk_by(move |one, two| group(one) == group(two))
+            .filter_map(move |same| {
+                Some(ServedKind { group: group(same.first()?), kind: word, api_versions: same })
+            })
+            .collect::<Vec<_>>()
+    };
+    read.flat_map(groups).collect()
 }
 
 /// Whether a kind, as written, is that of a `MeshConfig` or a slip away from it.

@@ -1,5 +1,7 @@
 //! Where facts come from: files first; readers of foreign rule formats.
 //!
+//! An object of an API server is read by the same readers with [`read_json`].
+//!
 //! A document travels `scan` → `document` → `kinds` → `file`, and leaves as a
 //! [`leno_model::Change`]. What cannot be honoured is [`Rejected`] with place, reason and remedy;
 //! nothing is ignored. [`watch`] does so again whenever a file changes.
@@ -7,6 +9,7 @@
 mod document;
 mod field;
 mod file;
+mod json;
 mod kinds;
 mod lint;
 mod outline;
@@ -17,6 +20,9 @@ mod suggest;
 mod watch;
 
 pub use file::{FileSource, Located, Update, read_str};
+pub use json::read_json;
+pub use kinds::service::{app_protocol, port_name_protocol};
+pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint;
 pub use outline::outline;
 pub use rejected::{Place, Rejected, Warning};

@@ -18,13 +18,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use leno_control::status::{CertificateStatus, ProxyStatus, ServiceStatus, Status, WorkloadStatus};
-use leno_control::{Config, Control, StartError, admin};
+use leno_control::{Config, Control, StartError, UPDATES_MAX, admin};
 use leno_discovery::{FollowError, JoinError, Request, Update};
 use leno_identity::{JoinBundle, Roots};
-use leno_model::{Access, Reach, ServiceName, WorkloadName};
+use leno_model::{Access, Change, ObjectKey, Reach, ServiceName, WorkloadName};
 use leno_telemetry::names::control::METRICS;
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
 
 use crate::proxy::{Identity, Proxy, join_with};
@@ -532,5 +532,38 @@ fn a_trust_domain_does_not_change_under_a_running_mesh() {
         let rejected: serde_json::Value = shop.ask("/rejected").await;
         let said = rejected["trust_domain"].as_str().unwrap();
         assert!(said.contains("other.example") && said.contains("data directory"), "{said}");
+    });
+}
+
+#[test]
+fn facts_may_be_brought_by_somebody_else() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |yaml: &str| {
+            let (objects, rejected) = leno_registry::read_str("mesh", yaml);
+            assert_eq!(rejected, []);
+            let changes = objects.into_iter().map(|(object, _)| Change::Upsert(object)).collect();
+            leno_registry::Update { changes, ..leno_registry::Update::default() }
+        };
+        let (feed, updates) = mpsc::channel(UPDATES_MAX);
+        let strict = STRICT.replace("cluster.local", "other.example");
+        feed.send(read(&strict)).await.unwrap();
+        let config = Config::new(directory.path().join("data"), Vec::new());
+        let control = Control::start_fed(config, updates).await.unwrap();
+        assert_eq!(control.trust_domain().to_string(), "other.example");
+        feed.send(read(MESH)).await.unwrap();
+        let mut workloads = control.workloads();
+        workloads.wait_for(|all| all.len() == 2).await.unwrap();
+        let key = ObjectKey::Workload(workload("client-1"));
+        let gone = vec![Change::Remove(key)];
+        let update = leno_registry::Update { changes: gone, ..leno_registry::Update::default() };
+        feed.send(update).await.unwrap();
+        drop(feed);
+        let left = workloads.wait_for(|all| all.len() == 1).await.unwrap();
+        assert_eq!(left[0].name, workload("stock-1"));
+        drop(left);
+        // Whoever brought them has ended, and what they were stays.
+        let (status, _) = admin::ask(control.socket(), "GET", "/status").await.unwrap();
+        assert_eq!(status, 200);
     });
 }

@@ -116,9 +116,22 @@ fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
         return field.word(APP_PROTOCOLS);
     }
     let name = fields.find("name").map(Field::value);
-    let Some(Value::Text(name)) = name else {
-        return None;
-    };
+    match name {
+        Some(Value::Text(name)) => port_name_protocol(name),
+        _ => None,
+    }
+}
+
+/// What is spoken on a port of this `appProtocol`, if that is known here.
+#[must_use]
+pub fn app_protocol(word: &str) -> Option<Protocol> {
+    APP_PROTOCOLS.iter().find(|(known, _)| *known == word).map(|(_, protocol)| *protocol)
+}
+
+/// What is spoken on a port of this name, if its first part says so: `http-`, `http2-`, `grpc-`
+/// or `tcp-`.
+#[must_use]
+pub fn port_name_protocol(name: &str) -> Option<Protocol> {
     let (prefix, _) = name.split_once('-')?;
     match prefix {
         "http" => Some(Protocol::Http),

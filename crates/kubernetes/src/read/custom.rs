@@ -1,0 +1,53 @@
+//! Custom resources: read by the same readers as documents in files.
+
+use kube::core::DynamicObject;
+use leno_model::Object;
+use leno_registry::{Rejected, ServedKind, Warning, read_json};
+use serde_json::{Value, json};
+
+use super::ours::keep_ours;
+use super::place;
+
+/// What became of a custom resource.
+pub(crate) struct Custom {
+    pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<Rejected>>,
+    /// When it was made, in seconds.
+    pub(crate) created: i64,
+}
+
+/// Reads a custom resource that is served as `api_version`; `None` when it is not for a mesh.
+pub(crate) fn custom(
+    kind: ServedKind,
+    api_version: &str,
+    mut object: DynamicObject,
+) -> Option<Custom> {
+    let hostnames = hostnames_unheeded(kind, &object);
+    let mut spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
+    if !keep_ours(kind.group, kind.kind, &mut spec) {
+        return None;
+    }
+    // Only what readers look at: a cluster adds much, and what it adds is not the author's.
+    let mut metadata = json!({"name": object.metadata.name});
+    if let Some(namespace) = object.metadata.namespace {
+        metadata["namespace"] = Value::String(namespace);
+    }
+    let document =
+        json!({"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "spec": spec});
+    let created = object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second());
+    let mut outcome = read_json(&document);
+    if let Ok((_, warnings)) = &mut outcome {
+        warnings.extend(hostnames);
+    }
+    Some(Custom { outcome, created })
+}
+
+/// For a route of a service host names have no meaning, by the API; it may be one of a gateway too.
+fn hostnames_unheeded(kind: ServedKind, object: &DynamicObject) -> Option<Warning> {
+    let given = object.data.pointer("/spec/hostnames").and_then(Value::as_array);
+    let unheeded = matches!(kind.kind, "HTTPRoute" | "GRPCRoute");
+    given.filter(|names| unheeded && !names.is_empty()).map(|_| Warning {
+        at: place(&object.metadata, kind.kind, "spec.hostnames"),
+        problem: "is not heeded: a route of a service is for all its host names".to_owned(),
+        remedy: "remove it, unless a gateway needs it".to_owned(),
+    })
+}

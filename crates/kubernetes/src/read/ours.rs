@@ -1,0 +1,107 @@
+//! What of an object is for a mesh: others read the same kinds, for gateways above all.
+
+use serde_json::Value;
+
+/// Leaves of an object what is for a mesh; false when nothing is.
+pub(super) fn keep_ours(group: &str, kind: &str, spec: &mut Value) -> bool {
+    match (group, kind) {
+        (GATEWAY, "ReferenceGrant") => keep_grants(spec),
+        (GATEWAY, "HTTPRoute" | "GRPCRoute") => {
+            let ours = keep_service_parents(spec);
+            // For a route of a service they have no meaning, by the API.
+            if let (true, Some(fields)) = (ours, spec.as_object_mut()) {
+                fields.remove("hostnames");
+            }
+            ours
+        }
+        (GATEWAY, "TLSRoute" | "TCPRoute") => keep_service_parents(spec),
+        _ => true,
+    }
+}
+
+/// Whether a `parentRef` is a service: without a word it is a gateway.
+pub(crate) fn is_service_parent(parent: &Value) -> bool {
+    let group = parent.get("group").and_then(Value::as_str).unwrap_or(GATEWAY);
+    let kind = parent.get("kind").and_then(Value::as_str).unwrap_or("Gateway");
+    matches!(group, "" | "core") && kind == "Service"
+}
+
+fn keep_service_parents(spec: &mut Value) -> bool {
+    keep(spec, "parentRefs", is_service_parent)
+}
+
+/// Grants are given to gateways for secrets too, and to routes that are not read.
+fn keep_grants(spec: &mut Value) -> bool {
+    let text = |it: &Value, key: &str| it.get(key).and_then(Value::as_str).map(str::to_owned);
+    let from = keep(spec, "from", |it| {
+        let (group, kind) = (text(it, "group"), text(it, "kind"));
+        match group.as_deref() {
+            Some(GATEWAY) => {
+                matches!(kind.as_deref(), Some("HTTPRoute" | "GRPCRoute" | "TCPRoute"))
+            }
+            Some("split.smi-spec.io") => kind.as_deref() == Some("TrafficSplit"),
+            _ => false,
+        }
+    });
+    let to = keep(spec, "to", |it| {
+        let (group, kind) = (text(it, "group"), text(it, "kind"));
+        matches!(group.as_deref(), None | Some("" | "core")) && kind.as_deref() == Some("Service")
+    });
+    from && to
+}
+
+/// Keeps the elements of a list that are wanted; whether there are any.
+fn keep(spec: &mut Value, key: &str, wanted: impl Fn(&Value) -> bool) -> bool {
+    let Some(list) = spec.get_mut(key).and_then(Value::as_array_mut) else { return false };
+    list.retain(wanted);
+    !list.is_empty()
+}
+
+pub(crate) const GATEWAY: &str = "gateway.networking.k8s.io";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn routes_of_gateways_are_left_to_them() {
+        let service = json!({"group": "", "kind": "Service", "name": "web"});
+        for (parents, left) in [
+            (json!([{"name": "edge"}]), None),
+            (json!([{"kind": "Gateway", "name": "edge"}]), None),
+            (json!([{"kind": "Service", "name": "web"}]), None),
+            (json!([]), None),
+            (json!([service]), Some(1)),
+            (json!([{"name": "edge"}, service]), Some(1)),
+        ] {
+            let mut spec = json!({"parentRefs": parents, "hostnames": ["a.b"]});
+            let ours = keep_ours(GATEWAY, "HTTPRoute", &mut spec);
+            assert_eq!(ours, left.is_some(), "{parents}");
+            if let Some(left) = left {
+                assert_eq!(spec["parentRefs"].as_array().unwrap().len(), left, "{parents}");
+                assert!(spec.get("hostnames").is_none(), "{parents}");
+            }
+        }
+        assert!(!keep_ours(GATEWAY, "TLSRoute", &mut json!({})));
+    }
+
+    #[test]
+    fn grants_for_something_else_are_left_out() {
+        let from =
+            |group: &str, kind: &str| json!({"group": group, "kind": kind, "namespace": "a"});
+        let service = json!({"group": "", "kind": "Service"});
+        let secret = json!({"group": "", "kind": "Secret"});
+        for (from, to, ours) in [
+            (json!([from(GATEWAY, "HTTPRoute")]), json!([service, secret]), true),
+            (json!([from("split.smi-spec.io", "TrafficSplit")]), json!([service]), true),
+            (json!([from(GATEWAY, "Gateway")]), json!([secret]), false),
+            (json!([from(GATEWAY, "HTTPRoute")]), json!([secret]), false),
+            (json!([from("other.io", "HTTPRoute")]), json!([service]), false),
+        ] {
+            let mut spec = json!({"from": from, "to": to});
+            assert_eq!(keep_ours(GATEWAY, "ReferenceGrant", &mut spec), ours, "{from} {to}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! A pod with a sidecar becomes a workload.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use leno_model::{
+    Admission, Name, Protocol, Service, ServiceAccount, TargetPort, TrafficMode, Workload,
+    WorkloadName, WorkloadPort,
+};
+use leno_registry::{Rejected, port_name_protocol};
+
+use super::{is_tcp, place, selects, traffic_mode};
+use crate::words::{CONTROL, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER, SYSTEM_NAMESPACE};
+
+/// A pod that is a member of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The workload, with the ports that its containers declare.
+    pub workload: Workload,
+    /// What its annotation says of the mode, which is not in the workload yet.
+    pub mode: Result<Option<TrafficMode>, Box<Rejected>>,
+}
+
+/// The workload that a pod is: `None` when it has no sidecar, no address yet, or has ended.
+///
+/// # Errors
+/// Why it cannot be a workload although it has a sidecar.
+pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
+    let meta = &pod.metadata;
+    let Some(spec) = pod.spec.as_ref().filter(|spec| is_meshed(pod, spec)) else {
+        return Ok(None);
+    };
+    let Some(status) = &pod.status else { return Ok(None) };
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return Ok(None);
+    }
+    let address = status.pod_ip.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
+    let Some(address) = address else { return Ok(None) };
+    let refused = |field: &str, problem: String, remedy: &str| {
+        Box::new(Rejected { at: place(meta, "Pod", field), problem, remedy: remedy.to_owned() })
+    };
+    let name = |text: Option<&str>, field: &str| {
+        Name::new(text.unwrap_or_default())
+            .map_err(|error| refused(field, error.to_string(), "use another name"))
+    };
+    let namespace = name(meta.namespace.as_deref(), "metadata.namespace")?;
+    let account = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
+    let account = name(Some(account.unwrap_or(ACCOUNT_DEFAULT)), "spec.serviceAccountName")?;
+    if namespace.as_str() == SYSTEM_NAMESPACE && account.as_str() == CONTROL {
+        // Whoever has it is taken for the control plane by every sidecar.
+        let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
+        let remedy = "use another account, or no sidecar";
+        return Err(refused("spec.serviceAccountName", problem, remedy));
+    }
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
+    let workload = Workload {
+        account: ServiceAccount { namespace: namespace.clone(), name: account },
+        name: WorkloadName { namespace, name: name(meta.name.as_deref(), "metadata.name")? },
+        labels: meta.labels.clone().unwrap_or_default(),
+        ports: declared_ports(spec),
+        address,
+        run: Vec::new(),
+        env: std::collections::BTreeMap::new(),
+        doors: Vec::new(),
+        admission: Admission::default(),
+        ready: says_ready && meta.deletion_timestamp.is_none(),
+    };
+    Ok(Some(Member { workload, mode: traffic_mode(meta, "Pod") }))
+}
+
+/// The workload with the target ports, given as numbers, of the services that select it: a port
+/// need not be declared by a container.
+#[must_use]
+pub fn with_target_ports<'a>(
+    workload: &Workload,
+    services: impl Iterator<Item = &'a Service>,
+) -> Workload {
+    let mut workload = workload.clone();
+    for service in services {
+        if service.name.namespace != workload.name.namespace
+            || !selects(&service.selector, &workload.labels)
+        {
+            continue;
+        }
+        for port in &service.ports {
+            if let TargetPort::Number(number) = port.target
+                && !workload.ports.iter().any(|known| known.port == number)
+            {
+                let protocol = Protocol::Detect;
+                workload.ports.push(WorkloadPort { name: None, port: number, protocol });
+            }
+        }
+    }
+    // In an order that does not hang on that of the services.
+    workload.ports.sort_by_key(|port| port.port);
+    workload
+}
+
+/// By its label, or because it has a sidecar's container. In the network namespace of a machine
+/// there is no redirection, so that only who says so is a member.
+fn is_meshed(pod: &Pod, spec: &PodSpec) -> bool {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
+    if label.is_some_and(|value| value == "sidecar") {
+        return true;
+    }
+    let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    spec.host_network != Some(true) && containers.any(|it| it.name == PROXY_CONTAINER)
+}
+
+/// The TCP ports of all containers that run as long as the application does.
+fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
+    let stays = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let containers =
+        spec.containers.iter().chain(spec.init_containers.iter().flatten().filter(stays));
+    let of_application =
+        containers.filter(|it| ![PROXY_CONTAINER, INTERCEPT_CONTAINER].contains(&&*it.name));
+    let mut ports: Vec<WorkloadPort> = Vec::new();
+    for port in of_application.flat_map(|container| container.ports.iter().flatten()) {
+        let Ok(number) = u16::try_from(port.container_port) else { continue };
+        if number == 0
+            || !is_tcp(port.protocol.as_deref())
+            || ports.iter().any(|known| known.port == number)
+        {
+            continue;
+        }
+        let written = port.name.as_deref();
+        let name = written.and_then(|text| Name::new(text).ok());
+        // The first container that has it gives a name its meaning.
+        let name = name.filter(|name| !ports.iter().any(|known| known.name.as_ref() == Some(name)));
+        let protocol = written.and_then(port_name_protocol).unwrap_or_default();
+        ports.push(WorkloadPort { name, port: number, protocol });
+    }
+    ports.sort_by_key(|port| port.port);
+    ports
+}
+
+/// The account of a pod that names none.
+const ACCOUNT_DEFAULT: &str = "default";
+
+#[cfg(test)]
+mod tests;

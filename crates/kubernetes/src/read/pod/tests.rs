@@ -1,0 +1,168 @@
+//! Pods as they stand in clusters.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::read::ServiceReading;
+use crate::read::service;
+
+fn pod(changes: &[(&str, Value)]) -> Pod {
+    let mut pod = json!({
+        "metadata": {
+            "name": "reviews-7d4-x2", "namespace": "bookinfo",
+            "labels": {"app": "reviews", "pod-template-hash": "7d4", "leno.dev/meshed": "sidecar"},
+        },
+        "spec": {
+            "serviceAccountName": "bookinfo-reviews",
+            "containers": [
+                {"name": "reviews", "ports": [
+                    {"name": "http-web", "containerPort": 9080},
+                    {"name": "dns", "containerPort": 53, "protocol": "UDP"},
+                ]},
+                {"name": "metrics", "ports": [
+                    {"name": "http-web", "containerPort": 9100, "protocol": "TCP"},
+                    {"containerPort": 9080},
+                ]},
+                {"name": "leno-proxy", "ports": [{"name": "inbound", "containerPort": 15003}]},
+            ],
+            "initContainers": [
+                {"name": "leno-intercept"},
+                {"name": "migrate", "ports": [{"containerPort": 1}]},
+                {"name": "shipper", "restartPolicy": "Always", "ports": [
+                    {"name": "tcp-logs", "containerPort": 5170},
+                ]},
+            ],
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": "10.1.0.7",
+            "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    });
+    for (pointer, value) in changes {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        pod.pointer_mut(parent).unwrap()[key] = value.clone();
+    }
+    serde_json::from_value(pod).unwrap()
+}
+
+fn workload(changes: &[(&str, Value)]) -> Option<Workload> {
+    member(&pod(changes)).unwrap().map(|member| member.workload)
+}
+
+fn ports(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
+    let shown = |port: &WorkloadPort| port.protocol.as_str();
+    let ports = workload.ports.iter();
+    ports.map(|port| (port.port, port.name.as_ref().map(Name::as_str), shown(port))).collect()
+}
+
+#[test]
+fn a_pod_with_a_sidecar_is_a_workload() {
+    let found = workload(&[]).unwrap();
+    assert_eq!(found.name.to_string(), "bookinfo/reviews-7d4-x2");
+    assert_eq!(found.account.to_string(), "bookinfo/bookinfo-reviews");
+    assert_eq!(found.address.to_string(), "10.1.0.7");
+    assert_eq!(found.labels.get("app").unwrap(), "reviews");
+    assert!(found.ready);
+    assert_eq!(
+        ports(&found),
+        [(5170, Some("tcp-logs"), "TCP"), (9080, Some("http-web"), "HTTP"), (9100, None, "HTTP")]
+    );
+}
+
+#[test]
+fn what_is_no_member_is_no_workload() {
+    for (changes, expected) in [
+        (vec![], true),
+        // Without the label, by the container.
+        (vec![("/metadata/labels", json!({}))], true),
+        (
+            vec![("/metadata/labels", json!({})), ("/spec/containers", json!([{"name": "a"}]))],
+            false,
+        ),
+        (vec![("/metadata/labels", json!({})), ("/spec/hostNetwork", json!(true))], false),
+        (vec![("/spec/hostNetwork", json!(true))], true),
+        (
+            vec![
+                ("/metadata/labels", json!({})),
+                ("/spec/containers", json!([{"name": "a"}])),
+                ("/spec/initContainers", json!([{"name": "leno-proxy"}])),
+            ],
+            true,
+        ),
+        (vec![("/status/podIP", json!(null))], false),
+        (vec![("/status/phase", json!("Succeeded"))], false),
+        (vec![("/status/phase", json!("Failed"))], false),
+        (vec![("/status/phase", json!("Pending"))], true),
+    ] {
+        assert_eq!(workload(&changes).is_some(), expected, "{changes:?}");
+    }
+}
+
+#[test]
+fn only_what_takes_requests_is_ready() {
+    let unready = json!([{"type": "Ready", "status": "False"}]);
+    let ends = json!("2025-01-01T00:00:00Z");
+    for (changes, expected) in [
+        (vec![], true),
+        (vec![("/status/conditions", unready)], false),
+        (vec![("/status/conditions", json!([]))], false),
+        (vec![("/metadata/deletionTimestamp", ends)], false),
+    ] {
+        assert_eq!(workload(&changes).unwrap().ready, expected, "{changes:?}");
+    }
+}
+
+#[test]
+fn the_account_is_default_when_none_is_named_and_never_that_of_the_control_plane() {
+    let found = workload(&[("/spec/serviceAccountName", json!(null))]).unwrap();
+    assert_eq!(found.account.to_string(), "bookinfo/default");
+    let taken = [
+        ("/metadata/namespace", json!("leno-system")),
+        ("/spec/serviceAccountName", json!("leno-control")),
+    ];
+    let refused = member(&pod(&taken)).unwrap_err().to_string();
+    assert!(refused.starts_with("Pod leno-system/reviews-7d4-x2: spec.serviceAccountName:"));
+}
+
+#[test]
+fn ports_of_services_need_not_be_declared() {
+    let service = |selector: Value, target: Value| {
+        let object = json!({
+            "metadata": {"name": "s", "namespace": "bookinfo"},
+            "spec": {"clusterIP": "10.0.0.1", "selector": selector,
+                     "ports": [{"port": 80, "targetPort": target}]},
+        });
+        match service(&serde_json::from_value(object).unwrap()) {
+            ServiceReading::Ours(service, _) => service,
+            other => panic!("{other:?}"),
+        }
+    };
+    let services = [
+        service(json!({"app": "reviews"}), json!(7000)),
+        service(json!({"app": "reviews"}), json!(9080)),
+        service(json!({"app": "reviews"}), json!("http-web")),
+        service(json!({"app": "ratings"}), json!(7001)),
+    ];
+    let bare = workload(&[]).unwrap();
+    let found = with_target_ports(&bare, services.iter());
+    let numbers: Vec<u16> = found.ports.iter().map(|port| port.port).collect();
+    assert_eq!(numbers, [5170, 7000, 9080, 9100]);
+    let mut elsewhere = bare.clone();
+    elsewhere.name.namespace = Name::new("other").unwrap();
+    assert_eq!(with_target_ports(&elsewhere, services.iter()).ports, bare.ports);
+    assert_eq!(bare.env, BTreeMap::new());
+}
+
+#[test]
+fn the_annotation_for_the_mode_is_kept_beside() {
+    let annotated = |value: &str| {
+        let annotations = json!({"leno.dev/traffic-mode": value});
+        member(&pod(&[("/metadata/annotations", annotations)])).unwrap().unwrap().mode
+    };
+    assert_eq!(annotated("strict"), Ok(Some(TrafficMode::Strict)));
+    assert!(annotated("of-course").is_err());
+}

@@ -1,0 +1,267 @@
+//! A service of the cluster becomes one of the mesh.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Service as Served, ServicePort as ServedPort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::core::ObjectMeta;
+use leno_model::{Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
+use leno_registry::{Rejected, Warning, app_protocol, port_name_protocol};
+
+use super::{is_tcp, place};
+
+/// What a service of the cluster is for the mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServiceReading {
+    /// One that clients in the mesh may call.
+    Ours(Service, Vec<Warning>),
+    /// None, and why.
+    Foreign(&'static str),
+    /// It cannot be one.
+    Refused(Rejected),
+}
+
+/// What a service of the cluster is for the mesh.
+#[must_use]
+pub fn service(service: &Served) -> ServiceReading {
+    let meta = &service.metadata;
+    let Some(spec) = &service.spec else {
+        return ServiceReading::Foreign("it has no spec");
+    };
+    if spec.type_.as_deref() == Some("ExternalName") {
+        return ServiceReading::Foreign("its name leads out of the cluster");
+    }
+    let Some(selector) = spec.selector.clone().filter(|selector| !selector.is_empty()) else {
+        return ServiceReading::Foreign("it selects no pods");
+    };
+    let mut warnings = unheeded(meta, spec);
+    let mut ports = Vec::new();
+    for (index, port) in spec.ports.iter().flatten().enumerate() {
+        if !is_tcp(port.protocol.as_deref()) {
+            continue;
+        }
+        match read_port(port) {
+            Some((port, known)) => {
+                if !known {
+                    warnings.push(Warning {
+                        at: place(meta, "Service", &format!("spec.ports[{index}].appProtocol")),
+                        problem: "is not known here, so that the port carries plain bytes"
+                            .to_owned(),
+                        remedy: "use http, http2, grpc or tcp, or remove it".to_owned(),
+                    });
+                }
+                ports.push(port);
+            }
+            None => {
+                return ServiceReading::Refused(Rejected {
+                    at: place(meta, "Service", &format!("spec.ports[{index}]")),
+                    problem: "has a number or name that is none".to_owned(),
+                    remedy: "use a number from 1 to 65535 and names of lower-case letters, digits \
+                             and `-`"
+                        .to_owned(),
+                });
+            }
+        }
+    }
+    if ports.is_empty() {
+        return ServiceReading::Foreign("it has no TCP port");
+    }
+    let name = |text: &Option<String>| Name::new(text.as_deref().unwrap_or_default());
+    let name = match (name(&meta.namespace), name(&meta.name)) {
+        (Ok(namespace), Ok(name)) => ServiceName { namespace, name },
+        (Err(error), _) | (_, Err(error)) => {
+            return ServiceReading::Refused(Rejected {
+                at: place(meta, "Service", "metadata.name"),
+                problem: error.to_string(),
+                remedy: "use another name".to_owned(),
+            });
+        }
+    };
+    let service = Service {
+        name,
+        selector,
+        ports,
+        addresses: addresses(spec),
+        unready: spec.publish_not_ready_addresses == Some(true),
+    };
+    ServiceReading::Ours(service, warnings)
+}
+
+/// The addresses of the service itself; a headless one has "None".
+fn addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
+    let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
+    all.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// The port, and whether its `appProtocol` is known.
+fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
+    let number = u16::try_from(port.port).ok().filter(|number| *number > 0)?;
+    let written = port.name.as_deref().filter(|text| !text.is_empty());
+    let name = match written {
+        Some(text) => Some(Name::new(text).ok()?),
+        None => None,
+    };
+    let target = match &port.target_port {
+        None | Some(IntOrString::Int(0)) => TargetPort::Number(number),
+        Some(IntOrString::Int(target)) => TargetPort::Number(u16::try_from(*target).ok()?),
+        Some(IntOrString::String(target)) => match target.parse() {
+            Ok(target) => TargetPort::Number(target),
+            Err(_) => TargetPort::Name(Name::new(target).ok()?),
+        },
+    };
+    let (protocol, known) = match port.app_protocol.as_deref() {
+        // Others may have words of their own; plain bytes carry every protocol.
+        Some(word) => match app_protocol(word) {
+            Some(protocol) => (Some(protocol), true),
+            None => (Some(Protocol::Tcp), false),
+        },
+        None => (written.and_then(port_name_protocol), true),
+    };
+    Some((ServicePort { name, port: number, target, protocol }, known))
+}
+
+/// What a service asks for that the mesh does not do.
+fn unheeded(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
+    let warn = |field: &str, problem: &str, remedy: &str| Warning {
+        at: place(meta, "Service", field),
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+    };
+    let mut warnings = Vec::new();
+    if spec.session_affinity.as_deref().is_some_and(|affinity| affinity != "None") {
+        warnings.push(warn(
+            "spec.sessionAffinity",
+            "is not heeded for clients in the mesh",
+            "use a LoadBalancing with a key",
+        ));
+    }
+    if spec.internal_traffic_policy.as_deref() == Some("Local") {
+        warnings.push(warn(
+            "spec.internalTrafficPolicy",
+            "is not heeded for clients in the mesh, which use every endpoint",
+            "use Cluster",
+        ));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(spec: Value) -> ServiceReading {
+        let object = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec});
+        service(&serde_json::from_value(object).unwrap())
+    }
+
+    fn ours(spec: Value) -> (Service, Vec<String>) {
+        match read(spec) {
+            ServiceReading::Ours(service, warnings) => {
+                (service, warnings.iter().map(ToString::to_string).collect())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn port(port: Value) -> ServicePort {
+        let spec = json!({"clusterIP": "10.0.0.9", "selector": {"app": "web"}, "ports": [port]});
+        ours(spec).0.ports.remove(0)
+    }
+
+    #[test]
+    fn knows_the_addresses_of_both_families() {
+        let (service, warnings) = ours(json!({
+            "type": "LoadBalancer",
+            "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9", "fd00::9"],
+            "selector": {"app": "web"},
+            "ports": [{"name": "http-web", "port": 80, "targetPort": 8080, "nodePort": 30080}],
+            "publishNotReadyAddresses": true,
+            "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
+        }));
+        assert_eq!(service.name.to_string(), "shop/web");
+        let addresses: Vec<String> = service.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, ["10.0.0.9", "fd00::9"]);
+        assert!(service.unready);
+        assert_eq!(warnings, [] as [&str; 0]);
+    }
+
+    #[test]
+    fn a_headless_service_has_no_address() {
+        let (service, _) = ours(json!({
+            "clusterIP": "None", "clusterIPs": ["None"], "selector": {"app": "db"},
+            "ports": [{"port": 5432}],
+        }));
+        assert_eq!(service.addresses, BTreeSet::new());
+        assert!(!service.unready);
+    }
+
+    #[test]
+    fn what_the_mesh_does_not_serve_is_left_out() {
+        let port = json!([{"port": 80}]);
+        let udp = json!([{"port": 53, "protocol": "UDP"}]);
+        for spec in [
+            json!({"type": "ExternalName", "externalName": "x.com", "selector": {"a": "b"}, "ports": port}),
+            json!({"clusterIP": "10.0.0.1", "ports": port}),
+            json!({"clusterIP": "10.0.0.1", "selector": {}, "ports": port}),
+            json!({"clusterIP": "10.0.0.1", "selector": {"a": "b"}, "ports": udp}),
+            json!({"clusterIP": "10.0.0.1", "selector": {"a": "b"}}),
+        ] {
+            let found = read(spec.clone());
+            assert!(matches!(found, ServiceReading::Foreign(_)), "{spec}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn target_ports_are_numbers_or_names_or_the_port_itself() {
+        for (written, expected) in [
+            (json!({"port": 80}), TargetPort::Number(80)),
+            (json!({"port": 80, "targetPort": 8080}), TargetPort::Number(8080)),
+            (json!({"port": 80, "targetPort": "web"}), TargetPort::Name(Name::new("web").unwrap())),
+        ] {
+            assert_eq!(port(written.clone()).target, expected, "{written}");
+        }
+        let spec = json!({"selector": {"a": "b"}, "ports": [{"port": 80, "targetPort": "Web_"}]});
+        assert!(matches!(read(spec), ServiceReading::Refused(_)));
+    }
+
+    #[test]
+    fn what_is_spoken_is_said_by_app_protocol_or_by_the_name() {
+        for (name, app, expected) in [
+            (None, None, None),
+            (Some("web"), None, None),
+            (Some("http"), None, None),
+            (Some("http-web"), None, Some(Protocol::Http)),
+            (Some("grpc-api"), None, Some(Protocol::Grpc)),
+            (Some("http2-api"), None, Some(Protocol::Http2)),
+            (Some("tcp-db"), None, Some(Protocol::Tcp)),
+            (Some("tcp-server-first-db"), None, Some(Protocol::Tcp)),
+            (Some("tcp-db"), Some("http"), Some(Protocol::Http)),
+            (None, Some("grpc"), Some(Protocol::Grpc)),
+            (None, Some("kubernetes.io/h2c"), Some(Protocol::Http2)),
+            (None, Some("kubernetes.io/ws"), Some(Protocol::Http)),
+            (None, Some("https"), Some(Protocol::Tcp)),
+            (None, Some("tcp"), Some(Protocol::Tcp)),
+            (Some("http-x"), Some("mysql"), Some(Protocol::Tcp)),
+        ] {
+            let written = json!({"port": 80, "name": name, "appProtocol": app});
+            assert_eq!(port(written.clone()).protocol, expected, "{written}");
+        }
+    }
+
+    #[test]
+    fn says_what_it_does_not_heed() {
+        let (_, warnings) = ours(json!({
+            "clusterIP": "10.0.0.9", "selector": {"app": "web"}, "sessionAffinity": "ClientIP",
+            "internalTrafficPolicy": "Local", "ports": [{"port": 80, "appProtocol": "mysql"}],
+        }));
+        let fields: Vec<&str> =
+            warnings.iter().map(|line| line.split(": ").nth(1).unwrap()).collect();
+        assert_eq!(
+            fields,
+            ["spec.sessionAffinity", "spec.internalTrafficPolicy", "spec.ports[0].appProtocol"]
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! The API server as a source of facts: every kind is watched, and what changed is told.
+
+mod arrivals;
+mod kinds;
+mod ledger;
+mod news;
+mod progress;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use leno_registry::{Update, served_kinds};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use self::arrivals::watch_arrivals;
+use self::kinds::{Following, Watched};
+use self::ledger::Ledger;
+use self::news::News;
+pub use self::progress::Progress;
+
+/// Facts from an API server: pods, services and namespaces, and custom resources of every kind
+/// that files may hold.
+///
+/// As with files, the last good version of an object stays when a later one is refused, and only
+/// what is gone is removed. A kind that the server does not have is looked for again; one that may
+/// not be read is told as a warning, and the others are read.
+pub struct Source {
+    client: Client,
+    options: Options,
+    progress: watch::Sender<Progress>,
+}
+
+/// How long a source waits for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Changes are told when nothing else has changed for this long,
+    pub quiet: Duration,
+    /// and at the latest after this long.
+    pub quiet_max: Duration,
+    /// How often a kind is looked for that the server does not have.
+    pub look_again: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            quiet: Duration::from_millis(50),
+            quiet_max: Duration::from_millis(250),
+            look_again: Duration::from_secs(30),
+        }
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Source {
+    /// A source of all that this client may read. Nothing is read yet.
+    #[must_use]
+    pub fn new(client: Client, options: Options) -> Self {
+        let progress = watch::Sender::new(Progress::of(WATCHED_FIRST.iter().copied()));
+        Self { client, options, progress }
+    }
+
+    /// Which kinds have still to be listed once, now and whenever that changes: what readiness
+    /// hangs on.
+    #[must_use]
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Watches every kind and sends what came of it. The first update comes once every kind has
+    /// been listed; later ones when they change objects, refusals or warnings. Ends when the
+    /// receiver of the updates is dropped.
+    pub async fn follow(self, updates: mpsc::Sender<Update>) {
+        let kinds = watched();
+        let (news, told) = mpsc::channel(NEWS_MAX);
+        let arrivals = Arc::new(watch::Sender::new(0));
+        let mut tasks = JoinSet::new();
+        for (index, watched) in kinds.iter().enumerate() {
+            let following = Following {
+                client: self.client.clone(),
+                watched: *watched,
+                index,
+                arrivals: arrivals.subscribe(),
+                news: news.clone(),
+                look_again: self.options.look_again,
+            };
+            tasks.spawn(following.run());
+        }
+        tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
+        let ledger = Ledger::new(kinds);
+        Joined { ledger, options: self.options, progress: self.progress, told, failed: None }
+            .run(updates)
+            .await;
+    }
+}
+
+/// Follows an API server: [`Source::follow`] for who needs no readiness.
+pub async fn follow(client: Client, options: Options, updates: mpsc::Sender<Update>) {
+    Source::new(client, options).follow(updates).await;
+}
+
+/// All news in one place.
+struct Joined {
+    ledger: Ledger,
+    options: Options,
+    progress: watch::Sender<Progress>,
+    told: mpsc::Receiver<(usize, News)>,
+    /// When the server could not be asked last.
+    failed: Option<Instant>,
+}
+
+impl Joined {
+    async fn run(mut self, updates: mpsc::Sender<Update>) {
+        loop {
+            let news = tokio::select! {
+                () = updates.closed() => return,
+                news = self.told.recv() => news,
+            };
+            let Some(news) = news else { return };
+            let noticed = Instant::now();
+            self.take(news);
+            self.settle(noticed).await;
+            self.report();
+            if let Some(mut update) = self.ledger.flush() {
+                update.noticed = Some(noticed.into_std());
+                if updates.send(update).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes what comes until nothing comes for a while.
+    async fn settle(&mut self, noticed: Instant) {
+        let latest = noticed + self.options.quiet_max;
+        loop {
+            let until = latest.min(Instant::now() + self.options.quiet);
+            match timeout_at(until, self.told.recv()).await {
+                Ok(Some(news)) => self.take(news),
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, (index, news): (usize, News)) {
+        if let News::Failing(why) = &news {
+            let now = Instant::now();
+            let kind = self.ledger.word(index);
+            match self.failed.replace(now) {
+                // Every stream fails when the server does, again and again.
+                Some(before) if now - before < QUIET_FAILURE => {
+                    tracing::debug!(kind, why, "as before")
+                }
+                _ => {
+                    tracing::warn!(kind, why, "the API server cannot be asked; what is known stays")
+                }
+            }
+        }
+        self.ledger.take(index, news);
+    }
+
+    fn report(&mut self) {
+        let progress = self.ledger.progress();
+        self.progress.send_if_modified(|known| {
+            let news = *known != progress;
+            if news && progress.is_synced() {
+                tracing::info!("every kind of the API server has been listed");
+            }
+            *known = progress;
+            news
+        });
+    }
+}
+
+/// All that is watched; the index of each is its name in the news.
+fn watched() -> Vec<Watched> {
+    let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
+    first.into_iter().chain(served_kinds().into_iter().map(Watched::Custom)).collect()
+}
+
+/// What is waited for before the kinds are known.
+const WATCHED_FIRST: &[&str] = &["Pod", "Service", "Namespace"];
+/// After this time without failures, the next one is told again.
+const QUIET_FAILURE: Duration = Duration::from_secs(90);
+/// News that wait to be joined; further ones wait in their streams.
+const NEWS_MAX: usize = 1024;

@@ -1,0 +1,38 @@
+//! Kinds come and go with their definitions.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use leno_registry::served_kinds;
+use tokio::sync::watch;
+
+/// Counts the changes of definitions whose groups are read. Where these cannot be watched, kinds
+/// are still looked for at intervals.
+pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u64>>) {
+    let groups: Vec<&str> = served_kinds().iter().map(|kind| kind.group).collect();
+    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+    let config = Config::default().page_size(PAGE_SIZE);
+    let mut events = pin!(watcher(api, config).default_backoff());
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::InitApply(object)) => {
+                // A definition is named `plural.group`.
+                let name = object.name_any();
+                if name.split_once('.').is_some_and(|(_, group)| groups.contains(&group)) {
+                    arrivals.send_modify(|count| *count += 1);
+                }
+            }
+            Ok(Event::Init | Event::InitDone | Event::Delete(_)) => {}
+            Err(error) => tracing::debug!(%error, "definitions of kinds cannot be watched"),
+        }
+    }
+}
+
+/// Objects of one page of a list.
+pub(crate) const PAGE_SIZE: u32 = 500;

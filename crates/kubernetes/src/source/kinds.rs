@@ -1,0 +1,236 @@
+//! One kind is found, listed and watched; what it tells is read at once, so that little is kept.
+
+use std::fmt::Debug;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use kube::core::{ApiResource, DynamicObject};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Api, Client, Error, Resource};
+use leno_registry::ServedKind;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::arrivals::PAGE_SIZE;
+use super::news::{Id, News, Seen};
+
+/// What is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watched {
+    Pods,
+    Services,
+    Namespaces,
+    Custom(ServedKind),
+}
+
+impl Watched {
+    /// The kind.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Pods => "Pod",
+            Self::Services => "Service",
+            Self::Namespaces => "Namespace",
+            Self::Custom(kind) => kind.kind,
+        }
+    }
+}
+
+/// One kind under watch.
+pub(crate) struct Following {
+    pub(crate) client: Client,
+    pub(crate) watched: Watched,
+    /// The kind's name in the news.
+    pub(crate) index: usize,
+    /// How often a definition has changed.
+    pub(crate) arrivals: watch::Receiver<u64>,
+    pub(crate) news: mpsc::Sender<(usize, News)>,
+    pub(crate) look_again: Duration,
+}
+
+/// Nobody listens any more.
+struct Over;
+
+/// Why a stream ended.
+enum End {
+    /// The server does not have the kind, or not in this version.
+    Absent,
+    Over,
+}
+
+/// What the server has of a kind.
+enum Found {
+    Served(ApiResource),
+    Absent,
+}
+
+impl Following {
+    /// Until nobody listens any more.
+    pub(crate) async fn run(mut self) {
+        let client = self.client.clone();
+        match self.watched {
+            Watched::Pods => {
+                // Those that have ended count as gone.
+                let config = Config::default()
+                    .fields("status.phase!=Succeeded,status.phase!=Failed")
+                    .page_size(PAGE_SIZE);
+                self.stream(Api::<Pod>::all(client), config, Seen::pod).await;
+            }
+            Watched::Services => {
+                let config = Config::default().page_size(PAGE_SIZE);
+                self.stream(Api::<Service>::all(client), config, Seen::service).await;
+            }
+            Watched::Namespaces => {
+                let config = Config::default().page_size(PAGE_SIZE);
+                self.stream(Api::<Namespace>::all(client), config, Seen::namespace).await;
+            }
+            Watched::Custom(kind) => {
+                // Who listens no more ends the task.
+                self.custom(kind).await.ok();
+            }
+        }
+    }
+
+    async fn custom(&mut self, kind: ServedKind) -> Result<(), Over> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            match find(&self.client, kind).await {
+                Ok(Found::Served(resource)) => {
+                    let version = resource.api_version.clone();
+                    let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+                    let config = Config::default().page_size(PAGE_SIZE);
+                    let read = move |object| Seen::custom(kind, &version, object);
+                    match self.stream_of(api, config, read).await {
+                        End::Over => return Err(Over),
+                        End::Absent => sleep(PAUSE_MIN).await,
+                    }
+                    pause = PAUSE_MIN;
+                }
+                Ok(Found::Absent) => {
+                    self.tell(News::Absent).await?;
+                    self.wait_for_arrival(kind).await;
+                    pause = PAUSE_MIN;
+                }
+                Err(error) => {
+                    let news = match status(&error) {
+                        Some(403) => News::Forbidden(error.to_string()),
+                        _ => News::Failing(error.to_string()),
+                    };
+                    self.tell(news).await?;
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    /// Until the kind may be there: at the latest after a while, and at once, repeatedly, when a
+    /// definition of its group has changed, because it is served a moment later.
+    async fn wait_for_arrival(&mut self, kind: ServedKind) {
+        let latest = Instant::now() + self.look_again;
+        tokio::select! {
+            () = sleep_until(latest) => return,
+            Ok(()) = self.arrivals.changed() => {}
+        }
+        for _ in 0..LOOKS_AFTER_ARRIVAL {
+            if matches!(find(&self.client, kind).await, Ok(Found::Served(_))) {
+                return;
+            }
+            sleep(PAUSE_MIN).await;
+        }
+    }
+
+    async fn tell(&self, news: News) -> Result<(), Over> {
+        self.news.send((self.index, news)).await.map_err(|_| Over)
+    }
+
+    /// A kind that every server has.
+    async fn stream<K>(&self, api: Api<K>, config: Config, read: impl Fn(K) -> Seen)
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        K::DynamicType: Clone,
+    {
+        while let End::Absent = self.stream_of(api.clone(), config.clone(), &read).await {
+            sleep(PAUSE_MIN).await;
+        }
+    }
+
+    async fn stream_of<K>(&self, api: Api<K>, config: Config, read: impl Fn(K) -> Seen) -> End
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        let mut events = pin!(watcher(api, config).default_backoff());
+        while let Some(event) = events.next().await {
+            let news = match event {
+                Ok(Event::Init) => News::Begin,
+                Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                    News::Seen(Box::new(read(object)))
+                }
+                Ok(Event::InitDone) => News::Complete,
+                Ok(Event::Delete(object)) => News::Gone(Id::of(&object)),
+                Err(error) => match code(&error) {
+                    Some(404) => return End::Absent,
+                    // Asked to list again: that is no trouble.
+                    Some(410) => continue,
+                    Some(403) => News::Forbidden(error.to_string()),
+                    _ => News::Failing(error.to_string()),
+                },
+            };
+            if self.tell(news).await.is_err() {
+                return End::Over;
+            }
+        }
+        End::Over
+    }
+}
+
+/// The best version of a kind that the server has.
+async fn find(client: &Client, kind: ServedKind) -> Result<Found, Error> {
+    for api_version in kind.api_versions {
+        let list = match client.list_api_group_resources(api_version).await {
+            Ok(list) => list,
+            Err(error) if status(&error) == Some(404) => continue,
+            Err(error) => return Err(error),
+        };
+        let found =
+            list.resources.into_iter().find(|it| it.kind == kind.kind && !it.name.contains('/'));
+        if let Some(resource) = found {
+            let version = api_version.rsplit('/').next().unwrap_or_default();
+            return Ok(Found::Served(ApiResource {
+                group: kind.group.to_owned(),
+                version: version.to_owned(),
+                api_version: (*api_version).to_owned(),
+                kind: kind.kind.to_owned(),
+                plural: resource.name,
+            }));
+        }
+    }
+    Ok(Found::Absent)
+}
+
+fn status(error: &Error) -> Option<u16> {
+    match error {
+        Error::Api(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+fn code(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => status(error),
+        watcher::Error::WatchError(status) => Some(status.code),
+        watcher::Error::NoResourceVersion => None,
+    }
+}
+
+/// How long to wait at least before asking again.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// And at most.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How often to look, after its definition has changed, for a kind.
+const LOOKS_AFTER_ARRIVAL: usize = 5;

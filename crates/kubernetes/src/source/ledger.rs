@@ -1,0 +1,376 @@
+//! What is known of every object, and what of it has not been told yet. Pure: no server, no clock.
+
+mod elected;
+mod services;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{
+    Admission, Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, TrafficMode,
+    Workload, WorkloadName,
+};
+use leno_registry::{Place, Rejected, Update, Warning};
+
+use self::elected::Elected;
+use self::services::Services;
+use super::kinds::Watched;
+use super::news::{Id, Item, News, Seen};
+use super::progress::Progress;
+use crate::read::{Custom, Member, NamespaceMode, selects, with_target_ports};
+
+/// What is known of every object, and what of it has not been told yet.
+pub(crate) struct Ledger {
+    kinds: Vec<Standing>,
+    /// In which listing of its kind each object was seen last.
+    seen: BTreeMap<Origin, u64>,
+    workloads: BTreeMap<WorkloadName, Workload>,
+    services: Services,
+    namespaces: BTreeMap<Name, TrafficMode>,
+    customs: Elected,
+    remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
+    /// What may be different from what was told.
+    dirty: BTreeSet<ObjectKey>,
+    told: BTreeMap<ObjectKey, Object>,
+    /// What was told of refusals and warnings; `None` before the first update.
+    last: Option<(Vec<Rejected>, Vec<Warning>)>,
+}
+
+/// An object by the index of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Origin {
+    pub(crate) kind: usize,
+    pub(crate) id: Id,
+}
+
+/// How it stands with a kind.
+struct Standing {
+    watched: Watched,
+    /// Whether it has been listed once, or cannot be.
+    settled: bool,
+    /// Which listing this is.
+    listing: u64,
+    /// What the server says when it forbids to read it.
+    forbidden: Option<String>,
+}
+
+impl Ledger {
+    pub(crate) fn new(kinds: Vec<Watched>) -> Self {
+        let standing = |watched| Standing { watched, settled: false, listing: 0, forbidden: None };
+        Self {
+            kinds: kinds.into_iter().map(standing).collect(),
+            seen: BTreeMap::new(),
+            workloads: BTreeMap::new(),
+            services: Services::default(),
+            namespaces: BTreeMap::new(),
+            customs: Elected::default(),
+            remarks: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            told: BTreeMap::new(),
+            last: None,
+        }
+    }
+
+    /// The kind of this index.
+    pub(crate) fn word(&self, kind: usize) -> &'static str {
+        self.kinds.get(kind).map_or("", |standing| standing.watched.word())
+    }
+
+    /// Which kinds have still to be listed.
+    pub(crate) fn progress(&self) -> Progress {
+        let waiting = self.kinds.iter().filter(|standing| !standing.settled);
+        Progress::of(waiting.map(|standing| standing.watched.word()))
+    }
+
+    /// Takes in what the stream of a kind tells.
+    pub(crate) fn take(&mut self, kind: usize, news: News) {
+        let Some(standing) = self.kinds.get_mut(kind) else { return };
+        match news {
+            News::Begin => {
+                standing.listing += 1;
+                standing.forbidden = None;
+            }
+            News::Seen(seen) => {
+                let listing = standing.listing;
+                self.see(kind, listing, *seen);
+            }
+            News::Gone(id) => self.forget(&Origin { kind, id }),
+            News::Complete => {
+                standing.settled = true;
+                let listing = standing.listing;
+                self.sweep(kind, |seen| seen < listing);
+            }
+            News::Absent => {
+                standing.settled = true;
+                standing.forbidden = None;
+                self.sweep(kind, |_| true);
+            }
+            News::Forbidden(why) => {
+                standing.settled = true;
+                standing.forbidden = Some(why);
+            }
+            News::Failing(_) => {}
+        }
+    }
+
+    /// What is to be told now; nothing before every kind has been listed.
+    pub(crate) fn flush(&mut self) -> Option<Update> {
+        if !self.kinds.iter().all(|standing| standing.settled) {
+            return None;
+        }
+        let (mut removals, mut upserts) = (Vec::new(), Vec::new());
+        for key in std::mem::take(&mut self.dirty) {
+            match self.current(&key) {
+                Some(object) if self.told.get(&key) != Some(&object) => {
+                    self.told.insert(key, object.clone());
+                    upserts.push(Change::Upsert(object));
+                }
+                None if self.told.remove(&key).is_some() => removals.push(Change::Remove(key)),
+                Some(_) | None => {}
+            }
+        }
+        removals.append(&mut upserts);
+        let (rejected, warnings) = self.all_remarks();
+        let last = Some((rejected.clone(), warnings.clone()));
+        if removals.is_empty() && self.last == last {
+            return None;
+        }
+        self.last = last;
+        let objects = self.told.len();
+        Some(Update { changes: removals, rejected, warnings, objects, noticed: None })
+    }
+
+    fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
+        let origin = Origin { kind, id: seen.id };
+        let Some(item) = seen.item else {
+            self.forget(&origin);
+            return;
+        };
+        self.remarks.remove(&origin);
+        match item {
+            Item::Pod(pod) => self.see_pod(&origin, pod),
+            Item::Service(service) => self.see_service(&origin, service),
+            Item::Namespace(mode) => self.see_namespace(&origin, mode),
+            Item::Custom(custom) => self.see_custom(&origin, custom),
+        }
+        self.seen.insert(origin, listing);
+    }
+
+    fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
+        let Member { mut workload, mode } = match pod {
+            Ok(member) => member,
+            Err(refused) => return self.remark(origin, vec![*refused], Vec::new()),
+        };
+        let known = self.workloads.get(&workload.name);
+        workload.admission.mode = match mode {
+            Ok(mode) => mode,
+            Err(refused) => {
+                let before = known.and_then(|known| known.admission.mode);
+                self.remark(origin, vec![*refused], Vec::new());
+                before.or(Some(TrafficMode::Strict))
+            }
+        };
+        self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
+        self.workloads.insert(workload.name.clone(), workload);
+    }
+
+    fn see_service(&mut self, origin: &Origin, service: Result<(Service, Vec<Warning>), Rejected>) {
+        match service {
+            Ok((service, warnings)) => {
+                self.remark(origin, Vec::new(), warnings);
+                let key = service.name.clone();
+                let before = self.services.insert(service);
+                self.touch_service(&key, before.as_ref());
+            }
+            Err(refused) => self.remark(origin, vec![refused], Vec::new()),
+        }
+    }
+
+    fn see_namespace(&mut self, origin: &Origin, mode: NamespaceMode) {
+        let Ok(name) = Name::new(&origin.id.name) else { return };
+        self.dirty.insert(ObjectKey::MeshConfig);
+        match mode {
+            Ok(Some(mode)) => {
+                self.namespaces.insert(name, mode);
+            }
+            Ok(None) => {
+                self.namespaces.remove(&name);
+            }
+            Err(refused) => {
+                self.namespaces.entry(name).or_insert(TrafficMode::Strict);
+                self.remark(origin, vec![*refused], Vec::new());
+            }
+        }
+    }
+
+    fn see_custom(&mut self, origin: &Origin, custom: Custom) {
+        match custom.outcome {
+            Ok((object, warnings)) => {
+                self.remark(origin, Vec::new(), warnings);
+                let touched = self.customs.put(origin, object, custom.created);
+                self.dirty.extend(touched);
+            }
+            // The last good version stays.
+            Err(refused) => self.remark(origin, refused, Vec::new()),
+        }
+    }
+
+    fn remark(&mut self, origin: &Origin, rejected: Vec<Rejected>, warnings: Vec<Warning>) {
+        if !rejected.is_empty() || !warnings.is_empty() {
+            let remarks = self.remarks.entry(origin.clone()).or_default();
+            remarks.0.extend(rejected);
+            remarks.1.extend(warnings);
+        }
+    }
+
+    /// A listing is complete: what it had not is gone.
+    fn sweep(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
+        let first = Origin { kind, id: Id { namespace: String::new(), name: String::new() } };
+        let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
+        let swept = of_kind.filter(|(_, seen)| gone(**seen)).map(|(origin, _)| origin.clone());
+        for origin in swept.collect::<Vec<_>>() {
+            self.forget(&origin);
+        }
+    }
+
+    fn forget(&mut self, origin: &Origin) {
+        if self.seen.remove(origin).is_none() {
+            return;
+        }
+        self.remarks.remove(origin);
+        let Some(standing) = self.kinds.get(origin.kind) else { return };
+        let Id { namespace, name } = &origin.id;
+        match standing.watched {
+            Watched::Pods => {
+                if let Ok(name) = WorkloadName::new(namespace, name) {
+                    self.workloads.remove(&name);
+                    self.dirty.insert(ObjectKey::Workload(name));
+                }
+            }
+            Watched::Services => {
+                if let Ok(name) = ServiceName::new(namespace, name) {
+                    let before = self.services.remove(&name);
+                    self.touch_service(&name, before.as_ref());
+                }
+            }
+            Watched::Namespaces => {
+                if let Ok(name) = Name::new(name) {
+                    self.namespaces.remove(&name);
+                    self.dirty.insert(ObjectKey::MeshConfig);
+                }
+            }
+            Watched::Custom(_) => self.dirty.extend(self.customs.remove(origin)),
+        }
+    }
+
+    /// A service has changed, and with it perhaps the ports of workloads in its namespace.
+    fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
+        self.dirty.insert(ObjectKey::Service(name.clone()));
+        let now = self.services.get(name);
+        let same = before.zip(now).is_some_and(|(before, now)| {
+            before.selector == now.selector && before.ports == now.ports
+        });
+        if same {
+            return;
+        }
+        let selected = |workload: &Workload| {
+            let selects = |it: &Service| selects(&it.selector, &workload.labels);
+            before.is_some_and(selects) || now.is_some_and(selects)
+        };
+        let first = WorkloadName { namespace: name.namespace.clone(), name: smallest() };
+        let in_namespace = self.workloads.range(first..);
+        let touched = in_namespace
+            .take_while(|(workload, _)| workload.namespace == name.namespace)
+            .filter(|(_, workload)| selected(workload))
+            .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
+        self.dirty.extend(touched);
+    }
+
+    /// The object as it stands.
+    fn current(&self, key: &ObjectKey) -> Option<Object> {
+        match key {
+            ObjectKey::Workload(name) => {
+                let workload = self.workloads.get(name)?;
+                let services = self.services.near(workload);
+                Some(Object::Workload(with_target_ports(workload, services)))
+            }
+            ObjectKey::Service(name) => self.services.get(name).cloned().map(Object::Service),
+            ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
+            other => self.customs.get(other).cloned(),
+        }
+    }
+
+    /// What the object says, and for namespaces that it does not list, what they say themselves.
+    fn mesh_config(&self) -> Option<MeshConfig> {
+        let written = match self.customs.get(&ObjectKey::MeshConfig) {
+            Some(Object::MeshConfig(config)) => Some(config.clone()),
+            _ => None,
+        };
+        if written.is_none() && self.namespaces.is_empty() {
+            return None;
+        }
+        let mut config = written.unwrap_or_default();
+        for (name, mode) in &self.namespaces {
+            let own = config.namespaces.entry(name.clone()).or_insert(Admission { mode: None });
+            own.mode.get_or_insert(*mode);
+        }
+        Some(config)
+    }
+
+    fn all_remarks(&self) -> (Vec<Rejected>, Vec<Warning>) {
+        let (mut rejected, mut warnings) = (Vec::new(), Vec::new());
+        for (refusals, remarks) in self.remarks.values() {
+            rejected.extend_from_slice(refusals);
+            warnings.extend_from_slice(remarks);
+        }
+        rejected.extend(self.customs.duplicates());
+        warnings.extend(self.overruled());
+        for standing in &self.kinds {
+            let Some(why) = &standing.forbidden else { continue };
+            let kind = standing.watched.word();
+            let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
+            let problem = format!("the API server forbids to read it ({why})");
+            let remedy = "allow the control plane's ServiceAccount to list and watch it".to_owned();
+            // Without knowing it, nobody knows what the mesh enforces.
+            match kind {
+                "MeshConfig" => rejected.push(Rejected { at, problem, remedy }),
+                _ => warnings.push(Warning { at, problem, remedy }),
+            }
+        }
+        rejected.sort();
+        warnings.sort();
+        (rejected, warnings)
+    }
+
+    /// Namespaces that want another mode than the `MeshConfig` gives them.
+    fn overruled(&self) -> Vec<Warning> {
+        let Some(Object::MeshConfig(config)) = self.customs.get(&ObjectKey::MeshConfig) else {
+            return Vec::new();
+        };
+        let overruled = |(name, mode): (&Name, &TrafficMode)| {
+            let given = config.namespaces.get(name)?.mode.filter(|given| given != mode)?;
+            Some(Warning {
+                at: Place {
+                    kind: Some("Namespace".to_owned()),
+                    name: Some(name.to_string()),
+                    field: Some("metadata.annotations".to_owned()),
+                    ..Place::default()
+                },
+                problem: format!(
+                    "asks for {}, and the MeshConfig gives it {}, which is in force",
+                    mode.as_str(),
+                    given.as_str()
+                ),
+                remedy: "remove one of the two".to_owned(),
+            })
+        };
+        self.namespaces.iter().filter_map(overruled).collect()
+    }
+}
+
+/// The first of all names in their order.
+fn smallest() -> Name {
+    Name::new("0").expect("a digit is a name")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! Custom resources by what they say they are: of several that say the same, one is in force.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{Object, ObjectKey};
+use leno_registry::{Place, Rejected};
+
+use super::Origin;
+
+/// Custom resources, and which of those that say they are the same object is in force: the oldest,
+/// so that every control plane chooses the same one.
+#[derive(Default)]
+pub(super) struct Elected {
+    held: BTreeMap<Origin, Held>,
+    by_key: BTreeMap<ObjectKey, BTreeSet<Origin>>,
+}
+
+struct Held {
+    object: Object,
+    /// When it was made, in seconds.
+    created: i64,
+}
+
+impl Elected {
+    /// The object in force.
+    pub(super) fn get(&self, key: &ObjectKey) -> Option<&Object> {
+        let origin = self.in_force(key)?;
+        self.held.get(origin).map(|held| &held.object)
+    }
+
+    /// Keeps a good version; the keys that it may have changed are returned.
+    pub(super) fn put(&mut self, origin: &Origin, object: Object, created: i64) -> Vec<ObjectKey> {
+        let key = object.key();
+        let before = self.held.insert(origin.clone(), Held { object, created });
+        let mut touched = vec![key.clone()];
+        if let Some(before) = before.map(|held| held.object.key())
+            && before != key
+        {
+            self.unlist(&before, origin);
+            touched.push(before);
+        }
+        self.by_key.entry(key).or_default().insert(origin.clone());
+        touched
+    }
+
+    /// Forgets one; the key that it may have changed is returned.
+    pub(super) fn remove(&mut self, origin: &Origin) -> Option<ObjectKey> {
+        let key = self.held.remove(origin)?.object.key();
+        self.unlist(&key, origin);
+        Some(key)
+    }
+
+    /// Those that are not in force because another is.
+    pub(super) fn duplicates(&self) -> Vec<Rejected> {
+        let contested = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
+        let losers = contested.flat_map(|(key, origins)| {
+            let winner = self.in_force(key);
+            let losers = origins.iter().filter(move |origin| Some(*origin) != winner);
+            losers.filter_map(move |loser| Some(duplicate(key, loser, winner?)))
+        });
+        losers.collect()
+    }
+
+    fn in_force(&self, key: &ObjectKey) -> Option<&Origin> {
+        let age = |origin: &&Origin| self.held.get(origin).map(|held| held.created);
+        self.by_key.get(key)?.iter().min_by_key(age)
+    }
+
+    fn unlist(&mut self, key: &ObjectKey, origin: &Origin) {
+        if let Some(origins) = self.by_key.get_mut(key) {
+            origins.remove(origin);
+            if origins.is_empty() {
+                self.by_key.remove(key);
+            }
+        }
+    }
+}
+
+fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Rejected {
+    let printed = key.to_string();
+    let kind = printed.split(' ').next().unwrap_or_default();
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let at = Place {
+        kind: some(kind),
+        namespace: some(&loser.id.namespace),
+        name: some(&loser.id.name),
+        field: Some("metadata.name".to_owned()),
+        ..Place::default()
+    };
+    let problem = match key {
+        ObjectKey::MeshConfig => {
+            format!("a mesh has one MeshConfig, and {} is in force", winner.id.name)
+        }
+        _ => "one of another API group has its name, and is in force".to_owned(),
+    };
+    Rejected { at, problem, remedy: "remove one of the two, or rename it".to_owned() }
+}

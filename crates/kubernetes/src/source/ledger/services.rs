@@ -1,0 +1,64 @@
+//! Services, and those of them that select a workload, found by its labels.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{Name, Service, ServiceName, Workload};
+
+/// Services by name and by one pair of their selectors, so that a workload's are found among many.
+#[derive(Default)]
+pub(super) struct Services {
+    by_name: BTreeMap<ServiceName, Service>,
+    by_pair: BTreeMap<Pair, BTreeSet<ServiceName>>,
+}
+
+/// A label with its value in a namespace.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Pair {
+    namespace: Name,
+    key: String,
+    value: String,
+}
+
+impl Services {
+    pub(super) fn get(&self, name: &ServiceName) -> Option<&Service> {
+        self.by_name.get(name)
+    }
+
+    /// Takes in a service; the earlier one of its name is returned.
+    pub(super) fn insert(&mut self, service: Service) -> Option<Service> {
+        let before = self.remove(&service.name);
+        if let Some(pair) = first_pair(&service) {
+            self.by_pair.entry(pair).or_default().insert(service.name.clone());
+        }
+        self.by_name.insert(service.name.clone(), service);
+        before
+    }
+
+    pub(super) fn remove(&mut self, name: &ServiceName) -> Option<Service> {
+        let gone = self.by_name.remove(name)?;
+        if let Some(pair) = first_pair(&gone)
+            && let Some(names) = self.by_pair.get_mut(&pair)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_pair.remove(&pair);
+            }
+        }
+        Some(gone)
+    }
+
+    /// The services that may select a workload: all that do are among them.
+    pub(super) fn near<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Service> {
+        let names = workload.labels.iter().filter_map(|(key, value)| {
+            let namespace = workload.name.namespace.clone();
+            self.by_pair.get(&Pair { namespace, key: key.clone(), value: value.clone() })
+        });
+        names.flatten().filter_map(|name| self.by_name.get(name))
+    }
+}
+
+fn first_pair(service: &Service) -> Option<Pair> {
+    let (key, value) = service.selector.first_key_value()?;
+    let namespace = service.name.namespace.clone();
+    Some(Pair { namespace, key: key.clone(), value: value.clone() })
+}

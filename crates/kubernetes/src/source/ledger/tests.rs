@@ -1,0 +1,313 @@
+//! Objects come, change and go; what is told is the difference.
+
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
+use leno_registry::served_kinds;
+use serde_json::{Value, json};
+
+use super::*;
+
+const PODS: usize = 0;
+const SERVICES: usize = 1;
+const NAMESPACES: usize = 2;
+
+fn kinds() -> Vec<Watched> {
+    let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
+    first.into_iter().chain(served_kinds().into_iter().map(Watched::Custom)).collect()
+}
+
+fn index(kind: &str, group: &str) -> usize {
+    let is =
+        |it: &Watched| matches!(it, Watched::Custom(it) if it.kind == kind && it.group == group);
+    kinds().iter().position(is).unwrap()
+}
+
+/// A ledger for which every kind has been listed, empty.
+fn settled() -> Ledger {
+    let mut ledger = Ledger::new(kinds());
+    for kind in 0..kinds().len() {
+        ledger.take(kind, News::Begin);
+        ledger.take(kind, News::Complete);
+    }
+    assert_eq!(ledger.flush().unwrap().changes, []);
+    ledger
+}
+
+fn pod(name: &str, changes: Value) -> News {
+    let mut pod = json!({
+        "metadata": {"name": name, "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
+        "spec": {"containers": [{"name": "web"}]},
+        "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        pod["metadata"][key] = value.clone();
+    }
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    News::Seen(Box::new(Seen::pod(pod)))
+}
+
+fn service(name: &str, target: u16) -> News {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
+                 "ports": [{"port": 80, "targetPort": target}]},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::service(service)))
+}
+
+fn namespace(name: &str, mode: &str) -> News {
+    let namespace: Namespace = serde_json::from_value(json!({
+        "metadata": {"name": name, "annotations": {"leno.dev/traffic-mode": mode}},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::namespace(namespace)))
+}
+
+fn custom(kind: usize, name: &str, created: &str, spec: Value) -> News {
+    let Watched::Custom(served) = kinds()[kind] else { panic!() };
+    let mut metadata = json!({"name": name, "creationTimestamp": created});
+    if served.kind != "MeshConfig" {
+        metadata["namespace"] = json!("shop");
+    }
+    let object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
+    News::Seen(Box::new(Seen::custom(served, served.api_versions[0], object)))
+}
+
+fn gone(namespace: &str, name: &str) -> News {
+    News::Gone(Id { namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
+fn shown(update: Option<Update>) -> Vec<String> {
+    let changes = update.map(|update| update.changes).unwrap_or_default();
+    let line = |change: &Change| match change {
+        Change::Upsert(object) => format!("+ {}", object.key()),
+        Change::Remove(key) => format!("- {key}"),
+    };
+    changes.iter().map(line).collect()
+}
+
+fn config(update: Option<Update>) -> MeshConfig {
+    let changes = update.unwrap().changes;
+    let found = changes.into_iter().find_map(|change| match change {
+        Change::Upsert(Object::MeshConfig(config)) => Some(config),
+        _ => None,
+    });
+    found.unwrap()
+}
+
+#[test]
+fn nothing_is_told_before_every_kind_is_listed() {
+    let mut ledger = Ledger::new(kinds());
+    let last = kinds().len() - 1;
+    for kind in 0..last {
+        ledger.take(kind, News::Begin);
+        if kind == PODS {
+            ledger.take(kind, pod("a", json!({})));
+        }
+        ledger.take(kind, News::Complete);
+        assert!(ledger.flush().is_none());
+    }
+    assert_eq!(ledger.progress().waiting().len(), 1);
+    ledger.take(last, News::Failing("refused".to_owned()));
+    assert!(ledger.flush().is_none());
+    ledger.take(last, News::Absent);
+    assert!(ledger.progress().is_synced());
+    assert_eq!(shown(ledger.flush()), ["+ Workload shop/a"]);
+    assert!(ledger.flush().is_none(), "nothing is told twice");
+}
+
+#[test]
+fn only_differences_are_told() {
+    let mut ledger = settled();
+    ledger.take(PODS, pod("a", json!({})));
+    ledger.take(PODS, pod("b", json!({})));
+    assert_eq!(shown(ledger.flush()), ["+ Workload shop/a", "+ Workload shop/b"]);
+    ledger.take(PODS, pod("a", json!({"resourceVersion": "7"})));
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+    ledger.take(PODS, pod("a", json!({"deletionTimestamp": "2025-01-01T00:00:00Z"})));
+    ledger.take(PODS, gone("shop", "b"));
+    assert_eq!(shown(ledger.flush()), ["- Workload shop/b", "+ Workload shop/a"]);
+    ledger.take(PODS, pod("a", json!({"labels": {}})));
+    assert_eq!(shown(ledger.flush()), ["- Workload shop/a"]);
+}
+
+#[test]
+fn a_listing_takes_away_what_it_has_not() {
+    let mut ledger = settled();
+    for name in ["a", "b", "c"] {
+        ledger.take(PODS, pod(name, json!({})));
+    }
+    ledger.flush();
+    // Cut off in the middle, and begun again.
+    ledger.take(PODS, News::Begin);
+    ledger.take(PODS, pod("a", json!({})));
+    ledger.take(PODS, News::Failing("reset".to_owned()));
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+    ledger.take(PODS, News::Begin);
+    ledger.take(PODS, pod("b", json!({})));
+    ledger.take(PODS, pod("d", json!({})));
+    ledger.take(PODS, News::Complete);
+    let told = shown(ledger.flush());
+    assert_eq!(told, ["- Workload shop/a", "- Workload shop/c", "+ Workload shop/d"]);
+}
+
+#[test]
+fn ports_of_services_are_those_of_the_pods_behind_them() {
+    let mut ledger = settled();
+    ledger.take(PODS, pod("a", json!({})));
+    ledger.take(PODS, pod("b", json!({"labels": {"app": "db", "leno.dev/meshed": "sidecar"}})));
+    ledger.flush();
+    let ports = |update: &Update| match &update.changes[..] {
+        [.., Change::Upsert(Object::Workload(workload))] => {
+            workload.ports.iter().map(|port| port.port).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    for (news, told, expected) in [
+        (service("web", 8080), vec!["+ Workload shop/a", "+ Service shop/web"], None),
+        (service("web", 8081), vec!["+ Workload shop/a", "+ Service shop/web"], None),
+        (gone("shop", "web"), vec!["- Service shop/web", "+ Workload shop/a"], Some(vec![])),
+    ] {
+        ledger.take(SERVICES, news);
+        let update = ledger.flush().unwrap();
+        if let Some(expected) = expected {
+            assert_eq!(ports(&update), expected as Vec<u16>);
+        }
+        assert_eq!(shown(Some(update)), told);
+    }
+}
+
+#[test]
+fn the_last_good_version_stays() {
+    let kind = index("HTTPRouteGroup", "specs.smi-spec.io");
+    let good = json!({"matches": [{"name": "m", "pathRegex": "/a"}]});
+    let bad = json!({"matches": [{"name": "m", "pathRegex": "("}]});
+    let mut ledger = settled();
+    ledger.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", good.clone()));
+    assert_eq!(shown(ledger.flush()), ["+ HTTPRouteGroup shop/g"]);
+    ledger.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", bad.clone()));
+    let update = ledger.flush().unwrap();
+    assert_eq!((update.changes.len(), update.rejected.len(), update.objects), (0, 1, 1));
+    let refusal = update.rejected[0].to_string();
+    assert!(refusal.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex: "), "{refusal}");
+    ledger.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", good));
+    let update = ledger.flush().unwrap();
+    assert_eq!((update.changes.len(), update.rejected.len()), (0, 0));
+    ledger.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", bad));
+    ledger.take(kind, News::Absent);
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.rejected, []);
+    assert_eq!(shown(Some(update)), ["- HTTPRouteGroup shop/g"]);
+}
+
+#[test]
+fn of_two_mesh_configs_the_older_is_in_force() {
+    let kind = index("MeshConfig", "leno.dev");
+    let mut ledger = settled();
+    let strict = json!({"trafficMode": "strict"});
+    ledger.take(kind, custom(kind, "a", "2025-01-02T00:00:00Z", json!({})));
+    ledger.take(kind, custom(kind, "b", "2025-01-01T00:00:00Z", strict));
+    let update = ledger.flush().unwrap();
+    let refusals: Vec<String> = update.rejected.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        refusals,
+        [
+            "MeshConfig a: metadata.name: a mesh has one MeshConfig, and b is in force; remove one of \
+          the two, or rename it"
+        ]
+    );
+    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
+    ledger.take(kind, gone("", "b"));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.rejected, []);
+    assert_eq!(config(Some(update)).mode, TrafficMode::Permissive);
+    ledger.take(kind, gone("", "a"));
+    assert_eq!(shown(ledger.flush()), ["- MeshConfig"]);
+}
+
+#[test]
+fn one_name_in_two_groups_is_one_object() {
+    let ours = index("UpstreamTrafficSetting", "policy.openservicemesh.io");
+    let theirs = index("UpstreamTrafficSetting", "policy.flomesh.io");
+    let spec = json!({"host": "web.shop.svc.cluster.local",
+                      "connectionSettings": {"tcp": {"maxConnections": 3}}});
+    let mut ledger = settled();
+    ledger.take(theirs, custom(theirs, "s", "2025-01-01T00:00:00Z", spec.clone()));
+    ledger.take(ours, custom(ours, "s", "2025-01-02T00:00:00Z", spec));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.rejected.len(), 1, "{:?}", update.rejected);
+    assert_eq!(shown(Some(update)), ["+ UpstreamTrafficSetting shop/s"]);
+    ledger.take(theirs, News::Absent);
+    assert_eq!(ledger.flush().unwrap().rejected, []);
+}
+
+#[test]
+fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
+    let kind = index("MeshConfig", "leno.dev");
+    let mode = |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
+    let mut ledger = settled();
+    ledger.take(NAMESPACES, namespace("shop", "strict"));
+    ledger.take(NAMESPACES, namespace("bank", "audit"));
+    let found = config(ledger.flush());
+    assert_eq!(found.mode, TrafficMode::Permissive);
+    assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
+    let listed = json!({"namespaces": [{"name": "bank", "trafficMode": "strict"}]});
+    ledger.take(kind, custom(kind, "mesh", "2025-01-01T00:00:00Z", listed));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.warnings.len(), 1);
+    let found = config(Some(update));
+    assert_eq!(mode(&found, "bank"), TrafficMode::Strict);
+    assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
+    // What is no mode changes nothing, and without a last good one is strict.
+    ledger.take(NAMESPACES, namespace("shop", "permisive"));
+    ledger.take(NAMESPACES, namespace("new", "permisive"));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.rejected.len(), 2);
+    let found = config(Some(update));
+    assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
+    assert_eq!(mode(&found, "new"), TrafficMode::Strict);
+    ledger.take(kind, gone("", "mesh"));
+    for name in ["shop", "bank", "new"] {
+        ledger.take(NAMESPACES, gone("", name));
+    }
+    assert_eq!(shown(ledger.flush()), ["- MeshConfig"]);
+}
+
+#[test]
+fn what_may_not_be_read_is_told_and_the_rest_goes_on() {
+    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let mesh = index("MeshConfig", "leno.dev");
+    let mut ledger = settled();
+    ledger.take(routes, News::Forbidden("no".to_owned()));
+    ledger.take(PODS, pod("a", json!({})));
+    let update = ledger.flush().unwrap();
+    assert_eq!(
+        update.warnings[0].to_string(),
+        "HTTPRoute: the API server forbids to read it (no); allow the control plane's \
+         ServiceAccount to list and watch it"
+    );
+    assert_eq!(shown(Some(update)), ["+ Workload shop/a"]);
+    ledger.take(routes, News::Begin);
+    assert_eq!(ledger.flush().unwrap().warnings, []);
+    ledger.take(mesh, News::Forbidden("no".to_owned()));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.mesh_config_in_doubt().count(), 1, "what is enforced is not known");
+}
+
+#[test]
+fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
+    let mut ledger = settled();
+    let annotated = |mode: &str| json!({"annotations": {"leno.dev/traffic-mode": mode}});
+    let mut mode_after = |mode: &str| {
+        ledger.take(PODS, pod("a", annotated(mode)));
+        ledger.flush();
+        let key = ObjectKey::Workload(WorkloadName::new("shop", "a").unwrap());
+        match ledger.current(&key) {
+            Some(Object::Workload(workload)) => workload.admission.mode.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(mode_after("typo"), TrafficMode::Strict);
+    assert_eq!(mode_after("audit"), TrafficMode::Audit);
+    assert_eq!(mode_after("typo"), TrafficMode::Audit);
+}

@@ -1,0 +1,89 @@
+//! What the stream of one kind tells.
+
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service as ServedService};
+use kube::ResourceExt as _;
+use kube::core::DynamicObject;
+use leno_model::Service;
+use leno_registry::{Rejected, ServedKind, Warning};
+
+use crate::read::{
+    Custom, Member, NamespaceMode, ServiceReading, custom, member, namespace, service,
+};
+
+/// What the stream of one kind tells.
+pub(crate) enum News {
+    /// All objects follow, then [`News::Complete`].
+    Begin,
+    /// An object is there, so.
+    Seen(Box<Seen>),
+    /// An object is gone.
+    Gone(Id),
+    /// Objects that were not seen since [`News::Begin`] are gone.
+    Complete,
+    /// The server does not have the kind.
+    Absent,
+    /// The server forbids to read it, in these words.
+    Forbidden(String),
+    /// The server cannot be asked at the moment.
+    Failing(String),
+}
+
+/// Which object of a kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Id {
+    /// Empty for kinds without.
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// One object, read.
+pub(crate) struct Seen {
+    pub(crate) id: Id,
+    /// `None` when it is nothing to the mesh.
+    pub(crate) item: Option<Item>,
+}
+
+/// What an object is to the mesh.
+pub(crate) enum Item {
+    Pod(Result<Member, Box<Rejected>>),
+    Service(Result<(Service, Vec<Warning>), Rejected>),
+    Namespace(NamespaceMode),
+    Custom(Custom),
+}
+
+impl Id {
+    pub(crate) fn of(object: &impl kube::ResourceExt) -> Self {
+        Self { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+    }
+}
+
+impl Seen {
+    pub(crate) fn pod(pod: Pod) -> Self {
+        let item = member(&pod).transpose().map(Item::Pod);
+        Self { id: Id::of(&pod), item }
+    }
+
+    pub(crate) fn service(served: ServedService) -> Self {
+        let item = match service(&served) {
+            ServiceReading::Ours(service, warnings) => Some(Item::Service(Ok((service, warnings)))),
+            ServiceReading::Refused(refused) => Some(Item::Service(Err(refused))),
+            ServiceReading::Foreign(why) => {
+                let (namespace, name) = (served.namespace(), served.name_any());
+                tracing::debug!(namespace, name, why, "a service is none of the mesh");
+                None
+            }
+        };
+        Self { id: Id::of(&served), item }
+    }
+
+    pub(crate) fn namespace(object: Namespace) -> Self {
+        let mode = namespace(&object);
+        let item = (mode != Ok(None)).then_some(Item::Namespace(mode));
+        Self { id: Id::of(&object), item }
+    }
+
+    pub(crate) fn custom(kind: ServedKind, api_version: &str, object: DynamicObject) -> Self {
+        let id = Id::of(&object);
+        Self { id, item: custom(kind, api_version, object).map(Item::Custom) }
+    }
+}

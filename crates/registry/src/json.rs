@@ -1,0 +1,120 @@
+//! Objects as an API server gives them: JSON becomes the same trees as YAML, for the same readers.
+
+use leno_model::Object;
+use serde_json::Value as Json;
+
+use crate::document::{Mark, Node, Value};
+use crate::kinds;
+use crate::rejected::{Rejected, Warning};
+
+/// Reads one object, given whole: `apiVersion`, `kind`, `metadata` and `spec`. Places name the
+/// object and the field; there is no file and no line.
+///
+/// # Errors
+/// All that is wrong with it; at least one refusal.
+pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>> {
+    let good = kinds::read(None, &node(object)).outcome?;
+    Ok((good.object, good.warnings))
+}
+
+/// How deep it is has been bounded by the parser that made the value.
+fn node(json: &Json) -> Node {
+    let value = match json {
+        Json::Null => Value::Null,
+        Json::Bool(value) => Value::Boolean(*value),
+        Json::Number(number) => Value::Number(number.to_string()),
+        Json::String(text) => Value::Text(text.clone()),
+        Json::Array(list) => Value::List(list.iter().map(node).collect()),
+        Json::Object(map) => Value::Map(
+            map.iter().map(|(key, value)| (leaf(Value::Text(key.clone())), node(value))).collect(),
+        ),
+    };
+    leaf(value)
+}
+
+fn leaf(value: Value) -> Node {
+    Node { mark: Mark::default(), value }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{HttpRoute, MeshConfig, TrafficMode};
+    use serde_json::json;
+
+    use super::*;
+    use crate::kinds::served_kinds;
+
+    fn route(weight: Json) -> Json {
+        json!({
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": {
+                "name": "reviews", "namespace": "bookinfo", "generation": 3, "uid": "x",
+                "creationTimestamp": "2025-01-01T00:00:00Z",
+            },
+            "spec": {
+                "parentRefs": [{"group": "", "kind": "Service", "name": "reviews"}],
+                "rules": [{
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+                    "backendRefs": [
+                        {"group": "", "kind": "Service", "name": "a", "port": 80, "weight": weight},
+                    ],
+                }],
+            },
+            "status": {"parents": []},
+        })
+    }
+
+    #[test]
+    fn reads_what_a_file_would_say() {
+        let (object, warnings) = read_json(&route(json!(3))).unwrap();
+        let Object::HttpRoute(HttpRoute { name, rules, .. }) = object else { panic!() };
+        assert_eq!(name.to_string(), "bookinfo/reviews");
+        assert_eq!(rules[0].backends[0].weight, 3);
+        assert_eq!(warnings, []);
+    }
+
+    #[test]
+    fn refusals_name_the_object_and_no_file() {
+        let refused = read_json(&route(json!("3"))).unwrap_err();
+        let lines: Vec<String> = refused.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "HTTPRoute bookinfo/reviews: spec.rules[0].backendRefs[0].weight: \"3\" is text, not \
+              a number; remove the quotes"
+            ]
+        );
+        for odd in [json!(null), json!([]), json!({"kind": "HTTPRoute"})] {
+            assert!(!read_json(&odd).unwrap_err().is_empty(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_mesh_config_has_no_namespace() {
+        let (object, _) = read_json(&json!({
+            "apiVersion": "leno.dev/v1alpha1",
+            "kind": "MeshConfig",
+            "metadata": {"name": "mesh"},
+            "spec": {"trafficMode": "strict", "tracing": null},
+        }))
+        .unwrap();
+        let strict = MeshConfig { mode: TrafficMode::Strict, ..MeshConfig::default() };
+        assert_eq!(object, Object::MeshConfig(strict));
+    }
+
+    #[test]
+    fn every_served_kind_has_one_group_and_its_versions() {
+        let served = served_kinds();
+        for kind in &served {
+            assert!(!kind.group.is_empty(), "{kind:?}");
+            for version in kind.api_versions {
+                assert!(version.starts_with(&format!("{}/", kind.group)), "{kind:?}");
+            }
+        }
+        let groups = |word| served.iter().filter(|kind| kind.kind == word).count();
+        assert_eq!(groups("UpstreamTrafficSetting"), 2);
+        assert_eq!(groups("TCPRoute"), 2);
+        assert_eq!(groups("Workload") + groups("Service"), 0);
+    }
+}
