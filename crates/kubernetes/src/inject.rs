@@ -18,7 +18,7 @@ use std::fmt;
 use leno_model::TrustDomain;
 use serde_json::{Map, Value, json};
 
-use crate::words::{INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER};
+use crate::words::{CONTROL, CONTROL_PORT, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER};
 
 pub use annotation::{InjectError, Of};
 pub use range::AddressRange;
@@ -49,6 +49,28 @@ pub struct Settings {
     pub exclusions: Exclusions,
     /// What sidecars ask for and may use, where no annotation says otherwise.
     pub resources: Resources,
+}
+
+impl Settings {
+    /// For a mesh whose control plane is in `system_namespace`, with everything else at its default.
+    #[must_use]
+    pub fn new(
+        image: String,
+        system_namespace: String,
+        trust_domain: TrustDomain,
+        roots: String,
+    ) -> Self {
+        Self {
+            image,
+            control: format!("{CONTROL}.{system_namespace}.svc:{CONTROL_PORT}"),
+            trust_domain,
+            roots,
+            native_sidecars: true,
+            system_namespace,
+            exclusions: Exclusions::default(),
+            resources: Resources::default(),
+        }
+    }
 }
 
 /// The namespace of a pod, as far as it matters here.

@@ -55,11 +55,12 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     all.push(control_plane::namespace(options));
     all.extend(access::objects(options));
-    all.extend(control_plane::objects(options));
-    all.push(admission::configuration(options));
+    // The control plane makes its authority for the trust domain that it finds.
     if options.trust_domain.to_string() != TRUST_DOMAIN_DEFAULT {
         all.push(mesh_config(options));
     }
+    all.extend(control_plane::objects(options));
+    all.push(admission::configuration(options));
     all
 }
 

@@ -6,16 +6,9 @@ use serde_json::{Value, json};
 use super::*;
 
 fn settings() -> Settings {
-    Settings {
-        image: "leno:test".to_owned(),
-        control: "leno-control.leno-system.svc:15010".to_owned(),
-        trust_domain: TrustDomain::new("cluster.local").unwrap(),
-        roots: "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned(),
-        native_sidecars: true,
-        system_namespace: "leno-system".to_owned(),
-        exclusions: Exclusions::default(),
-        resources: Resources::default(),
-    }
+    let trust_domain = TrustDomain::new("cluster.local").unwrap();
+    let roots = "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned();
+    Settings::new("leno:test".to_owned(), "leno-system".to_owned(), trust_domain, roots)
 }
 
 fn pairs(text: &str) -> BTreeMap<String, String> {

@@ -191,7 +191,8 @@ fn options_change_what_they_are_about() {
     assert!(
         names.contains(&"CustomResourceDefinition traffictargets.access.smi-spec.io".to_owned())
     );
-    assert_eq!(names.last().unwrap(), "MeshConfig mesh");
+    let place = |name: &str| names.iter().position(|it| it == name).unwrap();
+    assert!(place("MeshConfig mesh") < place("Deployment leno-control"));
     assert!(!names.contains(&"PodDisruptionBudget leno-control".to_owned()));
     let text = json!(all).to_string();
     assert!(!text.contains("leno-system"), "{text}");

@@ -116,19 +116,11 @@ mod tests {
     use leno_model::TrustDomain;
 
     use super::*;
-    use crate::inject::{Exclusions, Resources};
 
     fn settings() -> Settings {
-        Settings {
-            image: "leno:test".to_owned(),
-            control: "control:15010".to_owned(),
-            trust_domain: TrustDomain::new("cluster.local").unwrap(),
-            roots: String::new(),
-            native_sidecars: true,
-            system_namespace: "leno-system".to_owned(),
-            exclusions: Exclusions::default(),
-            resources: Resources::default(),
-        }
+        let trust_domain = TrustDomain::new("cluster.local").unwrap();
+        let image = "leno:test".to_owned();
+        Settings::new(image, "leno-system".to_owned(), trust_domain, String::new())
     }
 
     fn review(operation: &str, annotations: &Value) -> Value {
