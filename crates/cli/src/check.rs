@@ -1,4 +1,6 @@
-//! `leno check`: finds mistakes in manifests without running anything.
+//! `leno check`: finds mistakes in manifests, or in a cluster, without running anything.
+
+mod kubernetes;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -15,8 +17,12 @@ use crate::output;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
     /// A file or directory of YAML; may be given again
-    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    #[arg(short, long = "file", value_name = "PATH", required_unless_present = "kubernetes")]
     file: Vec<PathBuf>,
+    /// Check the cluster that kubectl would use: whether it can have a mesh, or whether the mesh that
+    /// it has is well
+    #[arg(long, conflicts_with = "file")]
+    kubernetes: bool,
     /// Fail on warnings too
     #[arg(short = 'W', long)]
     strict_warnings: bool,
@@ -38,6 +44,9 @@ pub(crate) enum CheckFormat {
 impl CheckArgs {
     /// Prints what is wrong or odd.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.kubernetes {
+            return kubernetes::run(self.output, self.strict_warnings);
+        }
         let findings = Findings::of(self.file);
         match self.output {
             CheckFormat::Text => output::print(&findings.to_text())?,
@@ -111,7 +120,8 @@ const EXAMPLES: &str = "\
 Examples:
   leno check -f mesh/
   leno check -f mesh.yaml -W -o json
+  leno check --kubernetes
 
-Exit codes: 0 everything would be accepted; 1 something is rejected, or there is nothing, or
-there are warnings and -W was given; 2 wrong usage.
+Exit codes: 0 everything would be accepted, or the cluster is well; 1 something is rejected or wrong, or
+there is nothing, or there are warnings and -W was given; 2 wrong usage.
 ";

@@ -6,6 +6,7 @@ mod ask;
 mod bench;
 mod bug_report;
 mod check;
+mod cluster;
 mod completions;
 mod control;
 mod data_directory;
@@ -16,6 +17,8 @@ mod exec;
 mod explain;
 mod figures;
 mod get;
+mod inject;
+mod install;
 mod intercept;
 mod limits;
 mod load;
@@ -32,6 +35,7 @@ mod tap;
 mod token;
 mod top;
 mod up;
+mod yaml;
 
 use std::process::ExitCode;
 
@@ -93,6 +97,12 @@ enum Command {
     Proxy(proxy::ProxyArgs),
     /// Run a control plane alone
     Control(control::ControlArgs),
+    /// Install the mesh into a Kubernetes cluster
+    Install(install::InstallArgs),
+    /// Remove the mesh from a Kubernetes cluster
+    Uninstall(install::UninstallArgs),
+    /// Put sidecars into manifests of Kubernetes
+    Inject(inject::InjectArgs),
     /// Lead the connections of a network namespace to its sidecar
     Intercept(intercept::InterceptArgs),
     /// Measure this mesh and its peers side by side
@@ -140,6 +150,9 @@ impl Command {
             Self::Root(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Control(args) => args.run(),
+            Self::Install(args) => args.run(),
+            Self::Uninstall(args) => args.run(),
+            Self::Inject(args) => args.run(),
             Self::Intercept(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::Completions(args) => args.run(),

@@ -7,7 +7,6 @@ mod rewrite;
 mod setting;
 mod split;
 mod terms;
-mod yaml;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +18,7 @@ use clap::Args;
 
 use self::document::{Document, Found};
 use self::rewrite::{Fate, rewrite};
-use crate::output;
+use crate::{output, yaml};
 
 /// Arguments of `leno migrate`.
 #[derive(Debug, Args)]

@@ -1,8 +1,11 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
 pub mod authority;
+pub mod inject;
+pub mod install;
 pub mod peers;
 pub mod read;
 pub mod review;
 pub mod source;
+pub mod webhook;
 pub mod words;

@@ -5,14 +5,19 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 /// An object as a document.
-pub(super) fn write(object: &Value) -> String {
+pub(crate) fn write(object: &Value) -> String {
     let mut out = String::new();
     block(object, 0, &mut out);
     out
 }
 
+/// Several objects as a stream of documents.
+pub(crate) fn stream(objects: &[Value]) -> String {
+    objects.iter().map(|object| format!("---\n{}", write(object))).collect()
+}
+
 /// Kind and name of an object, for people.
-pub(super) fn name(object: &Value) -> String {
+pub(crate) fn name(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
     match object["metadata"]["namespace"].as_str() {

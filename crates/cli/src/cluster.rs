@@ -1,0 +1,57 @@
+//! The cluster that commands are about, as `kubectl` finds it.
+
+use anyhow::Context as _;
+use clap::Args;
+use leno_kubernetes::words::SYSTEM_NAMESPACE;
+
+/// Which control plane, of which cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ClusterArgs {
+    /// The namespace of the control plane
+    #[arg(short, long, value_name = "NAME", default_value = SYSTEM_NAMESPACE, value_parser = namespace)]
+    pub(crate) namespace: String,
+    /// The context of the kubeconfig to use [default: the current one]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+}
+
+impl ClusterArgs {
+    /// A connection, as `KUBECONFIG`, `~/.kube/config` or the account of the pod say.
+    ///
+    /// # Errors
+    /// When there is no cluster to be found.
+    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
+        let config = match &self.context {
+            None => kube::Config::infer().await.map_err(anyhow::Error::from),
+            Some(context) => {
+                let context = Some(context.clone());
+                let options = kube::config::KubeConfigOptions { context, ..Default::default() };
+                let config = kube::Config::from_kubeconfig(&options).await;
+                config.map_err(anyhow::Error::from)
+            }
+        };
+        let config = config.context(
+            "there is no cluster to be found: set KUBECONFIG, or make ~/.kube/config, as for kubectl",
+        )?;
+        kube::Client::try_from(config).context("cannot connect to the cluster")
+    }
+}
+
+/// Runs to its end what waits for a cluster.
+///
+/// # Errors
+/// As `work`, or when the system gives no room for it.
+pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot wait for the cluster")?.block_on(work)
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    let name = leno_model::Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
+    match name {
+        Some(name) if name.as_str().len() <= 63 => Ok(name.to_string()),
+        _ => {
+            Err("is not the name of a namespace; use lower-case letters, digits and `-`".to_owned())
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `leno install`, `uninstall` and `inject`, as far as they need no cluster.
+
+use serde_json::Value;
+
+use crate::run::Place;
+
+#[test]
+fn what_is_installed_is_printed_unless_it_is_to_be_applied() {
+    let place = Place::with(&[]);
+    let done =
+        place.leno(&["install", "--image", "leno:test", "--namespace", "mesh", "-o", "json"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let list: Value = serde_json::from_str(&done.out).unwrap();
+    let deployment = list["items"].as_array().unwrap().iter().find(|it| it["kind"] == "Deployment");
+    let deployment = deployment.unwrap();
+    assert_eq!(deployment["metadata"]["namespace"], "mesh");
+    assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], "leno:test");
+    let yaml = place.leno(&["install", "--image", "leno:test"]).out;
+    assert!(yaml.starts_with("---\napiVersion: "), "{yaml}");
+    assert!(yaml.contains("\nkind: MutatingWebhookConfiguration\n"));
+}
+
+#[test]
+fn what_is_removed_is_shown_first() {
+    let place = Place::with(&[]);
+    let shown = place.leno(&["uninstall"]).out;
+    assert!(
+        shown.starts_with("MutatingWebhookConfiguration sidecar-injector.leno.dev\n"),
+        "{shown}"
+    );
+    assert!(!shown.contains("leno-authority"));
+    assert!(
+        place.leno(&["uninstall", "--purge"]).out.contains("Secret leno-system/leno-authority\n")
+    );
+}
+
+#[test]
+fn manifests_get_sidecars_without_a_cluster() {
+    let pod = "kind: Pod\napiVersion: v1\nmetadata: {name: web}\nspec:\n  containers: [{name: app, image: 'app:1'}]\n";
+    let text = format!("# kept apart\n---\nkind: Service\napiVersion: v1\n---\n{pod}");
+    let place = Place::with(&[("web.yaml", &text), ("roots.pem", "ROOTS\n")]);
+    let done =
+        place.leno(&["inject", "-f", "web.yaml", "--roots", "roots.pem", "--image", "leno:test"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(done.out.contains("kind: Service"), "{}", done.out);
+    assert!(
+        done.out.contains("name: leno-proxy") && done.out.contains("\"ROOTS\\n\""),
+        "{}",
+        done.out
+    );
+    assert_eq!(done.err, "Pod web: has a sidecar now\n");
+}
+
+#[test]
+fn a_pod_that_cannot_have_a_sidecar_is_told() {
+    let pod = "{kind: Pod, metadata: {name: web, annotations: {leno.dev/inbound-port-exclusion-list: x}}, \
+               spec: {containers: [{name: app}]}}";
+    let place = Place::with(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
+    let done = place.leno(&["inject", "-f", "web.yaml", "--roots", "roots.pem"]);
+    assert_eq!(done.code, Some(1));
+    let expected =
+        "error: Pod web: pod: annotation `leno.dev/inbound-port-exclusion-list`: `x` is not a port";
+    assert!(done.err.starts_with(expected), "{}", done.err);
+}
+
+#[test]
+fn without_a_cluster_it_says_what_to_set() {
+    let place = Place::with(&[]);
+    let done = place.leno(&["check", "--kubernetes"]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.err.contains("set KUBECONFIG"), "{}", done.err);
+}

@@ -1,0 +1,89 @@
+//! What labels and annotations say, word by word, and what is wrong with it.
+
+use serde_json::Value;
+
+/// Why a pod that should get a sidecar cannot have it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InjectError {
+    /// A switch that is neither on nor off.
+    #[error("{of}: `{key}` is `{value}`; use `enabled` or `disabled`")]
+    Switch {
+        /// Whose it is.
+        of: Of,
+        /// Its key.
+        key: String,
+        /// What it says.
+        value: String,
+    },
+    /// Label and annotation of one object say different things.
+    #[error("{of}: `{key}` is a label and an annotation that contradict each other; remove one")]
+    Contradiction {
+        /// Whose they are.
+        of: Of,
+        /// Their key.
+        key: String,
+    },
+    /// A list, an image or a quantity that cannot be read.
+    #[error("{of}: annotation `{key}`: `{value}` is not {expected}")]
+    Annotation {
+        /// Whose it is.
+        of: Of,
+        /// Its key.
+        key: String,
+        /// The part that cannot be read.
+        value: String,
+        /// What would be one, with an example.
+        expected: &'static str,
+    },
+    /// A container that nothing could be told from the sidecar.
+    #[error(
+        "container {container} runs as user {uid}, which is the sidecar's: its connections would go \
+         around the mesh; use another `runAsUser`, or annotate the pod `leno.dev/injection: disabled`"
+    )]
+    SidecarUser {
+        /// The container.
+        container: String,
+        /// The user.
+        uid: i64,
+    },
+    /// What is given is no pod.
+    #[error("{0} has no `spec` with `containers`; give a Pod, or something with a template of one")]
+    NoPod(String),
+}
+
+/// Whose label or annotation it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// The pod's.
+    Pod,
+    /// The namespace's.
+    Namespace,
+}
+
+impl std::fmt::Display for Of {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Pod => "pod",
+            Self::Namespace => "namespace",
+        })
+    }
+}
+
+/// A switch, as OSM and FSM read it: in any case.
+pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {
+    match value.to_ascii_lowercase().as_str() {
+        "enabled" | "yes" | "true" => Ok(true),
+        "disabled" | "no" | "false" => Ok(false),
+        _ => Err(InjectError::Switch { of, key: key.to_owned(), value: value.to_owned() }),
+    }
+}
+
+/// The elements of a comma-separated list; an empty one has none.
+pub(super) fn elements(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|element| !element.is_empty())
+}
+
+/// A label or annotation of a pod.
+pub(super) fn of_pod<'a>(pod: &'a Value, kind: &str, key: &str) -> Option<&'a str> {
+    pod["metadata"][kind].as_object()?.get(key)?.as_str()
+}

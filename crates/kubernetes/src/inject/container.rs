@@ -1,0 +1,165 @@
+//! The two containers and the volumes that a pod gets.
+
+use serde_json::{Map, Value, json};
+
+use super::Settings;
+use super::probe::Probes;
+use super::wishes::Wishes;
+use crate::words::{
+    HEALTH_PORT, INTERCEPT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
+    TOKEN_AUDIENCE, TOKEN_PATH,
+};
+
+/// Everything that a sidecar is made of.
+pub(super) struct Sidecar<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) wishes: &'a Wishes,
+    pub(super) probes: &'a Probes,
+}
+
+impl Sidecar<'_> {
+    /// Leads the connections of the pod to the sidecar, and ends. What it sets stays with the kernel.
+    pub(super) fn intercept(&self) -> Value {
+        let exclusions = &self.wishes.exclusions;
+        let mut args = vec!["intercept".to_owned()];
+        let mut add = |option: &str, values: String| {
+            if !values.is_empty() {
+                args.push(format!("--{option}={values}"));
+            }
+        };
+        add("exclude-outbound-ports", joined(&exclusions.outbound_ports));
+        add("exclude-inbound-ports", joined(&exclusions.inbound_ports));
+        add("exclude-outbound-ranges", joined(&exclusions.outbound_ranges));
+        add("include-outbound-ranges", joined(&exclusions.included_ranges));
+        json!({
+            "name": INTERCEPT_CONTAINER,
+            "image": self.wishes.image,
+            "args": args,
+            "resources": self.wishes.resources.to_json(),
+            "securityContext": {
+                "runAsUser": 0,
+                "runAsGroup": 0,
+                "runAsNonRoot": false,
+                "privileged": false,
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+        })
+    }
+
+    /// An init container that goes on: it is ready before the next one starts, and ends last. What
+    /// the pod is ready for is for the application to say.
+    pub(super) fn native(&self) -> Value {
+        let mut container = self.container();
+        container["restartPolicy"] = json!("Always");
+        container
+    }
+
+    /// A container beside the application's.
+    pub(super) fn classic(&self) -> Value {
+        let mut container = self.container();
+        container["readinessProbe"] = probe("/readyz", (2, 3));
+        container
+    }
+
+    fn container(&self) -> Value {
+        json!({
+            "name": PROXY_CONTAINER,
+            "image": self.wishes.image,
+            "args": [
+                "proxy",
+                "--workload", "$(POD_NAMESPACE)/$(POD_NAME)",
+                "--control", self.settings.control,
+                "--trust-domain", self.settings.trust_domain.to_string(),
+                "--service-account-token", TOKEN_PATH,
+                "--state", STATE,
+                "--redirected", "$(POD_IP)",
+                "--uid-exempt",
+                "--health", format!("0.0.0.0:{HEALTH_PORT}"),
+            ],
+            "env": self.environment(),
+            "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
+            "resources": self.wishes.resources.to_json(),
+            "securityContext": {
+                "runAsUser": PROXY_UID,
+                "runAsGroup": PROXY_UID,
+                "runAsNonRoot": true,
+                "privileged": false,
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "startupProbe": probe("/readyz", (1, 60)),
+            "livenessProbe": probe("/livez", (10, 3)),
+            "volumeMounts": [
+                {"name": STATE_VOLUME, "mountPath": "/var/lib/leno"},
+                {"name": TOKEN_VOLUME, "mountPath": token_directory(), "readOnly": true},
+            ],
+        })
+    }
+
+    fn environment(&self) -> Vec<Value> {
+        let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+        let mut env = vec![
+            field("POD_NAME", "metadata.name"),
+            field("POD_NAMESPACE", "metadata.namespace"),
+            field("POD_IP", "status.podIP"),
+            json!({"name": ROOTS_VARIABLE, "value": self.settings.roots}),
+        ];
+        if let Some(probes) = self.probes.to_variable() {
+            env.push(json!({"name": PROBES_VARIABLE, "value": probes}));
+        }
+        env
+    }
+}
+
+/// What the sidecar keeps, in memory: keys never reach a disk. And its token.
+pub(super) fn volumes() -> [Value; 2] {
+    let token = json!({"serviceAccountToken": {
+        "audience": TOKEN_AUDIENCE,
+        "expirationSeconds": TOKEN_SECONDS,
+        "path": TOKEN_PATH.rsplit('/').next(),
+    }});
+    [
+        json!({"name": STATE_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}),
+        json!({"name": TOKEN_VOLUME, "projected": {"sources": [token]}}),
+    ]
+}
+
+/// Annotations by which Prometheus finds the metrics of the sidecar.
+pub(super) fn scraping() -> [(&'static str, String); 3] {
+    [
+        ("prometheus.io/scrape", "true".to_owned()),
+        ("prometheus.io/port", HEALTH_PORT.to_string()),
+        ("prometheus.io/path", "/metrics".to_owned()),
+    ]
+}
+
+fn probe(path: &str, (period, failures): (u32, u32)) -> Value {
+    let mut probe = Map::new();
+    probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
+    probe.insert("periodSeconds".to_owned(), period.into());
+    probe.insert("timeoutSeconds".to_owned(), 1.into());
+    probe.insert("failureThreshold".to_owned(), failures.into());
+    Value::Object(probe)
+}
+
+fn token_directory() -> &'static str {
+    TOKEN_PATH.rsplit_once('/').map_or(TOKEN_PATH, |(directory, _)| directory)
+}
+
+fn joined<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
+    values.into_iter().map(|value| value.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// In the volume, not the volume itself: that belongs to root, and everybody may write there.
+const STATE: &str = "/var/lib/leno/proxy";
+const STATE_VOLUME: &str = "leno-state";
+const TOKEN_VOLUME: &str = "leno-token";
+/// The names of the volumes.
+pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
+/// How long a token is valid; the kubelet renews it when a fifth is left.
+const TOKEN_SECONDS: u32 = 3600;

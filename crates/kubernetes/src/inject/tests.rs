@@ -1,0 +1,361 @@
+//! The decision table, and pods before and after.
+
+use expect_test::expect;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn settings() -> Settings {
+    let trust_domain = TrustDomain::new("cluster.local").unwrap();
+    let roots = "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned();
+    Settings::new("leno:test".to_owned(), "leno-system".to_owned(), trust_domain, roots)
+}
+
+fn pairs(text: &str) -> BTreeMap<String, String> {
+    let pair = |pair: &str| {
+        let (key, value) = pair.split_once('=').unwrap();
+        (key.to_owned(), value.to_owned())
+    };
+    text.split_whitespace().map(pair).collect()
+}
+
+fn namespace(labels: &str, annotations: &str) -> NamespaceFacts {
+    let name = "shop".to_owned();
+    NamespaceFacts { name, labels: pairs(labels), annotations: pairs(annotations) }
+}
+
+fn pod(labels: &str, annotations: &str) -> Value {
+    json!({
+        "metadata": {"labels": pairs(labels), "annotations": pairs(annotations)},
+        "spec": {"containers": [{"name": "app", "image": "app:1"}]},
+    })
+}
+
+/// `yes`, or why not.
+fn verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
+    match inject(pod, Demand::Namespace(namespace), &settings()) {
+        Ok(Outcome::Injected { .. }) => "yes".to_owned(),
+        Ok(Outcome::Skipped(skip)) => format!("{skip:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn injected(pod: &Value, settings: &Settings) -> (Value, Vec<String>) {
+    match inject(pod, Demand::Person, settings).unwrap() {
+        Outcome::Injected { pod, warnings } => (pod, warnings),
+        Outcome::Skipped(skip) => panic!("{skip}"),
+    }
+}
+
+#[test]
+fn who_gets_a_sidecar() {
+    let osm = "openservicemesh.io/monitored-by=osm";
+    let fsm = "flomesh.io/monitored-by=fsm";
+    // Labels and annotations of the namespace, of the pod, and the verdict.
+    let table = [
+        ("", "", "", "", "NotAsked"),
+        ("leno.dev/injection=enabled", "", "", "", "yes"),
+        ("leno.dev/injection=True", "", "", "", "yes"),
+        ("leno.dev/injection=disabled", "", "", "", "Disabled"),
+        ("", "leno.dev/injection=yes", "", "", "yes"),
+        ("leno.dev/injection=enabled", "", "leno.dev/injection=no", "", "Disabled"),
+        ("leno.dev/injection=enabled", "", "", "leno.dev/injection=false", "Disabled"),
+        ("leno.dev/injection=disabled", "", "leno.dev/injection=enabled", "", "yes"),
+        ("", "", "", "leno.dev/injection=enabled", "yes"),
+        (
+            "leno.dev/injection=on",
+            "",
+            "",
+            "",
+            "namespace: `leno.dev/injection` is `on`; use `enabled` or `disabled`",
+        ),
+        (
+            "leno.dev/injection=enabled",
+            "",
+            "",
+            "leno.dev/injection=maybe",
+            "pod: `leno.dev/injection` is `maybe`; use `enabled` or `disabled`",
+        ),
+        (
+            "",
+            "",
+            "leno.dev/injection=enabled",
+            "leno.dev/injection=disabled",
+            "pod: `leno.dev/injection` is a label and an annotation that contradict each other; \
+             remove one",
+        ),
+        // As OSM has it: monitored, and injection enabled by either annotation.
+        (osm, "", "", "", "NotAsked"),
+        (osm, "openservicemesh.io/sidecar-injection=enabled", "", "", "yes"),
+        (osm, "openservicemesh.io/sidecar-injection=disabled", "", "", "Disabled"),
+        ("", "openservicemesh.io/sidecar-injection=enabled", "", "", "NotAsked"),
+        (osm, "", "", "openservicemesh.io/sidecar-injection=yes", "yes"),
+        ("", "", "", "openservicemesh.io/sidecar-injection=yes", "NotAsked"),
+        (
+            osm,
+            "openservicemesh.io/sidecar-injection=enabled",
+            "",
+            "openservicemesh.io/sidecar-injection=no",
+            "Disabled",
+        ),
+        (
+            osm,
+            "openservicemesh.io/sidecar-injection=perhaps",
+            "",
+            "",
+            "namespace: `openservicemesh.io/sidecar-injection` is `perhaps`; use `enabled` or \
+             `disabled`",
+        ),
+        (fsm, "flomesh.io/sidecar-injection=true", "", "", "yes"),
+        (fsm, "openservicemesh.io/sidecar-injection=true", "", "", "NotAsked"),
+        // Who wants none of theirs wants none of ours.
+        ("leno.dev/injection=enabled", "", "", "flomesh.io/sidecar-injection=disabled", "Disabled"),
+        ("leno.dev/injection=enabled leno.dev/ignore=true", "", "", "", "Ignored"),
+        ("leno.dev/injection=enabled openservicemesh.io/ignore=x", "", "", "", "Ignored"),
+    ];
+    for (labels, annotations, pod_labels, pod_annotations, expected) in table {
+        let pod = pod(pod_labels, pod_annotations);
+        let found = verdict(&pod, &namespace(labels, annotations));
+        assert_eq!(found, expected, "{labels} | {annotations} | {pod_labels} | {pod_annotations}");
+    }
+}
+
+#[test]
+fn who_never_gets_one() {
+    let asking = namespace("leno.dev/injection=enabled", "");
+    for name in ["kube-system", "kube-public", "kube-node-lease", "leno-system"] {
+        let of = NamespaceFacts { name: name.to_owned(), ..asking.clone() };
+        assert_eq!(verdict(&pod("leno.dev/injection=enabled", ""), &of), "SystemNamespace");
+    }
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut pod = pod("", "");
+        change(&mut pod);
+        verdict(&pod, &asking)
+    };
+    assert_eq!(with(&|pod| pod["spec"]["hostNetwork"] = json!(true)), "HostNetwork");
+    assert_eq!(with(&|pod| pod["spec"]["os"] = json!({"name": "windows"})), "Windows");
+    assert_eq!(
+        with(&|pod| {
+            pod["metadata"]["labels"]["osm-proxy-uuid"] = json!("1");
+            pod["spec"]["containers"][0]["name"] = json!("envoy");
+        }),
+        "OtherMesh(\"OSM\")"
+    );
+    assert!(
+        with(&|pod| pod["spec"]["securityContext"] = json!({"runAsUser": 1500}))
+            .starts_with("container app runs as user 1500")
+    );
+}
+
+#[test]
+fn nobody_gets_two() {
+    for native_sidecars in [true, false] {
+        let settings = Settings { native_sidecars, ..settings() };
+        let (once, _) = injected(&pod("", ""), &settings);
+        let again = inject(&once, Demand::Person, &settings);
+        assert_eq!(again, Ok(Outcome::Skipped(Skip::Present)));
+    }
+}
+
+#[test]
+fn a_pod_with_a_native_sidecar() {
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "web-",
+            "annotations": {
+                "openservicemesh.io/outbound-port-exclusion-list": "5432, 25",
+                "leno.dev/outbound-port-exclusion-list": "6379",
+                "flomesh.io/inbound-port-exclusion-list": "9000",
+                "leno.dev/outbound-ip-range-exclusion-list": "192.0.2.0/24",
+                "flomesh.io/outbound-ip-range-inclusion-list": "10.0.0.0/8,fd00::/8",
+                "flomesh.io/sidecar-resource-limits-memory": "64Mi",
+                "leno.dev/sidecar-resource-requests-cpu": "50m",
+            },
+        },
+        "spec": {
+            "of-a-later-version": {"kept": true},
+            "initContainers": [{"name": "first", "image": "app:1"}],
+            "containers": [{"name": "app", "image": "app:1"}],
+            "volumes": [{"name": "files", "emptyDir": {}}],
+        },
+    });
+    let (after, warnings) = injected(&pod, &settings());
+    assert!(warnings.is_empty());
+    expect_test::expect_file!["golden/native.json"].assert_eq(&format!("{after:#}\n"));
+    let mut patched = pod.clone();
+    let patch: json_patch::Patch = serde_json::from_value(patch(&pod, &after)).unwrap();
+    json_patch::patch(&mut patched, &patch).unwrap();
+    assert_eq!(patched, after);
+}
+
+#[test]
+fn a_pod_with_a_classic_sidecar() {
+    let settings = Settings { native_sidecars: false, ..settings() };
+    let mut pod = pod("", "");
+    pod["spec"]["initContainers"] = json!([{"name": "first"}]);
+    let (after, _) = injected(&pod, &settings);
+    let names = |list: &str| -> Vec<&str> {
+        after["spec"][list]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| it["name"].as_str().unwrap())
+            .collect()
+    };
+    assert_eq!(names("initContainers"), ["first", "leno-intercept"]);
+    assert_eq!(names("containers"), ["leno-proxy", "app"]);
+    let sidecar = &after["spec"]["containers"][0];
+    assert_eq!(sidecar["restartPolicy"], Value::Null);
+    assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/readyz");
+    let annotations = &after["metadata"]["annotations"];
+    assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
+}
+
+#[test]
+fn probes_are_made_by_the_sidecar() {
+    let pod = json!({
+        "metadata": {},
+        "spec": {"containers": [
+            {
+                "name": "app",
+                "ports": [{"name": "http", "containerPort": 8080}, {"name": "8443", "containerPort": 9443}],
+                "readinessProbe": {
+                    "httpGet": {
+                        "path": "/x?a=$(HOME)",
+                        "port": "http",
+                        "httpHeaders": [{"name": "Host", "value": "a"}],
+                    },
+                    "timeoutSeconds": 3,
+                    "periodSeconds": 7,
+                    "terminationGracePeriodSeconds": 5,
+                },
+                "livenessProbe": {"httpGet": {"port": "8443", "scheme": "HTTPS"}},
+                "startupProbe": {"grpc": {"port": 9000, "service": "x"}},
+            },
+            {
+                "name": "other",
+                "readinessProbe": {"tcpSocket": {"port": "8081"}},
+                "livenessProbe": {"exec": {"command": ["true"]}},
+                "startupProbe": {"httpGet": {"port": 80, "host": "192.0.2.1"}},
+                "lifecycle": {"preStop": {"httpGet": {"path": "/bye", "port": 80}}},
+            },
+            {"name": "third", "readinessProbe": {"tcpSocket": {"port": "gone"}}},
+        ]},
+    });
+    let (after, warnings) = injected(&pod, &settings());
+    let containers = &after["spec"]["containers"];
+    expect![[r#"
+        {"timeoutSeconds":3,"periodSeconds":7,"terminationGracePeriodSeconds":5,"httpGet":{"path":"/probe/app/readiness","port":15020}}"#]]
+    .assert_eq(&containers[0]["readinessProbe"].to_string());
+    let path = |container: usize, kind: &str| &containers[container][kind]["httpGet"]["path"];
+    assert_eq!(path(0, "livenessProbe"), "/probe/app/liveness");
+    assert_eq!(path(0, "startupProbe"), "/probe/app/startup");
+    assert_eq!(path(1, "readinessProbe"), "/probe/other/readiness");
+    // What the kubelet can do itself stays with it.
+    for (container, kind) in [(1, "livenessProbe"), (1, "startupProbe"), (2, "readinessProbe")] {
+        assert_eq!(containers[container][kind], pod["spec"]["containers"][container][kind]);
+    }
+    let env = after["spec"]["initContainers"][1]["env"].as_array().unwrap();
+    let probes = env.iter().find(|it| it["name"] == "LENO_PROBES").unwrap();
+    expect![[r#"{"app":{"startup":{"grpc":{"port":9000,"service":"x"},"timeoutSeconds":1},"readiness":{"httpGet":{"path":"/x?a=$$(HOME)","port":8080,"scheme":"HTTP","httpHeaders":[{"name":"Host","value":"a"}]},"timeoutSeconds":3},"liveness":{"httpGet":{"path":"/","port":9443,"scheme":"HTTPS"},"timeoutSeconds":1}},"other":{"readiness":{"tcpSocket":{"port":8081},"timeoutSeconds":1}}}"#]]
+        .assert_eq(probes["value"].as_str().unwrap());
+    expect![[r#"
+        [
+            "container other: lifecycle.preStop.httpGet comes from outside the mesh and is reset; use `exec`, or exclude its port with `leno.dev/inbound-port-exclusion-list`",
+            "container third: readinessProbe has the port \"gone\", which the container does not name; it will fail",
+        ]
+    "#]]
+    .assert_debug_eq(&warnings);
+}
+
+#[test]
+fn annotations_that_cannot_be_read_are_refused() {
+    let error = |annotation: &str| {
+        let (key, value) = annotation.split_once('=').unwrap();
+        let mut pod = pod("", "");
+        pod["metadata"]["annotations"][key] = json!(value);
+        inject(&pod, Demand::Person, &settings()).unwrap_err().to_string()
+    };
+    let told: Vec<String> = [
+        "leno.dev/outbound-port-exclusion-list=80,http",
+        "openservicemesh.io/inbound-port-exclusion-list=0",
+        "flomesh.io/outbound-ip-range-exclusion-list=10.0.0.0/33",
+        "leno.dev/sidecar-image=a b",
+        "flomesh.io/sidecar-resource-limits-cpu=much",
+    ]
+    .map(error)
+    .to_vec();
+    expect![[r#"
+        [
+            "pod: annotation `leno.dev/outbound-port-exclusion-list`: `http` is not a port; use numbers from 1 to 65535, such as `25, 5432`",
+            "pod: annotation `openservicemesh.io/inbound-port-exclusion-list`: `0` is not a port; use numbers from 1 to 65535, such as `25, 5432`",
+            "pod: annotation `flomesh.io/outbound-ip-range-exclusion-list`: `10.0.0.0/33` is not a range of addresses; use one such as 192.0.2.0/24",
+            "pod: annotation `leno.dev/sidecar-image`: `a b` is not the name of an image; use one such as `leno:0.1`",
+            "pod: annotation `flomesh.io/sidecar-resource-limits-cpu`: `much` is not a quantity; use one such as 100m or 64Mi",
+        ]
+    "#]]
+    .assert_debug_eq(&told);
+}
+
+#[test]
+fn a_limit_that_nobody_chose_does_not_contradict_a_request() {
+    let mut pod = pod("", "");
+    let annotations = &mut pod["metadata"]["annotations"];
+    annotations["leno.dev/sidecar-resource-requests-memory"] = json!("1Gi");
+    annotations["leno.dev/sidecar-resource-limits-cpu"] = json!("5m");
+    let (after, _) = injected(&pod, &settings());
+    let resources = &after["spec"]["initContainers"][1]["resources"];
+    assert_eq!(*resources, json!({"requests": {"memory": "1Gi"}, "limits": {"cpu": "5m"}}));
+}
+
+#[test]
+fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
+    let wanted = namespace("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
+    let annotations = |pod: &Value| match inject(pod, Demand::Namespace(&wanted), &settings()) {
+        Ok(Outcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
+        other => panic!("{other:?}"),
+    };
+    let added = annotations(&pod("", ""));
+    assert_eq!(added["prometheus.io/port"], "15020");
+    let own = annotations(&pod("", "prometheus.io/scrape=true"));
+    assert_eq!(own, json!({"prometheus.io/scrape": "true"}));
+}
+
+#[test]
+fn manifests_of_every_kind_get_sidecars() {
+    let template =
+        json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "app"}]}});
+    let manifest = json!({"kind": "List", "items": [
+        {"kind": "Deployment", "metadata": {"name": "a"}, "spec": {"template": template}},
+        {"kind": "CronJob", "metadata": {"name": "b"}, "spec": {"jobTemplate": {"spec": {"template": template}}}},
+        {"kind": "Pod", "metadata": {"name": "c", "labels": {"leno.dev/injection": "disabled"}},
+         "spec": {"containers": []}},
+        {"kind": "Service", "metadata": {"name": "d"}},
+    ]});
+    let Injected { manifest, told } = inject_manifest(manifest, &settings()).unwrap();
+    let told: Vec<String> = told.iter().map(|(name, told)| format!("{name}: {told:?}")).collect();
+    expect![[r#"
+        [
+            "Deployment a: Injected([])",
+            "CronJob b: Injected([])",
+            "Pod c: Skipped(Disabled)",
+        ]
+    "#]]
+    .assert_debug_eq(&told);
+    let pointer = "/items/1/spec/jobTemplate/spec/template/metadata/labels/leno.dev~1meshed";
+    assert_eq!(manifest.pointer(pointer), Some(&json!("sidecar")));
+    let wrong = json!({"kind": "Job", "metadata": {"name": "e"}, "spec": {}});
+    let (name, error) = inject_manifest(wrong, &settings()).unwrap_err();
+    assert_eq!(name, "Job e");
+    assert!(error.to_string().starts_with("Job e has no `spec` with `containers`"));
+}
+
+#[test]
+fn versions_with_native_sidecars() {
+    for (minor, expected) in [("28", false), ("29", true), ("29+", true), ("34", true), ("", false)]
+    {
+        assert_eq!(has_native_sidecars("1", minor), expected, "{minor}");
+    }
+}

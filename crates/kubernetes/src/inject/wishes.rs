@@ -1,0 +1,230 @@
+//! What annotations say about a sidecar: what goes around it, what it may use, which image it is.
+//!
+//! Each may have any of the three prefixes. Lists are joined; of the rest the pod's word counts
+//! before its namespace's, and ours before OSM's before FSM's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::annotation::{InjectError, Of, elements, of_pod, switch};
+use super::{AddressRange, NamespaceFacts, Settings};
+use crate::words::PREFIXES;
+
+/// What is not led to a sidecar.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exclusions {
+    /// Ports that the application reaches directly.
+    pub outbound_ports: BTreeSet<u16>,
+    /// Ports of the application that others reach directly.
+    pub inbound_ports: BTreeSet<u16>,
+    /// Ranges that the application reaches directly.
+    pub outbound_ranges: BTreeSet<AddressRange>,
+    /// When there are any, the only ranges that it reaches through the mesh.
+    pub included_ranges: BTreeSet<AddressRange>,
+}
+
+/// What a container asks for and may use, as Kubernetes writes quantities.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resources {
+    /// What is kept for it.
+    pub requests: BTreeMap<String, String>,
+    /// What it cannot exceed.
+    pub limits: BTreeMap<String, String>,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        let owned = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        Self {
+            requests: owned(&[("cpu", "10m"), ("memory", "16Mi")]),
+            limits: owned(&[("memory", "128Mi")]),
+        }
+    }
+}
+
+impl Resources {
+    /// As a container has it.
+    pub(super) fn to_json(&self) -> Value {
+        json!({"requests": self.requests, "limits": self.limits})
+    }
+}
+
+/// Everything that annotations say about one sidecar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wishes {
+    pub(super) exclusions: Exclusions,
+    pub(super) resources: Resources,
+    pub(super) image: String,
+    /// Whether annotations for Prometheus are wanted.
+    pub(super) scraped: bool,
+}
+
+impl Wishes {
+    pub(super) fn read(
+        pod: &Value,
+        namespace: Option<&NamespaceFacts>,
+        settings: &Settings,
+    ) -> Result<Self, InjectError> {
+        let written = Written { pod, namespace };
+        let mut exclusions = settings.exclusions.clone();
+        written.ports("outbound-port-exclusion-list", &mut exclusions.outbound_ports)?;
+        written.ports("inbound-port-exclusion-list", &mut exclusions.inbound_ports)?;
+        written.ranges("outbound-ip-range-exclusion-list", &mut exclusions.outbound_ranges)?;
+        written.ranges("outbound-ip-range-inclusion-list", &mut exclusions.included_ranges)?;
+        let image = match written.first("sidecar-image") {
+            Some((of, key, image)) => {
+                let is_odd = |c: char| c.is_whitespace() || c.is_control();
+                if image.is_empty() || image.contains(is_odd) {
+                    let expected = "the name of an image; use one such as `leno:0.1`";
+                    return Err(invalid(of, key, image, expected));
+                }
+                image.to_owned()
+            }
+            None => settings.image.clone(),
+        };
+        Ok(Self {
+            exclusions,
+            resources: written.resources(settings)?,
+            image,
+            scraped: written.scraped()?,
+        })
+    }
+}
+
+/// Where annotations stand.
+struct Written<'a> {
+    pod: &'a Value,
+    namespace: Option<&'a NamespaceFacts>,
+}
+
+impl<'a> Written<'a> {
+    /// All annotations of a name, the one that counts first.
+    fn all(&self, name: &str) -> Vec<(Of, String, &'a str)> {
+        let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
+        let of_pod = keys()
+            .filter_map(|key| of_pod(self.pod, "annotations", &key).map(|it| (Of::Pod, key, it)));
+        let of_namespace = keys().filter_map(|key| {
+            let text = self.namespace?.annotations.get(&key)?;
+            Some((Of::Namespace, key, text.as_str()))
+        });
+        of_pod.chain(of_namespace).collect()
+    }
+
+    fn first(&self, name: &str) -> Option<(Of, String, &'a str)> {
+        self.all(name).into_iter().next()
+    }
+
+    fn ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
+        for (of, key, text) in self.all(name) {
+            for element in elements(text) {
+                match element.parse() {
+                    Ok(port @ 1..) => into.insert(port),
+                    _ => {
+                        let expected = "a port; use numbers from 1 to 65535, such as `25, 5432`";
+                        return Err(invalid(of, key, element, expected));
+                    }
+                };
+            }
+        }
+        Ok(())
+    }
+
+    fn ranges(&self, name: &str, into: &mut BTreeSet<AddressRange>) -> Result<(), InjectError> {
+        for (of, key, text) in self.all(name) {
+            for element in elements(text) {
+                let expected = "a range of addresses; use one such as 192.0.2.0/24";
+                let range =
+                    element.parse().map_err(|()| invalid(of, key.clone(), element, expected))?;
+                into.insert(range);
+            }
+        }
+        Ok(())
+    }
+
+    /// As FSM has them: `sidecar-resource-limits-memory` and its like.
+    fn resources(&self, settings: &Settings) -> Result<Resources, InjectError> {
+        let mut resources = settings.resources.clone();
+        let mut wished = [BTreeMap::new(), BTreeMap::new()];
+        for (which, kind) in ["requests", "limits"].into_iter().enumerate() {
+            for (word, resource) in RESOURCES {
+                let name = format!("sidecar-resource-{kind}-{word}");
+                let Some((of, key, text)) = self.first(&name) else { continue };
+                if !is_quantity(text) {
+                    return Err(invalid(of, key, text, "a quantity; use one such as 100m or 64Mi"));
+                }
+                wished[which].insert((*resource).to_owned(), text.to_owned());
+            }
+        }
+        let [requests, limits] = wished;
+        resources.requests.extend(requests.clone());
+        resources.limits.extend(limits.clone());
+        // The API server refuses a request above its limit. Where nobody wrote both, the one that
+        // somebody wrote counts.
+        let both: Vec<String> = resources
+            .requests
+            .keys()
+            .filter(|key| resources.limits.contains_key(*key))
+            .cloned()
+            .collect();
+        for key in both {
+            let (request, limit) = (resources.requests.get(&key), resources.limits.get(&key));
+            if request.and_then(|it| amount(it)) <= limit.and_then(|it| amount(it)) {
+                continue;
+            }
+            if !limits.contains_key(&key) {
+                resources.limits.remove(&key);
+            } else if !requests.contains_key(&key) {
+                resources.requests.remove(&key);
+            }
+        }
+        Ok(resources)
+    }
+
+    fn scraped(&self) -> Result<bool, InjectError> {
+        match self.first("metrics") {
+            Some((of, key, text)) => switch(of, &key, text),
+            None => Ok(false),
+        }
+    }
+}
+
+fn invalid(of: Of, key: String, value: &str, expected: &'static str) -> InjectError {
+    InjectError::Annotation { of, key, value: value.to_owned(), expected }
+}
+
+fn is_quantity(text: &str) -> bool {
+    amount(text).is_some()
+}
+
+/// What a quantity stands for, as Kubernetes writes it: a number, and perhaps a unit.
+fn amount(text: &str) -> Option<f64> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.get(number.len()..)?;
+    let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+    let number: f64 = number.parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some(number * factor)
+}
+
+const UNITS: &[(&str, f64)] = &[
+    ("", 1.0),
+    ("m", 1e-3),
+    ("k", 1e3),
+    ("M", 1e6),
+    ("G", 1e9),
+    ("T", 1e12),
+    ("Ki", 1024.0),
+    ("Mi", 1024.0 * 1024.0),
+    ("Gi", 1024.0 * 1024.0 * 1024.0),
+    ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
+];
+
+/// The last words of annotations, and the resources that they are about.
+const RESOURCES: &[(&str, &str)] = &[
+    ("cpu", "cpu"),
+    ("memory", "memory"),
+    ("storage", "storage"),
+    ("ephemeral-storage", "ephemeral-storage"),
+];

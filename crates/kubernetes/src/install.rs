@@ -1,0 +1,102 @@
+//! Everything that a cluster needs for a mesh: as objects, applied, removed, looked at.
+
+mod access;
+mod admission;
+mod apply;
+mod control_plane;
+mod examine;
+mod kinds;
+mod remove;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use leno_model::TrustDomain;
+use serde_json::{Map, Value, json};
+
+use crate::words::{CONTROL, SYSTEM_NAMESPACE};
+
+pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
+pub use examine::{Examined, Finding, examine};
+pub use kinds::crd_name;
+pub use remove::{Extent, removals, remove};
+
+/// What is installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The image of Leno, for control planes and sidecars.
+    pub image: String,
+    /// The namespace of the control plane.
+    pub namespace: String,
+    /// How many control planes.
+    pub replicas: u32,
+    /// The trust domain of the mesh.
+    pub trust_domain: TrustDomain,
+    /// Whether the kinds of SMI and OSM are installed too.
+    pub with_smi: bool,
+}
+
+impl Options {
+    /// With everything at its default but for the image.
+    #[must_use]
+    pub fn new(image: String, trust_domain: TrustDomain) -> Self {
+        let namespace = SYSTEM_NAMESPACE.to_owned();
+        Self { image, namespace, replicas: 2, trust_domain, with_smi: false }
+    }
+}
+
+/// Everything, in the order in which it is applied: kinds before what uses them, and who may what
+/// before whoever needs it.
+#[must_use]
+pub fn manifests(options: &Options) -> Vec<Value> {
+    let mut all = kinds::own();
+    if options.with_smi {
+        all.extend(kinds::of_smi());
+    }
+    all.push(control_plane::namespace(options));
+    all.extend(access::objects(options));
+    // The control plane makes its authority for the trust domain that it finds.
+    if options.trust_domain.to_string() != TRUST_DOMAIN_DEFAULT {
+        all.push(mesh_config(options));
+    }
+    all.extend(control_plane::objects(options));
+    all.push(admission::configuration(options));
+    all
+}
+
+/// The trust domain is a setting of the mesh, as it is outside of clusters.
+fn mesh_config(options: &Options) -> Value {
+    json!({
+        "apiVersion": "leno.dev/v1alpha1",
+        "kind": "MeshConfig",
+        "metadata": {"name": "mesh"},
+        "spec": {"trustDomain": options.trust_domain.to_string()},
+    })
+}
+
+/// Metadata of an object without a namespace.
+fn cluster_metadata(name: &str) -> Value {
+    json!({"name": name, "labels": labels()})
+}
+
+/// Metadata of an object beside the control plane.
+fn metadata(name: &str, options: &Options) -> Value {
+    json!({"name": name, "namespace": options.namespace, "labels": labels()})
+}
+
+fn labels() -> Map<String, Value> {
+    let mut labels = selector();
+    labels.insert("app.kubernetes.io/part-of".to_owned(), PART_OF.into());
+    labels
+}
+
+/// By which Services and the Deployment find the pods of the control plane.
+fn selector() -> Map<String, Value> {
+    let mut labels = Map::new();
+    labels.insert("app.kubernetes.io/name".to_owned(), CONTROL.into());
+    labels
+}
+
+const PART_OF: &str = "leno";
+/// What a mesh has when nobody says anything.
+const TRUST_DOMAIN_DEFAULT: &str = "cluster.local";

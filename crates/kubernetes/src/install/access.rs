@@ -1,0 +1,114 @@
+//! What the control plane may ask of the API server, and nothing else.
+
+use serde_json::{Value, json};
+
+use super::{Options, cluster_metadata, kinds, metadata};
+use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
+use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
+
+/// The account, what it may everywhere, and what it may in its own namespace.
+pub(super) fn objects(options: &Options) -> Vec<Value> {
+    let account = json!({
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(CONTROL, options),
+    });
+    let everywhere = json!({
+        "apiVersion": GROUP_VERSION,
+        "kind": "ClusterRole",
+        "metadata": cluster_metadata(CONTROL),
+        "rules": everywhere(),
+    });
+    let here = json!({
+        "apiVersion": GROUP_VERSION,
+        "kind": "Role",
+        "metadata": metadata(CONTROL, options),
+        "rules": here(),
+    });
+    let subjects =
+        json!([{"kind": "ServiceAccount", "name": CONTROL, "namespace": options.namespace}]);
+    let binding = |kind: &str, role: &str, metadata: Value| {
+        json!({
+            "apiVersion": GROUP_VERSION,
+            "kind": kind,
+            "metadata": metadata,
+            "roleRef": {"apiGroup": GROUP, "kind": role, "name": CONTROL},
+            "subjects": subjects,
+        })
+    };
+    vec![
+        account,
+        everywhere,
+        binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(CONTROL)),
+        here,
+        binding("RoleBinding", "Role", metadata(CONTROL, options)),
+    ]
+}
+
+fn everywhere() -> Value {
+    let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
+    let own_status: Vec<String> = own.iter().map(|it| format!("{it}/status")).collect();
+    let routes = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
+    let routes_status = routes.map(|it| format!("{it}/status"));
+    json!([
+        read(&[""], &["pods", "services", "namespaces", "serviceaccounts"]),
+        read(&["discovery.k8s.io"], &["endpointslices"]),
+        read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
+        read(&["leno.dev"], &own),
+        rule(&["leno.dev"], &own_status, &["get", "patch", "update"]),
+        read(&["gateway.networking.k8s.io"], &[&routes[..], &["referencegrants"]].concat()),
+        rule(&["gateway.networking.k8s.io"], &routes_status, &["get", "patch", "update"]),
+        read(&["access.smi-spec.io"], &["traffictargets"]),
+        read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
+        read(&["split.smi-spec.io"], &["trafficsplits"]),
+        read(
+            &["policy.openservicemesh.io", "policy.flomesh.io"],
+            &["upstreamtrafficsettings", "retries", "egresses", "ingressbackends"],
+        ),
+        rule(
+            &["policy.openservicemesh.io", "policy.flomesh.io"],
+            &["upstreamtrafficsettings/status"],
+            &["get", "patch", "update"],
+        ),
+        rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
+        rule(&["", "events.k8s.io"], &["events"], &["create", "patch"]),
+        named(
+            rule(
+                &["admissionregistration.k8s.io"],
+                &["mutatingwebhookconfigurations"],
+                &["get", "patch"],
+            ),
+            &[INJECTOR],
+        ),
+    ])
+}
+
+/// What has no name yet cannot be restricted to one.
+fn here() -> Value {
+    let known = ["get", "list", "watch", "update", "patch"];
+    json!([
+        rule(&[""], &["secrets"], &["create"]),
+        named(rule(&[""], &["secrets"], &known), &[AUTHORITY_SECRET, WEBHOOK_SECRET]),
+        rule(&[""], &["configmaps"], &["create"]),
+        named(rule(&[""], &["configmaps"], &known), &[ROOTS_CONFIG_MAP]),
+        rule(&["coordination.k8s.io"], &["leases"], &["create"]),
+        named(rule(&["coordination.k8s.io"], &["leases"], &known), &[CONTROL]),
+    ])
+}
+
+fn read<T: AsRef<str>>(groups: &[&str], resources: &[T]) -> Value {
+    rule(groups, resources, &["get", "list", "watch"])
+}
+
+fn rule<T: AsRef<str>>(groups: &[&str], resources: &[T], verbs: &[&str]) -> Value {
+    let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
+    json!({"apiGroups": groups, "resources": resources, "verbs": verbs})
+}
+
+fn named(mut rule: Value, names: &[&str]) -> Value {
+    rule["resourceNames"] = json!(names);
+    rule
+}
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+const GROUP_VERSION: &str = "rbac.authorization.k8s.io/v1";

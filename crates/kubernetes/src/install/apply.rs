@@ -1,0 +1,331 @@
+//! Manifests into a cluster, and the wait until what they describe is there.
+
+use std::time::Duration;
+
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::webhook::{INJECTOR, TrustState, trust_state};
+use crate::words::{CONTROL, INJECTION, PROXY_CONTAINER};
+
+/// What was just done to an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Kind and name of the object.
+    pub object: String,
+    /// What was done: `applied`, `removed`, `is there already`, `is not there`.
+    pub done: &'static str,
+}
+
+/// Why the mesh is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// Whoever installs may not.
+    #[error(
+        "you may not {verb} {object}: {message}; ask for the rights of cluster-admin, or give what \
+         `leno install` prints without --apply to somebody who has them"
+    )]
+    Forbidden {
+        /// What was tried.
+        verb: &'static str,
+        /// Kind and name of the object.
+        object: String,
+        /// What the API server says.
+        message: String,
+    },
+    /// The API server refuses for another reason, or is not there.
+    #[error("cannot {verb} {object}")]
+    Api {
+        /// What was tried.
+        verb: &'static str,
+        /// Kind and name of the object.
+        object: String,
+        /// What it says.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// Something did not come true in time.
+    #[error("{what} did not come true within {within:?}: {state}")]
+    Late {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        within: Duration,
+        /// How it is instead.
+        state: String,
+    },
+}
+
+impl InstallError {
+    pub(super) fn of(verb: &'static str, object: &str, error: kube::Error) -> Self {
+        let object = object.to_owned();
+        match error {
+            kube::Error::Api(status) if status.code == FORBIDDEN => {
+                Self::Forbidden { verb, object, message: status.message }
+            }
+            error => Self::Api { verb, object, source: Box::new(error) },
+        }
+    }
+}
+
+/// Creates what is not there and changes what is, object by object in their order. What others wrote
+/// into fields that no manifest has stays.
+///
+/// # Errors
+/// When the API server refuses one; those before it are applied.
+pub async fn apply(
+    client: &Client,
+    manifests: &[Value],
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    for manifest in manifests {
+        let (object, api) = api_of(client, manifest);
+        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        let applied = api.patch(name, &parameters, &Patch::Apply(manifest)).await;
+        applied.map_err(|error| InstallError::of("apply", &object, error))?;
+        if manifest["kind"] == "CustomResourceDefinition" {
+            wait_for_kind(client, name).await?;
+        }
+        told(Step { object, done: "applied" });
+    }
+    Ok(())
+}
+
+/// Until objects of a kind can be created.
+async fn wait_for_kind(client: &Client, name: &str) -> Result<(), InstallError> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    until("that the API server serves a kind", KIND_MAX, async || {
+        let found = api.get(name).await;
+        let found = found.map_err(|error| InstallError::of("get", name, error))?;
+        let conditions = found.status.unwrap_or_default().conditions.unwrap_or_default();
+        let established = |status: &str| {
+            conditions.iter().any(|it| it.type_ == "Established" && it.status == status)
+        };
+        Ok(if established("True") { Ok(()) } else { Err(format!("{name} is not established")) })
+    })
+    .await
+}
+
+/// Until all control planes run as they are described now.
+///
+/// # Errors
+/// When they do not within `within`, with what their pods say.
+pub async fn wait_for_rollout(
+    client: &Client,
+    namespace: &str,
+    within: Duration,
+) -> Result<(), InstallError> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    until("the rollout of the control plane", within, async || {
+        let found = deployments.get(CONTROL).await;
+        let found = found.map_err(|error| InstallError::of("get", "the Deployment", error))?;
+        let Some(lacks) = lacking(&found) else { return Ok(Ok(())) };
+        let selector = format!("app.kubernetes.io/name={CONTROL}");
+        let listed = pods.list(&ListParams::default().labels(&selector)).await;
+        let states = listed.map(|pods| pods.items.iter().filter_map(trouble).collect::<Vec<_>>());
+        let states = states.unwrap_or_default();
+        Ok(Err(if states.is_empty() { lacks } else { format!("{lacks}; {}", states.join("; ")) }))
+    })
+    .await
+}
+
+/// What a Deployment lacks to be there as described.
+pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
+    let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    let status = deployment.status.clone().unwrap_or_default();
+    if status.observed_generation < deployment.metadata.generation {
+        return Some("nobody has looked at the Deployment yet".to_owned());
+    }
+    let available = status.available_replicas.unwrap_or(0);
+    let updated = status.updated_replicas.unwrap_or(0);
+    let all = status.replicas.unwrap_or(0);
+    let done = updated == wanted && available >= wanted && all == wanted;
+    (!done).then(|| format!("of {wanted} pods {updated} are new, {available} available"))
+}
+
+/// What keeps a pod from being ready.
+fn trouble(pod: &Pod) -> Option<String> {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let status = pod.status.as_ref()?;
+    let told = |reason: Option<&str>, message: Option<&str>| {
+        let reason = reason.unwrap_or("not ready");
+        Some(match message.filter(|message| !message.is_empty()) {
+            Some(message) => format!("pod {name}: {reason}: {message}"),
+            None => format!("pod {name}: {reason}"),
+        })
+    };
+    for container in status.container_statuses.iter().flatten() {
+        let state = container.state.as_ref();
+        if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
+            return told(waiting.reason.as_deref(), waiting.message.as_deref());
+        }
+        if let Some(ended) = state.and_then(|state| state.terminated.as_ref()) {
+            return told(ended.reason.as_deref(), ended.message.as_deref());
+        }
+    }
+    let unmet = status.conditions.iter().flatten().find(|condition| condition.status == "False");
+    unmet.and_then(|it| told(it.reason.as_deref(), it.message.as_deref()))
+}
+
+/// Until a pod that asks for a sidecar gets one: until the API server trusts and reaches the webhook.
+/// The pod is not created.
+///
+/// # Errors
+/// When none does within `within`, with what the API server says.
+pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), InstallError> {
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    until("that pods get sidecars", within, async || {
+        let found = configurations.get_opt(INJECTOR).await;
+        let found = found.map_err(|error| InstallError::of("get", INJECTOR, error))?;
+        Ok(match trust_state(found.as_ref()) {
+            TrustState::Absent => Err(format!("there is no {INJECTOR}")),
+            TrustState::Untrusted => Err("no control plane told whom to trust".to_owned()),
+            TrustState::Trusted => try_injection(client).await,
+        })
+    })
+    .await
+}
+
+/// Creates a pod that asks for a sidecar, without leaving it there.
+pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "leno-asks-for-a-sidecar", "labels": {INJECTION: "enabled"}},
+        "spec": {"containers": [{"name": "none", "image": "none"}]},
+    });
+    let parameters = PostParams { dry_run: true, field_manager: None };
+    let api: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let pod: Pod = serde_json::from_value(pod).map_err(|error| error.to_string())?;
+    let created = match api.create(&parameters, &pod).await {
+        Ok(created) => created,
+        Err(kube::Error::Api(status)) if status.message.contains(INJECTOR) => {
+            return Err(status.message);
+        }
+        // Quotas and rules of that namespace come after the webhook, which has answered then.
+        Err(kube::Error::Api(status)) if status.code == FORBIDDEN => return Ok(()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let spec = created.spec.unwrap_or_default();
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    match containers.any(|container| container.name == PROXY_CONTAINER) {
+        true => Ok(()),
+        false => Err("a pod that asked for a sidecar got none".to_owned()),
+    }
+}
+
+/// Asks again and again until the answer is good, or time is up.
+async fn until(
+    what: &'static str,
+    within: Duration,
+    mut ask: impl AsyncFnMut() -> Result<Result<(), String>, InstallError>,
+) -> Result<(), InstallError> {
+    let begin = Instant::now();
+    loop {
+        let state = match ask().await? {
+            Ok(()) => return Ok(()),
+            Err(state) => state,
+        };
+        if begin.elapsed() >= within {
+            return Err(InstallError::Late { what, within, state });
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// How an object is called, and where its like are.
+pub(super) fn api_of(client: &Client, manifest: &Value) -> (String, Api<DynamicObject>) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (kind, version) = (text(&manifest["kind"]), text(&manifest["apiVersion"]));
+    let (group, version) = version.split_once('/').unwrap_or(("", &version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
+    let name = text(&manifest["metadata"]["name"]);
+    match manifest["metadata"]["namespace"].as_str() {
+        Some(namespace) => (
+            format!("{kind} {namespace}/{name}"),
+            Api::namespaced_with(client.clone(), namespace, &resource),
+        ),
+        None => (format!("{kind} {name}"), Api::all_with(client.clone(), &resource)),
+    }
+}
+
+/// Who owns the fields that are applied.
+const FIELD_MANAGER: &str = "leno-install";
+const FORBIDDEN: u16 = 403;
+const KIND_MAX: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deployment(status: &Value) -> Deployment {
+        serde_json::from_value(json!({
+            "metadata": {"generation": 2},
+            "spec": {"replicas": 2, "selector": {}, "template": {}},
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_rollout_is_over_when_all_pods_are_new_and_available() {
+        let lacks = |status: Value| lacking(&deployment(&status));
+        let done = json!({
+            "observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
+        });
+        assert_eq!(lacks(done), None);
+        let old = json!({
+            "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
+        });
+        assert_eq!(lacks(old).unwrap(), "nobody has looked at the Deployment yet");
+        let surplus = json!({
+            "observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 3,
+        });
+        assert!(lacks(surplus).is_some());
+        let none = json!({"observedGeneration": 2});
+        assert_eq!(lacks(none).unwrap(), "of 2 pods 0 are new, 0 available");
+    }
+
+    #[test]
+    fn what_keeps_a_pod_back_is_told() {
+        let pod = |status: Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap()
+        };
+        let waiting = json!({"containerStatuses": [{
+            "name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no such image"}},
+        }]});
+        assert_eq!(trouble(&pod(waiting)).unwrap(), "pod a: ErrImageNeverPull: no such image");
+        let unscheduled = json!({"conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"},
+        ]});
+        assert_eq!(trouble(&pod(unscheduled)).unwrap(), "pod a: Unschedulable: no node");
+    }
+
+    #[test]
+    fn who_may_not_is_told_what_to_do() {
+        let status = kube::core::Status {
+            code: 403,
+            message: "forbidden: user bob".to_owned(),
+            ..kube::core::Status::default()
+        };
+        let error = kube::Error::Api(Box::new(status));
+        expect_test::expect![[r#"
+            "you may not apply ClusterRole leno-control: forbidden: user bob; ask for the rights of cluster-admin, or give what `leno install` prints without --apply to somebody who has them""#]]
+        .assert_eq(&format!(
+            "{:?}",
+            InstallError::of("apply", "ClusterRole leno-control", error).to_string()
+        ));
+    }
+}

@@ -1,0 +1,287 @@
+//! The kinds of `leno.dev/v1alpha1`, as the API server has to know them.
+//!
+//! Schemas refuse what the readers of `leno-registry` would refuse, as far as a schema can say it; the
+//! rest the control plane says, in the status of the object.
+
+mod mesh;
+mod policies;
+mod tags;
+
+use serde_json::{Value, json};
+
+use super::labels;
+use super::schema::{about, anything, integer, list, map, object, text, with, word};
+
+/// What one kind is.
+struct Kind {
+    /// Its name.
+    kind: &'static str,
+    /// Its name in addresses.
+    plural: &'static str,
+    /// Short for it on command lines.
+    short: &'static str,
+    scope: Scope,
+    /// In one sentence.
+    description: &'static str,
+    /// Its `spec`.
+    spec: fn() -> Value,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Namespaced,
+    Cluster,
+}
+
+/// The kinds of ours.
+pub(super) fn own() -> Vec<Value> {
+    KINDS.iter().map(definition).collect()
+}
+
+/// How the kinds of ours are called in addresses.
+pub(super) fn plurals() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|kind| kind.plural)
+}
+
+/// The name under which a cluster knows a kind of ours.
+#[must_use]
+pub fn crd_name(plural: &str) -> String {
+    format!("{plural}.{GROUP}")
+}
+
+fn definition(kind: &Kind) -> Value {
+    let condition = object([
+        ("type!", text(316)),
+        ("status!", word(&["True", "False", "Unknown"])),
+        ("observedGeneration", with(integer(0, u32::MAX), "maximum", json!(i64::MAX))),
+        ("lastTransitionTime!", json!({"type": "string", "format": "date-time"})),
+        ("reason!", text(1024)),
+        ("message!", text(32_768)),
+    ]);
+    let conditions = with(list(condition, 16), "x-kubernetes-list-type", json!("map"));
+    let conditions = with(conditions, "x-kubernetes-list-map-keys", json!(["type"]));
+    let status = object([
+        ("observedGeneration", with(integer(0, u32::MAX), "maximum", json!(i64::MAX))),
+        ("conditions", conditions),
+    ]);
+    let schema = about(
+        object([
+            ("apiVersion", json!({"type": "string"})),
+            ("kind", json!({"type": "string"})),
+            ("metadata", json!({"type": "object"})),
+            ("spec!", (kind.spec)()),
+            ("status", about(status, "What the control plane says of it.")),
+        ]),
+        kind.description,
+    );
+    let accepted = r#".status.conditions[?(@.type=="Accepted")].status"#;
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": crd_name(kind.plural), "labels": labels()},
+        "spec": {
+            "group": GROUP,
+            "scope": match kind.scope {
+                Scope::Namespaced => "Namespaced",
+                Scope::Cluster => "Cluster",
+            },
+            "names": {
+                "kind": kind.kind,
+                "listKind": format!("{}List", kind.kind),
+                "plural": kind.plural,
+                "singular": kind.kind.to_lowercase(),
+                "shortNames": [kind.short],
+                "categories": ["leno"],
+            },
+            "versions": [{
+                "name": "v1alpha1",
+                "served": true,
+                "storage": true,
+                "subresources": {"status": {}},
+                "additionalPrinterColumns": [
+                    {"name": "Accepted", "type": "string", "jsonPath": accepted},
+                    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+                ],
+                "schema": {"openAPIV3Schema": schema},
+            }],
+        },
+    })
+}
+
+/// The kinds of SMI and OSM that are read, for clusters that have none of theirs. They have no schema:
+/// the control plane says what it makes of them.
+pub(super) fn of_smi() -> Vec<Value> {
+    let of = |(group, kind, plural, versions): &(&str, &str, &str, &[&str])| {
+        let version = |(index, name): (usize, &&str)| {
+            let schema = with(anything(), "type", json!("object"));
+            json!({
+                "name": name,
+                "served": true,
+                "storage": index == 0,
+                "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": schema},
+            })
+        };
+        let versions: Vec<Value> = versions.iter().enumerate().map(version).collect();
+        json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.{group}"), "labels": labels()},
+            "spec": {
+                "group": group,
+                "scope": "Namespaced",
+                "names": {
+                    "kind": kind,
+                    "listKind": format!("{kind}List"),
+                    "plural": plural,
+                    "singular": kind.to_lowercase(),
+                },
+                "versions": versions,
+            },
+        })
+    };
+    SMI.iter().map(of).collect()
+}
+
+/// Services of the policy's namespace, by name and perhaps port.
+fn target_refs() -> Value {
+    let target = object([
+        ("group", word(&["", "core"])),
+        ("kind", word(&["Service"])),
+        ("name!", super::schema::label()),
+        ("namespace", super::schema::label()),
+        ("port", super::schema::port()),
+    ]);
+    let description = "The services that it is about, of its own namespace.";
+    about(super::schema::some(target, 16), description)
+}
+
+/// An account, as SMI names it.
+fn account() -> Value {
+    object([
+        ("kind!", word(&["ServiceAccount"])),
+        ("name!", super::schema::name()),
+        ("namespace!", super::schema::label()),
+    ])
+}
+
+/// Tests for values, by name: a text, or an operator with its operand.
+fn tests() -> Value {
+    map(anything(), 256)
+}
+
+const GROUP: &str = "leno.dev";
+
+const KINDS: &[Kind] = &[
+    Kind {
+        kind: "Workload",
+        plural: "workloads",
+        short: "lwl",
+        scope: Scope::Namespaced,
+        description: "An instance of an application that is no pod.",
+        spec: mesh::workload,
+    },
+    Kind {
+        kind: "MeshConfig",
+        plural: "meshconfigs",
+        short: "lmc",
+        scope: Scope::Cluster,
+        description: "Settings of the whole mesh; there is one.",
+        spec: mesh::mesh_config,
+    },
+    Kind {
+        kind: "AccessPolicy",
+        plural: "accesspolicies",
+        short: "lap",
+        scope: Scope::Namespaced,
+        description: "Who may do what, and who may not.",
+        spec: policies::access_policy,
+    },
+    Kind {
+        kind: "OutlierRemoval",
+        plural: "outlierremovals",
+        short: "lor",
+        scope: Scope::Namespaced,
+        description: "When an endpoint is left out for a while.",
+        spec: policies::outlier_removal,
+    },
+    Kind {
+        kind: "SermantRemoval",
+        plural: "sermantremovals",
+        short: "lsr",
+        scope: Scope::Namespaced,
+        description: "When an endpoint is left out, as Sermant's configuration has it.",
+        spec: policies::sermant_removal,
+    },
+    Kind {
+        kind: "CircuitBreaker",
+        plural: "circuitbreakers",
+        short: "lcb",
+        scope: Scope::Namespaced,
+        description: "How much may be under way to a service, and when nothing is sent.",
+        spec: policies::circuit_breaker,
+    },
+    Kind {
+        kind: "RateLimit",
+        plural: "ratelimits",
+        short: "lrl",
+        scope: Scope::Namespaced,
+        description: "How much may come in at a service in a time.",
+        spec: policies::rate_limit,
+    },
+    Kind {
+        kind: "FaultInjection",
+        plural: "faultinjections",
+        short: "lfi",
+        scope: Scope::Namespaced,
+        description: "Requests that wait, or are answered with an error, on purpose.",
+        spec: policies::fault_injection,
+    },
+    Kind {
+        kind: "LoadBalancing",
+        plural: "loadbalancings",
+        short: "llb",
+        scope: Scope::Namespaced,
+        description: "How an endpoint of a service is chosen.",
+        spec: policies::load_balancing,
+    },
+    Kind {
+        kind: "TagRoute",
+        plural: "tagroutes",
+        short: "ltr",
+        scope: Scope::Namespaced,
+        description: "Which instances of a service take which requests.",
+        spec: tags::tag_route,
+    },
+    Kind {
+        kind: "Lane",
+        plural: "lanes",
+        short: "lln",
+        scope: Scope::Namespaced,
+        description: "What requests are marked with at the entrance of a service.",
+        spec: tags::lane,
+    },
+    Kind {
+        kind: "SermantRouteRule",
+        plural: "sermantrouterules",
+        short: "lsrr",
+        scope: Scope::Namespaced,
+        description: "Tag rules as Sermant publishes them.",
+        spec: tags::sermant_route_rule,
+    },
+];
+
+/// Group, kind, plural, and versions, of which the first is stored.
+const SMI: &[(&str, &str, &str, &[&str])] = &[
+    ("access.smi-spec.io", "TrafficTarget", "traffictargets", &["v1alpha3"]),
+    ("specs.smi-spec.io", "HTTPRouteGroup", "httproutegroups", &["v1alpha4"]),
+    ("specs.smi-spec.io", "TCPRoute", "tcproutes", &["v1alpha4"]),
+    ("split.smi-spec.io", "TrafficSplit", "trafficsplits", &["v1alpha4", "v1alpha2"]),
+    (
+        "policy.openservicemesh.io",
+        "UpstreamTrafficSetting",
+        "upstreamtrafficsettings",
+        &["v1alpha1"],
+    ),
+    ("policy.flomesh.io", "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+];

@@ -1,0 +1,65 @@
+//! Schemas of what a mesh consists of: workloads, and its settings.
+
+use serde_json::Value;
+
+use super::account;
+use crate::install::schema::{
+    about, anything, boolean, label, list, map, name, object, port, text, unless, word,
+};
+
+pub(super) fn workload() -> Value {
+    let ports = object([
+        ("name", label()),
+        ("port!", port()),
+        ("protocol", word(&["HTTP", "HTTP2", "GRPC", "TCP", "detect"])),
+    ]);
+    let doors = object([("service!", text(253)), ("port!", port()), ("listen!", text(64))]);
+    let account =
+        about(name(), "The account that it runs under, in its namespace; `default` when absent.");
+    object([
+        ("serviceAccount", account),
+        ("address", about(text(64), "Where its sidecar reaches it; 127.0.0.1 when absent.")),
+        ("ports", about(list(ports, 256), "Where the application listens.")),
+        ("run", list(anything(), 4096)),
+        ("env", map(anything(), 4096)),
+        ("outbound", about(list(doors, 1024), "Fixed local doors to services.")),
+        ("trafficMode", traffic_mode()),
+    ])
+}
+
+pub(super) fn mesh_config() -> Value {
+    let namespace = object([("name!", label()), ("trafficMode!", traffic_mode())]);
+    let otlp = object([("endpoint!", text(2048)), ("protocol", word(&["http", "grpc"]))]);
+    let zipkin = object([("endpoint!", text(2048))]);
+    let export = unless(
+        object([("otlp", otlp), ("zipkin", zipkin)]),
+        &[("has(self.otlp) != has(self.zipkin)", "give one of otlp and zipkin")],
+    );
+    let tracing = object([
+        ("sampling", about(anything(), "Which share is traced, such as 1%.")),
+        ("errors", boolean()),
+        ("propagation", text(32)),
+        ("export!", export),
+    ]);
+    let access_log = object([
+        ("sampling", about(anything(), "Which share is logged, such as 1%.")),
+        ("errors", boolean()),
+        ("template", text(4096)),
+    ]);
+    object([
+        ("trustDomain", about(name(), "Who vouches for identities; fixed once the mesh has run.")),
+        ("trafficMode", traffic_mode()),
+        ("namespaces", about(list(namespace, 1024), "Namespaces that differ from the mesh.")),
+        ("revoked", about(list(account(), 1024), "Accounts that are members no more.")),
+        ("tracing", about(tracing, "Which requests are traced, and where spans go.")),
+        ("accessLog", about(access_log, "Which requests are logged, and how.")),
+    ])
+}
+
+fn traffic_mode() -> Value {
+    about(
+        word(&["permissive", "strict", "audit"]),
+        "Who is let in: every member, only what a policy allows, or every member while what strict \
+         mode would deny is counted.",
+    )
+}

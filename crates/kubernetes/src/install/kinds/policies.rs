@@ -1,0 +1,262 @@
+//! Schemas of policies: who may call, and how requests to services are treated.
+
+use serde_json::Value;
+
+use super::target_refs;
+use crate::install::schema::{
+    about, anything, boolean, duration, integer, list, name, name_pattern, object, percentage,
+    port, some, text, unless, word,
+};
+
+pub(super) fn access_policy() -> Value {
+    let request = unless(
+        object([
+            ("methods", list(text(32), 256)),
+            ("path", path_match()),
+            ("headers", list(field_match(), 16)),
+        ]),
+        &[(
+            "has(self.methods) || has(self.path) || has(self.headers)",
+            "says nothing about a request: give methods, path or headers",
+        )],
+    );
+    let rule = || {
+        object([
+            ("name", name()),
+            ("from", peers()),
+            ("requests", some(request.clone(), 256)),
+            ("ports", some(port(), 256)),
+        ])
+    };
+    let accounts =
+        about(some(name(), 256), "Whose workloads it is about; all of the namespace when absent.");
+    unless(
+        object([
+            ("serviceAccounts", accounts),
+            ("deny", about(list(rule(), 256), "What is denied, whatever allows it.")),
+            ("allow", about(list(rule(), 256), "What is allowed in strict mode.")),
+        ]),
+        &[("has(self.deny) || has(self.allow)", "has no rules: give deny or allow")],
+    )
+}
+
+pub(super) fn outlier_removal() -> Value {
+    let rate = object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, COUNT_MAX))]);
+    let back_off =
+        object([("base", duration()), ("max", duration()), ("jitterPercent", integer(0, 100))]);
+    object([
+        ("targetRefs!", target_refs()),
+        ("failures", failures()),
+        ("grpcStatuses", grpc_statuses()),
+        ("window", duration()),
+        ("steps", integer(1, 60)),
+        ("rate", rate),
+        ("consecutive", integer(1, COUNT_MAX)),
+        ("maxRemovedPercent", integer(1, 100)),
+        ("keepAtLeast", integer(1, COUNT_MAX)),
+        ("backOff", back_off),
+        ("probes", integer(1, 1000)),
+    ])
+}
+
+pub(super) fn sermant_removal() -> Value {
+    let config = about(text(65_536), "What stands under Sermant's `sermant.removal.config`.");
+    object([("compat!", word(&["sermant"])), ("config!", config)])
+}
+
+pub(super) fn circuit_breaker() -> Value {
+    let limits = object([
+        ("connections", integer(1, u32::MAX)),
+        ("requests", integer(1, u32::MAX)),
+        ("pending", integer(1, u32::MAX)),
+        ("retries", integer(0, u32::MAX)),
+    ]);
+    let slow = object([("from!", duration()), ("percent", integer(1, 100))]);
+    let trip = object([
+        ("failures", failures()),
+        ("grpcStatuses", grpc_statuses()),
+        ("window", duration()),
+        ("steps", integer(1, 60)),
+        ("minimumRequests", integer(1, COUNT_MAX)),
+        ("percent", integer(1, 100)),
+        ("consecutive", integer(1, u32::MAX)),
+        ("slow", slow),
+        ("openFor", duration()),
+        ("probes", integer(1, 1000)),
+    ]);
+    unless(
+        object([
+            ("targetRefs!", target_refs()),
+            ("limits", about(limits, "How much may be under way.")),
+            ("connectTimeout", duration()),
+            ("trip", about(trip, "When nothing is sent for a while.")),
+            ("answer", about(answer(), "What is answered instead.")),
+        ]),
+        &[
+            (
+                "has(self.limits) || has(self.connectTimeout) || has(self.trip)",
+                "limits nothing and never trips: give limits, connectTimeout or trip",
+            ),
+            ("!has(self.answer) || has(self.trip)", "answer is never given without trip"),
+        ],
+    )
+}
+
+pub(super) fn rate_limit() -> Value {
+    let connections = object([
+        ("count!", integer(1, 1_000_000)),
+        ("in!", duration()),
+        ("burst", integer(1, 2_000_000)),
+    ]);
+    let rule = object([
+        ("name", name()),
+        ("matches", some(request_match(), 256)),
+        ("from", peers()),
+        ("each", about(anything(), "`client`, or `{header: NAME}`: each has a bucket of its own.")),
+        ("buckets", integer(1, 100_000)),
+        ("requests!", integer(1, 1_000_000)),
+        ("in!", duration()),
+        ("burst", integer(1, 2_000_000)),
+        ("last", boolean()),
+        ("answer", answer()),
+    ]);
+    unless(
+        object([
+            ("targetRefs!", target_refs()),
+            ("connections", connections),
+            ("rules", list(rule, 64)),
+        ]),
+        &[(
+            "has(self.connections) || has(self.rules)",
+            "limits nothing: give rules or connections",
+        )],
+    )
+}
+
+pub(super) fn fault_injection() -> Value {
+    let delay = object([("time!", duration()), ("percent", percentage())]);
+    let abort = unless(
+        object([
+            ("status", integer(200, 599)),
+            ("grpcStatus", word(GRPC)),
+            ("body", text(4096)),
+            ("headers", headers()),
+            ("percent", percentage()),
+        ]),
+        &[("has(self.status) || has(self.grpcStatus)", "has no status: give status or grpcStatus")],
+    );
+    let rule = unless(
+        object([
+            ("name", name()),
+            ("matches", some(request_match(), 256)),
+            ("from", peers()),
+            ("delay", delay),
+            ("abort", abort),
+        ]),
+        &[("has(self.delay) || has(self.abort)", "injects nothing: give delay or abort")],
+    );
+    object([("targetRefs!", target_refs()), ("rules!", some(rule, 64))])
+}
+
+pub(super) fn load_balancing() -> Value {
+    let key = unless(
+        object([("header", text(256)), ("cookie", text(256)), ("source", boolean())]),
+        &[(
+            "[has(self.header), has(self.cookie), has(self.source)].filter(it, it).size() == 1",
+            "must say one thing: header, cookie or source",
+        )],
+    );
+    let warm_up = object([("time!", duration()), ("minPercent", integer(1, 100))]);
+    let algorithms = ["LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
+    let hashes = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
+    unless(
+        object([
+            ("targetRefs!", target_refs()),
+            ("algorithm", word(&algorithms)),
+            ("choices", integer(2, 16)),
+            ("key", key),
+            ("warmUp", warm_up),
+        ]),
+        &[
+            (
+                "!has(self.choices) || !has(self.algorithm) || self.algorithm == 'LeastRequest'",
+                "choices is for LeastRequest",
+            ),
+            (
+                &format!("has(self.key) == ({hashes})"),
+                "key is hashed by RingHash and Maglev, which need one",
+            ),
+            ("!has(self.key) || !has(self.warmUp)", "warmUp is not for algorithms with a key"),
+        ],
+    )
+}
+
+/// Whom a rule is about; everybody when absent.
+fn peers() -> Value {
+    let peer = unless(
+        object([("namespace", name_pattern()), ("serviceAccount", name_pattern())]),
+        &[(
+            "has(self.namespace) || has(self.serviceAccount)",
+            "names nobody: give namespace or serviceAccount",
+        )],
+    );
+    some(peer, 256)
+}
+
+/// As rules of an `HTTPRoute` have it.
+fn request_match() -> Value {
+    object([
+        ("path", path_match()),
+        ("method", text(32)),
+        ("headers", list(field_match(), 16)),
+        ("queryParams", list(field_match(), 16)),
+    ])
+}
+
+fn path_match() -> Value {
+    object([("type", word(&["Exact", "PathPrefix", "RegularExpression"])), ("value", text(4096))])
+}
+
+fn field_match() -> Value {
+    object([
+        ("name!", text(256)),
+        ("value!", text(4096)),
+        ("type", word(&["Exact", "RegularExpression"])),
+    ])
+}
+
+fn answer() -> Value {
+    object([("status", integer(400, 599)), ("body", text(4096)), ("headers", headers())])
+}
+
+fn headers() -> Value {
+    list(object([("name!", text(256)), ("value!", text(4096))]), 16)
+}
+
+fn failures() -> Value {
+    list(word(&["connect", "timeout", "reset", "5xx", "gateway"]), 5)
+}
+
+fn grpc_statuses() -> Value {
+    list(word(GRPC), 16)
+}
+
+const COUNT_MAX: u32 = 1_000_000;
+const GRPC: &[&str] = &[
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];

@@ -1,0 +1,77 @@
+//! What was installed out of a cluster again.
+
+use std::collections::BTreeMap;
+
+use kube::Client;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+
+use super::apply::api_of;
+use super::{InstallError, Options, Step, manifests};
+use crate::webhook::WEBHOOK_SECRET;
+use crate::words::{AUTHORITY_SECRET, ROOTS_CONFIG_MAP};
+
+/// How much is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// What runs. Rules that users wrote stay, with their kinds, and the authority: what is installed
+    /// again trusts the same sidecars.
+    Running,
+    /// Everything, with all objects of our kinds.
+    Everything,
+}
+
+/// What is removed, in this order: the webhook first, so that pods can be created all the time.
+#[must_use]
+pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
+    let beside = |kind: &str, name: &str| {
+        json!({
+            "apiVersion": "v1",
+            "kind": kind,
+            "metadata": {"name": name, "namespace": options.namespace},
+        })
+    };
+    let mut by_rank: BTreeMap<u8, Vec<Value>> = BTreeMap::new();
+    for manifest in manifests(options).into_iter().rev() {
+        let rank = match manifest["kind"].as_str().unwrap_or_default() {
+            "MutatingWebhookConfiguration" => 0,
+            "Deployment" => 1,
+            "CustomResourceDefinition" if extent == Extent::Everything => 3,
+            "Namespace" if extent == Extent::Everything => 4,
+            "CustomResourceDefinition" | "Namespace" | "MeshConfig" => continue,
+            _ => 2,
+        };
+        by_rank.entry(rank).or_default().push(manifest);
+    }
+    let rest = by_rank.entry(2).or_default();
+    rest.push(beside("Secret", WEBHOOK_SECRET));
+    rest.push(beside("ConfigMap", ROOTS_CONFIG_MAP));
+    if extent == Extent::Everything {
+        rest.push(beside("Secret", AUTHORITY_SECRET));
+    }
+    by_rank.into_values().flatten().collect()
+}
+
+/// Removes them; what is not there needs no removal.
+///
+/// # Errors
+/// When the API server refuses; those before are removed.
+pub async fn remove(
+    client: &Client,
+    removals: &[Value],
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    for manifest in removals {
+        let (object, api) = api_of(client, manifest);
+        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        let done = match api.delete(name, &DeleteParams::background()).await {
+            Ok(_) => "removed",
+            Err(kube::Error::Api(status)) if status.code == NOT_FOUND => "is not there",
+            Err(error) => return Err(InstallError::of("remove", &object, error)),
+        };
+        told(Step { object, done });
+    }
+    Ok(())
+}
+
+const NOT_FOUND: u16 = 404;

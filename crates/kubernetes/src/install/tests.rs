@@ -1,0 +1,199 @@
+//! What is installed, as a whole.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+fn options() -> Options {
+    Options::new("leno:test".to_owned(), TrustDomain::new("cluster.local").unwrap())
+}
+
+fn named(kind: &str) -> Value {
+    let mut all = manifests(&options()).into_iter();
+    all.find(|manifest| manifest["kind"] == kind).unwrap()
+}
+
+fn names(manifests: &[Value]) -> Vec<String> {
+    let name = |it: &Value| {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"]))
+    };
+    manifests.iter().map(name).collect()
+}
+
+#[test]
+fn the_objects_that_run_and_what_they_may() {
+    let all = manifests(&options());
+    let shown: Vec<&Value> =
+        all.iter().filter(|it| it["kind"] != "CustomResourceDefinition").collect();
+    let text = format!("{:#}\n", json!(shown));
+    expect_test::expect_file!["golden/objects.json"].assert_eq(&text);
+}
+
+#[test]
+fn the_schemas_of_kinds() {
+    let all = manifests(&options());
+    let schemas: Map<String, Value> = all
+        .iter()
+        .filter(|it| it["kind"] == "CustomResourceDefinition")
+        .map(|it| {
+            let spec = &it["spec"];
+            let schema = &spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+            (spec["names"]["kind"].as_str().unwrap().to_owned(), schema.clone())
+        })
+        .collect();
+    let text = format!("{:#}\n", Value::Object(schemas));
+    expect_test::expect_file!["golden/schemas.json"].assert_eq(&text);
+}
+
+#[test]
+fn schemas_are_structural_and_bounded() {
+    fn visit(path: &str, schema: &Value) {
+        let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
+        assert!(schema["type"].is_string() || free, "{path} has no type");
+        match schema["type"].as_str() {
+            Some("string") => {
+                let bounded = schema["maxLength"].is_u64()
+                    || schema["enum"].is_array()
+                    || schema["format"].is_string();
+                assert!(bounded, "{path} has no bound");
+            }
+            Some("array") => {
+                assert!(schema["maxItems"].is_u64(), "{path} has no bound");
+                visit(&format!("{path}[]"), &schema["items"]);
+            }
+            _ => {}
+        }
+        // What a rule names is typed: the API server refuses the kind otherwise.
+        let known = schema["properties"].as_object().into_iter().flatten();
+        let typed: BTreeSet<&str> = known
+            .clone()
+            .filter(|(_, field)| field["type"].is_string())
+            .map(|(name, _)| name.as_str())
+            .collect();
+        for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+            let rule = rule["rule"].as_str().unwrap();
+            for field in rule.split("self.").skip(1) {
+                let end = field.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(field.len());
+                assert!(typed.contains(&field[..end]), "{path}: {rule}");
+            }
+        }
+        for (name, field) in known {
+            visit(&format!("{path}.{name}"), field);
+        }
+        if schema["additionalProperties"].is_object() {
+            assert!(schema["maxProperties"].is_u64(), "{path} has no bound");
+            visit(&format!("{path}.*"), &schema["additionalProperties"]);
+        }
+    }
+    for definition in kinds::own() {
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        visit(definition["spec"]["names"]["kind"].as_str().unwrap(), &schema["properties"]["spec"]);
+        visit("status", &schema["properties"]["status"]);
+    }
+}
+
+#[test]
+fn the_control_plane_keeps_to_the_restricted_profile() {
+    let pod = named("Deployment")["spec"]["template"]["spec"].clone();
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    for container in pod["containers"].as_array().unwrap() {
+        let context = &container["securityContext"];
+        assert_eq!(context["allowPrivilegeEscalation"], false);
+        assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+    }
+}
+
+#[test]
+fn secrets_are_read_in_one_namespace_only() {
+    let everywhere = named("ClusterRole")["rules"].to_string();
+    assert!(!everywhere.contains("secrets") && !everywhere.contains('*'), "{everywhere}");
+    for rule in named("Role")["rules"].as_array().unwrap() {
+        let creates = rule["verbs"] == json!(["create"]);
+        assert!(creates || rule["resourceNames"].is_array(), "{rule}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
+    // As the API server reads selectors.
+    let fits = |selector: &Value, labels: &[(&str, &str)]| {
+        selector["matchExpressions"].as_array().unwrap().iter().all(|it| {
+            let found = labels.iter().find(|(key, _)| it["key"] == *key).map(|(_, value)| *value);
+            let listed = found.is_some_and(|value| {
+                it["values"].as_array().into_iter().flatten().any(|known| known == value)
+            });
+            match it["operator"].as_str().unwrap() {
+                "Exists" => found.is_some(),
+                "DoesNotExist" => found.is_none(),
+                "NotIn" => !listed,
+                other => panic!("{other}"),
+            }
+        })
+    };
+    let webhooks = named("MutatingWebhookConfiguration")["webhooks"].clone();
+    let asked = |namespace: &[(&str, &str)], pod: &[(&str, &str)]| -> Vec<String> {
+        let webhooks = webhooks.as_array().unwrap().iter();
+        webhooks
+            .filter(|it| {
+                fits(&it["namespaceSelector"], namespace) && fits(&it["objectSelector"], pod)
+            })
+            .map(|it| it["name"].as_str().unwrap().split('.').next().unwrap().to_owned())
+            .collect()
+    };
+    let on = ("leno.dev/injection", "enabled");
+    let off = ("leno.dev/injection", "disabled");
+    let osm = ("openservicemesh.io/monitored-by", "osm");
+    let none: [&str; 0] = [];
+    assert_eq!(asked(&[], &[]), none);
+    assert_eq!(asked(&[on], &[]), ["namespace"]);
+    assert_eq!(asked(&[on], &[on]), ["namespace"]);
+    assert_eq!(asked(&[on], &[off]), none);
+    assert_eq!(asked(&[off], &[]), none);
+    assert_eq!(asked(&[off], &[on]), ["pod"]);
+    assert_eq!(asked(&[], &[on]), ["pod"]);
+    assert_eq!(asked(&[osm], &[]), ["osm"]);
+    assert_eq!(asked(&[osm], &[on]), ["pod"]);
+    assert_eq!(asked(&[osm, on], &[]), ["namespace"]);
+    assert_eq!(asked(&[osm, ("openservicemesh.io/ignore", "true")], &[]), none);
+    assert_eq!(asked(&[on, ("kubernetes.io/metadata.name", "kube-system")], &[on]), none);
+    assert_eq!(asked(&[on, ("kubernetes.io/metadata.name", "leno-system")], &[on]), none);
+    // A slip of the pen is asked about, and told.
+    assert!(!asked(&[("leno.dev/injection", "on")], &[]).is_empty());
+}
+
+#[test]
+fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
+    let running = names(&removals(&options(), Extent::Running));
+    assert_eq!(running[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
+    assert_eq!(running[1], "Deployment leno-control");
+    assert!(running.contains(&"ConfigMap leno-roots".to_owned()));
+    let kept = ["CustomResourceDefinition", "Namespace", "Secret leno-authority"];
+    assert!(!running.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
+    let everything = names(&removals(&options(), Extent::Everything));
+    assert!(everything.contains(&"Secret leno-authority".to_owned()));
+    assert_eq!(everything.last().unwrap(), "Namespace leno-system");
+}
+
+#[test]
+fn options_change_what_they_are_about() {
+    let trust_domain = TrustDomain::new("example.org").unwrap();
+    let options = Options {
+        namespace: "mesh".to_owned(),
+        replicas: 1,
+        trust_domain,
+        with_smi: true,
+        ..options()
+    };
+    let all = manifests(&options);
+    let names = names(&all);
+    assert!(
+        names.contains(&"CustomResourceDefinition traffictargets.access.smi-spec.io".to_owned())
+    );
+    let place = |name: &str| names.iter().position(|it| it == name).unwrap();
+    assert!(place("MeshConfig mesh") < place("Deployment leno-control"));
+    assert!(!names.contains(&"PodDisruptionBudget leno-control".to_owned()));
+    let text = json!(all).to_string();
+    assert!(!text.contains("leno-system"), "{text}");
+}

@@ -1,0 +1,196 @@
+//! The authority that signs the webhook's certificates, and nothing else; pure.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ServerConfig, version};
+use time::OffsetDateTime;
+
+/// An authority as the Secret keeps it: its key, its certificate, and the one before that.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Authority {
+    pub(super) key: String,
+    /// Its own certificate first; certificates of the one that it replaced may still be in use.
+    pub(super) certificates: String,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// The Secret holds something else.
+    #[error(
+        "the Secret leno-webhook does not hold an authority: {0}; delete it, and it is made anew"
+    )]
+    Unreadable(&'static str),
+    /// A certificate cannot be made.
+    #[error("a certificate for the webhook cannot be made")]
+    Encoding(#[from] rcgen::Error),
+    /// TLS does not take it.
+    #[error("a certificate for the webhook cannot be used")]
+    Tls(#[from] rustls::Error),
+}
+
+impl Authority {
+    /// A new one; the certificate of `before` stays with it.
+    pub(super) fn generate(before: Option<&Self>, now: SystemTime) -> Result<Self, AuthorityError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut parameters = parameters("leno webhook authority", now, AUTHORITY_LIFETIME)?;
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let mut certificates = parameters.self_signed(&key)?.pem();
+        if let Some(last) = before.and_then(|before| first_block(&before.certificates)) {
+            certificates.push_str(last);
+        }
+        Ok(Self { key: key.serialize_pem(), certificates })
+    }
+
+    /// Whether it signs long enough that nobody has to hurry when it is replaced.
+    pub(super) fn is_fresh(&self, now: SystemTime) -> bool {
+        self.not_after().is_ok_and(|end| end > now + AUTHORITY_LEFT_MIN)
+    }
+
+    fn not_after(&self) -> Result<SystemTime, AuthorityError> {
+        let der = CertificateDer::from_pem_slice(self.certificates.as_bytes());
+        let der = der.map_err(|_| AuthorityError::Unreadable("there is no certificate"))?;
+        let parsed = x509_parser::parse_x509_certificate(&der);
+        let (_, parsed) =
+            parsed.map_err(|_| AuthorityError::Unreadable("what is no certificate"))?;
+        let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+        Ok(UNIX_EPOCH + Duration::from_secs(seconds))
+    }
+
+    /// TLS with a new certificate for these names.
+    pub(super) fn serve(
+        &self,
+        names: Vec<String>,
+        now: SystemTime,
+    ) -> Result<ServerConfig, AuthorityError> {
+        let own = KeyPair::from_pkcs8_pem_and_sign_algo(&self.key, &PKCS_ECDSA_P256_SHA256)
+            .map_err(|_| AuthorityError::Unreadable("there is no key"))?;
+        let issuer = Issuer::from_ca_cert_pem(&self.certificates, own)
+            .map_err(|_| AuthorityError::Unreadable("there is no certificate"))?;
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut parameters = parameters("leno webhook", now, SERVING_LIFETIME)?;
+        parameters.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        parameters.use_authority_key_identifier_extension = true;
+        let certificate = parameters.signed_by(&key, &issuer)?;
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let mut config = ServerConfig::builder_with_provider(aws_lc_rs::default_provider().into())
+            .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+fn parameters(
+    name: &str,
+    now: SystemTime,
+    lifetime: Duration,
+) -> Result<CertificateParams, AuthorityError> {
+    let mut parameters = CertificateParams::default();
+    parameters.distinguished_name = DistinguishedName::new();
+    parameters.distinguished_name.push(DnType::CommonName, name);
+    parameters.not_before = OffsetDateTime::from(now - CLOCK_SKEW);
+    parameters.not_after = OffsetDateTime::from(now + lifetime);
+    Ok(parameters)
+}
+
+/// The first certificate of several.
+fn first_block(pem: &str) -> Option<&str> {
+    let end = pem.find(END)? + END.len();
+    Some(pem.get(..end)?).filter(|block| block.contains("-----BEGIN CERTIFICATE-----"))
+}
+
+const END: &str = "-----END CERTIFICATE-----";
+/// As long as a cluster may live without anybody thinking of it.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// It is replaced when less is left, so that nothing that it signed is in use at its end.
+const AUTHORITY_LEFT_MIN: Duration = Duration::from_secs(365 * 86_400);
+/// How long a certificate of a listener is valid.
+pub(super) const SERVING_LIFETIME: Duration = Duration::from_secs(90 * 86_400);
+/// How far the clock of the API server may be behind ours.
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier as _;
+    use rustls::pki_types::{ServerName, UnixTime};
+
+    use super::*;
+
+    /// Whether somebody who trusts `bundle` accepts a certificate of `authority` for `name`.
+    fn is_trusted(bundle: &str, authority: &Authority, name: &str, now: SystemTime) -> bool {
+        let mut roots = RootCertStore::empty();
+        for der in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+            roots.add(der.unwrap()).unwrap();
+        }
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
+        let verifier = verifier.build().unwrap();
+        let own = KeyPair::from_pem(&authority.key).unwrap();
+        let issuer = Issuer::from_ca_cert_pem(&authority.certificates, own).unwrap();
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let mut leaf = parameters("leaf", now, SERVING_LIFETIME).unwrap();
+        leaf.subject_alt_names =
+            CertificateParams::new(vec!["a.b.svc".to_owned()]).unwrap().subject_alt_names;
+        leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let leaf = leaf.signed_by(&key, &issuer).unwrap();
+        let name = ServerName::try_from(name.to_owned()).unwrap();
+        let now = UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap());
+        verifier.verify_server_cert(leaf.der(), &[], &name, &[], now).is_ok()
+    }
+
+    fn now() -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+    }
+
+    #[test]
+    fn its_certificates_are_for_the_names_that_were_asked_for() {
+        let authority = Authority::generate(None, now()).unwrap();
+        assert!(is_trusted(&authority.certificates, &authority, "a.b.svc", now()));
+        assert!(!is_trusted(&authority.certificates, &authority, "c.b.svc", now()));
+        assert!(authority.serve(vec!["a.b.svc".to_owned()], now()).is_ok());
+    }
+
+    #[test]
+    fn what_was_signed_before_a_replacement_is_trusted_after_it() {
+        let first = Authority::generate(None, now()).unwrap();
+        let second = Authority::generate(Some(&first), now()).unwrap();
+        for authority in [&first, &second] {
+            assert!(is_trusted(&second.certificates, authority, "a.b.svc", now()));
+        }
+        let third = Authority::generate(Some(&second), now()).unwrap();
+        assert!(!is_trusted(&third.certificates, &first, "a.b.svc", now()));
+    }
+
+    #[test]
+    fn it_is_replaced_long_before_its_end() {
+        let authority = Authority::generate(None, now()).unwrap();
+        let years = |years: u64| now() + Duration::from_secs(years * 365 * 86_400 + 1);
+        assert!(authority.is_fresh(years(8)));
+        assert!(!authority.is_fresh(years(9)));
+        let broken = Authority { certificates: String::new(), ..authority };
+        assert!(!broken.is_fresh(now()));
+    }
+}

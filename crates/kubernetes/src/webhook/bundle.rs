@@ -1,0 +1,113 @@
+//! What the API server verifies the webhook by: it stands in the webhook's configuration.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+/// The configuration of the injector. Configurations are asked in the order of their names: what OSM
+/// (`osm-…`) and FSM (`fsm-…`) put into a pod is there when ours comes, and left alone.
+pub const INJECTOR: &str = "sidecar-injector.leno.dev";
+
+/// Whether the API server can ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrustState {
+    /// It knows whom to trust.
+    Trusted,
+    /// Some webhook of the configuration trusts somebody else, or nobody.
+    Untrusted,
+    /// There is no configuration.
+    Absent,
+}
+
+/// Sees to it that the configuration trusts `certificates`.
+pub(super) async fn publish(
+    client: &Client,
+    certificates: &str,
+) -> Result<TrustState, kube::Error> {
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let Some(found) = configurations.get_opt(INJECTOR).await? else {
+        return Ok(TrustState::Absent);
+    };
+    let stale = stale(&found, certificates);
+    if !stale.is_empty() {
+        let patch = Patch::Strategic(patch(&stale, certificates));
+        configurations.patch(INJECTOR, &PatchParams::default(), &patch).await?;
+        tracing::info!("the API server trusts the webhook now");
+    }
+    Ok(TrustState::Trusted)
+}
+
+/// Whether a configuration trusts somebody.
+#[must_use]
+pub fn trust_state(configuration: Option<&MutatingWebhookConfiguration>) -> TrustState {
+    let Some(webhooks) = configuration.and_then(|it| it.webhooks.as_ref()) else {
+        return TrustState::Absent;
+    };
+    let trusts = |bundle: &Option<ByteString>| bundle.as_ref().is_some_and(|it| !it.0.is_empty());
+    match webhooks.iter().all(|webhook| trusts(&webhook.client_config.ca_bundle)) {
+        true => TrustState::Trusted,
+        false => TrustState::Untrusted,
+    }
+}
+
+/// The webhooks that trust somebody else.
+fn stale(configuration: &MutatingWebhookConfiguration, certificates: &str) -> Vec<String> {
+    let webhooks = configuration.webhooks.iter().flatten();
+    webhooks
+        .filter(|webhook| {
+            let bundle = webhook.client_config.ca_bundle.as_ref();
+            bundle.is_none_or(|bundle| bundle.0 != certificates.as_bytes())
+        })
+        .map(|webhook| webhook.name.clone())
+        .collect()
+}
+
+/// Webhooks are merged by name.
+fn patch(names: &[String], certificates: &str) -> Value {
+    let bundle = ByteString(certificates.as_bytes().to_vec());
+    let webhooks: Vec<Value> = names
+        .iter()
+        .map(|name| json!({"name": name, "clientConfig": {"caBundle": bundle}}))
+        .collect();
+    json!({"webhooks": webhooks})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration(bundles: &[Option<&str>]) -> MutatingWebhookConfiguration {
+        let webhook = |(index, bundle): (usize, &Option<&str>)| {
+            let bundle = bundle.map(|text| ByteString(text.as_bytes().to_vec()));
+            json!({
+                "name": format!("w{index}"),
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "clientConfig": {"caBundle": bundle},
+            })
+        };
+        let webhooks: Vec<Value> = bundles.iter().enumerate().map(webhook).collect();
+        serde_json::from_value(json!({"metadata": {"name": INJECTOR}, "webhooks": webhooks}))
+            .unwrap()
+    }
+
+    #[test]
+    fn only_what_trusts_somebody_else_is_changed() {
+        let configuration = configuration(&[Some("a"), Some("b"), None]);
+        let stale = stale(&configuration, "a");
+        assert_eq!(stale, ["w1", "w2"]);
+        expect_test::expect![[
+            r#"{"webhooks":[{"name":"w1","clientConfig":{"caBundle":"YQ=="}},{"name":"w2","clientConfig":{"caBundle":"YQ=="}}]}"#
+        ]]
+        .assert_eq(&patch(&stale, "a").to_string());
+    }
+
+    #[test]
+    fn a_configuration_without_trust_is_told_from_none() {
+        assert_eq!(trust_state(None), TrustState::Absent);
+        assert_eq!(trust_state(Some(&configuration(&[Some("a"), None]))), TrustState::Untrusted);
+        assert_eq!(trust_state(Some(&configuration(&[Some("a")]))), TrustState::Trusted);
+    }
+}

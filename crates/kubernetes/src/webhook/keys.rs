@@ -1,0 +1,143 @@
+//! Keeps the webhook's certificates: ours, those of the authority, and what the API server trusts.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use rustls::ServerConfig;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::WEBHOOK_SECRET;
+use super::authority::{Authority, AuthorityError, SERVING_LIFETIME};
+use super::bundle;
+use crate::words::CONTROL;
+
+/// Looks now and again, for ever. What cannot be had is asked for again soon.
+pub(super) async fn keep(
+    client: Client,
+    namespace: String,
+    serving: watch::Sender<Option<Arc<ServerConfig>>>,
+) -> Infallible {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    let names = vec![
+        format!("{CONTROL}.{namespace}.svc"),
+        format!("{CONTROL}.{namespace}.svc.cluster.local"),
+    ];
+    let mut held: Option<(Authority, SystemTime)> = None;
+    let mut pause = PAUSE_MIN;
+    loop {
+        let now = SystemTime::now();
+        let round = async {
+            let authority = authority(&secrets, now).await?;
+            // Before anybody is served with it, so that a certificate is never shown too early.
+            let trust = bundle::publish(&client, &authority.certificates).await;
+            let stays = held.as_ref().is_some_and(|(known, since)| {
+                let age = now.duration_since(*since).unwrap_or_default();
+                *known == authority && age < SERVING_LIFETIME / 3
+            });
+            if !stays {
+                let config = authority.serve(names.clone(), now)?;
+                serving.send_replace(Some(Arc::new(config)));
+                tracing::info!("the webhook has a new certificate");
+                held = Some((authority, now));
+            }
+            trust.map_err(KeysError::from)
+        };
+        match round.await {
+            Ok(bundle::TrustState::Trusted) => pause = PAUSE_MAX,
+            // It is being installed.
+            Ok(bundle::TrustState::Absent | bundle::TrustState::Untrusted) => pause = PAUSE_ABSENT,
+            Err(error) => {
+                let error = with_causes(&error);
+                tracing::warn!(
+                    error,
+                    "the webhook's certificates cannot be looked after; again soon"
+                );
+                pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            }
+        }
+        sleep(pause).await;
+    }
+}
+
+/// The authority that the Secret holds, made by whoever comes first.
+async fn authority(secrets: &Api<Secret>, now: SystemTime) -> Result<Authority, KeysError> {
+    for _ in 0..ATTEMPTS {
+        let found = secrets.get_opt(WEBHOOK_SECRET).await?;
+        let known = found.as_ref().map(read).transpose()?;
+        if let Some(known) = known.as_ref().filter(|known| known.is_fresh(now)) {
+            return Ok(known.clone());
+        }
+        let new = Authority::generate(known.as_ref(), now)?;
+        let mut secret = found.unwrap_or_default();
+        secret.metadata.name = Some(WEBHOOK_SECRET.to_owned());
+        let labels = secret.metadata.labels.get_or_insert_default();
+        labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
+        secret.data = Some(BTreeMap::from([
+            (KEY.to_owned(), ByteString(new.key.clone().into_bytes())),
+            (CERTIFICATES.to_owned(), ByteString(new.certificates.clone().into_bytes())),
+        ]));
+        let parameters = PostParams::default();
+        let written = match known {
+            None => secrets.create(&parameters, &secret).await,
+            // With the version that was read: of two that replace it one fails.
+            Some(_) => secrets.replace(WEBHOOK_SECRET, &parameters, &secret).await,
+        };
+        match written {
+            Ok(_) => return Ok(new),
+            // Somebody else was first: theirs it is.
+            Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(KeysError::Contended)
+}
+
+fn read(secret: &Secret) -> Result<Authority, AuthorityError> {
+    let text = |key: &str| {
+        let bytes = secret.data.as_ref()?.get(key)?;
+        String::from_utf8(bytes.0.clone()).ok()
+    };
+    let key = text(KEY).ok_or(AuthorityError::Unreadable("there is no key"))?;
+    let certificates = text(CERTIFICATES);
+    let certificates = certificates.ok_or(AuthorityError::Unreadable("there is no certificate"))?;
+    Ok(Authority { key, certificates })
+}
+
+/// Why there are no keys for now.
+#[derive(Debug, thiserror::Error)]
+enum KeysError {
+    #[error("the API server refuses")]
+    Api(#[from] kube::Error),
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    #[error("others write the Secret leno-webhook all the time")]
+    Contended,
+}
+
+/// An error with its causes, in one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
+const KEY: &str = "ca.key";
+const CERTIFICATES: &str = "ca.crt";
+/// The code of the API server for what somebody else was quicker at.
+const CONFLICT: u16 = 409;
+/// How often the Secret is read again because another one was first.
+const ATTEMPTS: usize = 8;
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_ABSENT: Duration = Duration::from_secs(2);
+const PAUSE_MAX: Duration = Duration::from_secs(30);

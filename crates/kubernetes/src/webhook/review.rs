@@ -1,0 +1,193 @@
+//! An `AdmissionReview` and its answer; pure.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject, patch};
+
+/// What the API server asks.
+#[derive(Debug)]
+pub(super) struct Review {
+    uid: String,
+    /// The namespace that the object is created in.
+    pub(super) namespace: String,
+    object: Value,
+}
+
+/// Why a question cannot be answered at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this is no AdmissionReview of admission.k8s.io/v1")]
+pub(super) struct NoReview;
+
+impl Review {
+    pub(super) fn parse(body: &[u8]) -> Result<Self, NoReview> {
+        let mut review: Value = serde_json::from_slice(body).map_err(|_| NoReview)?;
+        if review["kind"] != "AdmissionReview" || review["apiVersion"] != VERSION {
+            return Err(NoReview);
+        }
+        let mut request = review["request"].take();
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let uid = text(&request["uid"]).ok_or(NoReview)?;
+        let namespace = text(&request["namespace"]).unwrap_or_default();
+        let is_pod = request["kind"]["kind"] == "Pod" && request["kind"]["group"] == "";
+        let object = match is_pod && request["operation"] == "CREATE" {
+            true => request["object"].take(),
+            false => Value::Null,
+        };
+        Ok(Self { uid, namespace, object })
+    }
+
+    /// Whether there is a pod to look at.
+    pub(super) fn is_about_pod(&self) -> bool {
+        self.object.is_object()
+    }
+
+    /// Lets the pod in, with a sidecar if it is to have one.
+    pub(super) fn mutate(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
+        match inject(&self.object, Demand::Namespace(namespace), settings) {
+            Ok(Outcome::Injected { pod, warnings }) => {
+                tracing::info!(
+                    namespace = namespace.name,
+                    pod = self.name(),
+                    "a pod gets a sidecar"
+                );
+                let patch = STANDARD.encode(patch(&self.object, &pod).to_string());
+                let mut response = json!({
+                    "uid": self.uid,
+                    "allowed": true,
+                    "patchType": "JSONPatch",
+                    "patch": patch,
+                });
+                if !warnings.is_empty() {
+                    let shown = warnings.iter().take(WARNINGS_MAX).map(|it| format!("leno: {it}"));
+                    response["warnings"] = shown.collect();
+                }
+                enveloped(response)
+            }
+            Ok(Outcome::Skipped(skip)) => {
+                tracing::debug!(
+                    namespace = namespace.name,
+                    pod = self.name(),
+                    %skip,
+                    "a pod gets no sidecar"
+                );
+                self.allow()
+            }
+            Err(error) => self.refuse(BAD_REQUEST, &error.to_string()),
+        }
+    }
+
+    /// Lets it in as it is.
+    pub(super) fn allow(&self) -> Value {
+        enveloped(json!({"uid": self.uid, "allowed": true}))
+    }
+
+    /// Does not let it in.
+    pub(super) fn refuse(&self, code: u16, why: &str) -> Value {
+        let pod = self.name();
+        tracing::warn!(namespace = self.namespace, pod, why, "a pod is refused");
+        let message = format!("leno: no sidecar for pod {}/{pod}: {why}", self.namespace);
+        let status = json!({"code": code, "message": message});
+        enveloped(json!({"uid": self.uid, "allowed": false, "status": status}))
+    }
+
+    /// As far as it has one yet.
+    fn name(&self) -> &str {
+        let metadata = &self.object["metadata"];
+        let name = metadata["name"].as_str().filter(|name| !name.is_empty());
+        name.or(metadata["generateName"].as_str()).unwrap_or_default()
+    }
+}
+
+fn enveloped(response: Value) -> Value {
+    json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
+}
+
+const VERSION: &str = "admission.k8s.io/v1";
+const BAD_REQUEST: u16 = 400;
+/// What the API server passes on is short.
+const WARNINGS_MAX: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use leno_model::TrustDomain;
+
+    use super::*;
+
+    fn settings() -> Settings {
+        let trust_domain = TrustDomain::new("cluster.local").unwrap();
+        let image = "leno:test".to_owned();
+        Settings::new(image, "leno-system".to_owned(), trust_domain, String::new())
+    }
+
+    fn review(operation: &str, annotations: &Value) -> Value {
+        json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": {
+                "uid": "u1",
+                "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "operation": operation,
+                "namespace": "shop",
+                "object": {
+                    "metadata": {"generateName": "web-", "annotations": annotations},
+                    "spec": {"containers": [{"name": "app"}]},
+                },
+            },
+        })
+    }
+
+    fn answer(review: &Value, label: &str) -> Value {
+        let labels = BTreeMap::from([("leno.dev/injection".to_owned(), label.to_owned())]);
+        let facts = NamespaceFacts { name: "shop".to_owned(), labels, ..NamespaceFacts::default() };
+        let review = Review::parse(review.to_string().as_bytes()).unwrap();
+        match review.is_about_pod() {
+            true => review.mutate(&facts, &settings()),
+            false => review.allow(),
+        }
+    }
+
+    #[test]
+    fn a_pod_comes_back_with_a_patch() {
+        let asked = review("CREATE", &json!({}));
+        let answered = answer(&asked, "enabled");
+        assert_eq!(answered["response"]["uid"], "u1");
+        assert_eq!(answered["response"]["allowed"], true);
+        let patch = STANDARD.decode(answered["response"]["patch"].as_str().unwrap()).unwrap();
+        let patch: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
+        let mut pod = asked["request"]["object"].clone();
+        json_patch::patch(&mut pod, &patch).unwrap();
+        assert_eq!(pod["spec"]["initContainers"][1]["name"], "leno-proxy");
+        assert_eq!(pod["metadata"]["labels"]["leno.dev/meshed"], "sidecar");
+    }
+
+    #[test]
+    fn what_is_not_to_be_changed_is_let_in() {
+        for (operation, label) in [("CREATE", "disabled"), ("UPDATE", "enabled")] {
+            let answered = answer(&review(operation, &json!({})), label);
+            assert_eq!(answered["response"], json!({"uid": "u1", "allowed": true}));
+        }
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_is_told_to_who_made_it() {
+        let annotations = json!({"leno.dev/inbound-port-exclusion-list": "http"});
+        let answered = answer(&review("CREATE", &annotations), "enabled");
+        assert_eq!(answered["response"]["allowed"], false);
+        expect_test::expect![[r#"
+            "leno: no sidecar for pod shop/web-: pod: annotation `leno.dev/inbound-port-exclusion-list`: `http` is not a port; use numbers from 1 to 65535, such as `25, 5432`""#]]
+        .assert_eq(&answered["response"]["status"]["message"].to_string());
+    }
+
+    #[test]
+    fn what_is_no_review_is_not_answered() {
+        for body in
+            ["", "{}", r#"{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}"#]
+        {
+            assert_eq!(Review::parse(body.as_bytes()).unwrap_err(), NoReview, "{body}");
+        }
+    }
+}
