@@ -1,8 +1,5 @@
 //! `leno install` and `leno uninstall`: the mesh into a cluster, and out of it.
 
-#[cfg(test)]
-mod chart;
-
 use std::process::ExitCode;
 use std::time::Duration;
 

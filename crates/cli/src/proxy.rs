@@ -16,7 +16,7 @@ use leno_model::{TrustDomain, WorkloadName};
 use leno_proxy::{AccountToken, Config, ControlAddress, Interception, Probes, Proxy, TrustedRoots};
 use rustix::process::Signal;
 
-use crate::data_directory::{HomeArgs, create_private, within_volume};
+use crate::data_directory::{HomeArgs, create_private};
 use crate::{exec, limits, stop};
 
 pub(crate) use access_log::AccessLogArgs;
@@ -96,7 +96,7 @@ impl ProxyArgs {
     fn into_config(self) -> anyhow::Result<Config> {
         let workload = self.workload;
         let state = match self.state {
-            Some(path) => within_volume(path),
+            Some(path) => path,
             None => {
                 let proxies = self.home.state()?.join("proxies");
                 proxies.join(workload.namespace.as_str()).join(workload.name.as_str())

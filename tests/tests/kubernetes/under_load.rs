@@ -28,6 +28,8 @@ spec:
       - name: load
         image: {image}
         imagePullPolicy: Never
+        # Not that of the sidecar, whose connections are left alone.
+        securityContext: {{runAsUser: 2000}}
         args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, {seconds}s, -o, json]
 "
         ));

@@ -1,6 +1,9 @@
 //! Pods of every kind: jobs that end, probes, rollouts.
 
+use std::time::Duration;
+
 use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::eventually;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -63,7 +66,10 @@ fn probes_are_those_of_the_application() {
     for unwell in ["unwell", "elsewhere"] {
         let started =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
-        let state = printed(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
-        assert_eq!(state, "true false", "{unwell}");
+        let state = || printed(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
+        eventually("it runs", Duration::from_secs(60), || {
+            state().starts_with("true").then_some(())
+        });
+        assert_eq!(state(), "true false", "{unwell}");
     }
 }

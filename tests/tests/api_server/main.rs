@@ -1,0 +1,162 @@
+//! Facts from an API server that is real, without nodes: objects come, change and go.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking, in its fixture too"
+)]
+
+mod server;
+mod world;
+
+use leno_model::{Object, ObjectKey, ServiceName, WorkloadName};
+use serde_json::json;
+
+use crate::server::{Server, run};
+use crate::world::World;
+
+fn workload(name: &str) -> ObjectKey {
+    ObjectKey::Workload(WorkloadName::new("shop", name).unwrap())
+}
+
+fn service(name: &str) -> ObjectKey {
+    ObjectKey::Service(ServiceName::new("shop", name).unwrap())
+}
+
+fn group(name: &str) -> ObjectKey {
+    ObjectKey::HttpRouteGroup(format!("shop/{name}").parse().unwrap())
+}
+
+fn ports(world: &World, name: &str) -> Vec<u16> {
+    match world.objects.get(&workload(name)) {
+        Some(Object::Workload(workload)) => workload.ports.iter().map(|port| port.port).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn objects_come_change_and_go() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        server.pod("web-1", "10.9.0.1").await;
+        let mut world = World::follow(server.client().await);
+        world.until("a first picture", |world| world.updates == 1).await;
+        assert!(world.progress.borrow().is_synced());
+        assert!(world.objects.contains_key(&workload("web-1")));
+
+        server.service("web", 8080).await;
+        world.until("the port of the service", |world| ports(world, "web-1") == [8080]).await;
+        assert!(world.objects.contains_key(&service("web")));
+        server.service("web", 8081).await;
+        world.until("its new port", |world| ports(world, "web-1") == [8081]).await;
+
+        server
+            .apply(
+                "v1/Namespace",
+                None,
+                "shop",
+                json!({"metadata": {
+                    "annotations": {"leno.dev/traffic-mode": "strict"},
+                }}),
+            )
+            .await;
+        world.until("a mode", |world| world.objects.contains_key(&ObjectKey::MeshConfig)).await;
+
+        server.pod("web-2", "10.9.0.2").await;
+        server.delete("v1/Pod", Some("shop"), "web-1").await;
+        world
+            .until("another pod", |world| {
+                !world.objects.contains_key(&workload("web-1")) && ports(world, "web-2") == [8081]
+            })
+            .await;
+        server.delete("v1/Service", Some("shop"), "web").await;
+        world.until("no port", |world| ports(world, "web-2").is_empty()).await;
+        assert!(!world.objects.contains_key(&service("web")));
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn kinds_come_later_and_their_last_good_objects_stay() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        let mut world = World::follow(server.client().await);
+        world.until("a first picture", |world| world.updates == 1).await;
+
+        server.define_groups().await;
+        let spec = |path: &str| json!({"spec": {"matches": [{"name": "m", "pathRegex": path}]}});
+        server.apply(GROUPS, Some("shop"), "g", spec("/a")).await;
+        world
+            .until("a kind that came later", |world| world.objects.contains_key(&group("g")))
+            .await;
+
+        server.apply(GROUPS, Some("shop"), "g", spec("(")).await;
+        world.until("a refusal", |world| world.rejected.len() == 1).await;
+        let refused = world.rejected[0].to_string();
+        assert!(
+            refused.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex"),
+            "{refused}"
+        );
+        assert!(world.objects.contains_key(&group("g")), "the last good version stays");
+
+        server.apply(GROUPS, Some("shop"), "g", spec("/b")).await;
+        world.until("no refusal", |world| world.rejected.is_empty()).await;
+        server.delete(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
+        world.until("nothing of it", |world| !world.objects.contains_key(&group("g"))).await;
+        // And once more: the kind is looked for again.
+        server.define_groups().await;
+        server.apply(GROUPS, Some("shop"), "h", spec("/c")).await;
+        world.until("the kind again", |world| world.objects.contains_key(&group("h"))).await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn what_may_not_be_read_is_told_and_the_rest_is_read() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        server.define_groups().await;
+        server.allow("reader", &["pods", "services", "namespaces"]).await;
+        server.pod("web-1", "10.9.0.1").await;
+        let mut world = World::follow(server.client_as("reader").await);
+        world.until("a first picture", |world| world.updates == 1).await;
+        assert!(world.objects.contains_key(&workload("web-1")));
+        let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].starts_with("HTTPRouteGroup: the API server forbids"), "{warnings:?}");
+        server.pod("web-2", "10.9.0.2").await;
+        world.until("what may be read", |it| it.objects.contains_key(&workload("web-2"))).await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn a_server_that_went_and_came_back_is_followed() {
+    run(async {
+        let mut server = Server::start().await;
+        server.namespace("shop").await;
+        for (name, address) in [("web-1", "10.9.0.1"), ("web-2", "10.9.0.2")] {
+            server.pod(name, address).await;
+        }
+        let mut world = World::follow(server.client().await);
+        world.until("a first picture", |world| world.updates == 1).await;
+        server.restart().await;
+        server.delete("v1/Pod", Some("shop"), "web-1").await;
+        server.pod("web-3", "10.9.0.3").await;
+        world
+            .until("what happened since", |world| {
+                !world.objects.contains_key(&workload("web-1"))
+                    && world.objects.contains_key(&workload("web-3"))
+            })
+            .await;
+        assert!(world.objects.contains_key(&workload("web-2")));
+        assert_eq!(world.gone, [workload("web-1")], "nothing went that was there");
+    });
+}
+
+const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
+const DEFINITIONS: &str = "apiextensions.k8s.io/v1/CustomResourceDefinition";

@@ -1,0 +1,208 @@
+//! etcd and an API server of one test, and what is written there.
+
+use std::fs;
+use std::future::Future;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client, Config};
+use leno_tests::eventually;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Runs a test.
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(test);
+}
+
+/// etcd and an API server, gone when dropped.
+pub(crate) struct Server {
+    directory: TempDir,
+    admin: Client,
+    /// The API server that was started again.
+    again: Option<Child>,
+}
+
+impl Server {
+    pub(crate) async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let started = Command::new(script()).arg("up").arg(directory.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&started.stderr);
+        assert!(started.status.success(), "no API server: {said}");
+        let admin = client(&directory.path().join("kubeconfig"), None).await;
+        Self { directory, admin, again: None }
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        client(&self.directory.path().join("kubeconfig"), None).await
+    }
+
+    /// A client that is somebody else.
+    pub(crate) async fn client_as(&self, user: &str) -> Client {
+        client(&self.directory.path().join("kubeconfig"), Some(user)).await
+    }
+
+    /// Kills the API server and starts it again, on the same port and the same etcd.
+    pub(crate) async fn restart(&mut self) {
+        let at = |name: &str| self.directory.path().join(name);
+        let id: u32 = fs::read_to_string(at("apiserver.pid")).unwrap().trim().parse().unwrap();
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap();
+        let program = fs::read_link(format!("/proc/{id}/exe")).unwrap();
+        let words: Vec<String> = line
+            .split(|byte| *byte == 0)
+            .map(|it| String::from_utf8(it.to_vec()).unwrap())
+            .collect();
+        let words: Vec<&String> = words.iter().filter(|word| !word.is_empty()).collect();
+        assert!(Command::new("kill").args(["-9", &id.to_string()]).status().unwrap().success());
+        let running = PathBuf::from(format!("/proc/{id}/cwd"));
+        eventually("the API server has ended", PATIENCE, || (!running.exists()).then_some(()));
+        let log = fs::File::create(at("apiserver-2.log")).unwrap();
+        let child = Command::new(program)
+            .arg0(words[0])
+            .args(&words[1..])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        fs::write(at("apiserver.pid"), child.id().to_string()).unwrap();
+        self.again = Some(child);
+        let admin = self.client().await;
+        let deadline = Instant::now() + PATIENCE;
+        while admin.apiserver_version().await.is_err() {
+            assert!(Instant::now() < deadline, "the API server does not come back");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        self.admin = admin;
+    }
+
+    /// Writes an object, named as `group/version/Kind`; tried again while the server starts.
+    pub(crate) async fn apply(
+        &self,
+        kind: &str,
+        namespace: Option<&str>,
+        name: &str,
+        mut object: Value,
+    ) {
+        let (api, resource) = self.api(kind, namespace);
+        object["apiVersion"] = json!(resource.api_version);
+        object["kind"] = json!(resource.kind);
+        object["metadata"]["name"] = json!(name);
+        let parameters = PatchParams::apply("test").force();
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = api.patch(name, &parameters, &Patch::Apply(&object)).await {
+            assert!(Instant::now() < deadline, "{kind} {name}: {error}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        if object.get("status").is_some() {
+            api.patch_status(name, &parameters, &Patch::Apply(&object)).await.unwrap();
+        }
+    }
+
+    pub(crate) async fn delete(&self, kind: &str, namespace: Option<&str>, name: &str) {
+        let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.api(kind, namespace).0.delete(name, &at_once).await.unwrap();
+    }
+
+    pub(crate) async fn namespace(&self, name: &str) {
+        self.apply("v1/Namespace", None, name, json!({"metadata": {}})).await;
+    }
+
+    /// A pod with a sidecar, ready.
+    pub(crate) async fn pod(&self, name: &str, address: &str) {
+        let pod = json!({
+            "metadata": {"labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
+            "spec": {"containers": [{"name": "web", "image": "none"}]},
+            "status": {
+                "phase": "Running",
+                "podIP": address,
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        self.apply("v1/Pod", Some("shop"), name, pod).await;
+    }
+
+    pub(crate) async fn service(&self, name: &str, target: u16) {
+        let ports = json!([{"port": 80, "targetPort": target, "protocol": "TCP"}]);
+        let service = json!({"spec": {"selector": {"app": "web"}, "ports": ports}});
+        self.apply("v1/Service", Some("shop"), name, service).await;
+    }
+
+    /// Defines the kind `HTTPRouteGroup`.
+    pub(crate) async fn define_groups(&self) {
+        let schema = json!({"openAPIV3Schema": {
+            "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+        }});
+        let version =
+            json!({"name": "v1alpha4", "served": true, "storage": true, "schema": schema});
+        let definition = json!({"spec": {
+            "group": "specs.smi-spec.io",
+            "scope": "Namespaced",
+            "names": {"kind": "HTTPRouteGroup", "plural": "httproutegroups",
+                      "singular": "httproutegroup", "listKind": "HTTPRouteGroupList"},
+            "versions": [version],
+        }});
+        let name = "httproutegroups.specs.smi-spec.io";
+        self.apply("apiextensions.k8s.io/v1/CustomResourceDefinition", None, name, definition)
+            .await;
+    }
+
+    /// Lets a user read some of the first kinds, and nothing else.
+    pub(crate) async fn allow(&self, user: &str, resources: &[&str]) {
+        let rules =
+            json!([{"apiGroups": [""], "resources": resources, "verbs": ["list", "watch"]}]);
+        let role = "rbac.authorization.k8s.io";
+        self.apply(&format!("{role}/v1/ClusterRole"), None, user, json!({"rules": rules})).await;
+        let binding = json!({
+            "roleRef": {"apiGroup": role, "kind": "ClusterRole", "name": user},
+            "subjects": [{"apiGroup": role, "kind": "User", "name": user}],
+        });
+        self.apply(&format!("{role}/v1/ClusterRoleBinding"), None, user, binding).await;
+    }
+
+    fn api(&self, kind: &str, namespace: Option<&str>) -> (Api<DynamicObject>, ApiResource) {
+        let mut words = kind.rsplit('/');
+        let (kind, version) = (words.next().unwrap(), words.next().unwrap());
+        let group = words.next().unwrap_or_default();
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api = match namespace {
+            Some(namespace) => Api::namespaced_with(self.admin.clone(), namespace, &resource),
+            None => Api::all_with(self.admin.clone(), &resource),
+        };
+        (api, resource)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let ended = Command::new(script()).arg("down").arg(self.directory.path()).output();
+        if let Some(child) = &mut self.again {
+            child.wait().ok();
+        }
+        assert!(ended.is_ok_and(|ended| ended.status.success()), "the API server stays");
+    }
+}
+
+async fn client(kubeconfig: &Path, user: Option<&str>) -> Client {
+    let mut kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    for named in &mut kubeconfig.auth_infos {
+        if let Some(auth_info) = &mut named.auth_info {
+            auth_info.impersonate = user.map(str::to_owned);
+        }
+    }
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+    Client::try_from(config).unwrap()
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/envtest.sh")
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,77 @@
+//! What a source has told so far.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::Client;
+use leno_kubernetes::source::{Options, Progress, Source};
+use leno_model::{Change, Object, ObjectKey};
+use leno_registry::{Rejected, Update, Warning};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// What a source has told so far.
+pub(crate) struct World {
+    pub(crate) objects: BTreeMap<ObjectKey, Object>,
+    pub(crate) rejected: Vec<Rejected>,
+    pub(crate) warnings: Vec<Warning>,
+    /// What was removed, in order.
+    pub(crate) gone: Vec<ObjectKey>,
+    /// How many updates came.
+    pub(crate) updates: usize,
+    pub(crate) progress: watch::Receiver<Progress>,
+    queue: mpsc::Receiver<Update>,
+    _tasks: JoinSet<()>,
+}
+
+impl World {
+    pub(crate) fn follow(client: Client) -> Self {
+        let source = Source::new(client, Options::default());
+        let progress = source.progress();
+        let (told, queue) = mpsc::channel(4);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(source.follow(told));
+        Self {
+            objects: BTreeMap::new(),
+            rejected: Vec::new(),
+            warnings: Vec::new(),
+            gone: Vec::new(),
+            updates: 0,
+            progress,
+            queue,
+            _tasks: tasks,
+        }
+    }
+
+    /// Takes updates until something is so.
+    pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        while !is_so(self) {
+            let update = timeout(PATIENCE, self.queue.recv()).await;
+            match update {
+                Ok(Some(update)) => self.take(update),
+                _ => panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>()),
+            }
+        }
+    }
+
+    fn take(&mut self, update: Update) {
+        self.updates += 1;
+        for change in update.changes {
+            match change {
+                Change::Upsert(object) => {
+                    let before = self.objects.insert(object.key(), object.clone());
+                    assert_ne!(before, Some(object), "only differences are told");
+                }
+                Change::Remove(key) => {
+                    assert!(self.objects.remove(&key).is_some(), "{key} was never told");
+                    self.gone.push(key);
+                }
+            }
+        }
+        assert_eq!(update.objects, self.objects.len());
+        (self.rejected, self.warnings) = (update.rejected, update.warnings);
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
