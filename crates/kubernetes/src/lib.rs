@@ -2,4 +2,5 @@
 
 pub mod read;
 pub mod source;
+pub mod status;
 pub mod words;
