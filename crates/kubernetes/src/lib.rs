@@ -8,5 +8,6 @@ pub mod peers;
 pub mod read;
 pub mod review;
 pub mod source;
+pub mod status;
 pub mod webhook;
 pub mod words;

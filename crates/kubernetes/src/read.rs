@@ -14,6 +14,7 @@ use leno_registry::{Place, Rejected};
 
 pub(crate) use custom::{Custom, custom};
 pub use namespace::{NamespaceMode, namespace};
+pub(crate) use ours::is_service_parent;
 pub use pod::{Member, member, with_target_ports};
 pub use service::{ServiceReading, service};
 

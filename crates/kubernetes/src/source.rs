@@ -5,6 +5,7 @@ mod kinds;
 mod ledger;
 mod news;
 mod progress;
+mod record;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use self::kinds::{Following, Watched};
 use self::ledger::Ledger;
 use self::news::News;
 pub use self::progress::Progress;
+use crate::status::Statement;
 
 /// Facts from an API server: pods, services and namespaces, and custom resources of every kind
 /// that files may hold.
@@ -32,6 +34,7 @@ pub struct Source {
     client: Client,
     options: Options,
     progress: watch::Sender<Progress>,
+    statements: watch::Sender<Arc<Vec<Statement>>>,
 }
 
 /// How long a source waits for what.
@@ -66,7 +69,7 @@ impl Source {
     #[must_use]
     pub fn new(client: Client, options: Options) -> Self {
         let progress = watch::Sender::new(Progress::of(WATCHED_FIRST.iter().copied()));
-        Self { client, options, progress }
+        Self { client, options, progress, statements: watch::Sender::default() }
     }
 
     /// Which kinds have still to be listed once, now and whenever that changes: what readiness
@@ -74,6 +77,13 @@ impl Source {
     #[must_use]
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
+    }
+
+    /// What is to be said of objects and does not stand in their status yet, for
+    /// [`keep_statuses`](crate::status::keep_statuses).
+    #[must_use]
+    pub fn statements(&self) -> watch::Receiver<Arc<Vec<Statement>>> {
+        self.statements.subscribe()
     }
 
     /// Watches every kind and sends what came of it. The first update comes once every kind has
@@ -97,9 +107,9 @@ impl Source {
         }
         tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
         let ledger = Ledger::new(kinds);
-        Joined { ledger, options: self.options, progress: self.progress, told, failed: None }
-            .run(updates)
-            .await;
+        let Self { options, progress, statements, .. } = self;
+        let joined = Joined { ledger, options, progress, statements, told, failed: None };
+        joined.run(updates).await;
     }
 }
 
@@ -113,6 +123,7 @@ struct Joined {
     ledger: Ledger,
     options: Options,
     progress: watch::Sender<Progress>,
+    statements: watch::Sender<Arc<Vec<Statement>>>,
     told: mpsc::Receiver<(usize, News)>,
     /// When the server could not be asked last.
     failed: Option<Instant>,
@@ -130,6 +141,9 @@ impl Joined {
             self.take(news);
             self.settle(noticed).await;
             self.report();
+            if let Some(statements) = self.ledger.statements() {
+                self.statements.send_replace(Arc::new(statements));
+            }
             if let Some(mut update) = self.ledger.flush() {
                 update.noticed = Some(noticed.into_std());
                 if updates.send(update).await.is_err() {

@@ -7,6 +7,7 @@
 )]
 
 mod server;
+mod statuses;
 mod world;
 
 use leno_model::{Object, ObjectKey, ServiceName, WorkloadName};
@@ -86,7 +87,7 @@ fn kinds_come_later_and_their_last_good_objects_stay() {
         let mut world = World::follow(server.client().await);
         world.until("a first picture", |world| world.updates == 1).await;
 
-        server.define_groups().await;
+        server.define(GROUPS).await;
         let spec = |path: &str| json!({"spec": {"matches": [{"name": "m", "pathRegex": path}]}});
         server.apply(GROUPS, Some("shop"), "g", spec("/a")).await;
         world
@@ -107,7 +108,7 @@ fn kinds_come_later_and_their_last_good_objects_stay() {
         server.delete(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
         world.until("nothing of it", |world| !world.objects.contains_key(&group("g"))).await;
         // And once more: the kind is looked for again.
-        server.define_groups().await;
+        server.define(GROUPS).await;
         server.apply(GROUPS, Some("shop"), "h", spec("/c")).await;
         world.until("the kind again", |world| world.objects.contains_key(&group("h"))).await;
     });
@@ -119,7 +120,7 @@ fn what_may_not_be_read_is_told_and_the_rest_is_read() {
     run(async {
         let server = Server::start().await;
         server.namespace("shop").await;
-        server.define_groups().await;
+        server.define(GROUPS).await;
         server.allow("reader", &["pods", "services", "namespaces"]).await;
         server.pod("web-1", "10.9.0.1").await;
         let mut world = World::follow(server.client_as("reader").await);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client, Config};
@@ -134,23 +134,43 @@ impl Server {
         self.apply("v1/Service", Some("shop"), name, service).await;
     }
 
-    /// Defines the kind `HTTPRouteGroup`.
-    pub(crate) async fn define_groups(&self) {
+    /// Defines a kind, named as `group/version/Kind`, whose objects may hold anything.
+    pub(crate) async fn define(&self, kind: &str) {
+        let [group, version, kind] = kind.split('/').collect::<Vec<_>>()[..] else { panic!() };
         let schema = json!({"openAPIV3Schema": {
             "type": "object", "x-kubernetes-preserve-unknown-fields": true,
         }});
-        let version =
-            json!({"name": "v1alpha4", "served": true, "storage": true, "schema": schema});
-        let definition = json!({"spec": {
-            "group": "specs.smi-spec.io",
-            "scope": "Namespaced",
-            "names": {"kind": "HTTPRouteGroup", "plural": "httproutegroups",
-                      "singular": "httproutegroup", "listKind": "HTTPRouteGroupList"},
-            "versions": [version],
-        }});
-        let name = "httproutegroups.specs.smi-spec.io";
-        self.apply("apiextensions.k8s.io/v1/CustomResourceDefinition", None, name, definition)
+        let version = json!({
+            "name": version, "served": true, "storage": true, "schema": schema,
+            "subresources": {"status": {}},
+        });
+        let one = kind.to_lowercase();
+        let many = format!("{one}s");
+        let list = format!("{kind}List");
+        let definition = json!({
+            // Without it, groups of Kubernetes' own are protected.
+            "metadata": {"annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
+            "spec": {
+                "group": group,
+                "scope": "Namespaced",
+                "names": {"kind": kind, "plural": many, "singular": one, "listKind": list},
+                "versions": [version],
+            },
+        });
+        let name = format!("{many}.{group}");
+        self.apply("apiextensions.k8s.io/v1/CustomResourceDefinition", None, &name, definition)
             .await;
+    }
+
+    pub(crate) async fn read(&self, kind: &str, namespace: &str, name: &str) -> Value {
+        let object = self.api(kind, Some(namespace)).0.get(name).await.unwrap();
+        serde_json::to_value(object).unwrap()
+    }
+
+    pub(crate) async fn events(&self, namespace: &str) -> Vec<Value> {
+        let api = self.api("events.k8s.io/v1/Event", Some(namespace)).0;
+        let list = api.list(&ListParams::default()).await.unwrap();
+        list.items.into_iter().map(|event| event.data).collect()
     }
 
     /// Lets a user read some of the first kinds, and nothing else.

@@ -15,7 +15,8 @@ use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::inject::{Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
-use leno_kubernetes::source::{self, Options};
+use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::status::{Writer, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::TrustDomain;
@@ -41,6 +42,9 @@ pub(super) struct ClusterArgs {
     image: String,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: String,
+    /// Without a name it writes no statuses
+    #[arg(long, env = "POD_NAME", hide = true)]
+    pod_name: Option<String>,
     #[arg(long, env = "POD_IP", hide = true)]
     pod_ip: Option<IpAddr>,
 }
@@ -65,8 +69,13 @@ pub(super) async fn start(
     let mut tasks = JoinSet::new();
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
-    let reading = source::follow(client.clone(), Options::default(), facts);
-    tasks.spawn(named("the source of the facts", reading));
+    let source = Source::new(client.clone(), Options::default());
+    if let Some(name) = args.pod_name.clone() {
+        let writer = Writer { namespace: namespace.clone(), name };
+        let writing = keep_statuses(client.clone(), writer, source.statements());
+        tasks.spawn(named("the writer of statuses", writing));
+    }
+    tasks.spawn(named("the source of the facts", source.follow(facts)));
     let Some(first) = updates.recv().await else {
         bail!("the API server tells nothing");
     };

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -99,10 +100,10 @@ impl Following {
         loop {
             match find(&self.client, kind).await {
                 Ok(Found::Served(resource)) => {
-                    let version = resource.api_version.clone();
                     let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+                    let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
-                    let read = move |object| Seen::custom(kind, &version, object);
+                    let read = move |object| Seen::custom(kind, &resource, object);
                     match self.stream_of(api, config, read).await {
                         End::Over => return Err(Over),
                         End::Absent => sleep(PAUSE_MIN).await,

@@ -1,6 +1,7 @@
 //! What is known of every object, and what of it has not been told yet. Pure: no server, no clock.
 
 mod elected;
+mod judge;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,7 @@ use self::services::Services;
 use super::kinds::Watched;
 use super::news::{Id, Item, News, Seen};
 use super::progress::Progress;
+use super::record::Record;
 use crate::read::{Custom, Member, NamespaceMode, selects, with_target_ports};
 
 /// What is known of every object, and what of it has not been told yet.
@@ -28,6 +30,10 @@ pub(crate) struct Ledger {
     namespaces: BTreeMap<Name, TrafficMode>,
     customs: Elected,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
+    /// What is kept of custom resources for their status.
+    records: BTreeMap<Origin, Record>,
+    /// Whether what is to be said of them may be different.
+    unjudged: bool,
     /// What may be different from what was told.
     dirty: BTreeSet<ObjectKey>,
     told: BTreeMap<ObjectKey, Object>,
@@ -64,6 +70,8 @@ impl Ledger {
             namespaces: BTreeMap::new(),
             customs: Elected::default(),
             remarks: BTreeMap::new(),
+            records: BTreeMap::new(),
+            unjudged: false,
             dirty: BTreeSet::new(),
             told: BTreeMap::new(),
             last: None,
@@ -141,10 +149,15 @@ impl Ledger {
 
     fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
         let origin = Origin { kind, id: seen.id };
-        let Some(item) = seen.item else {
+        if seen.item.is_none() {
             self.forget(&origin);
-            return;
-        };
+        }
+        if let Some(record) = seen.record {
+            self.unjudged = true;
+            self.records.insert(origin.clone(), record);
+            self.seen.insert(origin.clone(), listing);
+        }
+        let Some(item) = seen.item else { return };
         self.remarks.remove(&origin);
         match item {
             Item::Pod(pod) => self.see_pod(&origin, pod),
@@ -237,6 +250,7 @@ impl Ledger {
             return;
         }
         self.remarks.remove(origin);
+        self.unjudged |= self.records.remove(origin).is_some();
         let Some(standing) = self.kinds.get(origin.kind) else { return };
         let Id { namespace, name } = &origin.id;
         match standing.watched {
@@ -265,6 +279,7 @@ impl Ledger {
     /// A service has changed, and with it perhaps the ports of workloads in its namespace.
     fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
+        self.unjudged = true;
         let now = self.services.get(name);
         let same = before.zip(now).is_some_and(|(before, now)| {
             before.selector == now.selector && before.ports == now.ports

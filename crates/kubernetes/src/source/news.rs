@@ -1,11 +1,14 @@
 //! What the stream of one kind tells.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as ServedService};
 use kube::ResourceExt as _;
-use kube::core::DynamicObject;
+use kube::core::{ApiResource, DynamicObject};
 use leno_model::Service;
 use leno_registry::{Rejected, ServedKind, Warning};
 
+use super::record::Record;
 use crate::read::{
     Custom, Member, NamespaceMode, ServiceReading, custom, member, namespace, service,
 };
@@ -41,6 +44,8 @@ pub(crate) struct Seen {
     pub(crate) id: Id,
     /// `None` when it is nothing to the mesh.
     pub(crate) item: Option<Item>,
+    /// What its status needs, if it has one that is written.
+    pub(crate) record: Option<Record>,
 }
 
 /// What an object is to the mesh.
@@ -60,7 +65,7 @@ impl Id {
 impl Seen {
     pub(crate) fn pod(pod: Pod) -> Self {
         let item = member(&pod).transpose().map(Item::Pod);
-        Self { id: Id::of(&pod), item }
+        Self { id: Id::of(&pod), item, record: None }
     }
 
     pub(crate) fn service(served: ServedService) -> Self {
@@ -73,17 +78,24 @@ impl Seen {
                 None
             }
         };
-        Self { id: Id::of(&served), item }
+        Self { id: Id::of(&served), item, record: None }
     }
 
     pub(crate) fn namespace(object: Namespace) -> Self {
         let mode = namespace(&object);
         let item = (mode != Ok(None)).then_some(Item::Namespace(mode));
-        Self { id: Id::of(&object), item }
+        Self { id: Id::of(&object), item, record: None }
     }
 
-    pub(crate) fn custom(kind: ServedKind, api_version: &str, object: DynamicObject) -> Self {
-        let id = Id::of(&object);
-        Self { id, item: custom(kind, api_version, object).map(Item::Custom) }
+    pub(crate) fn custom(
+        kind: ServedKind,
+        resource: &Arc<ApiResource>,
+        object: DynamicObject,
+    ) -> Self {
+        let (id, record) = (Id::of(&object), Record::of(kind, resource, &object));
+        let item = custom(kind, &resource.api_version, object).map(Item::Custom);
+        // Nothing to the mesh, and nothing of ours stands there.
+        let record = record.filter(|record| item.is_some() || record.is_ours());
+        Self { id, item, record }
     }
 }

@@ -61,6 +61,23 @@ impl Elected {
         losers.collect()
     }
 
+    /// What a custom resource says, whether or not it is in force.
+    pub(super) fn said(&self, origin: &Origin) -> Option<&Object> {
+        self.held.get(origin).map(|held| &held.object)
+    }
+
+    /// All objects that are there.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Object> {
+        self.held.values().map(|held| &held.object)
+    }
+
+    /// Why a custom resource is not in force although it is good.
+    pub(super) fn duplicate(&self, origin: &Origin) -> Option<Rejected> {
+        let key = self.held.get(origin)?.object.key();
+        let winner = self.in_force(&key)?;
+        (winner != origin).then(|| duplicate(&key, origin, winner))
+    }
+
     fn in_force(&self, key: &ObjectKey) -> Option<&Origin> {
         let age = |origin: &&Origin| self.held.get(origin).map(|held| held.created);
         self.by_key.get(key)?.iter().min_by_key(age)

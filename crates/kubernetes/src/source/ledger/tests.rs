@@ -1,10 +1,14 @@
 //! Objects come, change and go; what is told is the difference.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
+use kube::core::ApiResource;
 use leno_registry::served_kinds;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::status::Said;
 
 const PODS: usize = 0;
 const SERVICES: usize = 1;
@@ -65,12 +69,25 @@ fn namespace(name: &str, mode: &str) -> News {
 
 fn custom(kind: usize, name: &str, created: &str, spec: Value) -> News {
     let Watched::Custom(served) = kinds()[kind] else { panic!() };
-    let mut metadata = json!({"name": name, "creationTimestamp": created});
+    let mut metadata = json!({
+        "name": name, "creationTimestamp": created, "generation": 2, "uid": format!("u-{name}"),
+    });
     if served.kind != "MeshConfig" {
         metadata["namespace"] = json!("shop");
     }
-    let object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-    News::Seen(Box::new(Seen::custom(served, served.api_versions[0], object)))
+    let mut object = json!({"metadata": metadata, "spec": spec});
+    if let Some(status) = object["spec"].as_object_mut().and_then(|spec| spec.remove("status")) {
+        object["status"] = status;
+    }
+    let object = serde_json::from_value(object).unwrap();
+    let resource = Arc::new(ApiResource {
+        group: served.group.to_owned(),
+        version: "v1".to_owned(),
+        api_version: served.api_versions[0].to_owned(),
+        kind: served.kind.to_owned(),
+        plural: "them".to_owned(),
+    });
+    News::Seen(Box::new(Seen::custom(served, &resource, object)))
 }
 
 fn gone(namespace: &str, name: &str) -> News {
@@ -310,4 +327,121 @@ fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
     assert_eq!(mode_after("typo"), TrafficMode::Strict);
     assert_eq!(mode_after("audit"), TrafficMode::Audit);
     assert_eq!(mode_after("typo"), TrafficMode::Audit);
+}
+
+/// What is to be said of the first object, each condition with its reason.
+fn conditions(ledger: &mut Ledger) -> Vec<(&'static str, &'static str, &'static str)> {
+    let statements = ledger.statements().unwrap();
+    let Some(statement) = statements.first() else { return Vec::new() };
+    let all = match &statement.said {
+        Said::Parents(parents) => parents.iter().flat_map(|(_, all)| all.clone()).collect(),
+        Said::Conditions(all) => all.clone(),
+        other => panic!("{other:?}"),
+    };
+    all.iter().map(|it| (it.word, it.status, it.reason)).collect()
+}
+
+fn route(parent: Value, backend: Value) -> Value {
+    json!({"parentRefs": [parent, {"name": "edge"}], "rules": [{"backendRefs": [backend]}]})
+}
+
+#[test]
+fn routes_are_told_whether_what_they_name_is_there() {
+    let kind = index("HTTPRoute", "gateway.networking.k8s.io");
+    let parent =
+        |name: &str, port: u16| json!({"group": "", "kind": "Service", "name": name, "port": port});
+    let backend = |name: &str, port: u16| json!({"name": name, "port": port});
+    let elsewhere = json!({"name": "web", "namespace": "bank", "port": 80});
+    let bucket = json!({"group": "x.io", "kind": "Bucket", "name": "web", "port": 80});
+    let text = json!({"name": "web", "port": "80"});
+    for (spec, expected) in [
+        (
+            route(parent("web", 80), backend("web", 80)),
+            ("True", "Accepted", "True", "ResolvedRefs"),
+        ),
+        (
+            route(parent("web", 81), backend("web", 80)),
+            ("False", "NoMatchingParent", "True", "ResolvedRefs"),
+        ),
+        (
+            route(parent("wob", 80), backend("web", 80)),
+            ("False", "NoMatchingParent", "True", "ResolvedRefs"),
+        ),
+        (
+            route(parent("web", 80), backend("wob", 80)),
+            ("True", "Accepted", "False", "BackendNotFound"),
+        ),
+        (
+            route(parent("web", 80), backend("web", 81)),
+            ("True", "Accepted", "False", "BackendNotFound"),
+        ),
+        (route(parent("web", 80), elsewhere), ("True", "Accepted", "False", "RefNotPermitted")),
+        (route(parent("web", 80), bucket), ("False", "UnsupportedValue", "False", "InvalidKind")),
+        (route(parent("web", 80), text), ("False", "UnsupportedValue", "Unknown", "Pending")),
+    ] {
+        let mut ledger = settled();
+        ledger.take(SERVICES, service("web", 8080));
+        ledger.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec.clone()));
+        ledger.flush();
+        let (accepted, why, resolved, reason) = expected;
+        let expected = [("Accepted", accepted, why), ("ResolvedRefs", resolved, reason)];
+        assert_eq!(conditions(&mut ledger), expected, "{spec}");
+        assert!(ledger.statements().is_none(), "nothing is new");
+    }
+}
+
+#[test]
+fn what_is_said_follows_services_and_grants() {
+    let kind = index("HTTPRoute", "gateway.networking.k8s.io");
+    let parent = json!({"group": "", "kind": "Service", "name": "web"});
+    let spec = route(parent, json!({"name": "web", "port": 80}));
+    let mut ledger = settled();
+    ledger.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec));
+    assert_eq!(conditions(&mut ledger)[0].2, "NoMatchingParent");
+    ledger.take(SERVICES, service("web", 8080));
+    assert_eq!(conditions(&mut ledger)[0].2, "Accepted");
+    ledger.take(PODS, pod("a", json!({})));
+    assert!(ledger.statements().is_none(), "pods change nothing of it");
+}
+
+#[test]
+fn what_stands_in_a_status_is_not_said_again() {
+    let kind = index("CircuitBreaker", "leno.dev");
+    let spec = |most: Value, status: Value| {
+        let targets = json!([{"kind": "Service", "group": "", "name": "web"}]);
+        json!({"targetRefs": targets, "limits": {"connections": most}, "status": status})
+    };
+    let mut ledger = settled();
+    let first = spec(json!("many"), json!({}));
+    ledger.take(kind, custom(kind, "c", "2025-01-01T00:00:00Z", first));
+    assert_eq!(conditions(&mut ledger), [("Accepted", "False", "Invalid")]);
+    let statement = |ledger: &mut Ledger| {
+        ledger.unjudged = true;
+        ledger.statements().unwrap().pop()
+    };
+    let written = statement(&mut ledger).unwrap().status(&json!("now")).unwrap();
+    let again = spec(json!("many"), written);
+    ledger.take(kind, custom(kind, "c", "2025-01-01T00:00:00Z", again));
+    let left = statement(&mut ledger).unwrap();
+    assert_eq!(left.status(&json!("later")), None);
+    assert!(
+        left.refusal.unwrap().starts_with("spec.limits.connections: "),
+        "there is still an event"
+    );
+}
+
+#[test]
+fn a_route_that_went_over_to_gateways_says_nothing_of_ours() {
+    let kind = index("HTTPRoute", "gateway.networking.k8s.io");
+    let ours =
+        json!({"controllerName": "leno.dev/mesh-controller", "parentRef": {}, "conditions": []});
+    let theirs = json!({"controllerName": "x/y", "parentRef": {}, "conditions": []});
+    let spec =
+        |parents: Value| json!({"parentRefs": [{"name": "edge"}], "status": {"parents": parents}});
+    let mut ledger = settled();
+    ledger.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs, ours]))));
+    let statement = ledger.statements().unwrap().pop().unwrap();
+    assert_eq!(statement.status(&Value::Null), Some(json!({"parents": [theirs]})));
+    ledger.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs]))));
+    assert!(ledger.statements().unwrap().is_empty());
 }

@@ -1,0 +1,61 @@
+//! What is kept of a custom resource for its status.
+
+use std::sync::Arc;
+
+use kube::core::{ApiResource, DynamicObject};
+use leno_registry::ServedKind;
+use serde_json::Value;
+
+use crate::read::is_service_parent;
+use crate::status::{Form, Target, is_ours};
+
+/// What is kept of a custom resource for its status.
+pub(crate) struct Record {
+    pub(crate) form: Form,
+    pub(crate) resource: Arc<ApiResource>,
+    pub(crate) target: Target,
+    pub(crate) generation: i64,
+    pub(crate) resource_version: String,
+    /// The services that a route names as its parents, as they are written.
+    pub(crate) parents: Vec<Value>,
+    /// The part of the status that is written.
+    pub(crate) standing: Value,
+}
+
+impl Record {
+    /// Keeps what the reader of the object does not need.
+    pub(crate) fn of(
+        kind: ServedKind,
+        resource: &Arc<ApiResource>,
+        object: &DynamicObject,
+    ) -> Option<Self> {
+        let form = Form::of(kind);
+        let meta = &object.metadata;
+        let standing = form.standing(object.data.get("status"));
+        let parents = match form {
+            Form::Parents => object.data.pointer("/spec/parentRefs").and_then(Value::as_array),
+            _ => None,
+        };
+        let parents = parents.into_iter().flatten().filter(|parent| is_service_parent(parent));
+        Some(Self {
+            form,
+            resource: Arc::clone(resource),
+            target: Target {
+                kind: kind.kind,
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone()?,
+                uid: meta.uid.clone().unwrap_or_default(),
+            },
+            generation: meta.generation.unwrap_or_default(),
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            parents: parents.cloned().collect(),
+            standing,
+        })
+    }
+
+    /// Whether the status says something in our name.
+    pub(crate) fn is_ours(&self) -> bool {
+        let entries = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
+        self.form == Form::Parents && entries.iter().any(is_ours)
+    }
+}

@@ -1,0 +1,175 @@
+//! What the mesh says of objects, written into their status by one control plane of all.
+
+mod lease;
+mod statement;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::core::DynamicObject;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Error};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval};
+
+use self::lease::hold;
+pub use self::statement::Statement;
+pub(crate) use self::statement::{Condition, Form, Said, Target, is_ours};
+use crate::words::CONTROL;
+
+/// Who writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Writer {
+    /// The namespace of the lease.
+    pub namespace: String,
+    /// The name of this control plane among all: that of its pod.
+    pub name: String,
+}
+
+/// Writes what is to be said of objects into their status, and an event for each refusal, while
+/// this control plane holds the lease of all. Never ends by itself.
+pub async fn keep_statuses(
+    client: Client,
+    writer: Writer,
+    statements: watch::Receiver<Arc<Vec<Statement>>>,
+) {
+    let leading = watch::Sender::new(false);
+    let told = leading.subscribe();
+    let reporter = Reporter { controller: CONTROL.to_owned(), instance: Some(writer.name.clone()) };
+    let scribe = Scribe {
+        recorder: Recorder::new(client.clone(), reporter),
+        client: client.clone(),
+        written: HashMap::new(),
+    };
+    tokio::join!(Box::pin(hold(client, writer, leading)), Box::pin(scribe.run(statements, told)));
+}
+
+/// Writes, and remembers what it has written: the watch tells of it a moment later.
+struct Scribe {
+    client: Client,
+    recorder: Recorder,
+    written: HashMap<Target, Written>,
+}
+
+/// What was last written about an object.
+struct Written {
+    statement: Statement,
+    /// When, if it could be.
+    at: Option<Instant>,
+    /// What an event said of it.
+    told: Option<String>,
+}
+
+impl Scribe {
+    async fn run(
+        mut self,
+        mut statements: watch::Receiver<Arc<Vec<Statement>>>,
+        mut leading: watch::Receiver<bool>,
+    ) {
+        let mut again = interval(AGAIN_EVERY);
+        loop {
+            tokio::select! {
+                Ok(()) = statements.changed() => {}
+                Ok(()) = leading.changed() => {}
+                _ = again.tick() => {}
+            }
+            let batch = Arc::clone(&statements.borrow_and_update());
+            let due: HashMap<&Target, &Statement> =
+                batch.iter().map(|statement| (&statement.target, statement)).collect();
+            self.written.retain(|target, _| due.contains_key(target));
+            for statement in batch.iter() {
+                if !*leading.borrow() {
+                    break;
+                }
+                self.say(statement).await;
+            }
+        }
+    }
+
+    async fn say(&mut self, statement: &Statement) {
+        let before = self.written.get(&statement.target);
+        let fresh = |at: Instant| at.elapsed() < SAME_AGAIN;
+        let same = |it: &&Written| it.statement == *statement && it.at.is_some_and(fresh);
+        if before.filter(same).is_some() {
+            return;
+        }
+        let told = before.and_then(|before| before.told.clone());
+        if let Some(refusal) = &statement.refusal
+            && told.as_ref() != Some(refusal)
+        {
+            self.tell(statement, refusal).await;
+        }
+        let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
+        let mut at = Some(Instant::now());
+        if let Some(status) = statement.status(&now)
+            && let Err(error) = self.write(statement, status).await
+        {
+            // Somebody else was faster, the object has gone, or its kind has no status.
+            let expected = matches!(&error, Error::Api(it) if matches!(it.code, 404 | 409));
+            let target = &statement.target;
+            match expected {
+                true => tracing::debug!(%target, %error, "a status is not written"),
+                false => {
+                    at = None;
+                    tracing::warn!(%target, %error, "a status cannot be written");
+                }
+            }
+        }
+        let told = statement.refusal.clone();
+        let written = Written { statement: statement.clone(), at, told };
+        self.written.insert(statement.target.clone(), written);
+    }
+
+    /// Lists in a status belong to several writers, and are replaced whole: so only on top of the
+    /// version that was read.
+    async fn write(&self, statement: &Statement, status: Value) -> Result<(), Error> {
+        let (target, resource) = (&statement.target, &*statement.resource);
+        let client = self.client.clone();
+        let api: Api<DynamicObject> = match target.namespace.is_empty() {
+            true => Api::all_with(client, resource),
+            false => Api::namespaced_with(client, &target.namespace, resource),
+        };
+        let patch = json!({
+            "metadata": {"uid": target.uid, "resourceVersion": statement.resource_version},
+            "status": status,
+        });
+        let field_manager = Some(CONTROL.to_owned());
+        let parameters = PatchParams { field_manager, ..PatchParams::default() };
+        api.patch_status(&target.name, &parameters, &Patch::Merge(patch)).await.map(drop)
+    }
+
+    async fn tell(&self, statement: &Statement, refusal: &str) {
+        let Statement { target, resource, .. } = statement;
+        let object = ObjectReference {
+            api_version: Some(resource.api_version.clone()),
+            kind: Some(resource.kind.clone()),
+            name: Some(target.name.clone()),
+            namespace: Some(target.namespace.clone()).filter(|text| !text.is_empty()),
+            uid: Some(target.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "Refused".to_owned(),
+            note: Some(refusal.chars().take(NOTE_CHARACTERS_MAX).collect()),
+            action: "Read".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &object).await {
+            tracing::debug!(%target, %error, "an event cannot be written");
+        }
+    }
+}
+
+/// How often what is not written yet is tried again.
+const AGAIN_EVERY: Duration = Duration::from_secs(10);
+/// After this time the same is written again, if it still does not stand there.
+const SAME_AGAIN: Duration = Duration::from_secs(60);
+/// An event's note has at most a kilobyte; characters may have four bytes.
+const NOTE_CHARACTERS_MAX: usize = 250;

@@ -1,0 +1,180 @@
+//! One of all control planes writes: the one that holds the lease.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::core::ObjectMeta;
+use kube::{Api, Client, Error};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval, timeout};
+
+use super::Writer;
+use crate::words::CONTROL;
+
+/// Takes the lease when it can and keeps it; tells whether it has it. Never ends by itself.
+pub(super) async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) {
+    let api: Api<Lease> = Api::namespaced(client, &writer.namespace);
+    let mut candidate = Candidate { name: writer.name, observed: None, renewed: None };
+    let mut clock = interval(RENEW_EVERY);
+    loop {
+        clock.tick().await;
+        // Who cannot renew in time must have stopped to write before others may begin.
+        let tried = timeout(RENEW_EVERY, candidate.tried(&api)).await;
+        let now = Instant::now();
+        if let Ok(Err(error)) = &tried {
+            tracing::debug!(%error, "the lease cannot be kept");
+        }
+        let holds = match tried {
+            Ok(Ok(holds)) => holds,
+            Ok(Err(_)) | Err(_) => {
+                candidate.renewed.is_some_and(|renewed| now - renewed < RENEWED_AT_LATEST)
+            }
+        };
+        if leading.send_replace(holds) != holds {
+            let name = candidate.name.as_str();
+            match holds {
+                true => tracing::info!(name, "writes the status of objects from now on"),
+                false => tracing::info!(name, "writes no status of objects any more"),
+            }
+        }
+    }
+}
+
+/// One control plane that would write.
+struct Candidate {
+    name: String,
+    /// The version of the lease that was seen, and since when it has been the same.
+    observed: Option<(String, Instant)>,
+    /// When the lease was last renewed.
+    renewed: Option<Instant>,
+}
+
+impl Candidate {
+    /// Whether it holds the lease now.
+    async fn tried(&mut self, api: &Api<Lease>) -> Result<bool, Error> {
+        let began = Instant::now();
+        let Some(lease) = api.get_opt(CONTROL).await? else {
+            let metadata = ObjectMeta { name: Some(CONTROL.to_owned()), ..ObjectMeta::default() };
+            let lease = self.taken(Lease { metadata, spec: None }, Timestamp::now());
+            return self.settle(api.create(&PostParams::default(), &lease).await.map(drop), began);
+        };
+        if !self.may_take(&lease, began) {
+            self.renewed = None;
+            return Ok(false);
+        }
+        let lease = self.taken(lease, Timestamp::now());
+        self.settle(api.replace(CONTROL, &PostParams::default(), &lease).await.map(drop), began)
+    }
+
+    /// Whether the lease is its own, nobody's, or has not been renewed for as long as it is for, by
+    /// a clock of its own: those of others may be wrong.
+    fn may_take(&mut self, lease: &Lease, now: Instant) -> bool {
+        let version = lease.metadata.resource_version.clone().unwrap_or_default();
+        let since = match &self.observed {
+            Some((seen, since)) if *seen == version => *since,
+            _ => now,
+        };
+        self.observed = Some((version, since));
+        let spec = lease.spec.as_ref();
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
+        let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let lasts = seconds.map_or(LASTS, Duration::from_secs);
+        holder.is_empty() || holder == self.name || now - since >= lasts
+    }
+
+    /// The lease as this one's.
+    fn taken(&self, mut lease: Lease, now: Timestamp) -> Lease {
+        let before = lease.spec.take().unwrap_or_default();
+        let is_new = before.holder_identity.as_ref() != Some(&self.name);
+        let acquired = before.acquire_time.filter(|_| !is_new);
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(self.name.clone()),
+            lease_duration_seconds: i32::try_from(LASTS.as_secs()).ok(),
+            acquire_time: Some(acquired.unwrap_or(MicroTime(now))),
+            renew_time: Some(MicroTime(now)),
+            lease_transitions: Some(
+                before.lease_transitions.unwrap_or(0).saturating_add(i32::from(is_new)),
+            ),
+            ..LeaseSpec::default()
+        });
+        lease
+    }
+
+    fn settle(&mut self, outcome: Result<(), Error>, began: Instant) -> Result<bool, Error> {
+        match outcome {
+            Ok(()) => {
+                self.renewed = Some(began);
+                Ok(true)
+            }
+            // Another one was faster.
+            Err(Error::Api(status)) if status.code == 409 => {
+                self.renewed = None;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// How long a lease is for.
+const LASTS: Duration = Duration::from_secs(15);
+/// How often it is renewed.
+const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// Who has not renewed it for this long writes no more; less than it is for.
+const RENEWED_AT_LATEST: Duration = Duration::from_secs(9);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(holder: &str, version: &str) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                resource_version: Some(version.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                lease_duration_seconds: Some(15),
+                lease_transitions: Some(4),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_when_it_has_not_been_renewed_for_its_time() {
+        let mut candidate = Candidate { name: "b".to_owned(), observed: None, renewed: None };
+        let start = Instant::now();
+        for (seconds, holder, version, expected) in [
+            (0, "a", "1", false),
+            (14, "a", "1", false),
+            (15, "a", "1", true),
+            (16, "a", "2", false),
+            (30, "a", "2", false),
+            (31, "a", "2", true),
+            (32, "", "3", true),
+            (33, "b", "4", true),
+        ] {
+            let now = start + Duration::from_secs(seconds);
+            let may = candidate.may_take(&lease(holder, version), now);
+            assert_eq!(may, expected, "{seconds} s: {holder} {version}");
+        }
+    }
+
+    #[test]
+    fn a_lease_counts_its_holders() {
+        let candidate = Candidate { name: "b".to_owned(), observed: None, renewed: None };
+        let now = Timestamp::UNIX_EPOCH;
+        let spec = candidate.taken(lease("a", "1"), now).spec.unwrap();
+        assert_eq!(spec.lease_transitions, Some(5));
+        assert_eq!(spec.holder_identity.as_deref(), Some("b"));
+        assert_eq!(spec.acquire_time, Some(MicroTime(now)));
+        let spec = candidate.taken(lease("b", "2"), now).spec.unwrap();
+        assert_eq!(spec.lease_transitions, Some(4));
+    }
+}

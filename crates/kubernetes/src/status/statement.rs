@@ -1,0 +1,279 @@
+//! What is said of one object, and the status that says it. Pure.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kube::core::ApiResource;
+use leno_registry::ServedKind;
+use serde_json::{Map, Value, json};
+
+/// What is to be said of one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Statement {
+    pub(crate) target: Target,
+    pub(crate) resource: Arc<ApiResource>,
+    pub(crate) resource_version: String,
+    pub(crate) generation: i64,
+    /// What stands in the status now, of the part that is written.
+    pub(crate) standing: Value,
+    pub(crate) said: Said,
+    /// Why the object is refused, if it is.
+    pub(crate) refusal: Option<String>,
+}
+
+/// Which object is meant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Target {
+    pub(crate) kind: &'static str,
+    /// Empty for kinds without.
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+/// What is said.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Said {
+    /// For each parent of a route.
+    Parents(Vec<(Value, Vec<Condition>)>),
+    Conditions(Vec<Condition>),
+    /// As OSM says it: in force, or an error and why.
+    Current(Result<(), String>),
+    /// The kind has no status.
+    Nothing,
+}
+
+/// One condition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Condition {
+    pub(crate) word: &'static str,
+    /// `True`, `False` or `Unknown`.
+    pub(crate) status: &'static str,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// Which form of status a kind has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Parents,
+    Conditions,
+    Current,
+    Nothing,
+}
+
+impl Form {
+    pub(crate) fn of(kind: ServedKind) -> Self {
+        match kind.group {
+            "gateway.networking.k8s.io" if kind.kind.ends_with("Route") => Self::Parents,
+            "leno.dev" => Self::Conditions,
+            group if group.starts_with("policy.") => Self::Current,
+            _ => Self::Nothing,
+        }
+    }
+
+    /// The part of a status that is read and written.
+    pub(crate) fn standing(self, status: Option<&Value>) -> Value {
+        let part = |key: &str| status.and_then(|status| status.get(key)).cloned();
+        match self {
+            Self::Parents => part("parents").unwrap_or(Value::Null),
+            Self::Conditions => part("conditions").unwrap_or(Value::Null),
+            Self::Current => json!([part("currentStatus"), part("reason")]),
+            Self::Nothing => Value::Null,
+        }
+    }
+}
+
+impl Statement {
+    /// The status to write, if it differs from the one that stands there. A condition that has
+    /// not changed keeps its time.
+    pub(crate) fn status(&self, now: &Value) -> Option<Value> {
+        match &self.said {
+            Said::Nothing => None,
+            Said::Conditions(conditions) => {
+                let written = self.conditions(conditions, &self.standing, now);
+                (written != self.standing).then(|| json!({"conditions": written}))
+            }
+            Said::Current(outcome) => {
+                let (current, reason) = match outcome {
+                    Ok(()) => ("committed", "in force"),
+                    Err(why) => ("error", why.as_str()),
+                };
+                (self.standing != json!([current, reason]))
+                    .then(|| json!({"currentStatus": current, "reason": reason}))
+            }
+            Said::Parents(parents) => {
+                let written = self.parents(parents, now);
+                let nothing = written.is_empty() && self.standing.is_null();
+                let written = Value::Array(written);
+                (!nothing && written != self.standing).then(|| json!({"parents": written}))
+            }
+        }
+    }
+
+    /// Those of others as they are, and then ours.
+    fn parents(&self, ours: &[(Value, Vec<Condition>)], now: &Value) -> Vec<Value> {
+        let standing = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_ours = |entry: &&Value| is_ours(entry);
+        let mut written: Vec<Value> =
+            standing.iter().filter(|entry| !is_ours(entry)).cloned().collect();
+        for (parent, conditions) in ours {
+            let before =
+                standing.iter().filter(is_ours).find(|it| it.get("parentRef") == Some(parent));
+            let before = before.and_then(|entry| entry.get("conditions")).unwrap_or(&Value::Null);
+            written.push(json!({
+                "parentRef": parent,
+                "controllerName": CONTROLLER,
+                "conditions": self.conditions(conditions, before, now),
+            }));
+        }
+        // In the order of those that stand there, so that order alone is no difference.
+        let place = |entry: &Value| standing.iter().position(|it| is_same_parent(it, entry));
+        written.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
+        written.truncate(PARENTS_MAX);
+        written
+    }
+
+    fn conditions(&self, conditions: &[Condition], before: &Value, now: &Value) -> Value {
+        let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
+        let written = conditions.iter().map(|condition| {
+            let is_it = |it: &&Value| it.get("type").is_some_and(|word| word == condition.word);
+            let known = before.iter().find(is_it);
+            let same = known.filter(|it| it.get("status").is_some_and(|it| it == condition.status));
+            let since = same.and_then(|it| it.get("lastTransitionTime")).unwrap_or(now);
+            let mut entry = Map::new();
+            entry.insert("type".to_owned(), json!(condition.word));
+            entry.insert("status".to_owned(), json!(condition.status));
+            entry.insert("reason".to_owned(), json!(condition.reason));
+            entry.insert("message".to_owned(), json!(condition.message));
+            entry.insert("observedGeneration".to_owned(), json!(self.generation));
+            entry.insert("lastTransitionTime".to_owned(), since.clone());
+            Value::Object(entry)
+        });
+        Value::Array(written.collect())
+    }
+
+    /// Whether there is anything to write or to tell.
+    pub(crate) fn is_due(&self) -> bool {
+        self.refusal.is_some() || self.status(&Value::Null).is_some()
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace.is_empty() {
+            true => write!(f, "{} {}", self.kind, self.name),
+            false => write!(f, "{} {}/{}", self.kind, self.namespace, self.name),
+        }
+    }
+}
+
+/// Whether an entry of `status.parents` was written by a control plane of ours.
+pub(crate) fn is_ours(entry: &Value) -> bool {
+    entry.get("controllerName").is_some_and(|name| name == CONTROLLER)
+}
+
+fn is_same_parent(one: &Value, other: &Value) -> bool {
+    ["controllerName", "parentRef"].iter().all(|key| one.get(key) == other.get(key))
+}
+
+/// By which routes know who speaks of them.
+pub(crate) const CONTROLLER: &str = "leno.dev/mesh-controller";
+/// The most entries that the schema of routes takes.
+const PARENTS_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statement(standing: Value, said: Said) -> Statement {
+        Statement {
+            target: Target {
+                kind: "HTTPRoute",
+                namespace: "shop".to_owned(),
+                name: "web".to_owned(),
+                uid: "u".to_owned(),
+            },
+            resource: Arc::new(ApiResource {
+                group: "gateway.networking.k8s.io".to_owned(),
+                version: "v1".to_owned(),
+                api_version: "gateway.networking.k8s.io/v1".to_owned(),
+                kind: "HTTPRoute".to_owned(),
+                plural: "httproutes".to_owned(),
+            }),
+            resource_version: "7".to_owned(),
+            generation: 2,
+            standing,
+            said,
+            refusal: None,
+        }
+    }
+
+    fn accepted(status: &'static str) -> Condition {
+        Condition { word: "Accepted", status, reason: "Accepted", message: String::new() }
+    }
+
+    fn written(status: &str, generation: i64, since: &str) -> Value {
+        json!({
+            "type": "Accepted", "status": status, "reason": "Accepted", "message": "",
+            "observedGeneration": generation, "lastTransitionTime": since,
+        })
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_while_its_status_stays() {
+        let now = json!("now");
+        let said = || Said::Conditions(vec![accepted("True")]);
+        for (standing, expected) in [
+            (json!(null), Some(written("True", 2, "now"))),
+            (json!([written("True", 2, "then")]), None),
+            (json!([written("True", 1, "then")]), Some(written("True", 2, "then"))),
+            (json!([written("False", 2, "then")]), Some(written("True", 2, "now"))),
+        ] {
+            let expected = expected.map(|condition| json!({"conditions": [condition]}));
+            assert_eq!(statement(standing, said()).status(&now), expected);
+        }
+    }
+
+    #[test]
+    fn what_others_say_of_parents_stays() {
+        let service = json!({"group": "", "kind": "Service", "name": "web"});
+        let theirs =
+            json!({"parentRef": {"name": "edge"}, "controllerName": "x/y", "conditions": []});
+        let ours = |since: &str| {
+            json!({"parentRef": service, "controllerName": CONTROLLER,
+                   "conditions": [written("True", 2, since)]})
+        };
+        let gone =
+            json!({"parentRef": {"name": "old"}, "controllerName": CONTROLLER, "conditions": []});
+        let said = || Said::Parents(vec![(service.clone(), vec![accepted("True")])]);
+        for (standing, said, expected) in [
+            (json!(null), said(), Some(json!([ours("now")]))),
+            (json!([theirs]), said(), Some(json!([theirs, ours("now")]))),
+            (json!([ours("then"), theirs]), said(), None),
+            (json!([gone, ours("then"), theirs]), said(), Some(json!([ours("then"), theirs]))),
+            (json!([theirs, ours("then")]), Said::Parents(vec![]), Some(json!([theirs]))),
+            (json!(null), Said::Parents(vec![]), None),
+        ] {
+            let expected = expected.map(|parents| json!({"parents": parents}));
+            assert_eq!(
+                statement(standing.clone(), said).status(&json!("now")),
+                expected,
+                "{standing}"
+            );
+        }
+    }
+
+    #[test]
+    fn policies_of_osm_say_it_in_their_words() {
+        for (standing, outcome, expected) in [
+            (json!([null, null]), Ok(()), Some(json!(["committed", "in force"]))),
+            (json!(["committed", "in force"]), Ok(()), None),
+            (json!(["committed", "in force"]), Err("no".to_owned()), Some(json!(["error", "no"]))),
+        ] {
+            let status = statement(standing, Said::Current(outcome)).status(&Value::Null);
+            let found = status.map(|it| json!([it["currentStatus"], it["reason"]]));
+            assert_eq!(found, expected);
+        }
+    }
+}

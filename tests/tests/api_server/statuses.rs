@@ -1,0 +1,93 @@
+//! What is said of objects stands in their status, written by one control plane.
+
+use std::time::{Duration, Instant};
+
+use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::status::{Writer, keep_statuses};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::server::{Server, run};
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn one_control_plane_says_what_became_of_objects() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        server.namespace("leno-system").await;
+        server.define(ROUTES).await;
+        server.define(GROUPS).await;
+        let mut tasks = JoinSet::new();
+        for name in ["leno-control-a", "leno-control-b"] {
+            let source = Source::new(server.client().await, Options::default());
+            let statements = source.statements();
+            let writer = Writer { namespace: "leno-system".to_owned(), name: name.to_owned() };
+            tasks.spawn(keep_statuses(server.client().await, writer, statements));
+            let (told, mut queue) = mpsc::channel(4);
+            tasks.spawn(source.follow(told));
+            tasks.spawn(async move { while queue.recv().await.is_some() {} });
+        }
+        let parent = json!({"group": "", "kind": "Service", "name": "web"});
+        let rules = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
+        let theirs = json!({
+            "parentRef": {"name": "edge"}, "controllerName": "example.com/edge", "conditions": [],
+        });
+        let route = json!({
+            "spec": {"parentRefs": [{"name": "edge"}, parent], "rules": rules},
+            "status": {"parents": [theirs]},
+        });
+        server.apply(ROUTES, Some("shop"), "r", route).await;
+        let said = said_of_route(&server, "NoMatchingParent").await;
+        assert!(said["status"]["parents"].as_array().unwrap().contains(&theirs));
+        server.service("web", 8080).await;
+        let said = said_of_route(&server, "Accepted").await;
+        let ours = ours(&said).unwrap();
+        assert_eq!(ours["parentRef"], parent);
+        assert_eq!(ours["conditions"][0]["observedGeneration"], said["metadata"]["generation"]);
+        assert_eq!(ours["conditions"][1]["type"], "ResolvedRefs");
+        assert_eq!(ours["conditions"][1]["status"], "True");
+
+        let bad = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
+        server.apply(GROUPS, Some("shop"), "g", bad).await;
+        let deadline = Instant::now() + PATIENCE;
+        while server.events("shop").await.is_empty() {
+            assert!(Instant::now() < deadline, "there is no event");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let events = server.events("shop").await;
+        assert_eq!(events[0]["reason"], "Refused");
+        assert_eq!(events[0]["regarding"]["name"], "g");
+        let lease = "coordination.k8s.io/v1/Lease";
+        let lease = server.read(lease, "leno-system", "leno-control").await;
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
+        assert!(holder.starts_with("leno-control-"), "{holder}");
+        // What stands there is not written again.
+        let again = server.read(ROUTES, "shop", "r").await;
+        assert_eq!(again["metadata"]["resourceVersion"], said["metadata"]["resourceVersion"]);
+    });
+}
+
+/// The route, once it is accepted, or not, for this reason.
+async fn said_of_route(server: &Server, reason: &str) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let object = server.read(ROUTES, "shop", "r").await;
+        if ours(&object).is_some_and(|it| it["conditions"][0]["reason"] == reason) {
+            return object;
+        }
+        assert!(Instant::now() < deadline, "not {reason}: {object}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn ours(route: &Value) -> Option<&Value> {
+    let parents = route.pointer("/status/parents")?.as_array()?;
+    parents.iter().find(|entry| entry["controllerName"] == "leno.dev/mesh-controller")
+}
+
+const ROUTES: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
+const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
