@@ -1,13 +1,15 @@
 //! `leno control`: a control plane alone.
 
+mod kubernetes;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_control::{Config, Control, StartError};
+use leno_control::{Config, Control, Health, StartError};
 use leno_discovery::traffic::REPORT_EVERY_MIN;
 use leno_registry::FileSource;
 
@@ -20,8 +22,16 @@ use crate::{limits, stop};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ControlArgs {
+    /// A file or directory of YAML; may be given again
+    #[arg(short, long = "file", value_name = "PATH", required_unless_present = "kubernetes")]
+    file: Vec<PathBuf>,
     #[command(flatten)]
     mesh: MeshArgs,
+    #[command(flatten)]
+    cluster: kubernetes::ClusterArgs,
+    /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics
+    #[arg(long, value_name = "ADDRESS")]
+    health: Option<SocketAddr>,
     /// Where it listens for sidecars; with port 0 the kernel chooses
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010")]
     listen: SocketAddr,
@@ -39,12 +49,17 @@ pub(crate) struct ControlArgs {
     issuer: Option<PathBuf>,
 }
 
-/// What every control plane is told.
+/// Where the facts are.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct MeshArgs {
+pub(crate) struct FactsArgs {
     /// A file or directory of YAML; may be given again
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     pub(crate) file: Vec<PathBuf>,
+}
+
+/// What every control plane is told.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MeshArgs {
     #[command(flatten)]
     pub(crate) data: DataArgs,
     /// The address for token files, when sidecars on other machines reach the control plane by
@@ -68,7 +83,7 @@ pub(crate) struct MeshArgs {
 
 impl MeshArgs {
     /// What the control plane is told.
-    pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr) -> Config {
+    pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr, facts: Vec<PathBuf>) -> Config {
         Config {
             listen,
             advertise: self.advertise,
@@ -77,10 +92,12 @@ impl MeshArgs {
             report_every: self.report_every.0,
             page: self.page.0,
             playground: Some(playground()),
-            ..Config::new(data, self.file.clone())
+            ..Config::new(data, facts)
         }
     }
+}
 
+impl FactsArgs {
     /// Looks whether there is anything to run a mesh of.
     ///
     /// # Errors
@@ -135,7 +152,11 @@ fn parse_page(text: &str) -> Result<PageAddress, String> {
 /// # Errors
 /// When it cannot start.
 pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
-    let started = Control::start(config).await;
+    told(Control::start(config).await)
+}
+
+/// A control plane that has started; documents on account of which it has not are printed.
+fn told(started: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &started {
         for rejected in rejected {
             eprintln!("rejected: {rejected}");
@@ -158,30 +179,65 @@ impl ControlArgs {
 
     async fn serve(self) -> anyhow::Result<()> {
         let stop = stop::signals()?;
+        let health = match self.health {
+            Some(address) => Some(Health::open(address).await.with_context(|| {
+                format!("health cannot be told at {address}; use --health with a free address")
+            })?),
+            None => None,
+        };
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
-        self.mesh.check()?;
-        let mut config = self.mesh.config(data.path().to_owned(), self.listen);
-        config.peers = self.peers;
-        if let Some(shared) = &self.shared {
-            create_private(shared)?;
+        tokio::pin!(stop);
+        let started = async {
+            match self.cluster.kubernetes {
+                true => {
+                    let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
+                    let (control, cluster) = kubernetes::start(&self.cluster, config).await?;
+                    Ok((control, Some(cluster)))
+                }
+                false => Ok((self.start_alone(data.path()).await?, None)),
+            }
+        };
+        // Who waits for an API server can be stopped.
+        let (control, cluster) = tokio::select! {
+            () = &mut stop => return Ok(()),
+            started = started => started as anyhow::Result<_>,
+        }?;
+        if let Some(health) = &health {
+            health.ready(&control);
         }
-        config.shared = self.shared;
-        config.issuer = self.issuer;
-        let control = start(config).await?;
         tracing::info!(
             address = %control.address(),
             page = control.page().map(|page| format!("http://{page}/")),
+            health = health.as_ref().map(|health| health.address().to_string()),
             trust_domain = %control.trust_domain(),
             data = %data.path().display(),
             "the control plane is up"
         );
         let ended = tokio::select! {
             () = stop => Ok(()),
-            ended = control.ended() => Err(ended),
+            ended = control.ended() => Err(anyhow::Error::from(ended)),
+            ended = kubernetes::ended(cluster) => Err(ended),
         };
         tracing::info!("the control plane shuts down; sidecars go on with what they know");
+        if let Some(health) = &health {
+            health.ending();
+        }
         control.shutdown().await;
-        Ok(ended?)
+        ended
+    }
+
+    /// From files, with an authority in a directory.
+    async fn start_alone(&self, data: &Path) -> anyhow::Result<Control> {
+        let facts = FactsArgs { file: self.file.clone() };
+        facts.check()?;
+        let mut config = self.mesh.config(data.to_owned(), self.listen, facts.file);
+        config.peers.clone_from(&self.peers);
+        if let Some(shared) = &self.shared {
+            create_private(shared)?;
+        }
+        config.shared.clone_from(&self.shared);
+        config.issuer.clone_from(&self.issuer);
+        start(config).await
     }
 }
 
@@ -199,6 +255,8 @@ Examples:
   Three on the same files, of which each sidecar uses one that is there:
     leno control -f mesh/ --data /var/lib/leno-1 --shared /srv/leno --listen 192.0.2.1:15010 \\
         --peer 192.0.2.1:15010,192.0.2.2:15010,192.0.2.3:15010
+  In a cluster, with all that it tells of pods, services and rules:
+    leno control --kubernetes --listen 0.0.0.0:15010 --health 0.0.0.0:15020 --data /var/lib/leno
 ";
 
 #[cfg(test)]

@@ -13,9 +13,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use leno_identity::{Credential, JoinBundle, Roots};
 use leno_model::{TrustDomain, WorkloadName};
-use leno_proxy::{
-    AccountToken, Config, ControlAddress, Interception, Probes, Proxy, TrustedRoots,
-};
+use leno_proxy::{AccountToken, Config, ControlAddress, Interception, Probes, Proxy, TrustedRoots};
 use rustix::process::Signal;
 
 use crate::data_directory::{HomeArgs, create_private};

@@ -20,7 +20,7 @@ use anyhow::Context as _;
 use clap::Args;
 use tokio::task::LocalSet;
 
-use crate::control::MeshArgs;
+use crate::control::{FactsArgs, MeshArgs};
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
@@ -36,6 +36,8 @@ pub(crate) use local_mesh::{LocalMesh, Options};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct UpArgs {
+    #[command(flatten)]
+    facts: FactsArgs,
     #[command(flatten)]
     mesh: MeshArgs,
     /// Where the control plane listens for sidecars; with port 0 the kernel chooses
@@ -87,8 +89,9 @@ impl UpArgs {
         let stop = stop::signals()?;
         tokio::pin!(stop);
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
-        self.mesh.check()?;
-        let config = self.mesh.config(data.path().to_owned(), self.listen);
+        self.facts.check()?;
+        let facts = self.facts.file.clone();
+        let config = self.mesh.config(data.path().to_owned(), self.listen, facts);
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let hint = self.mesh.data.hint();
         let control_ended = mesh.control_ended();

@@ -44,4 +44,4 @@ pub use part::EndedUnexpectedly;
 pub use playground::{Asked, Playground};
 pub use review::{Holder, Review, ReviewError, Reviewer};
 pub use serving::ServingError;
-pub use watch::UPDATES_MAX;
+pub use watch::{UPDATES_MAX, trust_domain_of};
