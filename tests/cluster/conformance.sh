@@ -9,7 +9,7 @@ suite=$("$KC_HERE/conformance-build.sh")
 "$KC_HERE/gateway-api.sh"
 cd "$suite"
 features=Mesh,HTTPRoute,GRPCRoute
-for extended in BackendRequestHeaderModifier NamedRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
+for extended in BackendRequestHeaderModification NamedRouteRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
   features+=,MeshHTTPRoute$extended
 done
 ./conformance.test -test.run TestConformance -test.v -test.timeout 40m \

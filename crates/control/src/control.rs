@@ -151,6 +151,12 @@ impl Control {
         self.questions.clone()
     }
 
+    /// What signs, now and whenever it is another.
+    #[must_use]
+    pub fn authority(&self) -> watch::Receiver<Arc<Authority>> {
+        self.invitations.authority.clone()
+    }
+
     /// The roots that every member verifies the others by.
     #[must_use]
     pub fn roots(&self) -> Roots {

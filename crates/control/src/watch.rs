@@ -60,6 +60,7 @@ impl Remarks {
 }
 
 /// The trust domain that the first reading of the registries asks for.
+#[must_use]
 pub fn trust_domain_of(update: &Update) -> TrustDomain {
     let config = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::MeshConfig(config)) => Some(config.clone()),

@@ -17,7 +17,6 @@ use kube::{Api, Client};
 use leno_identity::{AuthorityError, AuthorityFiles, AuthoritySource};
 use leno_model::TrustDomain;
 use serde_json::json;
-use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
@@ -38,7 +37,6 @@ pub struct SharedAuthority {
     changed: Option<AuthorityFiles>,
     /// What the ConfigMap of the roots was made last.
     told: Option<String>,
-    roots: watch::Sender<String>,
 }
 
 impl SharedAuthority {
@@ -54,14 +52,7 @@ impl SharedAuthority {
             synced: AuthorityFiles::default(),
             changed: None,
             told: None,
-            roots: watch::Sender::default(),
         }
-    }
-
-    /// The roots that members of the mesh are verified by, as PEM; empty until it is established.
-    #[must_use]
-    pub fn roots(&self) -> watch::Receiver<String> {
-        self.roots.subscribe()
     }
 
     /// Makes the directory what the Secret says. When there is no Secret it is made from the
@@ -229,15 +220,6 @@ impl SharedAuthority {
     /// Everybody may read whom to trust.
     async fn tell_roots(&mut self) {
         let roots = self.synced.roots();
-        if let Some(roots) = roots {
-            self.roots.send_if_modified(|known| {
-                let is_new = known != roots;
-                if is_new {
-                    roots.clone_into(known);
-                }
-                is_new
-            });
-        }
         let Some(roots) = roots.filter(|roots| self.told.as_deref() != Some(roots)) else { return };
         let map = json!({
             "apiVersion": "v1",

@@ -130,7 +130,7 @@ impl Probe {
         let made = async {
             match &self.action {
                 Action::Http(get) => get.make(at(get.port), interception).await,
-                Action::Tcp(port) => Ok(drop(dial(at(*port), interception).await?)),
+                Action::Tcp(port) => dial(at(*port), interception).await.map(drop),
                 Action::Grpc(check) => check.make(at(check.port), interception).await,
             }
         };

@@ -8,9 +8,10 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use kube::Client;
 use leno_control::{
-    Config, Control, Holder, Review, ReviewError, Reviewer, UPDATES_MAX, trust_domain_of,
+    Config, Control, Holder, Review, ReviewError, Reviewer, StartError, UPDATES_MAX,
+    trust_domain_of,
 };
-use leno_identity::AuthoritySource;
+use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::inject::{Settings, has_native_sidecars};
 use leno_kubernetes::peers;
@@ -19,13 +20,12 @@ use leno_kubernetes::source::{Options, Source};
 use leno_kubernetes::status::{Writer, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::TrustDomain;
-use leno_registry::Update;
+use leno_model::{Change, MeshConfig, Object, TrustDomain};
+use leno_registry::{Rejected, Update};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::told;
-use crate::install;
 
 /// Arguments of a control plane in a cluster.
 #[derive(Debug, Args)]
@@ -37,9 +37,12 @@ pub(super) struct ClusterArgs {
     /// Where it answers the API server's webhooks
     #[arg(long, value_name = "ADDRESS", requires = "kubernetes")]
     webhook: Option<SocketAddr>,
-    /// The image of the sidecars that the webhook puts into pods
-    #[arg(long, env = "LENO_IMAGE", value_name = "IMAGE", default_value = install::IMAGE)]
-    image: String,
+    /// The trust domain of the mesh, while no MeshConfig says it
+    #[arg(long, env = "LENO_TRUST_DOMAIN", value_name = "NAME", value_parser = TrustDomain::new, hide = true)]
+    trust_domain: Option<TrustDomain>,
+    /// The image of the sidecars that pods get
+    #[arg(long, env = "LENO_IMAGE", hide = true)]
+    image: Option<String>,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: String,
     /// Without a name it writes no statuses
@@ -76,9 +79,17 @@ pub(super) async fn start(
         tasks.spawn(named("the writer of statuses", writing));
     }
     tasks.spawn(named("the source of the facts", source.follow(facts)));
-    let Some(first) = updates.recv().await else {
+    let Some(mut first) = updates.recv().await else {
         bail!("the API server tells nothing");
     };
+    let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
+    if !in_doubt.is_empty() {
+        // No authority is to be made of a trust domain that nobody wants.
+        told(Err(StartError::MeshConfig(in_doubt)))?;
+    }
+    if let Some(trust_domain) = &args.trust_domain {
+        assume(&mut first, trust_domain);
+    }
 
     // The authority is one of the trust domain that the MeshConfig wants.
     let dir = config.data.join("authority");
@@ -87,13 +98,12 @@ pub(super) async fn start(
     if let AuthoritySource::Issuer(dir) = authority.establish().await? {
         config.issuer = Some(dir);
     }
-    let roots = authority.roots();
     tasks.spawn(named("the keeper of the authority", authority.keep()));
 
     let (found, peers) = watch::channel(BTreeSet::new());
     config.found_peers = Some(peers);
     let here = (own, config.listen.port());
-    let looking = (client.clone(), namespace);
+    let looking = (client.clone(), namespace.clone());
     tasks.spawn(named("the search for other control planes", async move {
         peers::follow(looking.0, &looking.1, here, found).await;
     }));
@@ -103,12 +113,53 @@ pub(super) async fn start(
     tasks.spawn(named("the source of the facts", forward(first, updates, again)));
     let control = told(Control::start_fed(config, fed).await)?;
 
-    if let Some(address) = args.webhook {
-        let trust_domain = control.trust_domain().clone();
-        let settings = settings(&client, args, trust_domain, roots).await?;
-        tasks.spawn(named("the webhook", answer(client, address, settings)));
+    if let Some(listen) = args.webhook {
+        let image = args.image.clone();
+        let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
+        let roots = control.roots().to_pem();
+        let version = client.apiserver_version().await;
+        let version = version.context("the API server does not tell its version")?;
+        let settings = Settings {
+            native_sidecars: has_native_sidecars(&version.major, &version.minor),
+            ..Settings::new(image, namespace, control.trust_domain().clone(), roots)
+        };
+        tasks.spawn(named("the webhook", inject(client, listen, settings, control.authority())));
     }
     Ok((control, Cluster { tasks }))
+}
+
+/// Where no MeshConfig says of which trust domain the mesh is, it is of this one.
+fn assume(first: &mut Update, trust_domain: &TrustDomain) {
+    let is_config = |change: &Change| matches!(change, Change::Upsert(Object::MeshConfig(_)));
+    if !first.changes.iter().any(is_config) {
+        let trust_domain = trust_domain.clone();
+        let config = MeshConfig { trust_domain, ..MeshConfig::default() };
+        first.changes.push(Change::Upsert(Object::MeshConfig(config)));
+    }
+}
+
+/// Gives pods their sidecars, with the roots that the authority has then.
+async fn inject(
+    client: Client,
+    listen: SocketAddr,
+    settings: Settings,
+    mut authority: watch::Receiver<Arc<Authority>>,
+) {
+    let (settings, told) = watch::channel(settings);
+    let following = async {
+        while authority.changed().await.is_ok() {
+            let roots = authority.borrow_and_update().roots().to_pem();
+            settings.send_modify(|settings| settings.roots = roots);
+        }
+    };
+    // It ends with the set of tasks that it is in.
+    let (_never, stop) = watch::channel(false);
+    tokio::select! {
+        served = webhook::serve(client, listen, told, stop) => if let Err(error) = served {
+            tracing::error!(%error, "the webhook is not served");
+        },
+        () = following => {}
+    }
 }
 
 /// Waits until something has ended that runs beside a control plane; for ever when there is nothing.
@@ -139,49 +190,6 @@ async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc
     }
 }
 
-/// What sidecars are made with, and the roots that they are to trust.
-async fn settings(
-    client: &Client,
-    args: &ClusterArgs,
-    trust_domain: TrustDomain,
-    roots: watch::Receiver<String>,
-) -> anyhow::Result<(Settings, watch::Receiver<String>)> {
-    let version = client.apiserver_version().await;
-    let version = version.context("the API server does not tell its version")?;
-    let (image, namespace) = (args.image.clone(), args.pod_namespace.clone());
-    let known = roots.borrow().clone();
-    let settings = Settings {
-        native_sidecars: has_native_sidecars(&version.major, &version.minor),
-        ..Settings::new(image, namespace, trust_domain, known)
-    };
-    Ok((settings, roots))
-}
-
-/// Answers the API server's webhooks, with the roots as they are then.
-async fn answer(
-    client: Client,
-    listen: SocketAddr,
-    (settings, mut roots): (Settings, watch::Receiver<String>),
-) {
-    let (tell, told) = watch::channel(settings);
-    let (_going, stop) = watch::channel(false);
-    let following = async {
-        while roots.changed().await.is_ok() {
-            let now = roots.borrow_and_update().clone();
-            tell.send_modify(|settings| settings.roots = now);
-        }
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        () = following => {}
-        served = webhook::serve(client, listen, told, stop) => {
-            if let Err(error) = served {
-                tracing::error!(%error, "the API server's webhooks are not answered");
-            }
-        }
-    }
-}
-
 /// Asks the API server whose tokens are.
 #[derive(Debug)]
 struct ByTokenReview(TokenReviewer);
@@ -195,5 +203,24 @@ impl Reviewer for ByTokenReview {
                 Err(error) => Err(ReviewError::Unavailable(error.to_string())),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trust_domain_is_assumed_only_where_none_is_said() {
+        let said = TrustDomain::new("said.example").unwrap();
+        let assumed = TrustDomain::new("assumed.example").unwrap();
+        let mut update = Update::default();
+        assume(&mut update, &assumed);
+        assert_eq!(trust_domain_of(&update), assumed);
+        let config = MeshConfig { trust_domain: said.clone(), ..MeshConfig::default() };
+        let mut update = Update::default();
+        update.changes.push(Change::Upsert(Object::MeshConfig(config)));
+        assume(&mut update, &assumed);
+        assert_eq!((trust_domain_of(&update), update.changes.len()), (said, 1));
     }
 }

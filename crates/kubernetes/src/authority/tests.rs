@@ -23,8 +23,9 @@ struct Store {
 impl Store {
     fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let refusal = |code: u16| {
+            let reason = if code == 404 { "NotFound" } else { "Conflict" };
             let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
-                "status": "Failure", "message": "no", "reason": "No", "code": code});
+                "status": "Failure", "message": "no", "reason": reason, "code": code});
             (code, said)
         };
         let mut sent: Value = serde_json::from_slice(body).unwrap_or_default();

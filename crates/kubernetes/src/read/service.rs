@@ -232,7 +232,9 @@ mod tests {
         for (name, app, expected) in [
             (None, None, None),
             (Some("web"), None, None),
-            (Some("http"), None, None),
+            (Some("http"), None, Some(Protocol::Http)),
+            (Some("grpc"), None, Some(Protocol::Grpc)),
+            (Some("https"), None, None),
             (Some("http-web"), None, Some(Protocol::Http)),
             (Some("grpc-api"), None, Some(Protocol::Grpc)),
             (Some("http2-api"), None, Some(Protocol::Http2)),
