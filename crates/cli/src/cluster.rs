@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use clap::Args;
+use leno_kubernetes::failure::in_words;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 
 /// Which control plane, of which cluster.
@@ -44,6 +45,11 @@ impl ClusterArgs {
 pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot wait for the cluster")?.block_on(work)
+}
+
+/// An error of the API server in its words.
+pub(crate) fn plain(error: kube::Error) -> anyhow::Error {
+    anyhow::anyhow!(in_words(&error))
 }
 
 fn namespace(text: &str) -> Result<String, String> {

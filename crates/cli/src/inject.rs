@@ -14,7 +14,7 @@ use leno_kubernetes::words::{CONTROL, ROOTS_CONFIG_MAP};
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
 
-use crate::cluster::{self, ClusterArgs};
+use crate::cluster::{self, ClusterArgs, plain};
 use crate::{install, output, yaml};
 
 /// Arguments of `leno inject`.
@@ -91,7 +91,7 @@ impl Found {
         let client = cluster.client().await?;
         let namespace = cluster.namespace.as_str();
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-        let map = maps.get(ROOTS_CONFIG_MAP).await.with_context(|| {
+        let map = maps.get(ROOTS_CONFIG_MAP).await.map_err(plain).with_context(|| {
             format!(
                 "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
                  install the mesh, or pass --roots FILE"
@@ -102,7 +102,7 @@ impl Found {
             format!("ConfigMap {namespace}/{ROOTS_CONFIG_MAP} has no roots.pem; pass --roots FILE")
         })?;
         let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-        let deployment = deployments.get(CONTROL).await.with_context(|| {
+        let deployment = deployments.get(CONTROL).await.map_err(plain).with_context(|| {
             format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
         })?;
         let pod = deployment.spec.and_then(|spec| spec.template.spec);
@@ -114,7 +114,8 @@ impl Found {
         };
         let trust_domain = variable("LENO_TRUST_DOMAIN").and_then(|it| TrustDomain::new(&it).ok());
         let image = container.as_ref().and_then(|it| it.image.clone());
-        let version = client.apiserver_version().await.context("cannot ask the API server")?;
+        let version =
+            client.apiserver_version().await.map_err(plain).context("cannot ask the API server")?;
         let is_old = !has_native_sidecars(&version.major, &version.minor);
         Ok((roots, Self { image, trust_domain, is_old }))
     }

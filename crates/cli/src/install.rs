@@ -1,5 +1,8 @@
 //! `leno install` and `leno uninstall`: the mesh into a cluster, and out of it.
 
+#[cfg(test)]
+mod chart;
+
 use std::process::ExitCode;
 use std::time::Duration;
 

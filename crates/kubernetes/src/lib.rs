@@ -1,6 +1,7 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
 pub mod authority;
+pub mod failure;
 pub mod inject;
 pub mod install;
 pub mod node;

@@ -15,11 +15,13 @@ mod tests;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 use crate::inject::Settings;
 
@@ -47,9 +49,10 @@ pub enum WebhookError {
     Keys,
 }
 
-/// Answers the API server until told to stop, with the settings as they are at each question.
+/// Answers the API server with the settings as they are at each question; until a moment after it is
+/// told to stop, because the API server hears a moment later that we go.
 ///
-/// It begins to listen once it has a certificate, for which it asks the API server as long as it
+/// Whoever connects waits until there is a certificate; for that the API server is asked as long as it
 /// takes.
 ///
 /// # Errors
@@ -60,16 +63,20 @@ pub async fn serve(
     settings: watch::Receiver<Settings>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
-    let listener = TcpListener::bind(listen).await;
-    let listener = listener.map_err(|source| WebhookError::Listen { address: listen, source })?;
-    serve_on(client, listener, settings, stop).await
+    let listener = bind(listen).await?;
+    serve_on(client, listener, settings, (stop, LINGER)).await
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, WebhookError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|source| WebhookError::Listen { address, source })
 }
 
 async fn serve_on(
     client: Client,
     listener: TcpListener,
     settings: watch::Receiver<Settings>,
-    mut stop: watch::Receiver<bool>,
+    (mut stop, linger): (watch::Receiver<bool>, Duration),
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
@@ -80,9 +87,16 @@ async fn serve_on(
         }
         listen::serve_all(listener, client, (configs, settings)).await;
     };
+    let stopped = async {
+        drop(stop.wait_for(|stop| *stop).await);
+        sleep(linger).await;
+    };
     tokio::select! {
-        _ = stop.wait_for(|stop| *stop) => Ok(()),
+        () = stopped => Ok(()),
         never = keeping => match never {},
         () = serving => Err(WebhookError::Keys),
     }
 }
+
+/// How long it takes until an API server asks nobody any more who goes.
+const LINGER: Duration = Duration::from_secs(3);

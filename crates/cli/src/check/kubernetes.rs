@@ -13,10 +13,11 @@ use crate::output;
 
 /// Looks, and tells.
 pub(super) fn run(format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
-    let cluster = ClusterArgs { namespace: SYSTEM_NAMESPACE.to_owned(), context: None };
+    let here = ClusterArgs { namespace: SYSTEM_NAMESPACE.to_owned(), context: None };
     let examined = cluster::run(async {
-        let client = cluster.client().await?;
-        examine(&client, &cluster.namespace).await.context("the API server does not answer")
+        let client = here.client().await?;
+        let examined = examine(&client, &here.namespace).await.map_err(cluster::plain);
+        examined.context("the API server does not answer")
     })?;
     match format {
         CheckFormat::Text => output::print(&to_text(&examined))?,

@@ -5,7 +5,7 @@
 use expect_test::expect_file;
 use leno_kubernetes::install::{Options, manifests};
 use leno_model::TrustDomain;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::yaml;
 
@@ -33,7 +33,12 @@ fn chart() -> Vec<Value> {
 }
 
 fn template(manifest: &Value) -> String {
-    let mut text = yaml::stream(std::slice::from_ref(manifest));
+    let mut manifest = manifest.clone();
+    // Helm creates kinds that it does not know last, and the control plane looks for this one first.
+    if manifest["kind"] == "MeshConfig" {
+        manifest["metadata"]["annotations"] = json!({"helm.sh/hook": "pre-install"});
+    }
+    let mut text = yaml::stream(std::slice::from_ref(&manifest));
     for (mark, value) in VALUES {
         text = text.replace(mark, value);
     }

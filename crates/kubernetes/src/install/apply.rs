@@ -12,6 +12,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use crate::failure::in_words;
 use crate::webhook::{INJECTOR, TrustState, trust_state};
 use crate::words::{CONTROL, INJECTION, PROXY_CONTAINER};
 
@@ -41,15 +42,14 @@ pub enum InstallError {
         message: String,
     },
     /// The API server refuses for another reason, or is not there.
-    #[error("cannot {verb} {object}")]
+    #[error("cannot {verb} {object}: {said}")]
     Api {
         /// What was tried.
         verb: &'static str,
         /// Kind and name of the object.
         object: String,
         /// What it says.
-        #[source]
-        source: Box<kube::Error>,
+        said: String,
     },
     /// Something did not come true in time.
     #[error("{what} did not come true within {within:?}: {state}")]
@@ -70,7 +70,7 @@ impl InstallError {
             kube::Error::Api(status) if status.code == FORBIDDEN => {
                 Self::Forbidden { verb, object, message: status.message }
             }
-            error => Self::Api { verb, object, source: Box::new(error) },
+            error => Self::Api { verb, object, said: in_words(&error) },
         }
     }
 }
@@ -211,9 +211,13 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
         Err(kube::Error::Api(status)) if status.message.contains(INJECTOR) => {
             return Err(status.message);
         }
+        // A young cluster has no account there yet, and has not asked the webhook.
+        Err(kube::Error::Api(status)) if status.message.contains("service account") => {
+            return Err(status.message);
+        }
         // Quotas and rules of that namespace come after the webhook, which has answered then.
         Err(kube::Error::Api(status)) if status.code == FORBIDDEN => return Ok(()),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(in_words(&error)),
     };
     let spec = created.spec.unwrap_or_default();
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use super::apply::{lacking, try_injection};
 use super::kinds::{crd_name, plurals};
+use crate::failure::in_words;
 use crate::inject::has_native_sidecars;
 use crate::webhook::{INJECTOR, TrustState, trust_state};
 use crate::words::{CONTROL, ROOTS_CONFIG_MAP};
@@ -262,7 +263,7 @@ async fn webhook(client: &Client) -> Finding {
 }
 
 fn unreadable(error: &kube::Error) -> Finding {
-    Finding::Odd(format!("cannot be looked at: {error}"))
+    Finding::Odd(format!("cannot be looked at: {}", in_words(error)))
 }
 
 /// What an installation creates beyond namespaces.

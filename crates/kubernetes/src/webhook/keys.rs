@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use super::WEBHOOK_SECRET;
 use super::authority::{Authority, AuthorityError, SERVING_LIFETIME};
 use super::bundle;
+use crate::failure::{in_words, with_causes};
 use crate::words::CONTROL;
 
 /// Looks now and again, for ever. What cannot be had is asked for again soon.
@@ -110,26 +111,21 @@ fn read(secret: &Secret) -> Result<Authority, AuthorityError> {
     Ok(Authority { key, certificates })
 }
 
+impl From<kube::Error> for KeysError {
+    fn from(error: kube::Error) -> Self {
+        Self::Api(error)
+    }
+}
+
 /// Why there are no keys for now.
 #[derive(Debug, thiserror::Error)]
 enum KeysError {
-    #[error("the API server refuses")]
-    Api(#[from] kube::Error),
+    #[error("{}", in_words(.0))]
+    Api(kube::Error),
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error("others write the Secret leno-webhook all the time")]
     Contended,
-}
-
-/// An error with its causes, in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }
 
 const KEY: &str = "ca.key";

@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::review::Review;
+use crate::failure::in_words;
 use crate::inject::{NamespaceFacts, Settings};
 
 /// What every connection needs.
@@ -114,6 +115,7 @@ impl Answering {
         let namespace = match timeout(NAMESPACE_MAX, namespaces.get(name)).await {
             Ok(Ok(namespace)) => namespace,
             Ok(Err(error)) => {
+                let error = in_words(&error);
                 let why = format!("the namespace cannot be read ({error}); try again");
                 return review.refuse(UNAVAILABLE, &why);
             }

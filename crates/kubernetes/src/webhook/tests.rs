@@ -63,7 +63,11 @@ impl Kept {
 
     fn decide(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
         let status = |code: u16| {
-            (code, json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code}))
+            let reason = if code == 404 { "NotFound" } else { "AlreadyExists" };
+            let failure = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
+            });
+            (code, failure)
         };
         let secrets = "/api/v1/namespaces/leno-system/secrets";
         let configurations = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/";
@@ -156,7 +160,12 @@ async fn every_replica_is_trusted_and_answers() {
     for _ in 0..2 {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         addresses.push(listener.local_addr().unwrap());
-        webhooks.spawn(serve_on(client.clone(), listener, settings(), stopped.clone()));
+        webhooks.spawn(serve_on(
+            client.clone(),
+            listener,
+            settings(),
+            (stopped.clone(), Duration::ZERO),
+        ));
     }
     let mut bundles = kept.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
@@ -189,7 +198,7 @@ async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tasks.spawn(async move {
-        drop(serve_on(client, listener, settings(), stopped).await);
+        drop(serve_on(client, listener, settings(), (stopped, Duration::ZERO)).await);
     });
     let mut bundles = kept.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
