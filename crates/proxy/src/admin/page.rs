@@ -1,8 +1,9 @@
 //! What the admin page tells, as JSON.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use leno_model::{Access, PolicyRule, PortSet, ServiceView};
+use leno_model::{Access, Occupant, PolicyRule, PortSet, ServiceView, Snapshot};
 use serde_json::{Value, json};
 
 use super::Admin;
@@ -42,11 +43,25 @@ pub(super) fn world(admin: &Admin) -> Value {
         "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
         "doors": admin.doors.now(),
         "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
+        "addresses": addresses(snapshot),
+        "egress": plan.egress.as_str(),
+        "plaintext": plan.plaintext.as_str(),
         "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing(admin),
         "taps": taps(admin),
         "certificate": certificate(admin),
     })
+}
+
+/// What is at the addresses that the application connected to.
+fn addresses(snapshot: &Snapshot) -> BTreeMap<String, String> {
+    let occupant = |occupant: &Occupant| match occupant {
+        Occupant::Outside => "outside".to_owned(),
+        Occupant::Service(name) => format!("service {name}"),
+        Occupant::Workload { workload, .. } => format!("workload {workload}"),
+    };
+    let addresses = snapshot.addresses.iter();
+    addresses.map(|(address, it)| (address.to_string(), occupant(it))).collect()
 }
 
 /// The connections that are open now, the first of them in full.

@@ -153,9 +153,9 @@ fn what_is_outside_is_reached_as_it_is() {
         mesh.occupy(at.ip(), Occupant::Outside, Egress::Allow);
         let mut client = mesh.connect(at).await;
         assert_eq!(client.bytes(11).await, b"220 ready\r\n");
-        client.send([7; 100_000]).await;
+        client.send(vec![7; 100_000]).await;
         client.stream.shutdown().await.unwrap();
-        assert_eq!(client.bytes(100_000).await, [7; 100_000]);
+        assert_eq!(client.bytes(100_000).await, vec![7; 100_000]);
         assert_eq!(client.end().await, End::Clean);
         until(|| mesh.client.ended() == 1).await;
         let [series] = &mesh.client.series()[..] else { panic!("one series") };
