@@ -4,12 +4,13 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 out=$(realpath -m "$1"); shift
+mkdir -p "$(dirname "$out")"
 suite=$("$KC_HERE/conformance-build.sh")
 "$KC_HERE/load.sh" "$suite"/echo-*.tar
 "$KC_HERE/gateway-api.sh"
 cd "$suite"
 features=Mesh,HTTPRoute,GRPCRoute
-for extended in BackendRequestHeaderModification NamedRouteRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
+for extended in NamedRouteRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
   features+=,MeshHTTPRoute$extended
 done
 ./conformance.test -test.run TestConformance -test.v -test.timeout 40m \

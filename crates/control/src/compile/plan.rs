@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, LaneRule, PortLimits, Service, ServiceName, TargetPort, Workload, WorkloadPlan,
-    WorkloadPort,
+    Caller, LaneRule, PortLimits, Protocol, Service, ServiceName, TargetPort, Workload,
+    WorkloadPlan, WorkloadPort,
 };
 
 use super::access::{access, inbound};
@@ -36,21 +36,35 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
 }
 
 /// The application's ports. In a cluster it need not declare them: where a service looks for one,
-/// there is one. Everywhere else it has those that it declares.
+/// there is one. Everywhere else it has those that it declares. Of a port that does not say what it
+/// speaks, the services say it.
 fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
-    if workload.address.is_loopback() {
-        return ports;
-    }
-    for port in mesh.in_front_of(&workload.name).flat_map(|service| &service.ports) {
-        if let TargetPort::Number(number) = port.target
-            && ports.iter().all(|known| known.port != number)
-        {
-            let protocol = port.protocol.unwrap_or_default();
-            ports.push(WorkloadPort { name: None, port: number, protocol });
+    if !workload.address.is_loopback() {
+        for port in mesh.in_front_of(&workload.name).flat_map(|service| &service.ports) {
+            if let TargetPort::Number(number) = port.target
+                && ports.iter().all(|known| known.port != number)
+            {
+                let protocol = Protocol::Detect;
+                ports.push(WorkloadPort { name: None, port: number, protocol });
+            }
         }
     }
+    for port in ports.iter_mut().filter(|port| port.protocol == Protocol::Detect) {
+        port.protocol = spoken(mesh, workload, port.port);
+    }
     ports
+}
+
+/// What the services that lead to a port say is spoken there, if they agree.
+fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
+    let ports = mesh.in_front_of(&workload.name).flat_map(|service| &service.ports);
+    let leading = ports.filter(|port| target_port(&port.target, workload) == Some(number));
+    let said: BTreeSet<Protocol> = leading.filter_map(|port| port.protocol).collect();
+    match (said.first(), said.len()) {
+        (Some(protocol), 1) => *protocol,
+        _ => Protocol::Detect,
+    }
 }
 
 /// What tag rules may ask about a workload: nothing when none does.

@@ -2,6 +2,7 @@
 
 mod access;
 mod limits;
+mod ports;
 mod tags;
 
 use std::collections::BTreeSet;
