@@ -56,15 +56,14 @@ fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     ports
 }
 
-/// What the services that lead to a port say is spoken there, if they agree.
+/// What the services that lead to a port say is spoken there, if they agree: gRPC is HTTP/2.
 fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
     let ports = mesh.in_front_of(&workload.name).flat_map(|service| &service.ports);
     let leading = ports.filter(|port| target_port(&port.target, workload) == Some(number));
     let said: BTreeSet<Protocol> = leading.filter_map(|port| port.protocol).collect();
-    match (said.first(), said.len()) {
-        (Some(protocol), 1) => *protocol,
-        _ => Protocol::Detect,
-    }
+    let is_http2 = |protocol: &Protocol| matches!(protocol, Protocol::Http2 | Protocol::Grpc);
+    let first = said.first().copied();
+    first.filter(|_| said.len() == 1 || said.iter().all(is_http2)).unwrap_or_default()
 }
 
 /// What tag rules may ask about a workload: nothing when none does.

@@ -32,6 +32,8 @@ fn services_say_what_an_application_does_not() {
     assert_eq!(ports("192.0.2.7", "ports: [{port: 7070}]", &[grpc]), [(7070, Protocol::Grpc)]);
     let said = "ports: [{port: 7070, protocol: TCP}]";
     assert_eq!(ports("192.0.2.7", said, &[grpc]), [(7070, Protocol::Tcp)]);
+    let http2 = "port: 80, targetPort: 7070, appProtocol: kubernetes.io/h2c";
+    assert_eq!(ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
     // Nobody says it, or they do not agree.
     assert_eq!(ports("192.0.2.7", "", &["port: 7070"]), [(7070, Protocol::Detect)]);
     let http = "port: 80, targetPort: 7070, name: http";
