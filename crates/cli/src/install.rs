@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use leno_kubernetes::install::{
-    Extent, Options, Step, apply, manifests, removals, remove, wait_for_rollout, wait_for_webhook,
+    Extent, NodeNetwork, Options, Step, apply, manifests, removals, remove, wait_for_rollout,
+    wait_for_webhook,
 };
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
@@ -33,6 +34,15 @@ pub(crate) struct InstallArgs {
     /// Install the kinds of SMI and OSM too, for clusters that have none
     #[arg(long)]
     with_smi: bool,
+    /// Let the network plugins of nodes lead connections to sidecars, so that pods need no NET_ADMIN
+    #[arg(long)]
+    cni: bool,
+    /// Where nodes have their network plugins
+    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin", requires = "cni")]
+    cni_bin_dir: String,
+    /// Where nodes have their network's configuration
+    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d", requires = "cni")]
+    cni_conf_dir: String,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -65,6 +75,9 @@ impl InstallArgs {
             replicas: self.replicas,
             trust_domain: self.trust_domain,
             with_smi: self.with_smi,
+            cni: self
+                .cni
+                .then_some(NodeNetwork { bin_dir: self.cni_bin_dir, conf_dir: self.cni_conf_dir }),
         };
         let manifests = manifests(&options);
         if self.apply {
@@ -127,7 +140,8 @@ impl UninstallArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let namespace = self.cluster.namespace.clone();
         let trust_domain = MeshConfig::default().trust_domain;
-        let options = Options { namespace, ..Options::new(String::new(), trust_domain) };
+        let cni = Some(NodeNetwork::default());
+        let options = Options { namespace, cni, ..Options::new(String::new(), trust_domain) };
         let extent = if self.purge { Extent::Everything } else { Extent::Running };
         let removals = removals(&options, extent);
         if self.apply {

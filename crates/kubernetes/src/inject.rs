@@ -18,7 +18,9 @@ use std::fmt;
 use leno_model::TrustDomain;
 use serde_json::{Map, Value, json};
 
-use crate::words::{CONTROL, CONTROL_PORT, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER};
+use crate::words::{
+    CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER,
+};
 
 pub use annotation::{InjectError, Of};
 pub use range::AddressRange;
@@ -43,6 +45,8 @@ pub struct Settings {
     pub roots: String,
     /// Whether the cluster starts sidecars before applications, and ends them after those.
     pub native_sidecars: bool,
+    /// Whether the network plugin of its node leads a pod's connections to the sidecar.
+    pub by_plugin: bool,
     /// The namespace of the control plane, whose pods never get sidecars.
     pub system_namespace: String,
     /// What no pod of the mesh sends through its sidecar.
@@ -66,6 +70,7 @@ impl Settings {
             trust_domain,
             roots,
             native_sidecars: true,
+            by_plugin: false,
             system_namespace,
             exclusions: Exclusions::default(),
             resources: Resources::default(),
@@ -177,6 +182,7 @@ pub fn inject(
     let sidecar = Sidecar { settings, wishes: &wishes, probes: &probes };
     place(&mut pod, &sidecar);
     label(&mut pod, &wishes, settings);
+    tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
     Ok(Outcome::Injected { pod, warnings: probes.into_warnings() })
 }
 
@@ -240,6 +246,19 @@ fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
         if !(scraped_already && key.starts_with("prometheus.io/")) {
             known.entry(key).or_insert(value.into());
         }
+    }
+}
+
+/// What the network plugin of the node is to do; nothing, whatever the author wrote, when it is not
+/// to do it.
+fn tell_plugin(pod: &mut Value, options: Option<Vec<String>>) {
+    let metadata = map(pod, "metadata");
+    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+        annotations.remove(INTERCEPT_ANNOTATION);
+    }
+    if let Some(options) = options {
+        let annotations = map(metadata.entry("annotations").or_insert(Value::Null), "");
+        annotations.insert(INTERCEPT_ANNOTATION.to_owned(), options.join(" ").into());
     }
 }
 

@@ -3,6 +3,7 @@
 mod access;
 mod admission;
 mod apply;
+mod cni;
 mod control_plane;
 mod examine;
 mod kinds;
@@ -17,6 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::words::{CONTROL, SYSTEM_NAMESPACE};
 
 pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
+pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, examine};
 pub use kinds::crd_name;
 pub use remove::{Extent, removals, remove};
@@ -34,6 +36,8 @@ pub struct Options {
     pub trust_domain: TrustDomain,
     /// Whether the kinds of SMI and OSM are installed too.
     pub with_smi: bool,
+    /// Where the network of nodes is, if their plugins are to lead connections to sidecars.
+    pub cni: Option<NodeNetwork>,
 }
 
 impl Options {
@@ -41,7 +45,7 @@ impl Options {
     #[must_use]
     pub fn new(image: String, trust_domain: TrustDomain) -> Self {
         let namespace = SYSTEM_NAMESPACE.to_owned();
-        Self { image, namespace, replicas: 2, trust_domain, with_smi: false }
+        Self { image, namespace, replicas: 2, trust_domain, with_smi: false, cni: None }
     }
 }
 
@@ -58,6 +62,10 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     // The control plane makes its authority for the trust domain that it finds.
     if options.trust_domain.to_string() != TRUST_DOMAIN_DEFAULT {
         all.push(mesh_config(options));
+    }
+    // Before pods are made that rely on it.
+    if let Some(network) = &options.cni {
+        all.extend(cni::objects(options, network));
     }
     all.extend(control_plane::objects(options));
     all.push(admission::configuration(options));

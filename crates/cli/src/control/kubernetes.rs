@@ -43,6 +43,9 @@ pub(super) struct ClusterArgs {
     /// The image of the sidecars that pods get
     #[arg(long, env = "LENO_IMAGE", hide = true)]
     image: Option<String>,
+    /// Pods need no init container: the network plugin of their node leads connections to sidecars
+    #[arg(long, requires = "webhook")]
+    cni: bool,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: String,
     /// Without a name it writes no statuses
@@ -121,6 +124,7 @@ pub(super) async fn start(
         let version = version.context("the API server does not tell its version")?;
         let settings = Settings {
             native_sidecars: has_native_sidecars(&version.major, &version.minor),
+            by_plugin: args.cni,
             ..Settings::new(image, namespace, control.trust_domain().clone(), roots)
         };
         tasks.spawn(named("the webhook", inject(client, listen, settings, control.authority())));

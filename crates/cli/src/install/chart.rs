@@ -29,6 +29,7 @@ fn chart() -> Vec<Value> {
         replicas: 151_719,
         trust_domain: TrustDomain::new("helm-trust-domain").unwrap(),
         with_smi: false,
+        cni: None,
     })
 }
 

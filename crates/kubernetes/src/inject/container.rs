@@ -20,8 +20,29 @@ pub(super) struct Sidecar<'a> {
 impl Sidecar<'_> {
     /// Leads the connections of the pod to the sidecar, and ends. What it sets stays with the kernel.
     pub(super) fn intercept(&self) -> Value {
+        let (args, context) = if self.settings.by_plugin {
+            (vec!["intercept".to_owned(), "--verify".to_owned()], unprivileged(VERIFIER_UID))
+        } else {
+            let mut args = self.options();
+            args.insert(0, "intercept".to_owned());
+            let mut context = unprivileged(0);
+            context["runAsNonRoot"] = json!(false);
+            context["capabilities"]["add"] = json!(["NET_ADMIN"]);
+            (args, context)
+        };
+        json!({
+            "name": INTERCEPT_CONTAINER,
+            "image": self.wishes.image,
+            "args": args,
+            "resources": self.wishes.resources.to_json(),
+            "securityContext": context,
+        })
+    }
+
+    /// The options of `leno intercept` for this pod.
+    pub(super) fn options(&self) -> Vec<String> {
         let exclusions = &self.wishes.exclusions;
-        let mut args = vec!["intercept".to_owned()];
+        let mut args = Vec::new();
         let mut add = |option: &str, values: String| {
             if !values.is_empty() {
                 args.push(format!("--{option}={values}"));
@@ -31,22 +52,7 @@ impl Sidecar<'_> {
         add("exclude-inbound-ports", joined(&exclusions.inbound_ports));
         add("exclude-outbound-ranges", joined(&exclusions.outbound_ranges));
         add("include-outbound-ranges", joined(&exclusions.included_ranges));
-        json!({
-            "name": INTERCEPT_CONTAINER,
-            "image": self.wishes.image,
-            "args": args,
-            "resources": self.wishes.resources.to_json(),
-            "securityContext": {
-                "runAsUser": 0,
-                "runAsGroup": 0,
-                "runAsNonRoot": false,
-                "privileged": false,
-                "allowPrivilegeEscalation": false,
-                "readOnlyRootFilesystem": true,
-                "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN"]},
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-        })
+        args
     }
 
     /// An init container that goes on: it is ready before the next one starts, and ends last. What
@@ -82,16 +88,7 @@ impl Sidecar<'_> {
             "env": self.environment(),
             "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
             "resources": self.wishes.resources.to_json(),
-            "securityContext": {
-                "runAsUser": PROXY_UID,
-                "runAsGroup": PROXY_UID,
-                "runAsNonRoot": true,
-                "privileged": false,
-                "allowPrivilegeEscalation": false,
-                "readOnlyRootFilesystem": true,
-                "capabilities": {"drop": ["ALL"]},
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": unprivileged(PROXY_UID),
             "startupProbe": probe("/readyz", (1, 60)),
             "livenessProbe": probe("/livez", (10, 3)),
             "volumeMounts": [
@@ -114,6 +111,20 @@ impl Sidecar<'_> {
         }
         env
     }
+}
+
+/// As namespaces for `restricted` pods demand it.
+fn unprivileged(user: i64) -> Value {
+    json!({
+        "runAsUser": user,
+        "runAsGroup": user,
+        "runAsNonRoot": true,
+        "privileged": false,
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
 }
 
 /// What the sidecar keeps, in memory: keys never reach a disk. And its token.
@@ -161,5 +172,7 @@ const STATE_VOLUME: &str = "leno-state";
 const TOKEN_VOLUME: &str = "leno-token";
 /// The names of the volumes.
 pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
+/// Anybody but root and the sidecar, whose connections are left alone.
+const VERIFIER_UID: i64 = PROXY_UID + 1;
 /// How long a token is valid; the kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

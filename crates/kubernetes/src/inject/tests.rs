@@ -5,6 +5,34 @@ use serde_json::{Value, json};
 
 use super::*;
 
+#[test]
+fn with_a_network_plugin_no_container_has_privileges() {
+    let pod = json!({
+        "metadata": {"name": "a", "annotations": {
+            "leno.dev/inject": "",
+            "leno.dev/intercept": "--exclude-outbound-ranges=0.0.0.0/0",
+            "leno.dev/outbound-port-exclusion-list": "25",
+        }},
+        "spec": {"containers": [{"name": "app"}]},
+    });
+    for by_plugin in [true, false] {
+        let settings = Settings { by_plugin, ..settings() };
+        let outcome = inject(&pod, Demand::Person, &settings).unwrap();
+        let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
+        let first = &pod["spec"]["initContainers"][0];
+        let told = &pod["metadata"]["annotations"]["leno.dev/intercept"];
+        if by_plugin {
+            assert_eq!(first["args"], json!(["intercept", "--verify"]));
+            assert_eq!(first["securityContext"]["runAsNonRoot"], true);
+            assert_eq!(first["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
+            assert_eq!(*told, "--exclude-outbound-ports=25");
+        } else {
+            assert_eq!(first["args"], json!(["intercept", "--exclude-outbound-ports=25"]));
+            assert!(told.is_null(), "{told}");
+        }
+    }
+}
+
 fn settings() -> Settings {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let roots = "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned();

@@ -114,6 +114,21 @@ fn deployment(options: &Options) -> Value {
 }
 
 fn container(options: &Options) -> Value {
+    let mut args = json!([
+        "control",
+        "--kubernetes",
+        "--listen",
+        format!("0.0.0.0:{CONTROL_PORT}"),
+        "--health",
+        format!("0.0.0.0:{HEALTH_PORT}"),
+        "--webhook",
+        format!("0.0.0.0:{WEBHOOK_PORT}"),
+        "--data",
+        "/var/lib/leno/control",
+    ]);
+    if let (Some(args), Some(_)) = (args.as_array_mut(), &options.cni) {
+        args.push("--cni".into());
+    }
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
         json!({
@@ -128,14 +143,7 @@ fn container(options: &Options) -> Value {
     json!({
         "name": CONTROL,
         "image": options.image,
-        "args": [
-            "control",
-            "--kubernetes",
-            "--listen", format!("0.0.0.0:{CONTROL_PORT}"),
-            "--health", format!("0.0.0.0:{HEALTH_PORT}"),
-            "--webhook", format!("0.0.0.0:{WEBHOOK_PORT}"),
-            "--data", "/var/lib/leno/control",
-        ],
+        "args": args,
         "env": [
             field("POD_NAME", "metadata.name"),
             field("POD_NAMESPACE", "metadata.namespace"),

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kube::Client;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, DynamicObject};
+use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::time::{Duration, sleep};
 
 use super::apply::api_of;
 use super::{InstallError, Options, Step, manifests};
@@ -35,7 +36,7 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     for manifest in manifests(options).into_iter().rev() {
         let rank = match manifest["kind"].as_str().unwrap_or_default() {
             "MutatingWebhookConfiguration" => 0,
-            "Deployment" => 1,
+            "Deployment" | "DaemonSet" => 1,
             "CustomResourceDefinition" if extent == Extent::Everything => 3,
             "Namespace" if extent == Extent::Everything => 4,
             "CustomResourceDefinition" | "Namespace" | "MeshConfig" => continue,
@@ -64,7 +65,12 @@ pub async fn remove(
     for manifest in removals {
         let (object, api) = api_of(client, manifest);
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
-        let done = match api.delete(name, &DeleteParams::background()).await {
+        let done = match api.delete(name, &DeleteParams::foreground()).await {
+            // Its pods put their nodes right, for which they need what is removed next.
+            Ok(_) if manifest["kind"] == "DaemonSet" => {
+                let gone = until_gone(&api, name).await;
+                gone.map_err(|error| InstallError::of("get", &object, error))?
+            }
             Ok(_) => "removed",
             Err(kube::Error::Api(status)) if status.code == NOT_FOUND => "is not there",
             Err(error) => return Err(InstallError::of("remove", &object, error)),
@@ -74,4 +80,17 @@ pub async fn remove(
     Ok(())
 }
 
+/// Waits until an object is gone, with all that it made; not for ever.
+async fn until_gone(api: &Api<DynamicObject>, name: &str) -> Result<&'static str, kube::Error> {
+    for _ in 0..GONE_LOOKS {
+        if api.get_opt(name).await?.is_none() {
+            return Ok("removed");
+        }
+        sleep(GONE_LOOK_EVERY).await;
+    }
+    Ok("is being removed")
+}
+
 const NOT_FOUND: u16 = 404;
+const GONE_LOOK_EVERY: Duration = Duration::from_millis(500);
+const GONE_LOOKS: u32 = 120;

@@ -1,0 +1,141 @@
+//! The agent of each node, where network plugins lead connections to sidecars.
+
+use serde_json::{Value, json};
+
+use super::{Options, cluster_metadata, labels};
+use crate::words::CNI;
+
+/// Where a node's network is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeNetwork {
+    /// The directory of its plugins.
+    pub bin_dir: String,
+    /// The directory of its configuration.
+    pub conf_dir: String,
+}
+
+impl Default for NodeNetwork {
+    /// Where container runtimes look when nobody says anything.
+    fn default() -> Self {
+        Self { bin_dir: "/opt/cni/bin".to_owned(), conf_dir: "/etc/cni/net.d".to_owned() }
+    }
+}
+
+/// Its namespace, what it may, and its pods.
+pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
+    let subject = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
+    let role = |kind: &str| json!({"apiGroup": RBAC, "kind": kind, "name": CNI});
+    let rbac = format!("{RBAC}/v1");
+    vec![
+        namespace(),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata()}),
+        json!({
+            "apiVersion": rbac,
+            "kind": "ClusterRole",
+            "metadata": cluster_metadata(CNI),
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}],
+        }),
+        json!({
+            "apiVersion": rbac,
+            "kind": "ClusterRoleBinding",
+            "metadata": cluster_metadata(CNI),
+            "roleRef": role("ClusterRole"),
+            "subjects": subject,
+        }),
+        json!({
+            "apiVersion": rbac,
+            "kind": "Role",
+            "metadata": metadata(),
+            "rules": [{
+                "apiGroups": ["apps"],
+                "resources": ["daemonsets"],
+                "resourceNames": [CNI],
+                "verbs": ["get"],
+            }],
+        }),
+        json!({
+            "apiVersion": rbac,
+            "kind": "RoleBinding",
+            "metadata": metadata(),
+            "roleRef": role("Role"),
+            "subjects": subject,
+        }),
+        daemon_set(options, network),
+    ]
+}
+
+/// Of its own: its pods reach into their nodes, which that of the control plane forbids.
+fn namespace() -> Value {
+    let mut metadata = cluster_metadata(CNI);
+    metadata["labels"]["pod-security.kubernetes.io/enforce"] = json!("privileged");
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+}
+
+fn metadata() -> Value {
+    let mut metadata = cluster_metadata(CNI);
+    metadata["namespace"] = json!(CNI);
+    metadata
+}
+
+fn daemon_set(options: &Options, network: &NodeNetwork) -> Value {
+    let mut pod_labels = labels();
+    pod_labels.insert("app.kubernetes.io/name".to_owned(), CNI.into());
+    let from_node = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
+    let pass = format!("kube-system,{},{CNI}", options.namespace);
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": metadata(),
+        "spec": {
+            "selector": {"matchLabels": {"app.kubernetes.io/name": CNI}},
+            "template": {
+                "metadata": {"labels": pod_labels},
+                "spec": {
+                    "serviceAccountName": CNI,
+                    // It must not need the network that it is to complete.
+                    "hostNetwork": true,
+                    "dnsPolicy": "Default",
+                    "priorityClassName": "system-node-critical",
+                    "tolerations": [{"operator": "Exists"}],
+                    "terminationGracePeriodSeconds": 10,
+                    "containers": [{
+                        "name": CNI,
+                        "image": options.image,
+                        "args": [
+                            "cni", "node",
+                            "--bin-dir", "/node/bin",
+                            "--conf-dir", "/node/net.d",
+                            "--pass", pass,
+                            "--daemon-set", format!("{CNI}/{CNI}"),
+                        ],
+                        "resources": {
+                            "requests": {"cpu": "10m", "memory": "16Mi"},
+                            "limits": {"memory": "128Mi"},
+                        },
+                        // The files of the node belong to root.
+                        "securityContext": {
+                            "runAsUser": 0,
+                            "runAsGroup": 0,
+                            "allowPrivilegeEscalation": false,
+                            "readOnlyRootFilesystem": true,
+                            "capabilities": {"drop": ["ALL"]},
+                            "seccompProfile": {"type": "RuntimeDefault"},
+                        },
+                        "volumeMounts": [
+                            {"name": "bin", "mountPath": "/node/bin"},
+                            {"name": "conf", "mountPath": "/node/net.d"},
+                            {"name": "run", "mountPath": "/run/leno"},
+                        ],
+                    }],
+                    "volumes": [
+                        from_node("bin", &network.bin_dir, "Directory"),
+                        from_node("conf", &network.conf_dir, "Directory"),
+                        from_node("run", "/run/leno", "DirectoryOrCreate"),
+                    ],
+                },
+            },
+        },
+    })
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io";
