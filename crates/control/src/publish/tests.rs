@@ -157,7 +157,7 @@ fn equal_outcomes_are_not_sent() {
     let before = theatre.audience.tally;
     let mut details = theatre.mesh.workload(&workload("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
-    theatre.change(Change::Upsert(leno_model::Object::Workload(details)));
+    theatre.change(Change::Upsert(Object::Workload(details)));
     theatre.publish();
     assert_eq!(theatre.news(), [""; 0]);
     let after = theatre.audience.tally;
