@@ -132,6 +132,7 @@ fn bytes_go_to_the_workload_that_is_meant() {
         client.send("HELO").await;
         assert_eq!(client.bytes(4).await, b"HELO");
         assert_eq!(client.end().await, End::Clean);
+        client.stream.shutdown().await.unwrap();
         until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
         let [series] = &mesh.client.series()[..] else { panic!("one series") };
         assert_eq!((series.labels.protocol, series.success), ("tcp", 1));
