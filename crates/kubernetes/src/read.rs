@@ -9,34 +9,53 @@ mod service;
 use std::collections::BTreeMap;
 
 use kube::core::ObjectMeta;
-use leno_model::TrafficMode;
+use leno_model::{Admission, Plaintext, TrafficMode};
 use leno_registry::{Place, Rejected};
 
 pub(crate) use custom::{Custom, custom};
-pub use namespace::{NamespaceMode, namespace};
+pub use namespace::{NamespaceAdmission, namespace};
 pub(crate) use ours::is_service_parent;
 pub use pod::{Member, member, with_target_ports};
 pub use service::{ServiceReading, service};
 
-use crate::words::TRAFFIC_MODE;
+use crate::words::{PLAINTEXT, TRAFFIC_MODE};
 
-/// The mode that the annotation of a namespace or pod asks for.
-fn traffic_mode(meta: &ObjectMeta, kind: &str) -> Result<Option<TrafficMode>, Box<Rejected>> {
-    let Some(text) = meta.annotations.as_ref().and_then(|all| all.get(TRAFFIC_MODE)) else {
+/// What the annotations of a namespace or pod say about who is let in.
+fn admission(meta: &ObjectMeta, kind: &str) -> Result<Admission, Box<Rejected>> {
+    let mode = annotated(meta, kind, (TRAFFIC_MODE, "mode"), TrafficMode::ALL, |it| it.as_str())?;
+    let plaintext = annotated(meta, kind, (PLAINTEXT, "choice"), Plaintext::ALL, |it| it.as_str())?;
+    Ok(Admission { mode, plaintext })
+}
+
+/// The one of several choices whose word an annotation is.
+fn annotated<T: Copy>(
+    meta: &ObjectMeta,
+    kind: &str,
+    (annotation, what): (&str, &str),
+    choices: &[T],
+    word: impl Fn(T) -> &'static str,
+) -> Result<Option<T>, Box<Rejected>> {
+    let Some(text) = meta.annotations.as_ref().and_then(|all| all.get(annotation)) else {
         return Ok(None);
     };
-    let known = TrafficMode::ALL.iter().find(|mode| mode.as_str() == text);
-    known.copied().map(Some).ok_or_else(|| {
+    let known = choices.iter().copied().find(|choice| word(*choice) == text);
+    known.map(Some).ok_or_else(|| {
         let shown: String = text.chars().take(SHOWN_CHARACTERS_MAX).collect();
+        let words: Vec<&str> = choices.iter().map(|choice| word(*choice)).collect();
         Box::new(Rejected {
-            at: place(meta, kind, &format!("metadata.annotations[{TRAFFIC_MODE:?}]")),
+            at: place(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
-                "{shown:?} is no mode; the last good one stays in force, or strict if there is none"
+                "{shown:?} is no {what}; the last good annotations stay in force, or strict mode if \
+                 there are none"
             ),
-            remedy: "use permissive, strict or audit, or remove it".to_owned(),
+            remedy: format!("use {}, or remove it", words.join(" or ")),
         })
     })
 }
+
+/// What is in force where no annotation could be read.
+pub(crate) const IN_DOUBT: Admission =
+    Admission { mode: Some(TrafficMode::Strict), plaintext: None };
 
 /// A field of an object.
 fn place(meta: &ObjectMeta, kind: &str, field: &str) -> Place {

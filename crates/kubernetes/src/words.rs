@@ -36,6 +36,8 @@ pub const PROBES_VARIABLE: &str = "LENO_PROBES";
 pub const INJECTION: &str = "leno.dev/injection";
 /// Annotation of a namespace or pod: `permissive`, `strict` or `audit`.
 pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
+/// Annotation of a namespace or pod: `accept` or `refuse`, what becomes of connections without mutual TLS.
+pub const PLAINTEXT: &str = "leno.dev/plaintext";
 /// Label of a pod that has a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`].

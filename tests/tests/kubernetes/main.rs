@@ -2,10 +2,14 @@
 //! Leno and runs them; each has namespaces of its own.
 
 #[cfg(test)]
+mod by_plugin;
+#[cfg(test)]
 mod connectivity;
+#[cfg(test)]
 mod injection;
 #[cfg(test)]
 mod policies;
+#[cfg(test)]
 mod tcp;
 #[cfg(test)]
 mod under_load;

@@ -1,24 +1,25 @@
 //! What a namespace says about who is let in.
 
 use k8s_openapi::api::core::v1::Namespace;
-use leno_model::TrafficMode;
+use leno_model::Admission;
 use leno_registry::Rejected;
 
-use super::traffic_mode;
+use super::admission;
 
-/// What the annotation of a namespace says; why it says nothing, when it cannot be read.
-pub type NamespaceMode = Result<Option<TrafficMode>, Box<Rejected>>;
+/// What the annotations of a namespace say; why they say nothing, when they cannot be read.
+pub type NamespaceAdmission = Result<Admission, Box<Rejected>>;
 
-/// The mode of a namespace.
+/// Who is let in, as a namespace says.
 ///
 /// # Errors
-/// The refusal of an annotation that is no mode.
-pub fn namespace(namespace: &Namespace) -> NamespaceMode {
-    traffic_mode(&namespace.metadata, "Namespace")
+/// The refusal of an annotation that means nothing.
+pub fn namespace(namespace: &Namespace) -> NamespaceAdmission {
+    admission(&namespace.metadata, "Namespace")
 }
 
 #[cfg(test)]
 mod tests {
+    use leno_model::{Plaintext, TrafficMode};
     use serde_json::json;
 
     use super::*;
@@ -29,14 +30,22 @@ mod tests {
             let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
             namespace(&serde_json::from_value(object).unwrap()).map_err(|it| it.to_string())
         };
-        assert_eq!(read(json!({})), Ok(None));
-        assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(None));
-        assert_eq!(read(json!({"leno.dev/traffic-mode": "audit"})), Ok(Some(TrafficMode::Audit)));
+        assert_eq!(read(json!({})), Ok(Admission::default()));
+        assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(Admission::default()));
+        let both = json!({"leno.dev/traffic-mode": "audit", "leno.dev/plaintext": "accept"});
+        let (mode, plaintext) = (Some(TrafficMode::Audit), Some(Plaintext::Accept));
+        assert_eq!(read(both), Ok(Admission { mode, plaintext }));
+        assert_eq!(
+            read(json!({"leno.dev/plaintext": "yes"})).unwrap_err(),
+            "Namespace shop: metadata.annotations[\"leno.dev/plaintext\"]: \"yes\" is no choice; \
+             the last good annotations stay in force, or strict mode if there are none; use refuse \
+             or accept, or remove it"
+        );
         assert_eq!(
             read(json!({"leno.dev/traffic-mode": "Strict"})).unwrap_err(),
             "Namespace shop: metadata.annotations[\"leno.dev/traffic-mode\"]: \"Strict\" is no \
-             mode; the last good one stays in force, or strict if there is none; use permissive, \
-             strict or audit, or remove it"
+             mode; the last good annotations stay in force, or strict mode if there are none; use \
+             permissive or strict or audit, or remove it"
         );
     }
 }

@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use leno_model::{
-    Admission, Name, Protocol, Service, ServiceAccount, TargetPort, TrafficMode, Workload,
-    WorkloadName, WorkloadPort,
+    Admission, Name, Protocol, Service, ServiceAccount, TargetPort, Workload, WorkloadName,
+    WorkloadPort,
 };
 use leno_registry::{Rejected, port_name_protocol};
 
-use super::{is_tcp, place, selects, traffic_mode};
+use super::{admission, is_tcp, place, selects};
 use crate::words::{CONTROL, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER, SYSTEM_NAMESPACE};
 
 /// A pod that is a member of the mesh.
@@ -17,8 +17,8 @@ use crate::words::{CONTROL, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER, SYSTEM
 pub struct Member {
     /// The workload, with the ports that its containers declare.
     pub workload: Workload,
-    /// What its annotation says of the mode, which is not in the workload yet.
-    pub mode: Result<Option<TrafficMode>, Box<Rejected>>,
+    /// What its annotations say about who is let in, which is not in the workload yet.
+    pub admission: Result<Admission, Box<Rejected>>,
 }
 
 /// The workload that a pod is: `None` when it has no sidecar, no address yet, or has ended.
@@ -66,7 +66,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
         admission: Admission::default(),
         ready: says_ready && meta.deletion_timestamp.is_none(),
     };
-    Ok(Some(Member { workload, mode: traffic_mode(meta, "Pod") }))
+    Ok(Some(Member { workload, admission: admission(meta, "Pod") }))
 }
 
 /// The workload with the target ports, given as numbers, of the services that select it: a port

@@ -7,7 +7,7 @@ mod services;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, TrafficMode, Workload,
+    Admission, Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, Workload,
     WorkloadName,
 };
 use leno_registry::{Place, Rejected, Update, Warning};
@@ -18,7 +18,7 @@ use super::kinds::Watched;
 use super::news::{Id, Item, News, Seen};
 use super::progress::Progress;
 use super::record::Record;
-use crate::read::{Custom, Member, NamespaceMode, selects, with_target_ports};
+use crate::read::{Custom, IN_DOUBT, Member, NamespaceAdmission, selects, with_target_ports};
 
 /// What is known of every object, and what of it has not been told yet.
 pub(crate) struct Ledger {
@@ -27,7 +27,7 @@ pub(crate) struct Ledger {
     seen: BTreeMap<Origin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: Services,
-    namespaces: BTreeMap<Name, TrafficMode>,
+    namespaces: BTreeMap<Name, Admission>,
     customs: Elected,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
     /// What is kept of custom resources for their status.
@@ -162,24 +162,24 @@ impl Ledger {
         match item {
             Item::Pod(pod) => self.see_pod(&origin, pod),
             Item::Service(service) => self.see_service(&origin, service),
-            Item::Namespace(mode) => self.see_namespace(&origin, mode),
+            Item::Namespace(admission) => self.see_namespace(&origin, admission),
             Item::Custom(custom) => self.see_custom(&origin, custom),
         }
         self.seen.insert(origin, listing);
     }
 
     fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
-        let Member { mut workload, mode } = match pod {
+        let Member { mut workload, admission } = match pod {
             Ok(member) => member,
             Err(refused) => return self.remark(origin, vec![*refused], Vec::new()),
         };
         let known = self.workloads.get(&workload.name);
-        workload.admission.mode = match mode {
-            Ok(mode) => mode,
+        workload.admission = match admission {
+            Ok(admission) => admission,
             Err(refused) => {
-                let before = known.and_then(|known| known.admission.mode);
+                let before = known.map(|known| known.admission);
                 self.remark(origin, vec![*refused], Vec::new());
-                before.or(Some(TrafficMode::Strict))
+                before.filter(|before| before.mode.is_some()).unwrap_or(IN_DOUBT)
             }
         };
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
@@ -198,18 +198,18 @@ impl Ledger {
         }
     }
 
-    fn see_namespace(&mut self, origin: &Origin, mode: NamespaceMode) {
+    fn see_namespace(&mut self, origin: &Origin, admission: NamespaceAdmission) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
         self.dirty.insert(ObjectKey::MeshConfig);
-        match mode {
-            Ok(Some(mode)) => {
-                self.namespaces.insert(name, mode);
-            }
-            Ok(None) => {
+        match admission {
+            Ok(admission) if admission == Admission::default() => {
                 self.namespaces.remove(&name);
             }
+            Ok(admission) => {
+                self.namespaces.insert(name, admission);
+            }
             Err(refused) => {
-                self.namespaces.entry(name).or_insert(TrafficMode::Strict);
+                self.namespaces.entry(name).or_insert(IN_DOUBT);
                 self.remark(origin, vec![*refused], Vec::new());
             }
         }
@@ -324,9 +324,10 @@ impl Ledger {
             return None;
         }
         let mut config = written.unwrap_or_default();
-        for (name, mode) in &self.namespaces {
+        for (name, wanted) in &self.namespaces {
             let own = config.namespaces.entry(name.clone()).or_default();
-            own.mode.get_or_insert(*mode);
+            own.mode = own.mode.or(wanted.mode);
+            own.plaintext = own.plaintext.or(wanted.plaintext);
         }
         Some(config)
     }
@@ -361,8 +362,9 @@ impl Ledger {
         let Some(Object::MeshConfig(config)) = self.customs.get(&ObjectKey::MeshConfig) else {
             return Vec::new();
         };
-        let overruled = |(name, mode): (&Name, &TrafficMode)| {
-            let given = config.namespaces.get(name)?.mode.filter(|given| given != mode)?;
+        let overruled = |(name, wanted): (&Name, &Admission)| {
+            let mode = wanted.mode?;
+            let given = config.namespaces.get(name)?.mode.filter(|given| *given != mode)?;
             Some(Warning {
                 at: Place {
                     kind: Some("Namespace".to_owned()),

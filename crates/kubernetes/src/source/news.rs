@@ -5,12 +5,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as ServedService};
 use kube::ResourceExt as _;
 use kube::core::{ApiResource, DynamicObject};
-use leno_model::Service;
+use leno_model::{Admission, Service};
 use leno_registry::{Rejected, ServedKind, Warning};
 
 use super::record::Record;
 use crate::read::{
-    Custom, Member, NamespaceMode, ServiceReading, custom, member, namespace, service,
+    Custom, Member, NamespaceAdmission, ServiceReading, custom, member, namespace, service,
 };
 
 /// What the stream of one kind tells.
@@ -52,7 +52,7 @@ pub(crate) struct Seen {
 pub(crate) enum Item {
     Pod(Result<Member, Box<Rejected>>),
     Service(Result<(Service, Vec<Warning>), Rejected>),
-    Namespace(NamespaceMode),
+    Namespace(NamespaceAdmission),
     Custom(Custom),
 }
 
@@ -82,8 +82,8 @@ impl Seen {
     }
 
     pub(crate) fn namespace(object: Namespace) -> Self {
-        let mode = namespace(&object);
-        let item = (mode != Ok(None)).then_some(Item::Namespace(mode));
+        let admission = namespace(&object);
+        let item = (admission != Ok(Admission::default())).then_some(Item::Namespace(admission));
         Self { id: Id::of(&object), item, record: None }
     }
 

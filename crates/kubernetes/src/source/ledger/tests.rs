@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
+use leno_model::TrafficMode;
 use leno_registry::served_kinds;
 use serde_json::{Value, json};
 

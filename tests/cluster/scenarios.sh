@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs the scenarios in a cluster that with.sh brought up: scenarios.sh PROGRAM
+# First as Leno is installed by default, then with network plugins that lead connections to sidecars,
+# and at the end without Leno again: nothing of it may be left on the node.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+run() { cargo test --locked -p leno-tests --test "$1" -- --ignored --nocapture "${@:2}"; }
+network=("$KC_STATE/n1/cni-bin" "$KC_STATE/n1/cni")
+run api_server --test-threads 2
+run kubernetes --test-threads 4 --skip by_plugin
+"$1" install --image "$KC_IMAGE" --cni --cni-bin-dir "${network[0]}" --cni-conf-dir "${network[1]}" --apply
+run kubernetes --test-threads 4 by_plugin connectivity
+"$1" uninstall --purge --apply
+if grep -rl leno "${network[@]}"; then
+  echo "the network of the node still knows Leno" >&2; exit 1
+fi

@@ -1,0 +1,58 @@
+//! Pods without privilege, in a cluster whose network plugins lead connections to sidecars
+//! (`leno install --cni`).
+
+use leno_tests::cluster::{Injection, Namespace, http_server, printed};
+
+/// Its pods must run as nobody special and have no capabilities.
+const RESTRICTED: &str =
+    "labels: {leno.dev/injection: enabled, pod-security.kubernetes.io/enforce: restricted}";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_pod_of_a_restricted_namespace_is_meshed() {
+    let namespace = Namespace::with_metadata("restricted", RESTRICTED);
+    let strange = Namespace::new("strange", Injection::Disabled);
+    let security = "runAsNonRoot: true, runAsUser: 2000, seccompProfile: {type: RuntimeDefault}";
+    let container = "allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}";
+    let server = http_server("server", 1, "")
+        .replace(
+            "      containers:\n",
+            &format!("      securityContext: {{{security}}}\n      containers:\n"),
+        )
+        .replace(
+            "args: [http]",
+            &format!("args: [http]\n        securityContext: {{{container}}}"),
+        );
+    namespace.apply(&server);
+    namespace.apply(&format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: client}}, spec: {{securityContext: {{{security}}}, \
+         terminationGracePeriodSeconds: 1, containers: [{{name: client, image: 'kc.local/toolbox:1', \
+         imagePullPolicy: Never, securityContext: {{{container}}}, command: [sh, -c, 'sleep infinity']}}]}}}}"
+    ));
+    strange.client("client");
+    namespace.wait_ready();
+    strange.wait_ready();
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+    let url = format!("http://server.{}/", namespace.name());
+    strange.expect_curl("client", &[&url], 56, 0);
+    let capabilities =
+        "jsonpath={.items[*].spec.initContainers[*].securityContext.capabilities.add}";
+    let added = printed(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
+    assert_eq!(added, "");
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn exclusions_reach_the_plugin() {
+    let namespace = Namespace::new("excluded", Injection::Enabled);
+    let strange = Namespace::new("outside", Injection::Disabled);
+    namespace.apply(&http_server(
+        "server",
+        1,
+        "annotations: {leno.dev/inbound-port-exclusion-list: '8080'}",
+    ));
+    strange.client("client");
+    namespace.wait_ready();
+    strange.wait_ready();
+    strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 0, 200);
+}
