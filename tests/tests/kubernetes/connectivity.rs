@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, http_server, printed};
+use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
 use leno_tests::eventually;
 
 #[test]
@@ -163,4 +163,26 @@ fn a_server_may_listen_on_the_address_of_its_pod_alone() {
     );
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn who_is_not_meshed_yet_is_let_in_where_that_is_said() {
+    let meshed = Namespace::with_metadata(
+        "moving",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/plaintext: accept}",
+    );
+    let strange = Namespace::new("left", Injection::Disabled);
+    meshed.http_server("server", 1);
+    meshed.client("client");
+    strange.client("client");
+    meshed.wait_ready();
+    strange.wait_ready();
+    let url = format!("http://server.{}/", meshed.name());
+    meshed.expect_curl("client", &[&url], 0, 200);
+    strange.expect_curl("client", &[&url], 0, 200);
+    let refuse = "leno.dev/plaintext=refuse";
+    printed(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), refuse]));
+    strange.expect_curl("client", &[&url], 56, 0);
+    meshed.expect_curl("client", &[&url], 0, 200);
 }
