@@ -198,7 +198,7 @@ impl ControlArgs {
             }
         };
         // Who waits for an API server can be stopped.
-        let (control, cluster) = tokio::select! {
+        let (control, mut cluster) = tokio::select! {
             () = &mut stop => return Ok(()),
             started = started => started as anyhow::Result<_>,
         }?;
@@ -216,13 +216,18 @@ impl ControlArgs {
         let ended = tokio::select! {
             () = stop => Ok(()),
             ended = control.ended() => Err(anyhow::Error::from(ended)),
-            ended = kubernetes::ended(cluster) => Err(ended),
+            ended = kubernetes::ended(&mut cluster) => Err(ended),
         };
         tracing::info!("the control plane shuts down; sidecars go on with what they know");
         if let Some(health) = &health {
             health.ending();
         }
-        control.shutdown().await;
+        let lingering = async {
+            if let Some(cluster) = cluster {
+                cluster.shutdown().await;
+            }
+        };
+        tokio::join!(control.shutdown(), lingering);
         ended
     }
 

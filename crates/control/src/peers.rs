@@ -100,9 +100,17 @@ pub(crate) async fn follow_all(
             _ = stop.wait_for(|stop| *stop) => return,
             // When nobody looks any more, those that were there last stay.
             changed = changed(&mut found), if is_looked_for => is_looked_for = changed.is_ok(),
-            Some(Ok(ended)) = tasks.join_next(), if !follower.events.is_closed() => {
-                following.remove(&ended);
-            }
+            Some(ended) = tasks.join_next(), if !follower.events.is_closed() => match ended {
+                Ok(ended) => {
+                    following.remove(&ended);
+                }
+                // All of them once more: which one it was is not told.
+                Err(error) => {
+                    tracing::error!(%error, "following another control plane failed");
+                    tasks.abort_all();
+                    following.clear();
+                }
+            },
         }
     }
 }

@@ -110,7 +110,10 @@ impl SharedAuthority {
                         self.restore().await;
                     }
                 }
-                Some(Ok(Event::Delete(_))) => self.restore().await,
+                Some(Ok(Event::Delete(_))) => {
+                    is_there = false;
+                    self.restore().await;
+                }
                 Some(Err(error)) => {
                     tracing::warn!(%error, "the Secret `{AUTHORITY_SECRET}` is not told by the API server");
                 }
@@ -120,7 +123,10 @@ impl SharedAuthority {
                         self.told = None;
                         self.tell_roots().await;
                     }
-                    if is_listed {
+                    // The API server may have refused it before.
+                    if is_listed && !is_there {
+                        self.restore().await;
+                    } else if is_listed {
                         self.offer().await;
                     }
                 }
@@ -149,13 +155,25 @@ impl SharedAuthority {
         Ok(())
     }
 
+    /// Whether anybody could sign with these files, found out beside those that are in use.
+    fn try_out(&self, files: &AuthorityFiles) -> Result<(), SharedError> {
+        let scratch = self.dir.with_extension("tried");
+        files.write(&scratch)?;
+        let source = files.source(&scratch).ok_or(SharedError::Incomplete);
+        let opened = source.and_then(|source| {
+            source.open(&self.trust_domain, SystemTime::now()).map(drop).map_err(SharedError::from)
+        });
+        std::fs::remove_dir_all(&scratch)?;
+        opened
+    }
+
     /// The same, of one that somebody may have broken: then what is there signs on.
     fn follow(&mut self, secret: Secret) {
-        if files_of(&secret).source(&self.dir).is_none() {
-            tracing::error!(
-                "the Secret: {}; the authority before it signs on",
-                SharedError::Incomplete
-            );
+        let files = files_of(&secret);
+        if files != self.synced
+            && let Err(error) = self.try_out(&files)
+        {
+            tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}`; the authority before it signs on");
             return;
         }
         if let Err(error) = self.adopt(secret) {

@@ -50,6 +50,8 @@ impl Health {
                 });
                 let served = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
+                    // The kubelet asks on a new connection each time: nobody keeps a place.
+                    .keep_alive(false)
                     .header_read_timeout(HEAD_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), answer);
                 // Whoever takes nothing of an answer is not to keep the place for ever.

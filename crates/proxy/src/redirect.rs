@@ -6,7 +6,7 @@ use leno_model::Reason;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-use crate::config::Interception;
+use crate::config::{Config, Interception};
 use crate::session::Entrance;
 use crate::worker::Worker;
 
@@ -47,11 +47,22 @@ impl Gate {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
                 let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
                 let ports = &scene.plans.snapshot.plan.ports;
-                let known = ports.iter().any(|known| known.port == port);
+                // A service may name any port: those of the sidecar lead to itself again and again.
+                let is_own = is_sidecar_port(&worker.config, port);
+                let known = !is_own && ports.iter().any(|known| known.port == port);
                 known.then_some(Entrance::Inbound { port }).ok_or(Reason::UnknownService)
             }
         }
     }
+}
+
+/// Whether a port of the namespace is one of the sidecar's own.
+fn is_sidecar_port(config: &Config, port: u16) -> bool {
+    let Interception::Redirect { outbound, inbound, .. } = &config.interception else {
+        return false;
+    };
+    let own = [Some(outbound.port()), Some(inbound.port()), config.health.map(|it| it.port())];
+    own.contains(&Some(port))
 }
 
 /// Whether a connection came to a door of the sidecar without having been redirected there: it would

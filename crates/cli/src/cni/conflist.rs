@@ -32,6 +32,18 @@ pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// Every list: which one is in use may have changed since ours was put in.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub(super) fn all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(directory);
+    let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
+    let files = entries.filter_map(Result::ok).map(|entry| entry.path());
+    let is_list = |path: &PathBuf| path.extension().is_some_and(|it| it == "conflist");
+    Ok(files.filter(is_list).collect())
+}
+
 /// The list with our plugin last, as `plugin` says; `None` when it is so already.
 ///
 /// # Errors

@@ -129,10 +129,12 @@ impl NodeArgs {
 
     /// The list first: a list that names a program which is gone keeps every pod from starting.
     fn take_out(&self) -> anyhow::Result<()> {
-        let file = conflist::find(&self.conf_dir)?;
-        let text = std::fs::read_to_string(&file)?;
-        if let Some(text) = conflist::without(&text)? {
-            replace(&file, &text)?;
+        for file in conflist::all(&self.conf_dir)? {
+            let text = std::fs::read_to_string(&file)?;
+            // What is no list is of somebody else.
+            if let Ok(Some(text)) = conflist::without(&text) {
+                replace(&file, &text)?;
+            }
         }
         std::fs::remove_file(self.bin_dir.join(PLUGIN)).ok();
         std::fs::remove_file(&self.socket).ok();

@@ -59,7 +59,25 @@ pub(super) struct ClusterArgs {
 #[derive(Debug)]
 pub(super) struct Cluster {
     tasks: JoinSet<&'static str>,
+    stop: watch::Sender<bool>,
+    has_webhook: bool,
 }
+
+impl Cluster {
+    /// Ends it. The webhook answers on for the moment in which API servers still ask here.
+    pub(super) async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        while self.has_webhook
+            && let Some(ended) = self.tasks.join_next().await
+        {
+            if ended.is_ok_and(|name| name == WEBHOOK) {
+                return;
+            }
+        }
+    }
+}
+
+const WEBHOOK: &str = "the webhook";
 
 /// Starts a control plane that follows the API server.
 ///
@@ -73,6 +91,7 @@ pub(super) async fn start(
     let own = args.pod_ip.context("the own address is not known: set POD_IP")?;
     let namespace = args.pod_namespace.clone();
     let mut tasks = JoinSet::new();
+    let (stop, stopped) = watch::channel(false);
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
     let source = Source::new(client.clone(), Options::default());
@@ -127,9 +146,10 @@ pub(super) async fn start(
             by_plugin: args.cni,
             ..Settings::new(image, namespace, control.trust_domain().clone(), roots)
         };
-        tasks.spawn(named("the webhook", inject(client, listen, settings, control.authority())));
+        let serving = inject(client, listen, settings, control.authority(), stopped);
+        tasks.spawn(named(WEBHOOK, serving));
     }
-    Ok((control, Cluster { tasks }))
+    Ok((control, Cluster { tasks, stop, has_webhook: args.webhook.is_some() }))
 }
 
 /// Where no MeshConfig says of which trust domain the mesh is, it is of this one.
@@ -148,6 +168,7 @@ async fn inject(
     listen: SocketAddr,
     settings: Settings,
     mut authority: watch::Receiver<Arc<Authority>>,
+    stop: watch::Receiver<bool>,
 ) {
     let (settings, told) = watch::channel(settings);
     let following = async {
@@ -156,8 +177,6 @@ async fn inject(
             settings.send_modify(|settings| settings.roots = roots);
         }
     };
-    // It ends with the set of tasks that it is in.
-    let (_never, stop) = watch::channel(false);
     tokio::select! {
         served = webhook::serve(client, listen, told, stop) => if let Err(error) = served {
             tracing::error!(%error, "the webhook is not served");
@@ -167,9 +186,9 @@ async fn inject(
 }
 
 /// Waits until something has ended that runs beside a control plane; for ever when there is nothing.
-pub(super) async fn ended(cluster: Option<Cluster>) -> anyhow::Error {
-    let Some(Cluster { mut tasks }) = cluster else { return std::future::pending().await };
-    match tasks.join_next().await {
+pub(super) async fn ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
+    let Some(cluster) = cluster else { return std::future::pending().await };
+    match cluster.tasks.join_next().await {
         Some(Ok(name)) => {
             anyhow::anyhow!("{name} ended unexpectedly; its last words are in the log")
         }

@@ -9,19 +9,19 @@ use crate::fixture::{mesh, workload};
 
 fn ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol)> {
     let mut yaml = format!(
-        "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a, labels: {{app: a}}}}\n\
+        "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a, namespace: bookinfo, labels: {{app: a}}}}\n\
          spec: {{address: {address}, {declared}}}\n"
     );
     for (number, ports) in services.iter().enumerate() {
         write!(
             yaml,
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\n\
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: bookinfo}}\n\
              spec: {{selector: {{app: a}}, ports: [{{{ports}}}]}}\n"
         )
         .unwrap();
     }
     let mesh = mesh(&yaml);
-    let plan = plan(&mesh, mesh.workload(&workload("default/a")).unwrap());
+    let plan = plan(&mesh, mesh.workload(&workload("a")).unwrap());
     plan.ports.iter().map(|port| (port.port, port.protocol)).collect()
 }
 
