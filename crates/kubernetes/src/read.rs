@@ -9,8 +9,8 @@ mod service;
 use std::collections::BTreeMap;
 
 use kube::core::ObjectMeta;
-use leno_model::{Admission, Plaintext, TrafficMode};
-use leno_registry::{Place, Rejected};
+use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
+use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use custom::{Custom, custom};
 pub use namespace::{NamespaceAdmission, namespace};
@@ -56,6 +56,11 @@ fn annotated<T: Copy>(
 /// What is in force where no annotation could be read.
 pub(crate) const IN_DOUBT: Admission =
     Admission { mode: Some(TrafficMode::Strict), plaintext: None };
+
+/// What is spoken on a port of this name: in clusters the whole name counts too, as `grpc` does.
+fn spoken(name: &str) -> Option<Protocol> {
+    port_name_protocol(&format!("{name}-"))
+}
 
 /// A field of an object.
 fn place(meta: &ObjectMeta, kind: &str, field: &str) -> Place {

@@ -7,9 +7,9 @@ use leno_model::{
     Admission, Name, Protocol, Service, ServiceAccount, TargetPort, Workload, WorkloadName,
     WorkloadPort,
 };
-use leno_registry::{Rejected, port_name_protocol};
+use leno_registry::Rejected;
 
-use super::{admission, is_tcp, place, selects};
+use super::{admission, is_tcp, place, selects, spoken};
 use crate::words::{CONTROL, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER, SYSTEM_NAMESPACE};
 
 /// A pod that is a member of the mesh.
@@ -128,7 +128,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
         let name = written.and_then(|text| Name::new(text).ok());
         // The first container that has it gives a name its meaning.
         let name = name.filter(|name| !ports.iter().any(|known| known.name.as_ref() == Some(name)));
-        let protocol = written.and_then(port_name_protocol).unwrap_or_default();
+        let protocol = written.and_then(spoken).unwrap_or_default();
         ports.push(WorkloadPort { name, port: number, protocol });
     }
     ports.sort_by_key(|port| port.port);

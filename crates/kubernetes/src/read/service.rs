@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{Service as Served, ServicePort as ServedPort, S
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::ObjectMeta;
 use leno_model::{Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
-use leno_registry::{Rejected, Warning, app_protocol, port_name_protocol};
+use leno_registry::{Rejected, Warning, app_protocol};
 
-use super::{is_tcp, place};
+use super::{is_tcp, place, spoken};
 
 /// What a service of the cluster is for the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +116,7 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
             Some(protocol) => (Some(protocol), true),
             None => (Some(Protocol::Tcp), false),
         },
-        None => (written.and_then(port_name_protocol), true),
+        None => (written.and_then(spoken), true),
     };
     Some((ServicePort { name, port: number, target, protocol }, known))
 }

@@ -128,11 +128,12 @@ pub fn app_protocol(word: &str) -> Option<Protocol> {
     APP_PROTOCOLS.iter().find(|(known, _)| *known == word).map(|(_, protocol)| *protocol)
 }
 
-/// What is spoken on a port of this name, if its first part, before a `-`, says so: `http`,
-/// `http2`, `grpc` or `tcp`.
+/// What is spoken on a port of this name, if its first part says so: `http-`, `http2-`, `grpc-`
+/// or `tcp-`.
 #[must_use]
 pub fn port_name_protocol(name: &str) -> Option<Protocol> {
-    match name.split_once('-').map_or(name, |(first, _)| first) {
+    let (prefix, _) = name.split_once('-')?;
+    match prefix {
         "http" => Some(Protocol::Http),
         "http2" => Some(Protocol::Http2),
         "grpc" => Some(Protocol::Grpc),
