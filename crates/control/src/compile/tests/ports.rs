@@ -27,7 +27,7 @@ fn ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol
 
 #[test]
 fn services_say_what_an_application_does_not() {
-    let grpc = "port: 7070, name: grpc";
+    let grpc = "port: 7070, name: grpc-a";
     assert_eq!(ports("192.0.2.7", "", &[grpc]), [(7070, Protocol::Grpc)]);
     assert_eq!(ports("192.0.2.7", "ports: [{port: 7070}]", &[grpc]), [(7070, Protocol::Grpc)]);
     let said = "ports: [{port: 7070, protocol: TCP}]";
@@ -36,7 +36,7 @@ fn services_say_what_an_application_does_not() {
     assert_eq!(ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
     // Nobody says it, or they do not agree.
     assert_eq!(ports("192.0.2.7", "", &["port: 7070"]), [(7070, Protocol::Detect)]);
-    let http = "port: 80, targetPort: 7070, name: http";
+    let http = "port: 80, targetPort: 7070, name: http-a";
     assert_eq!(ports("192.0.2.7", "", &[grpc, http]), [(7070, Protocol::Detect)]);
     // An application beside its sidecar says where it listens.
     assert_eq!(ports("127.0.0.1", "ports: [{port: 80}]", &[grpc]), [(80, Protocol::Detect)]);
