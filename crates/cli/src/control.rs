@@ -191,7 +191,8 @@ impl ControlArgs {
             match self.cluster.kubernetes {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
-                    let (control, cluster) = kubernetes::start(&self.cluster, config).await?;
+                    let (control, cluster) =
+                        kubernetes::start(&self.cluster, config, health.as_ref()).await?;
                     Ok((control, Some(cluster)))
                 }
                 false => Ok((self.start_alone(data.path()).await?, None)),

@@ -44,7 +44,8 @@ pub(crate) enum Style {
 /// Starts logging. To be called once.
 pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
     let default = match style {
-        Style::Tool => "warn",
+        // What the client of API servers logs, the command says in its own words.
+        Style::Tool => "warn,kube_client=off",
         Style::Service | Style::Supervised => "info",
     };
     let directives = level.map_or(default, LogLevel::as_str);

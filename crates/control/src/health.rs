@@ -1,5 +1,6 @@
 //! What the kubelet and Prometheus are told over plain HTTP: alive, ready, and the metrics.
 
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub struct Health {
 #[derive(Debug, Clone)]
 enum Standing {
     /// Not, for this reason.
-    Unready(&'static str),
+    Unready(Cow<'static, str>),
     /// Up; metrics are asked for here.
     Ready(Questions),
 }
@@ -44,7 +45,7 @@ impl Health {
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        let standing = watch::Sender::new(Standing::Unready("the sources are not read yet"));
+        let standing = watch::Sender::new(Standing::Unready("the sources are not read yet".into()));
         let stop = watch::Sender::new(false);
         let desk = Arc::new(Desk { standing: standing.subscribe() });
         let mut tasks = JoinSet::new();
@@ -58,6 +59,11 @@ impl Health {
         self.address
     }
 
+    /// What the control plane waits for before it serves.
+    pub fn waiting(&self, reason: String) {
+        self.standing.send_replace(Standing::Unready(reason.into()));
+    }
+
     /// The control plane has read its sources, and serves.
     pub fn ready(&self, control: &Control) {
         self.standing.send_replace(Standing::Ready(control.questions()));
@@ -65,7 +71,7 @@ impl Health {
 
     /// The control plane is going: nobody new is to come to it.
     pub fn ending(&self) {
-        self.standing.send_replace(Standing::Unready("the control plane is shutting down"));
+        self.standing.send_replace(Standing::Unready("the control plane is shutting down".into()));
     }
 }
 

@@ -28,8 +28,9 @@ use crate::status::Statement;
 /// that files may hold.
 ///
 /// As with files, the last good version of an object stays when a later one is refused, and only
-/// what is gone is removed. A kind that the server does not have is looked for again; one that may
-/// not be read is told as a warning, and the others are read.
+/// what is gone is removed. A kind that the server does not have is looked for again. One that may
+/// not be read is told as a warning, and the others are read; but nothing is told before those have
+/// been listed that say who is in the mesh and who may call whom.
 pub struct Source {
     client: Client,
     options: Options,
@@ -68,7 +69,8 @@ impl Source {
     /// A source of all that this client may read. Nothing is read yet.
     #[must_use]
     pub fn new(client: Client, options: Options) -> Self {
-        let progress = watch::Sender::new(Progress::of(WATCHED_FIRST.iter().copied()));
+        let progress =
+            watch::Sender::new(Progress { waiting: WATCHED_FIRST.to_vec(), forbidden: Vec::new() });
         Self { client, options, progress, statements: watch::Sender::default() }
     }
 
@@ -111,11 +113,6 @@ impl Source {
         let joined = Joined { ledger, options, progress, statements, told, failed: None };
         joined.run(updates).await;
     }
-}
-
-/// Follows an API server: [`Source::follow`] for who needs no readiness.
-pub async fn follow(client: Client, options: Options, updates: mpsc::Sender<Update>) {
-    Source::new(client, options).follow(updates).await;
 }
 
 /// All news in one place.
@@ -186,8 +183,10 @@ impl Joined {
         let progress = self.ledger.progress();
         self.progress.send_if_modified(|known| {
             let news = *known != progress;
-            if news && progress.is_synced() {
-                tracing::info!("every kind of the API server has been listed");
+            match news {
+                true if progress.is_synced() => tracing::info!("{progress}"),
+                true if !progress.forbidden.is_empty() => tracing::error!("{progress}"),
+                _ => {}
             }
             *known = progress;
             news

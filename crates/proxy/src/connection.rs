@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +61,14 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     if let Some(spoken) = plaintext::accepted(worker, port)
         && !plaintext::is_mutual_tls(worker, spoken, &tcp).await
     {
-        return Box::pin(plain_inbound(worker, (port, spoken), tcp, peer)).await;
+        let io = Io::new(Stream::Plain(tcp));
+        let served = plain_inbound(worker, (port, spoken), io.clone(), peer);
+        let refused = worker.world.plaintext_refused();
+        if Box::pin(until(served, refused, &io)).await == Ended::Cut {
+            tracing::info!(%peer, "a connection without mutual TLS is cut: it is refused now");
+            worker.shard.refuse(Reason::PlaintextRefused.label());
+        }
+        return;
     }
     let patience = worker.config.limits.handshake_timeout;
     let Some(credential) = worker.world.credential() else {
@@ -91,33 +99,50 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     session.expires = Some(expires);
     let account = session.identity.as_ref().map(|id| id.account.clone());
-    let cut = io.clone();
-    let mut served = std::pin::pin!(serve_inbound(session, (port, expires), io, alpn));
+    let served = serve_inbound(session, (port, expires), io.clone(), alpn);
     let revoked = async {
         match &account {
             Some(account) => worker.world.revoked(account).await,
             None => std::future::pending().await,
         }
     };
-    tokio::select! {
-        () = &mut served => return,
-        () = revoked => {}
+    if until(served, revoked, &io).await == Ended::Cut {
+        tracing::info!(%peer, "a connection of a revoked account is cut");
+        worker.shard.refuse(Reason::RevokedPeer.label());
     }
-    tracing::info!(%peer, "a connection of a revoked account is cut");
-    worker.shard.refuse(Reason::RevokedPeer.label());
-    cut.cut();
+}
+
+/// Serves a connection to its end, which is near when it is forbidden from now on.
+async fn until(
+    served: impl Future<Output = ()>,
+    forbidden: impl Future<Output = ()>,
+    io: &Io,
+) -> Ended {
+    let mut served = pin!(served);
+    tokio::select! {
+        () = &mut served => return Ended::Whole,
+        () = forbidden => {}
+    }
+    io.cut();
     served.await;
+    Ended::Cut
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Whole,
+    Cut,
 }
 
 /// From a client without mutual TLS: whatever the application speaks.
 async fn plain_inbound(
     worker: &Rc<Worker>,
     (port, declared): (u16, Protocol),
-    tcp: TcpStream,
+    io: Io,
     peer: SocketAddr,
 ) {
     worker.shard.add(Count::DownstreamPlaintext, 1);
-    let io = Io::new(Stream::Plain(tcp));
     let mut early = BytesMut::new();
     let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
         return;
@@ -182,7 +207,7 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
         }
     };
     let idle = worker.config.limits.idle_connection;
-    let mut driven = std::pin::pin!(link.clone().drive(io, idle, on_open));
+    let mut driven = pin!(link.clone().drive(io, idle, on_open));
     tokio::select! {
         () = &mut driven => return,
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}

@@ -46,7 +46,14 @@ async fn pass(
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = limits.idle_connection;
     let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), patience));
-    splice((ends(io), ends(&Io::new(Stream::Plain(tcp)))), patience, record).await
+    let server = Io::new(Stream::Plain(tcp));
+    tokio::select! {
+        spliced = splice((ends(io), ends(&server)), patience, record) => spliced,
+        () = worker.world.egress_denied() => {
+            server.reset();
+            Err(Reason::EgressDenied)
+        }
+    }
 }
 
 /// What it is counted as: neither the service nor the port, which the application makes up.

@@ -1,11 +1,13 @@
 //! Clients without mutual TLS, where a mesh that is not complete yet lets them in.
 
-use std::time::Duration;
+use std::io;
 
 use leno_identity::offers;
 use leno_model::{Plaintext, Protocol};
+use rustix::net::{RecvFlags, recv};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::tls::ALPN_LINK;
 use crate::worker::Worker;
@@ -38,16 +40,29 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, spoken: Protocol, tcp: &TcpSt
     !may_be_opaque || timeout(limits.handshake_timeout, offers_link(tcp)).await.unwrap_or(true)
 }
 
+/// Whoever reads what never comes whole finds out why: it is taken for mutual TLS.
 async fn offers_link(tcp: &TcpStream) -> bool {
     let mut hello = vec![0; CLIENT_HELLO_BYTES_MAX];
+    let mut seen = 0;
     loop {
-        let Ok(length) = tcp.peek(&mut hello).await else { return true };
-        let is_full = length == hello.len();
-        match offers(hello.get(..length).unwrap_or_default(), ALPN_LINK) {
+        let Ok(ready) = tcp.ready(Interest::READABLE).await else { return true };
+        let looked = tcp.try_io(Interest::READABLE, || {
+            match recv(tcp, hello.as_mut_slice(), RecvFlags::PEEK)? {
+                // As much as before: the next event is wanted, and that there is one now forgotten.
+                (_, length) if length == seen => Err(io::ErrorKind::WouldBlock.into()),
+                (_, length) => Ok(length),
+            }
+        });
+        match looked {
+            Ok(length) => seen = length,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return true,
+            Err(_) if ready.is_read_closed() => return true,
+            Err(_) => continue,
+        }
+        match offers(hello.get(..seen).unwrap_or_default(), ALPN_LINK) {
             Some(offered) => return offered,
-            None if is_full => return false,
-            // What was seen stays readable: there is no event for the rest of it.
-            None => sleep(LOOK_AGAIN).await,
+            None if seen == hello.len() => return false,
+            None => {}
         }
     }
 }
@@ -56,5 +71,72 @@ async fn offers_link(tcp: &TcpStream) -> bool {
 const TLS_HANDSHAKE: u8 = 22;
 /// The longest ClientHello: one record.
 const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
-/// How often a ClientHello is looked at that did not come whole.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::tests::fixture::run;
+
+    /// What is made of a client that says this in these pieces, and then perhaps no more.
+    async fn judged(pieces: &[&[u8]], ends: bool) -> Option<bool> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let mut judging = std::pin::pin!(offers_link(&server));
+        let (last, before) = pieces.split_last().unwrap();
+        for piece in before {
+            client.write_all(piece).await.unwrap();
+            let early = timeout(Duration::from_millis(10), &mut judging).await;
+            assert!(early.is_err(), "judged before all was there");
+        }
+        client.write_all(last).await.unwrap();
+        if ends {
+            client.shutdown().await.unwrap();
+        }
+        timeout(Duration::from_millis(500), judging).await.ok()
+    }
+
+    fn hello(protocol: &[u8]) -> Vec<u8> {
+        let mut config =
+            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(RootCertStore::empty())
+                .with_no_client_auth();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let name = "server".try_into().unwrap();
+        let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+        let mut bytes = Vec::new();
+        client.write_tls(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_hello_is_judged_when_it_is_whole_however_it_comes() {
+        run(async {
+            for (protocol, expected) in [(ALPN_LINK, true), (b"h2".as_slice(), false)] {
+                let bytes = hello(protocol);
+                assert_eq!(judged(&[&bytes], false).await, Some(expected));
+                let pieces = [&bytes[..1], &bytes[1..9], &bytes[9..]];
+                assert_eq!(judged(&pieces, false).await, Some(expected));
+            }
+        });
+    }
+
+    #[test]
+    fn what_never_comes_whole_is_left_to_who_reads_it() {
+        run(async {
+            let bytes = hello(ALPN_LINK);
+            assert_eq!(judged(&[&bytes[..40]], true).await, Some(true));
+            assert_eq!(judged(&[&bytes[..40]], false).await, None, "there may be more to come");
+        });
+    }
+}

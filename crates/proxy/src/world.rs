@@ -10,7 +10,8 @@ use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
 use leno_model::{
-    Endpoint, EndpointId, Occupant, OccupantPort, Reason, ServiceAccount, ServiceName,
+    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Reason, ServiceAccount,
+    ServiceName,
 };
 use leno_traffic::{BadPattern, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
@@ -29,6 +30,8 @@ pub(crate) struct World {
     revoked: watch::Sender<BTreeSet<ServiceAccount>>,
     /// Told when who may come in is decided otherwise than before.
     access: watch::Sender<()>,
+    /// What becomes of connections that cross the border of the mesh; told of only when that changes.
+    borders: watch::Sender<Borders>,
     wants: mpsc::Sender<Want>,
     names: Names,
     /// Where this sidecar accepts mutual TLS of itself, by port of its application.
@@ -47,6 +50,14 @@ pub(crate) struct Scene {
     addresses: FxHashMap<IpAddr, KnownAddress>,
     /// Counts up with each swap.
     pub(crate) version: u64,
+}
+
+/// What becomes of connections that cross the border of the mesh; nothing is known before the
+/// first version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Borders {
+    plaintext: Option<Plaintext>,
+    egress: Option<Egress>,
 }
 
 /// What somebody asks the control plane for.
@@ -110,6 +121,7 @@ impl World {
             version: watch::channel(0).0,
             revoked: watch::channel(BTreeSet::new()).0,
             access: watch::channel(()).0,
+            borders: watch::Sender::default(),
             wants,
             names,
             own_doors: ArcSwapOption::empty(),
@@ -161,6 +173,10 @@ impl World {
         let addresses = known_addresses(&plans.snapshot.addresses, previous.as_deref(), now);
         let version = *self.version.borrow() + 1;
         let revoked = &update.snapshot.plan.revoked;
+        let borders = Borders {
+            plaintext: Some(update.snapshot.plan.plaintext),
+            egress: Some(update.snapshot.plan.egress),
+        };
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
         self.scene.store(Some(Arc::new(Scene { plans, known, addresses, version })));
@@ -176,6 +192,7 @@ impl World {
         if !same_access {
             self.access.send_replace(());
         }
+        self.borders.send_if_modified(|known| std::mem::replace(known, borders) != borders);
         Ok(())
     }
 
@@ -189,6 +206,18 @@ impl World {
         let mut revoked = self.revoked.subscribe();
         // The world outlives who waits here.
         drop(revoked.wait_for(|revoked| revoked.contains(account)).await);
+    }
+
+    /// Resolves when clients without mutual TLS are let in no more.
+    pub(crate) async fn plaintext_refused(&self) {
+        let mut borders = self.borders.subscribe();
+        drop(borders.wait_for(|it| it.plaintext == Some(Plaintext::Refuse)).await);
+    }
+
+    /// Resolves when connections to what is not of the mesh are let out no more.
+    pub(crate) async fn egress_denied(&self) {
+        let mut borders = self.borders.subscribe();
+        drop(borders.wait_for(|it| it.egress == Some(Egress::Deny)).await);
     }
 
     /// Makes a new key and certificate the current ones.
@@ -210,9 +239,8 @@ impl World {
             return found;
         }
         let mut changes = self.changes();
-        // A full queue means that the control thread is behind; waiting is all there is to do.
-        drop(self.wants.try_send(Want::Service(service.clone())));
         let found = async {
+            self.want(Want::Service(service.clone())).await;
             loop {
                 // Looked up once more before the first wait: the answer may have come between the
                 // look above and the subscription.
@@ -238,8 +266,8 @@ impl World {
             return Ok(occupant);
         }
         let mut changes = self.changes();
-        drop(self.wants.try_send(Want::Address(address)));
         let found = async {
+            self.want(Want::Address(address)).await;
             loop {
                 // Looked at once more before the first wait, as for services.
                 if let Some(occupant) = self.look_at(address) {
@@ -319,6 +347,12 @@ impl World {
         idle.map(|(address, _)| *address).collect()
     }
 
+    /// Asks for it, as soon as the control thread has room for the question.
+    async fn want(&self, want: Want) {
+        // The queue is closed when the proxy goes.
+        drop(self.wants.send(want).await);
+    }
+
     fn look_at(&self, address: IpAddr) -> Option<Arc<Occupant>> {
         let scene = self.scene.load();
         let known = scene.as_ref()?.addresses.get(&address)?;
@@ -370,5 +404,5 @@ impl Scene {
     }
 }
 
-/// Questions that wait for the control thread; requests beyond it wait without asking again.
+/// Questions that wait for the control thread; requests beyond it wait to ask.
 const WANTS_MAX: usize = 1024;

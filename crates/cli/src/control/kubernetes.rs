@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use kube::Client;
 use leno_control::{
-    Config, Control, Holder, Review, ReviewError, Reviewer, StartError, UPDATES_MAX,
+    Config, Control, Health, Holder, Review, ReviewError, Reviewer, StartError, UPDATES_MAX,
     trust_domain_of,
 };
 use leno_identity::{Authority, AuthoritySource};
@@ -16,7 +16,7 @@ use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::inject::{Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
-use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
@@ -86,6 +86,7 @@ const WEBHOOK: &str = "the webhook";
 pub(super) async fn start(
     args: &ClusterArgs,
     mut config: Config,
+    health: Option<&Health>,
 ) -> anyhow::Result<(Control, Cluster)> {
     let client = Client::try_default().await.context("there is no API server to ask")?;
     let own = args.pod_ip.context("the own address is not known: set POD_IP")?;
@@ -100,10 +101,13 @@ pub(super) async fn start(
         let writing = keep_statuses(client.clone(), writer, source.statements());
         tasks.spawn(named("the writer of statuses", writing));
     }
+    let mut progress = source.progress();
     tasks.spawn(named("the source of the facts", source.follow(facts)));
-    let Some(mut first) = updates.recv().await else {
-        bail!("the API server tells nothing");
+    let first = tokio::select! {
+        first = updates.recv() => first,
+        () = tell_progress(&mut progress, health) => None,
     };
+    let Some(mut first) = first else { bail!("the API server tells nothing") };
     let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
         // No authority is to be made of a trust domain that nobody wants.
@@ -150,6 +154,18 @@ pub(super) async fn start(
         tasks.spawn(named(WEBHOOK, serving));
     }
     Ok((control, Cluster { tasks, stop, has_webhook: args.webhook.is_some() }))
+}
+
+/// Says which kinds are waited for, until their source has ended.
+async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<&Health>) {
+    loop {
+        if let Some(health) = health {
+            health.waiting(progress.borrow_and_update().to_string());
+        }
+        if progress.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Where no MeshConfig says of which trust domain the mesh is, it is of this one.

@@ -38,6 +38,16 @@ impl Watched {
             Self::Custom(kind) => kind.kind,
         }
     }
+
+    /// Whether it says who is in the mesh and who may call whom: without it nothing is decided.
+    pub(crate) fn decides_access(self) -> bool {
+        match self {
+            Self::Pods | Self::Services | Self::Namespaces => true,
+            Self::Custom(kind) => {
+                ["MeshConfig", "TrafficTarget", "AccessPolicy"].contains(&kind.kind)
+            }
+        }
+    }
 }
 
 /// One kind under watch.

@@ -86,7 +86,10 @@ impl Ledger {
     /// Which kinds have still to be listed.
     pub(crate) fn progress(&self) -> Progress {
         let waiting = self.kinds.iter().filter(|standing| !standing.settled);
-        Progress::of(waiting.map(|standing| standing.watched.word()))
+        let (forbidden, waiting): (Vec<_>, Vec<_>) =
+            waiting.partition(|standing| standing.forbidden.is_some());
+        let words = |kinds: Vec<&Standing>| kinds.iter().map(|it| it.watched.word()).collect();
+        Progress { waiting: words(waiting), forbidden: words(forbidden) }
     }
 
     /// Takes in what the stream of a kind tells.
@@ -113,7 +116,8 @@ impl Ledger {
                 self.sweep(kind, |_| true);
             }
             News::Forbidden(why) => {
-                standing.settled = true;
+                // That nothing of it is known does not mean that nothing of it is there.
+                standing.settled |= !standing.watched.decides_access();
                 standing.forbidden = Some(why);
             }
             News::Failing(_) => {}

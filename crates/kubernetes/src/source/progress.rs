@@ -5,32 +5,33 @@ use std::fmt;
 /// Which kinds have still to be listed once before anything is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    waiting: Vec<&'static str>,
+    /// Not listed yet.
+    pub(crate) waiting: Vec<&'static str>,
+    /// The same, because the server forbids it.
+    pub(crate) forbidden: Vec<&'static str>,
 }
 
 impl Progress {
-    pub(crate) fn of(waiting: impl IntoIterator<Item = &'static str>) -> Self {
-        Self { waiting: waiting.into_iter().collect() }
-    }
-
     /// Whether every kind has been listed, or is known not to be there.
     #[must_use]
     pub fn is_synced(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// The kinds that have not been listed yet.
-    #[must_use]
-    pub fn waiting(&self) -> &[&'static str] {
-        &self.waiting
+        self.waiting.is_empty() && self.forbidden.is_empty()
     }
 }
 
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.waiting.as_slice() {
-            [] => f.write_str("every kind of the API server has been listed"),
-            waiting => write!(f, "the API server has not listed {} yet", waiting.join(", ")),
+        match (self.forbidden.as_slice(), self.waiting.as_slice()) {
+            ([], []) => f.write_str("every kind of the API server has been listed"),
+            ([], waiting) => {
+                write!(f, "the API server has not listed {} yet", waiting.join(", "))
+            }
+            (forbidden, _) => write!(
+                f,
+                "the API server forbids to list {}, without which nobody knows who may call \
+                 whom: allow the control plane's ServiceAccount to list and watch it",
+                forbidden.join(", ")
+            ),
         }
     }
 }

@@ -34,6 +34,10 @@ impl Mesh {
     }
 
     fn accept_plaintext(&self, access: Access) {
+        self.expect_plaintext(access, Plaintext::Accept);
+    }
+
+    fn expect_plaintext(&self, access: Access, plaintext: Plaintext) {
         let port = leno_model::WorkloadPort {
             name: None,
             port: self.server.port,
@@ -41,7 +45,7 @@ impl Mesh {
         };
         let served = BTreeMap::from([(self.server.port, service())]);
         let plan = WorkloadPlan { ports: vec![port], served, ..plan("ratings", access) };
-        self.server.know(WorkloadPlan { plaintext: Plaintext::Accept, ..plan }, Vec::new());
+        self.server.know(WorkloadPlan { plaintext, ..plan }, Vec::new());
     }
 }
 
@@ -164,10 +168,13 @@ fn what_is_outside_is_reached_as_it_is() {
         assert_eq!((labels.direction, labels.protocol), ("outbound", "outside"));
         assert_eq!((labels.service.as_str(), labels.port, series.success), ("", 0, 1));
         assert_eq!((series.bytes_in, series.bytes_out), (100_000, 100_011));
-        // Where nothing may leave the mesh, nothing does.
+        // Where nothing may leave the mesh, nothing does, also on connections that are open.
+        let mut client = mesh.connect(at).await;
+        assert_eq!(client.bytes(11).await, b"220 ready\r\n");
         mesh.occupy(at.ip(), Occupant::Outside, Egress::Deny);
+        assert_eq!(client.end().await, End::Reset);
         assert_eq!(mesh.connect(at).await.end().await, End::Reset);
-        until(|| mesh.client.failures().get("egress-denied") == Some(&1)).await;
+        until(|| mesh.client.failures().get("egress-denied") == Some(&2)).await;
     });
 }
 
@@ -218,6 +225,9 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
             // No policy names who proved nothing, and it counts on connections that are open.
             mesh.accept_plaintext(Access::Strict(Vec::new()));
             assert_eq!(client.ask(GET).await.verdict(), (403, Some("denied")), "{protocol:?}");
+            mesh.expect_plaintext(Access::Permissive, Plaintext::Refuse);
+            client.end().await;
+            assert_eq!(member.ask(GET).await.status, 200, "{protocol:?}");
         }
     });
 }

@@ -125,7 +125,7 @@ fn nothing_is_told_before_every_kind_is_listed() {
         ledger.take(kind, News::Complete);
         assert!(ledger.flush().is_none());
     }
-    assert_eq!(ledger.progress().waiting().len(), 1);
+    assert_eq!(ledger.progress().waiting.len(), 1);
     ledger.take(last, News::Failing("refused".to_owned()));
     assert!(ledger.flush().is_none());
     ledger.take(last, News::Absent);
@@ -310,6 +310,25 @@ fn what_may_not_be_read_is_told_and_the_rest_goes_on() {
     ledger.take(mesh, News::Forbidden("no".to_owned()));
     let update = ledger.flush().unwrap();
     assert_eq!(update.mesh_config_in_doubt().count(), 1, "what is enforced is not known");
+}
+
+#[test]
+fn nothing_is_told_while_policies_may_not_be_read() {
+    let targets = index("TrafficTarget", "access.smi-spec.io");
+    let mut ledger = Ledger::new(kinds());
+    for kind in 0..kinds().len() {
+        let settled = if kind == targets { News::Forbidden("no".to_owned()) } else { News::Absent };
+        ledger.take(kind, settled);
+    }
+    assert_eq!(ledger.flush(), None, "that none may be seen is not that there is none");
+    let progress = ledger.progress();
+    assert!(!progress.is_synced());
+    let told = progress.to_string();
+    assert!(told.contains("forbids to list TrafficTarget"), "{told}");
+    ledger.take(targets, News::Begin);
+    ledger.take(targets, News::Complete);
+    assert!(ledger.progress().is_synced());
+    assert!(ledger.flush().is_some());
 }
 
 #[test]
