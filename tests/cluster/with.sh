@@ -5,6 +5,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 program=$(realpath "$1"); shift
+export KC_NODES=${KC_NODES:-2}   # one can be drained
 . "$here/env.sh"
 [ -n "${KC_KEEP:-}" ] || trap '"$here/down.sh"' EXIT
 "$here/up.sh" > /dev/null

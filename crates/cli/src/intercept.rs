@@ -93,9 +93,14 @@ impl InterceptArgs {
     }
 
     /// Every TCP connection out goes to the sidecar, but its own ones, those that do not leave the
-    /// namespace, and what is excluded.
+    /// namespace, and what is excluded. What `--verify` asks for comes before all that.
     fn outbound(&self) -> Chain {
-        let mut rules = vec![leave(Match::Uid(self.uid)), leave(Match::To(LOOPBACK.to_owned()))];
+        let mut rules = vec![leave(Match::Uid(self.uid))];
+        rules.extend(verify::NOWHERE.map(|address| Rule {
+            matches: vec![Match::In(Range::one(address)), Match::Port(verify::DISCARD)],
+            verdict: Verdict::Redirect(OUTBOUND_PORT),
+        }));
+        rules.push(leave(Match::To(LOOPBACK.to_owned())));
         rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(leave));
         rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(leave));
         rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(leave));
@@ -186,6 +191,8 @@ mod tests {
               chain output {
                 type nat hook output priority -100; policy accept;
                 meta skuid 1500 return
+                ip daddr 192.0.2.1/32 tcp dport 9 redirect to :15001
+                ip6 daddr 2001:db8::1/128 tcp dport 9 redirect to :15001
                 oifname "lo" return
                 oifname "eth1" return
                 tcp dport 25 return

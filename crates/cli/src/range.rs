@@ -14,6 +14,11 @@ pub(crate) struct Range {
 }
 
 impl Range {
+    /// One address alone.
+    pub(crate) const fn one(address: IpAddr) -> Self {
+        Self { first: address, bits: width(address) }
+    }
+
     pub(crate) const fn first(&self) -> IpAddr {
         self.first
     }

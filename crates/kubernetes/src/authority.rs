@@ -62,6 +62,11 @@ impl SharedAuthority {
     /// [`SharedError`].
     pub async fn establish(&mut self) -> Result<AuthoritySource, SharedError> {
         let mut found = self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?;
+        if found.is_none() && self.was_there_before().await? {
+            // Whoever told the roots had written the Secret.
+            found = self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?;
+            found.as_ref().ok_or(SharedError::Lost)?;
+        }
         if found.is_none() {
             let made = self.make()?;
             let created = self.secrets.create(&PostParams::default(), &secret_of(&made)).await;
@@ -132,6 +137,17 @@ impl SharedAuthority {
                 }
             }
         }
+    }
+
+    /// Where roots are told, members have certificates of them: a Secret that is gone by mistake
+    /// must not make all of them strangers. Another control plane makes it again.
+    async fn was_there_before(&self) -> Result<bool, SharedError> {
+        if AuthorityFiles::read(&self.dir)?.source(&self.dir).is_some() {
+            // It is here: the Secret is made of it.
+            return Ok(false);
+        }
+        let told = self.maps.get_opt(ROOTS_CONFIG_MAP).await;
+        Ok(told.map_err(|error| SharedError::Roots(Box::new(error)))?.is_some())
     }
 
     /// An authority in the directory, as it is or new.
@@ -267,6 +283,19 @@ pub enum SharedError {
     /// The API server does not take it.
     #[error("the Secret `{AUTHORITY_SECRET}` cannot be written: {0}")]
     Write(#[source] Box<kube::Error>),
+    /// The API server does not tell whether there was one.
+    #[error(
+        "the ConfigMap `{ROOTS_CONFIG_MAP}` cannot be read: {0}; the control plane's account needs \
+         to get it"
+    )]
+    Roots(#[source] Box<kube::Error>),
+    /// There was one.
+    #[error(
+        "the Secret `{AUTHORITY_SECRET}` is gone, and the ConfigMap `{ROOTS_CONFIG_MAP}` tells that \
+         members have certificates of it: put the Secret back, or delete that ConfigMap to begin \
+         with another authority, after which every pod of the mesh has to be restarted"
+    )]
+    Lost,
     /// It was there, and is not.
     #[error("the Secret `{AUTHORITY_SECRET}` is being removed by somebody: start again")]
     Gone,

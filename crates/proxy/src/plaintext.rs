@@ -105,12 +105,13 @@ mod tests {
     }
 
     fn hello(protocol: &[u8]) -> Vec<u8> {
-        let mut config =
-            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_root_certificates(RootCertStore::empty())
-                .with_no_client_auth();
+        let mut config = ClientConfig::builder_with_provider(Arc::new(
+            rustls::crypto::aws_lc_rs::default_provider(),
+        ))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
         config.alpn_protocols = vec![protocol.to_vec()];
         let name = "server".try_into().unwrap();
         let mut client = ClientConnection::new(Arc::new(config), name).unwrap();

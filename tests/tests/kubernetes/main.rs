@@ -8,6 +8,8 @@ mod connectivity;
 #[cfg(test)]
 mod injection;
 #[cfg(test)]
+mod maintenance;
+#[cfg(test)]
 mod policies;
 #[cfg(test)]
 mod tcp;

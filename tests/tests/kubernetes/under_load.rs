@@ -8,13 +8,14 @@ use leno_tests::eventually;
 use serde_json::Value;
 
 /// A client that sends requests at a constant rate for a while, in a pod of its own.
-struct Load<'a> {
+pub(super) struct Load<'a> {
     namespace: &'a Namespace,
 }
 
 impl<'a> Load<'a> {
-    fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
+    pub(super) fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
         let image = image();
+        let node = stays();
         namespace.apply(&format!(
             "apiVersion: batch/v1
 kind: Job
@@ -24,6 +25,8 @@ spec:
   template:
     spec:
       restartPolicy: Never
+      # The first node stays when others are drained.
+      nodeSelector: {{kubernetes.io/hostname: {node}}}
       containers:
       - name: load
         image: {image}
@@ -41,7 +44,7 @@ spec:
     }
 
     /// Waits for its end: how many requests were sent, and what failed.
-    fn end(self) -> (u64, Value) {
+    pub(super) fn end(self) -> (u64, Value) {
         eventually("the load ends", Duration::from_secs(180), || {
             let ended = "jsonpath={.status.succeeded}{.status.failed}";
             let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
@@ -53,7 +56,13 @@ spec:
     }
 }
 
-fn prepared(what: &str) -> Namespace {
+/// The first of the nodes.
+fn stays() -> String {
+    let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
+    nodes.split(' ').min().expect("there is a node").to_owned()
+}
+
+pub(super) fn prepared(what: &str) -> Namespace {
     let namespace = Namespace::new(what, Injection::Enabled);
     namespace.http_server("server", 2);
     namespace.wait_ready();

@@ -1,34 +1,59 @@
 //! Finds out whether connections are led to the sidecar, by making one before the sidecar is there.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use leno_proxy::OUTBOUND_PORT;
+use rustix::io::Errno;
+use socket2::SockRef;
 
-/// Listens where the sidecar will, and opens a connection to where nobody is (RFC 5737).
+/// Listens where the sidecar will, and opens a connection to where nobody is.
 ///
 /// # Errors
-/// When the connection does not come here.
+/// When the connection does not come here, in no version of IP.
 pub(super) fn verify() -> anyhow::Result<()> {
-    let here = SocketAddr::from((Ipv4Addr::UNSPECIFIED, OUTBOUND_PORT));
-    let listener = TcpListener::bind(here)
-        .with_context(|| format!("cannot listen at {here}: is the sidecar running already?"))?;
-    let nowhere = SocketAddr::from(([192, 0, 2, 1], 9));
-    let Ok(ours) = TcpStream::connect_timeout(&nowhere, PATIENCE) else {
-        bail!(
-            "connections of this pod are not led to its sidecar: the network plugin leno-cni was not \
-             in its node's network when the pod started; see that it is, and delete the pod"
-        );
-    };
-    // The kernel accepted it for us, before we do.
-    let (_, from) = listener.accept().context("a connection got lost")?;
-    if ours.local_addr().ok() != Some(from) {
-        bail!("somebody else answers for {nowhere}: connections are not led to the sidecar");
+    for nowhere in NOWHERE {
+        if is_led_here(nowhere)? {
+            tracing::info!("connections lead to the sidecar");
+            return Ok(());
+        }
     }
-    tracing::info!("connections lead to the sidecar");
-    Ok(())
+    bail!(
+        "connections of this pod are not led to its sidecar: the network plugin leno-cni was not in \
+         its node's network when the pod started; see that it is, and delete the pod"
+    );
 }
 
+fn is_led_here(nowhere: IpAddr) -> anyhow::Result<bool> {
+    let any = match nowhere {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    let here = SocketAddr::from((any, OUTBOUND_PORT));
+    let listener = match TcpListener::bind(here) {
+        // This version of IP is not spoken here.
+        Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+            return Ok(false);
+        }
+        bound => bound
+            .with_context(|| format!("cannot listen at {here}: is the sidecar running already?"))?,
+    };
+    let Ok(ours) = TcpStream::connect_timeout(&(nowhere, DISCARD).into(), PATIENCE) else {
+        return Ok(false);
+    };
+    // The kernel accepted it for us, before we do; if not, somebody else answered.
+    SockRef::from(&listener).set_read_timeout(Some(PATIENCE))?;
+    let accepted = listener.accept().map(|(_, from)| from);
+    Ok(accepted.is_ok_and(|from| ours.local_addr().is_ok_and(|local| local == from)))
+}
+
+/// Where nobody is (RFC 5737, RFC 3849).
+pub(super) const NOWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+/// The port whose service would throw away what comes (RFC 863).
+pub(super) const DISCARD: u16 = 9;
 /// A connection within the pod takes no time.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -91,7 +91,7 @@ impl Server {
     }
 
     fn forget(&self) {
-        self.store.lock().unwrap().objects.clear();
+        self.store.lock().unwrap().objects.retain(|path, _| !path.contains("/secrets/"));
     }
 }
 
@@ -152,7 +152,7 @@ async fn whoever_is_first_decides_and_all_others_have_the_same() {
     let source = one.establish().await.unwrap();
     assert_eq!(source, AuthoritySource::Own(first.path().join("authority")));
     // The other looked a moment too early, and made one of its own.
-    server.store.lock().unwrap().blind = 1;
+    server.store.lock().unwrap().blind = 2;
     let other = two.establish().await.unwrap();
     assert!(files(&first) == files(&second));
     let now = SystemTime::now();
@@ -212,7 +212,13 @@ async fn a_secret_that_is_broken_or_gone_takes_nothing_from_anybody() {
     one.follow(Secret { data: None, ..server.secret().unwrap() });
     assert!(files(&first) == before);
     server.forget();
+    // Members have certificates of it, and who starts now does not know it.
+    let (mut new, _dir) = replica(&server);
+    let lost = new.establish().await.unwrap_err().to_string();
+    assert!(lost.contains("put the Secret back"), "{lost}");
     one.restore().await;
+    server.store.lock().unwrap().blind = 1;
+    new.establish().await.unwrap();
     assert!(files_of(&server.secret().unwrap()) == before);
     // What somebody else keeps there stays there.
     let mut secret = server.secret().unwrap();

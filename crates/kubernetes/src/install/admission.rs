@@ -18,10 +18,7 @@ pub(super) fn configuration(options: &Options) -> Value {
     for prefix in PREFIXES {
         namespaces.push(expression(&format!("{prefix}/ignore"), "DoesNotExist", &[]));
     }
-    let pods = vec![
-        expression("app.kubernetes.io/name", "NotIn", &[CONTROL]),
-        expression(INJECTION, "NotIn", &OFF),
-    ];
+    let pods = [expression(INJECTION, "NotIn", &OFF)];
     let with = |expressions: &[Value], more: &[Value]| [expressions, more].concat();
     let exists = |key: &str| expression(key, "Exists", &[]);
     let absent = |key: &str| expression(key, "DoesNotExist", &[]);
@@ -32,7 +29,7 @@ pub(super) fn configuration(options: &Options) -> Value {
             "namespace",
             options,
             with(&namespaces, &[exists(INJECTION), expression(INJECTION, "NotIn", &OFF)]),
-            pods.clone(),
+            pods.to_vec(),
         ),
         // The pod has it, wherever it is.
         webhook(
@@ -46,7 +43,7 @@ pub(super) fn configuration(options: &Options) -> Value {
     for (name, prefix) in [("osm", PREFIXES[1]), ("fsm", PREFIXES[2])] {
         let asked = [exists(&monitored(prefix)), absent(INJECTION)];
         // About a pod that has our label the one above asks.
-        let pods = with(&pods[..1], &[absent(INJECTION)]);
+        let pods = vec![absent(INJECTION)];
         webhooks.push(webhook(name, options, with(&namespaces, &asked), pods));
     }
     json!({
