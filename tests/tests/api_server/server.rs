@@ -76,7 +76,8 @@ impl Server {
         let admin = self.client().await;
         let deadline = Instant::now() + PATIENCE;
         while admin.apiserver_version().await.is_err() {
-            assert!(Instant::now() < deadline, "the API server does not come back");
+            let log = || fs::read_to_string(at("apiserver-2.log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "the API server does not come back: {}", log());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         self.admin = admin;
