@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, Parser};
+use leno_kubernetes::words::{HEALTH_PORT, PROXY_UID};
 use leno_proxy::{INBOUND_PORT, OUTBOUND_PORT};
 
 use crate::range::Range;
@@ -18,7 +19,7 @@ use rules::{Chain, Hook, Match, Rule, Verdict};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InterceptArgs {
     /// The user that the sidecar runs as: its own connections are left alone
-    #[arg(long, value_name = "UID", default_value_t = SIDECAR_UID, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "UID", default_value_t = PROXY_UID, value_parser = clap::value_parser!(u32).range(1..))]
     uid: u32,
     /// Destination ports that the application reaches directly, not through the mesh
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
@@ -149,10 +150,6 @@ fn interface(text: &str) -> Result<String, String> {
     }
 }
 
-/// The user that sidecars run as in a cluster, as OSM's do.
-const SIDECAR_UID: u32 = 1500;
-/// Where a sidecar answers the kubelet and Prometheus.
-const HEALTH_PORT: u16 = 15_020;
 const LOOPBACK: &str = "lo";
 
 const EXAMPLES: &str = "\

@@ -19,7 +19,8 @@ use leno_model::TrustDomain;
 use serde_json::{Map, Value, json};
 
 use crate::words::{
-    CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER,
+    CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR,
+    PROXY_CONTAINER,
 };
 
 pub use annotation::{InjectError, Of};
@@ -228,7 +229,7 @@ fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
     let application = application_container(pod).map(str::to_owned);
     let metadata = map(pod, "metadata");
     let labels = map(metadata.entry("labels").or_insert(Value::Null), "");
-    labels.insert(MESHED.to_owned(), json!("sidecar"));
+    labels.insert(MESHED.to_owned(), json!(MESHED_BY_SIDECAR));
     let mut annotations = Vec::new();
     if wishes.scraped {
         annotations.extend(container::scraping());

@@ -2,11 +2,15 @@
 
 use std::fmt;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::PostParams;
 use kube::core::Request;
 use kube::{Client, Resource as _};
 use leno_model::{ServiceAccount, WorkloadName};
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::words::TOKEN_AUDIENCE;
 
@@ -53,6 +57,8 @@ impl TokenReviewer {
     /// # Errors
     /// [`ReviewError`].
     pub async fn review(&self, token: &str) -> Result<PodHolder, ReviewError> {
+        // Strangers must not keep the API server busy with anything that comes to their minds.
+        claimed(token)?;
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -77,6 +83,34 @@ impl fmt::Debug for TokenReviewer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenReviewer")
     }
+}
+
+/// Whether a token says of itself that it is one for us, as service account tokens do (RFC 7519
+/// section 3, RFC 7515 section 7.1). Nothing of it is proved.
+fn claimed(token: &str) -> Result<(), ReviewError> {
+    #[derive(Deserialize)]
+    struct Claims {
+        #[serde(default)]
+        aud: Value,
+        #[serde(default)]
+        sub: String,
+    }
+    let mut parts = token.split('.');
+    let payload = match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
+        _ => None,
+    };
+    let claims: Option<Claims> = payload.and_then(|it| serde_json::from_slice(&it).ok());
+    let claims = claims.filter(|claims| {
+        let audiences =
+            claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
+        audiences.iter().any(|it| it == TOKEN_AUDIENCE) && claims.sub.starts_with(ACCOUNT_PREFIX)
+    });
+    claims.map(drop).ok_or_else(|| {
+        ReviewError::Refused(format!(
+            "it is no token of a service account for the audience `{TOKEN_AUDIENCE}`"
+        ))
+    })
 }
 
 /// What a review says of the holder.
@@ -150,6 +184,30 @@ mod tests {
         });
         edit(&mut status);
         status
+    }
+
+    #[test]
+    fn only_what_says_that_it_is_for_us_is_asked_about() {
+        let token =
+            |claims: Value| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()));
+        let account = "system:serviceaccount:shop:cart";
+        for audience in [json!("leno"), json!(["other", "leno"])] {
+            claimed(&token(json!({"aud": audience, "sub": account}))).unwrap();
+        }
+        let strange = [
+            token(json!({"aud": "other", "sub": account})),
+            token(json!({"aud": ["leno"], "sub": "somebody"})),
+            token(json!({"sub": account})),
+            token(json!([])),
+            "e30.%.c2ln".to_owned(),
+            format!("{}.more", token(json!({"aud": "leno", "sub": account}))),
+            String::new(),
+            "a".repeat(10_000),
+        ];
+        for token in strange {
+            let error = claimed(&token).unwrap_err().to_string();
+            assert!(error.contains("audience `leno`") && !error.contains("e30"), "{error}");
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub const PROXY_CONTAINER: &str = "leno-proxy";
 /// The container that leads a pod's connections to its sidecar, before that starts.
 pub const INTERCEPT_CONTAINER: &str = "leno-intercept";
 /// The user that sidecars run as.
-pub const PROXY_UID: i64 = 1500;
+pub const PROXY_UID: u32 = 1500;
 /// The audience of the tokens by which sidecars join.
 pub const TOKEN_AUDIENCE: &str = "leno";
 /// Where a sidecar finds its token.

@@ -44,7 +44,7 @@ pub enum InjectError {
         /// The container.
         container: String,
         /// The user.
-        uid: i64,
+        uid: u32,
     },
     /// What is given is no pod.
     #[error("{0} has no `spec` with `containers`; give a Pod, or something with a template of one")]

@@ -114,7 +114,7 @@ impl Sidecar<'_> {
 }
 
 /// As namespaces for `restricted` pods demand it.
-fn unprivileged(user: i64) -> Value {
+fn unprivileged(user: u32) -> Value {
     json!({
         "runAsUser": user,
         "runAsGroup": user,
@@ -173,6 +173,6 @@ const TOKEN_VOLUME: &str = "leno-token";
 /// The names of the volumes.
 pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
 /// Anybody but root and the sidecar, whose connections are left alone.
-const VERIFIER_UID: i64 = PROXY_UID + 1;
+const VERIFIER_UID: u32 = PROXY_UID + 1;
 /// How long a token is valid; the kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

@@ -52,7 +52,7 @@ pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     for list in ["initContainers", "containers"] {
         for container in spec[list].as_array().into_iter().flatten() {
             let user = container["securityContext"]["runAsUser"].as_i64().or(of_pod);
-            if user == Some(PROXY_UID) {
+            if user == Some(i64::from(PROXY_UID)) {
                 let container = container["name"].as_str().unwrap_or_default().to_owned();
                 return Err(InjectError::SidecarUser { container, uid: PROXY_UID });
             }

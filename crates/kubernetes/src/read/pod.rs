@@ -10,7 +10,9 @@ use leno_model::{
 use leno_registry::Rejected;
 
 use super::{admission, is_tcp, place, selects, spoken};
-use crate::words::{CONTROL, INTERCEPT_CONTAINER, MESHED, PROXY_CONTAINER, SYSTEM_NAMESPACE};
+use crate::words::{
+    CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
+};
 
 /// A pod that is a member of the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +103,7 @@ pub fn with_target_ports<'a>(
 /// there is no redirection, so that only who says so is a member.
 fn is_meshed(pod: &Pod, spec: &PodSpec) -> bool {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
-    if label.is_some_and(|value| value == "sidecar") {
+    if label.is_some_and(|value| value == MESHED_BY_SIDECAR) {
         return true;
     }
     let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
