@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Change, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup, MeshConfig, Object, ObjectKey,
-    PolicyName, ReferenceGrant, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount,
-    ServiceName, TargetRule, TcpRoute, TcpRouteName, TlsRoute, TrafficMode, TrafficSplit,
-    TrafficTarget, Workload, WorkloadName,
+    Change, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup,
+    MeshConfig, Object, ObjectKey, PolicyName, ReferenceGrant, RouteGroupName, RouteKind,
+    RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName, TlsRoute,
+    TrafficMode, TrafficSplit, TrafficTarget, Workload, WorkloadName,
 };
 
 pub(crate) use attached::{Attached, Route};
@@ -45,6 +45,7 @@ pub(crate) struct Mesh {
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
     policies: policies::Policies,
     grants: BTreeMap<GrantName, ReferenceGrant>,
+    gateways: BTreeMap<GatewayName, Gateway>,
     /// The sidecars that are there. Only of workloads that exist.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Which workloads a service's selector chooses, and the other way round.
@@ -292,6 +293,9 @@ impl Mesh {
                 let name = route.rule.route.clone();
                 touched.services.extend(self.gateway_tcp_routes.set(&name, Some(route)));
             }
+            Object::Gateway(gateway) => {
+                self.gateways.insert(gateway.name.clone(), gateway);
+            }
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
                 touched.services.extend(self.splits.set(&name, Some(split)));
@@ -339,6 +343,9 @@ impl Mesh {
             ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, touched),
             ObjectKey::GatewayTcpRoute(name) => {
                 touched.services.extend(self.gateway_tcp_routes.set(name, None));
+            }
+            ObjectKey::Gateway(name) => {
+                self.gateways.remove(name);
             }
             ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }

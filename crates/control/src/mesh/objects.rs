@@ -33,6 +33,7 @@ impl Mesh {
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .chain(self.splits.all().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
+            .chain(self.gateways.values().cloned().map(Object::Gateway))
             .collect()
     }
 }
