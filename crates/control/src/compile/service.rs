@@ -278,7 +278,7 @@ fn endpoints(
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
         let id = id(&service.name, port, workload);
         let tags = labels(workload, |label| named.contains(label));
-        Some(Arc::new(Endpoint { id, address, account: workload.account.clone(), tags }))
+        Some(Arc::new(Endpoint { id, address, account: Some(workload.account.clone()), tags }))
     });
     endpoints.collect()
 }

@@ -71,7 +71,7 @@ proptest! {
     #[test]
     fn endpoints_survive_the_journey(
         address in address(1),
-        account in account(),
+        account in prop::option::of(account()),
         tags in btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..3),
     ) {
         let known = fixture::endpoint(&fixture::named("a"), 1);
@@ -346,6 +346,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 sight,
                 egress: Egress::ALL[edges.0],
                 plaintext: Plaintext::ALL[edges.1],
+                gateway: None,
             }
         },
     )

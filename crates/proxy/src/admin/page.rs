@@ -184,7 +184,7 @@ fn service(view: &ServiceView) -> Value {
                     json!({
                         "workload": endpoint.id.workload.to_string(),
                         "address": endpoint.address,
-                        "account": endpoint.account.to_string(),
+                        "account": endpoint.account.as_ref().map(ToString::to_string),
                     })
                 })
                 .collect();

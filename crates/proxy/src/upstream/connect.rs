@@ -177,10 +177,9 @@ async fn handshake(
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let endpoint = &upstream.endpoint;
     let credential = worker.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
-    let expected = SpiffeId {
-        trust_domain: credential.id().trust_domain.clone(),
-        account: endpoint.account.clone(),
-    };
+    // Nobody is expected where there is no sidecar, and no session begun.
+    let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
+    let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
     let config = worker.tls.client(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
     let address = worker.world.own_door(endpoint).unwrap_or(endpoint.address);
