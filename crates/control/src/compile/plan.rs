@@ -32,7 +32,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         sight: mesh.config().sight.clone(),
         egress: mesh.config().egress,
         plaintext: mesh.config().plaintext_of(workload),
-        gateway: None,
+        gateway: mesh.gateway_of(workload).cloned(),
     }
 }
 

@@ -3,6 +3,7 @@
 mod access;
 mod breaker;
 mod fault;
+mod gateway;
 mod limit;
 mod sight;
 mod tags;
@@ -213,7 +214,7 @@ fn every_wrong_field_is_named() {
         (|e| e.address = None, "address"),
         (|e| e.address.as_mut().unwrap().port = 0, "address"),
         (|e| e.address.as_mut().unwrap().address.clear(), "address.address"),
-        (|e| e.account.clear(), "account"),
+        (|e| e.account = "bookinfo".into(), "account"),
     ];
     let endpoint = fixture::endpoint(&name, 1);
     for (edit, field) in endpoints {
