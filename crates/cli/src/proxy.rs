@@ -236,6 +236,7 @@ fn describe(interception: &Interception) -> &'static str {
     match interception {
         Interception::Doors { .. } => "doors",
         Interception::Redirect { .. } => "redirection",
+        Interception::Gateway { .. } => "the listeners of a gateway",
     }
 }
 
