@@ -3,11 +3,12 @@
 use std::fmt;
 
 use crate::access_policy::AccessPolicy;
+use crate::gateway::Gateway;
 use crate::grant::ReferenceGrant;
 use crate::mesh::MeshConfig;
 use crate::name::{
-    GrantName, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName, TcpRouteName,
-    WorkloadName,
+    GatewayName, GrantName, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
+    TcpRouteName, WorkloadName,
 };
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
 use crate::route::HttpRoute;
@@ -65,6 +66,8 @@ pub enum Object {
     TrafficSplit(TrafficSplit),
     /// A Gateway API route of connections.
     GatewayTcpRoute(GatewayTcpRoute),
+    /// What the proxies of a gateway serve.
+    Gateway(Gateway),
 }
 
 impl Object {
@@ -89,6 +92,7 @@ impl Object {
             Self::AccessPolicy(o) => ObjectKey::AccessPolicy(o.name.clone()),
             Self::TrafficSplit(o) => ObjectKey::TrafficSplit(o.name.clone()),
             Self::GatewayTcpRoute(o) => ObjectKey::GatewayTcpRoute(o.rule.route.clone()),
+            Self::Gateway(o) => ObjectKey::Gateway(o.name.clone()),
         }
     }
 }
@@ -130,6 +134,8 @@ pub enum ObjectKey {
     TrafficSplit(RouteName),
     /// A Gateway API route of connections.
     GatewayTcpRoute(RouteName),
+    /// A gateway.
+    Gateway(GatewayName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -153,6 +159,7 @@ impl fmt::Display for ObjectKey {
             Self::AccessPolicy(name) => write!(f, "AccessPolicy {name}"),
             Self::TrafficSplit(name) => write!(f, "TrafficSplit {name}"),
             Self::GatewayTcpRoute(name) => write!(f, "TCPRoute {name}"),
+            Self::Gateway(name) => write!(f, "Gateway {name}"),
         }
     }
 }

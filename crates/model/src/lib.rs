@@ -11,6 +11,7 @@ pub mod change;
 pub mod cors;
 pub mod endpoint;
 pub mod fault;
+pub mod gateway;
 pub mod grant;
 pub mod identity;
 pub mod log_template;
@@ -45,13 +46,17 @@ pub use change::{Change, Object, ObjectKey};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use endpoint::{Endpoint, EndpointId};
 pub use fault::{Abort, Delay, FaultRule, Faults};
+pub use gateway::{
+    GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
+    GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
+};
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
 pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
 pub use name::{
-    GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
-    TcpRouteName, WorkloadName,
+    GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName,
+    TagRouteName, TcpRouteName, WorkloadName,
 };
 pub use occupant::{Occupant, OccupantPort};
 pub use policy::{

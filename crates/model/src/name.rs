@@ -137,6 +137,11 @@ object_name! {
 }
 
 object_name! {
+    /// The name of a Gateway API `Gateway`.
+    GatewayName
+}
+
+object_name! {
     /// The name of a Gateway API `ReferenceGrant`.
     GrantName
 }

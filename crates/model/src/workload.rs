@@ -8,7 +8,7 @@ use crate::mesh::Admission;
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::service::Protocol;
 
-/// One running instance of an application, with a sidecar of its own.
+/// One running instance of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
     /// Its name.
@@ -32,6 +32,9 @@ pub struct Workload {
     /// Whether it takes requests now. One that does not (it starts, or ends, or says that it is
     /// not ready) is no endpoint of its services, except of those that want such ones too.
     pub ready: bool,
+    /// Whether a sidecar stands beside it. Without one it is of no account to sidecars; gateways
+    /// reach it all the same, in clear text.
+    pub sidecar: bool,
 }
 
 /// One port of a workload's application.

@@ -46,7 +46,10 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::AccessPolicy(policy) => world.lint_access_policy(policy, &mut notes),
             Object::TrafficSplit(split) => world.lint_split(split, &mut notes),
             Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut notes),
-            Object::HttpRouteGroup(_) | Object::TcpRoute(_) | Object::ReferenceGrant(_) => {}
+            Object::HttpRouteGroup(_)
+            | Object::TcpRoute(_)
+            | Object::ReferenceGrant(_)
+            | Object::Gateway(_) => {}
         }
     }
     world.lint_listeners(&mut warnings);
@@ -141,7 +144,10 @@ impl<'a> World<'a> {
                         world.published.entry(scope).or_insert(&rule.name);
                     }
                 }
-                Object::HttpRoute(_) | Object::TlsRoute(_) | Object::Lane(_) => {}
+                Object::HttpRoute(_)
+                | Object::TlsRoute(_)
+                | Object::Lane(_)
+                | Object::Gateway(_) => {}
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::ReferenceGrant(grant) => world.grants.push(grant),

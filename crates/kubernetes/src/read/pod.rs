@@ -67,6 +67,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
         doors: Vec::new(),
         admission: Admission::default(),
         ready: says_ready && meta.deletion_timestamp.is_none(),
+        sidecar: true,
     };
     Ok(Some(Member { workload, admission: admission(meta, "Pod") }))
 }

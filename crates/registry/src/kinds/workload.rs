@@ -40,6 +40,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         doors,
         admission: admission?,
         ready: true,
+        sidecar: true,
     })
 }
 

@@ -88,6 +88,7 @@ fn reads_the_promised_form_as_written() {
         }],
         admission: Default::default(),
         ready: true,
+        sidecar: true,
     };
     let service = Service {
         name: "bookinfo/ratings".parse().unwrap(),
