@@ -29,6 +29,7 @@ pub use template::{Injected, Told, inject_manifest};
 pub use wishes::{Exclusions, Resources};
 
 use container::Sidecar;
+pub(crate) use container::{STATE, probe, scraping, token_directory, unprivileged, volumes};
 pub(crate) use decision::SYSTEM_NAMESPACES;
 use probe::Probes;
 use wishes::Wishes;
@@ -219,10 +220,10 @@ fn place(pod: &mut Value, sidecar: &Sidecar<'_>) {
         before.push(sidecar.intercept());
         list(pod, "containers").insert(0, sidecar.classic());
     }
-    let volumes = list(pod, "volumes");
+    let mounted = list(pod, "volumes");
     // A copy of an injected pod may have kept them.
-    volumes.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
-    volumes.extend(container::volumes());
+    mounted.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
+    mounted.extend(volumes());
 }
 
 fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
@@ -232,7 +233,7 @@ fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
     labels.insert(MESHED.to_owned(), json!(MESHED_BY_SIDECAR));
     let mut annotations = Vec::new();
     if wishes.scraped {
-        annotations.extend(container::scraping());
+        annotations.extend(scraping());
     }
     // Who says nothing means the application and not the first container, which is the sidecar.
     if let (false, Some(name)) = (settings.native_sidecars, application) {

@@ -15,8 +15,9 @@ mod tests;
 use leno_model::TrustDomain;
 use serde_json::{Map, Value, json};
 
-use crate::words::{CONTROL, SYSTEM_NAMESPACE};
+use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
 
+pub(crate) use apply::api_of;
 pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, examine};
@@ -69,7 +70,23 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     all.extend(control_plane::objects(options));
     all.push(admission::configuration(options));
+    all.push(gateway_class());
     all
+}
+
+/// By which gateways of the Gateway API are ours. Where that API is not installed it cannot be.
+fn gateway_class() -> Value {
+    json!({
+        "apiVersion": GATEWAY_CLASS_VERSION,
+        "kind": "GatewayClass",
+        "metadata": cluster_metadata(GATEWAY_CLASS),
+        "spec": {"controllerName": GATEWAY_CONTROLLER},
+    })
+}
+
+/// Whether an object is of a kind that a cluster need not have: then it is left out.
+fn is_optional(manifest: &Value) -> bool {
+    manifest["kind"] == "GatewayClass"
 }
 
 /// The trust domain is a setting of the mesh, as it is outside of clusters.
@@ -105,6 +122,7 @@ fn selector() -> Map<String, Value> {
     labels
 }
 
+const GATEWAY_CLASS_VERSION: &str = "gateway.networking.k8s.io/v1";
 const PART_OF: &str = "leno";
 /// What a mesh has when nobody says anything.
 const TRUST_DOMAIN_DEFAULT: &str = "cluster.local";

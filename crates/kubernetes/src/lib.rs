@@ -2,6 +2,7 @@
 
 pub mod authority;
 pub mod failure;
+pub mod gateway;
 pub mod inject;
 pub mod install;
 pub mod node;

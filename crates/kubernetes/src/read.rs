@@ -5,6 +5,7 @@ mod namespace;
 mod ours;
 mod pod;
 mod service;
+mod slice;
 
 use std::collections::BTreeMap;
 
@@ -17,6 +18,7 @@ pub use namespace::{NamespaceAdmission, namespace};
 pub(crate) use ours::is_service_parent;
 pub use pod::{Member, member, with_target_ports};
 pub use service::{ServiceReading, service};
+pub use slice::endpoints;
 
 use crate::words::{PLAINTEXT, TRAFFIC_MODE};
 

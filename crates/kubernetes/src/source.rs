@@ -7,6 +7,7 @@ mod news;
 mod progress;
 mod record;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,10 @@ use tokio::time::{Instant, timeout_at};
 use self::arrivals::watch_arrivals;
 use self::kinds::{Following, Watched};
 use self::ledger::Ledger;
+pub(crate) use self::news::Id;
 use self::news::News;
 pub use self::progress::Progress;
+use crate::gateway::{EDGE_KINDS, Wish};
 use crate::status::Statement;
 
 /// Facts from an API server: pods, services and namespaces, and custom resources of every kind
@@ -36,6 +39,7 @@ pub struct Source {
     options: Options,
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
+    wishes: watch::Sender<Arc<Vec<Wish>>>,
 }
 
 /// How long a source waits for what.
@@ -71,7 +75,8 @@ impl Source {
     pub fn new(client: Client, options: Options) -> Self {
         let progress =
             watch::Sender::new(Progress { waiting: WATCHED_FIRST.to_vec(), forbidden: Vec::new() });
-        Self { client, options, progress, statements: watch::Sender::default() }
+        let (statements, wishes) = (watch::Sender::default(), watch::Sender::default());
+        Self { client, options, progress, statements, wishes }
     }
 
     /// Which kinds have still to be listed once, now and whenever that changes: what readiness
@@ -88,6 +93,12 @@ impl Source {
         self.statements.subscribe()
     }
 
+    /// What has to run for gateways, for [`provision`](crate::gateway::provision).
+    #[must_use]
+    pub fn wishes(&self) -> watch::Receiver<Arc<Vec<Wish>>> {
+        self.wishes.subscribe()
+    }
+
     /// Watches every kind and sends what came of it. The first update comes once every kind has
     /// been listed; later ones when they change objects, refusals or warnings. Ends when the
     /// receiver of the updates is dropped.
@@ -95,6 +106,7 @@ impl Source {
         let kinds = watched();
         let (news, told) = mpsc::channel(NEWS_MAX);
         let arrivals = Arc::new(watch::Sender::new(0));
+        let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
         for (index, watched) in kinds.iter().enumerate() {
             let following = Following {
@@ -102,6 +114,8 @@ impl Source {
                 watched: *watched,
                 index,
                 arrivals: arrivals.subscribe(),
+                secrets: secrets.subscribe(),
+                covering: None,
                 news: news.clone(),
                 look_again: self.options.look_again,
             };
@@ -109,8 +123,9 @@ impl Source {
         }
         tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
         let ledger = Ledger::new(kinds);
-        let Self { options, progress, statements, .. } = self;
-        let joined = Joined { ledger, options, progress, statements, told, failed: None };
+        let Self { options, progress, statements, wishes, .. } = self;
+        let out = Out { progress, statements, wishes, secrets };
+        let joined = Joined { ledger, options, out, told, failed: None };
         joined.run(updates).await;
     }
 }
@@ -119,11 +134,19 @@ impl Source {
 struct Joined {
     ledger: Ledger,
     options: Options,
-    progress: watch::Sender<Progress>,
-    statements: watch::Sender<Arc<Vec<Statement>>>,
+    out: Out,
     told: mpsc::Receiver<(usize, News)>,
     /// When the server could not be asked last.
     failed: Option<Instant>,
+}
+
+/// Who is told of what, beside the updates.
+struct Out {
+    progress: watch::Sender<Progress>,
+    statements: watch::Sender<Arc<Vec<Statement>>>,
+    wishes: watch::Sender<Arc<Vec<Wish>>>,
+    /// The stream of secrets, of those that gateways refer to.
+    secrets: watch::Sender<Arc<BTreeSet<Id>>>,
 }
 
 impl Joined {
@@ -137,9 +160,10 @@ impl Joined {
             let noticed = Instant::now();
             self.take(news);
             self.settle(noticed).await;
+            self.ledger.resolve();
             self.report();
             if let Some(statements) = self.ledger.statements() {
-                self.statements.send_replace(Arc::new(statements));
+                self.out.statements.send_replace(Arc::new(statements));
             }
             if let Some(mut update) = self.ledger.flush() {
                 update.noticed = Some(noticed.into_std());
@@ -181,7 +205,21 @@ impl Joined {
 
     fn report(&mut self) {
         let progress = self.ledger.progress();
-        self.progress.send_if_modified(|known| {
+        let secrets = self.ledger.secrets();
+        self.out.secrets.send_if_modified(|known| {
+            let news = known != secrets;
+            known.clone_from(secrets);
+            news
+        });
+        let wishes = self.ledger.wishes();
+        self.out.wishes.send_if_modified(|known| {
+            let news = known.as_slice() != wishes;
+            if news {
+                *known = Arc::new(wishes.to_vec());
+            }
+            news
+        });
+        self.out.progress.send_if_modified(|known| {
             let news = *known != progress;
             match news {
                 true if progress.is_synced() => tracing::info!("{progress}"),
@@ -197,7 +235,9 @@ impl Joined {
 /// All that is watched; the index of each is its name in the news.
 fn watched() -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
-    first.into_iter().chain(served_kinds().into_iter().map(Watched::Custom)).collect()
+    let of_gateways = [Watched::Slices, Watched::Secrets, Watched::Deployments, Watched::Entrances];
+    let customs = served_kinds().into_iter().chain(EDGE_KINDS).map(Watched::Custom);
+    first.into_iter().chain(of_gateways).chain(customs).collect()
 }
 
 /// What is waited for before the kinds are known.

@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
-use self::lease::hold;
+pub use self::lease::hold;
 pub use self::statement::Statement;
-pub(crate) use self::statement::{Condition, Form, Said, Target, is_ours};
+pub(crate) use self::statement::{CONTROLLER, Condition, Form, Said, Target, is_ours};
 use crate::words::CONTROL;
 
 /// Who writes.
@@ -33,21 +33,16 @@ pub struct Writer {
 }
 
 /// Writes what is to be said of objects into their status, and an event for each refusal, while
-/// this control plane holds the lease of all. Never ends by itself.
+/// this control plane leads: the one that [holds](hold) the lease of all. Never ends by itself.
 pub async fn keep_statuses(
     client: Client,
-    writer: Writer,
+    name: String,
     statements: watch::Receiver<Arc<Vec<Statement>>>,
+    leading: watch::Receiver<bool>,
 ) {
-    let leading = watch::Sender::new(false);
-    let told = leading.subscribe();
-    let reporter = Reporter { controller: CONTROL.to_owned(), instance: Some(writer.name.clone()) };
-    let scribe = Scribe {
-        recorder: Recorder::new(client.clone(), reporter),
-        client: client.clone(),
-        written: HashMap::new(),
-    };
-    tokio::join!(Box::pin(hold(client, writer, leading)), Box::pin(scribe.run(statements, told)));
+    let reporter = Reporter { controller: CONTROL.to_owned(), instance: Some(name) };
+    let recorder = Recorder::new(client.clone(), reporter);
+    Scribe { recorder, client, written: HashMap::new() }.run(statements, leading).await;
 }
 
 /// Writes, and remembers what it has written: the watch tells of it a moment later.

@@ -47,5 +47,17 @@ pub const MESHED_BY_SIDECAR: &str = "sidecar";
 pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
 /// The agent of a node: its DaemonSet, account and container.
 pub const CNI: &str = "leno-cni";
+/// Label of the pods of a gateway, with its name, as the Gateway API has it.
+pub const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+/// Label of everything that is made for a gateway, with its name.
+pub const GATEWAY_PART: &str = "leno.dev/gateway";
+/// The value of [`MESHED`] for the proxies of gateways.
+pub const MESHED_BY_GATEWAY: &str = "gateway";
+/// Annotation of a Gateway or a GatewayClass: the type of the Service that is made for a gateway.
+pub const SERVICE_TYPE: &str = "leno.dev/service-type";
+/// The GatewayClass that is installed.
+pub const GATEWAY_CLASS: &str = "leno";
+/// By which GatewayClasses are ours.
+pub const GATEWAY_CONTROLLER: &str = "leno.dev/gateway-controller";
 /// Prefixes of labels and annotations, as ours and as OSM's and FSM's users have them.
 pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];

@@ -4,7 +4,7 @@ use leno_model::Object;
 use serde_json::Value as Json;
 
 use crate::document::{Mark, Node, Value};
-use crate::kinds;
+use crate::kinds::{self, gateway_route::GatewayRoute};
 use crate::rejected::{Rejected, Warning};
 
 /// Reads one object, given whole: `apiVersion`, `kind`, `metadata` and `spec`. Places name the
@@ -15,6 +15,15 @@ use crate::rejected::{Rejected, Warning};
 pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>> {
     let good = kinds::read(None, &node(object)).outcome?;
     Ok((good.object, good.warnings))
+}
+
+/// Reads a route of the Gateway API, given whole, as gateways have it: what it says of parents is not
+/// looked at, and backends may be anywhere.
+///
+/// # Errors
+/// All that is wrong with it; at least one refusal.
+pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<Rejected>> {
+    kinds::read_gateway_route(&node(object))
 }
 
 /// How deep it is has been bounded by the parser that made the value.
@@ -42,6 +51,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::kinds::gateway_route::GatewayRules;
     use crate::kinds::served_kinds;
 
     fn route(weight: Json) -> Json {
@@ -88,6 +98,40 @@ mod tests {
         for odd in [json!(null), json!([]), json!({"kind": "HTTPRoute"})] {
             assert!(!read_json(&odd).unwrap_err().is_empty(), "{odd}");
         }
+    }
+
+    #[test]
+    fn gateways_have_host_names_and_backends_of_other_namespaces() {
+        let route = |kind: &str, spec: Json| {
+            read_gateway_route(&json!({
+                "apiVersion": "gateway.networking.k8s.io/v1", "kind": kind,
+                "metadata": {"name": "web", "namespace": "shop"}, "spec": spec,
+            }))
+        };
+        let backends = json!([{"name": "a", "namespace": "other", "port": 80}]);
+        let parents = json!([{"name": "edge"}]);
+        let read = |kind: &str, hostnames: Json| {
+            let rules = json!([{"backendRefs": backends}]);
+            route(kind, json!({"parentRefs": parents, "hostnames": hostnames, "rules": rules}))
+        };
+        for (kind, hostnames, count) in [
+            ("HTTPRoute", json!(["a.b", "*.a.b"]), Some(2)),
+            ("HTTPRoute", json!([]), Some(0)),
+            ("HTTPRoute", json!(null), Some(0)),
+            ("GRPCRoute", json!(["a.b"]), Some(1)),
+            ("TLSRoute", json!(["a.b"]), Some(1)),
+            ("TLSRoute", json!([]), None),
+            ("HTTPRoute", json!(["a.b", "a.b"]), None),
+            ("HTTPRoute", json!(["A_B"]), None),
+            ("Service", json!([]), None),
+        ] {
+            let found = read(kind, hostnames.clone()).ok().map(|it| it.hostnames.len());
+            assert_eq!(found, count, "{kind} {hostnames}");
+        }
+        let rules = json!([{"backendRefs": backends}]);
+        let tcp = route("TCPRoute", json!({"parentRefs": parents, "rules": rules})).unwrap();
+        let GatewayRules::Connections(rule) = tcp.rules else { panic!("{tcp:?}") };
+        assert_eq!(rule.backends[0].service.to_string(), "other/a");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod circuit_breaker;
 mod cors;
 mod fault_injection;
 mod filter;
+pub(crate) mod gateway_route;
 mod gateway_tcp_route;
 mod grpc_route;
 mod http_route;
@@ -34,6 +35,7 @@ use std::collections::BTreeMap;
 
 use leno_model::{Name, Object, ObjectKey, ServicePolicyKind};
 
+use self::gateway_route::GatewayRoute;
 use crate::document::{Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
 use crate::rejected::{Place, Rejected, Warning};
@@ -65,6 +67,29 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
             .collect()),
     };
     Reading { mark: node.mark, identity, outcome }
+}
+
+/// Reads a route, given whole, as gateways have it.
+pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Rejected>> {
+    let notes = Notes::default();
+    let root = Field::root(node, &notes);
+    let route = root.any_fields().and_then(|fields| {
+        let kind = read_kind(&fields)?;
+        let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata))?;
+        gateway_route::read(kind, head, fields.require("spec")?)
+    });
+    let refused = notes.refused();
+    let (problems, _) = notes.into_parts();
+    let identity = Identity::peek(node);
+    let rejected = |note: Note| Rejected {
+        at: identity.place(None, &note),
+        problem: note.problem,
+        remedy: note.remedy,
+    };
+    match route {
+        Some(route) if !refused => Ok(route),
+        _ => Err(problems.into_iter().map(rejected).collect()),
+    }
 }
 
 /// What became of a document.

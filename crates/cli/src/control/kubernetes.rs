@@ -13,11 +13,12 @@ use leno_control::{
 };
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::authority::SharedAuthority;
+use leno_kubernetes::gateway::{Wish, provision};
 use leno_kubernetes::inject::{Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{Options, Progress, Source};
-use leno_kubernetes::status::{Writer, keep_statuses};
+use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::{Change, MeshConfig, Object, TrustDomain};
@@ -96,12 +97,15 @@ pub(super) async fn start(
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
     let source = Source::new(client.clone(), Options::default());
+    let (leads, leading) = watch::channel(false);
     if let Some(name) = args.pod_name.clone() {
-        let writer = Writer { namespace: namespace.clone(), name };
-        let writing = keep_statuses(client.clone(), writer, source.statements());
+        let writer = Writer { namespace: namespace.clone(), name: name.clone() };
+        tasks.spawn(named("the keeper of the lease", hold(client.clone(), writer, leads)));
+        let writing = keep_statuses(client.clone(), name, source.statements(), leading.clone());
         tasks.spawn(named("the writer of statuses", writing));
     }
     let mut progress = source.progress();
+    let gateways = Gateways { wishes: source.wishes(), leading };
     tasks.spawn(named("the source of the facts", source.follow(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,
@@ -139,7 +143,7 @@ pub(super) async fn start(
     tasks.spawn(named("the source of the facts", forward(first, updates, again)));
     let control = told(Control::start_fed(config, fed).await)?;
 
-    if let Some(listen) = args.webhook {
+    if args.webhook.is_some() || args.image.is_some() {
         let image = args.image.clone();
         let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
         let roots = control.roots().to_pem();
@@ -150,7 +154,13 @@ pub(super) async fn start(
             by_plugin: args.cni,
             ..Settings::new(image, namespace, control.trust_domain().clone(), roots)
         };
-        let serving = inject(client, listen, settings, control.authority(), stopped);
+        let serving = equip(
+            client,
+            settings,
+            control.authority(),
+            args.webhook.map(|listen| (listen, stopped)),
+            gateways,
+        );
         tasks.spawn(named(WEBHOOK, serving));
     }
     Ok((control, Cluster { tasks, stop, has_webhook: args.webhook.is_some() }))
@@ -178,15 +188,28 @@ fn assume(first: &mut Update, trust_domain: &TrustDomain) {
     }
 }
 
-/// Gives pods their sidecars, with the roots that the authority has then.
-async fn inject(
+/// What has to run for gateways, and whether this control plane sees to it.
+struct Gateways {
+    wishes: watch::Receiver<Arc<Vec<Wish>>>,
+    leading: watch::Receiver<bool>,
+}
+
+/// Gives pods their sidecars and gateways their pods, with the roots that the authority has then.
+async fn equip(
     client: Client,
-    listen: SocketAddr,
     settings: Settings,
     mut authority: watch::Receiver<Arc<Authority>>,
-    stop: watch::Receiver<bool>,
+    webhook: Option<(SocketAddr, watch::Receiver<bool>)>,
+    gateways: Gateways,
 ) {
     let (settings, told) = watch::channel(settings);
+    let making = provision(client.clone(), told.clone(), gateways.wishes, gateways.leading);
+    let serving = async {
+        match webhook {
+            Some((listen, stop)) => webhook::serve(client, listen, told, stop).await,
+            None => std::future::pending().await,
+        }
+    };
     let following = async {
         while authority.changed().await.is_ok() {
             let roots = authority.borrow_and_update().roots().to_pem();
@@ -194,10 +217,11 @@ async fn inject(
         }
     };
     tokio::select! {
-        served = webhook::serve(client, listen, told, stop) => if let Err(error) = served {
+        served = serving => if let Err(error) = served {
             tracing::error!(%error, "the webhook is not served");
         },
         () = following => {}
+        () = making => {}
     }
 }
 

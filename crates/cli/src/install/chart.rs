@@ -19,6 +19,7 @@ const VALUES: &[(&str, &str)] = &[
 /// What is there only sometimes, and when.
 const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
+    ("GatewayClass", ".Capabilities.APIVersions.Has \"gateway.networking.k8s.io/v1/GatewayClass\""),
     ("MeshConfig", "ne .Values.trustDomain \"cluster.local\""),
 ];
 

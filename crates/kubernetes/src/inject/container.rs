@@ -114,7 +114,7 @@ impl Sidecar<'_> {
 }
 
 /// As namespaces for `restricted` pods demand it.
-fn unprivileged(user: u32) -> Value {
+pub(crate) fn unprivileged(user: u32) -> Value {
     json!({
         "runAsUser": user,
         "runAsGroup": user,
@@ -128,7 +128,7 @@ fn unprivileged(user: u32) -> Value {
 }
 
 /// What the sidecar keeps, in memory: keys never reach a disk. And its token.
-pub(super) fn volumes() -> [Value; 2] {
+pub(crate) fn volumes() -> [Value; 2] {
     let token = json!({"serviceAccountToken": {
         "audience": TOKEN_AUDIENCE,
         "expirationSeconds": TOKEN_SECONDS,
@@ -141,7 +141,7 @@ pub(super) fn volumes() -> [Value; 2] {
 }
 
 /// Annotations by which Prometheus finds the metrics of the sidecar.
-pub(super) fn scraping() -> [(&'static str, String); 3] {
+pub(crate) fn scraping() -> [(&'static str, String); 3] {
     [
         ("prometheus.io/scrape", "true".to_owned()),
         ("prometheus.io/port", HEALTH_PORT.to_string()),
@@ -149,7 +149,7 @@ pub(super) fn scraping() -> [(&'static str, String); 3] {
     ]
 }
 
-fn probe(path: &str, (period, failures): (u32, u32)) -> Value {
+pub(crate) fn probe(path: &str, (period, failures): (u32, u32)) -> Value {
     let mut probe = Map::new();
     probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
     probe.insert("periodSeconds".to_owned(), period.into());
@@ -158,7 +158,7 @@ fn probe(path: &str, (period, failures): (u32, u32)) -> Value {
     Value::Object(probe)
 }
 
-fn token_directory() -> &'static str {
+pub(crate) fn token_directory() -> &'static str {
     TOKEN_PATH.rsplit_once('/').map_or(TOKEN_PATH, |(directory, _)| directory)
 }
 
@@ -167,7 +167,7 @@ fn joined<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
 }
 
 /// In the volume, not the volume itself: that belongs to root, and everybody may write there.
-const STATE: &str = "/var/lib/leno/proxy";
+pub(crate) const STATE: &str = "/var/lib/leno/proxy";
 const STATE_VOLUME: &str = "leno-state";
 const TOKEN_VOLUME: &str = "leno-token";
 /// The names of the volumes.

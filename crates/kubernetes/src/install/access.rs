@@ -36,10 +36,20 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
             "subjects": subjects,
         })
     };
+    let gateways = json!({
+        "apiVersion": GROUP_VERSION,
+        "kind": "ClusterRole",
+        "metadata": cluster_metadata(GATEWAYS),
+        "rules": gateways(),
+    });
+    let mut of_gateways = binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS));
+    of_gateways["roleRef"]["name"] = json!(GATEWAYS);
     vec![
         account,
         everywhere,
         binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(CONTROL)),
+        gateways,
+        of_gateways,
         here,
         binding("RoleBinding", "Role", metadata(CONTROL, options)),
     ]
@@ -83,6 +93,24 @@ fn everywhere() -> Value {
     ])
 }
 
+/// What only gateways need, apart from the rest: who has none can take the binding away. A role cannot
+/// say of which type a secret is; those of the type `kubernetes.io/tls` are asked for, and none while no
+/// gateway refers to any.
+fn gateways() -> Value {
+    let write = ["get", "create", "patch"];
+    json!([
+        read(&["gateway.networking.k8s.io"], &["gatewayclasses", "gateways"]),
+        rule(
+            &["gateway.networking.k8s.io"],
+            &["gatewayclasses/status", "gateways/status"],
+            &["get", "patch", "update"],
+        ),
+        rule(&[""], &["secrets"], &["list", "watch"]),
+        rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
+        rule(&[""], &["services", "serviceaccounts"], &write),
+    ])
+}
+
 /// What has no name yet cannot be restricted to one.
 fn here() -> Value {
     let known = ["get", "list", "watch", "update", "patch"];
@@ -110,5 +138,7 @@ fn named(mut rule: Value, names: &[&str]) -> Value {
     rule
 }
 
+/// The role for what only gateways need.
+const GATEWAYS: &str = "leno-gateways";
 const GROUP: &str = "rbac.authorization.k8s.io";
 const GROUP_VERSION: &str = "rbac.authorization.k8s.io/v1";

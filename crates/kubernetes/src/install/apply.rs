@@ -12,6 +12,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use super::is_optional;
 use crate::failure::in_words;
 use crate::webhook::{INJECTOR, TrustState, trust_state};
 use crate::words::{CONTROL, INJECTION, PROXY_CONTAINER};
@@ -90,6 +91,13 @@ pub async fn apply(
         let (object, api) = api_of(client, manifest);
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
         let applied = api.patch(name, &parameters, &Patch::Apply(manifest)).await;
+        if let Err(kube::Error::Api(status)) = &applied
+            && status.code == NOT_FOUND
+            && is_optional(manifest)
+        {
+            told(Step { object, done: "left out: the cluster does not have its kind" });
+            continue;
+        }
         applied.map_err(|error| InstallError::of("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, name).await?;
@@ -247,7 +255,7 @@ async fn until(
 }
 
 /// How an object is called, and where its like are.
-pub(super) fn api_of(client: &Client, manifest: &Value) -> (String, Api<DynamicObject>) {
+pub(crate) fn api_of(client: &Client, manifest: &Value) -> (String, Api<DynamicObject>) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, version) = (text(&manifest["kind"]), text(&manifest["apiVersion"]));
     let (group, version) = version.split_once('/').unwrap_or(("", &version));
@@ -265,6 +273,7 @@ pub(super) fn api_of(client: &Client, manifest: &Value) -> (String, Api<DynamicO
 /// Who owns the fields that are applied.
 const FIELD_MANAGER: &str = "leno-install";
 const FORBIDDEN: u16 = 403;
+const NOT_FOUND: u16 = 404;
 const KIND_MAX: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(500);

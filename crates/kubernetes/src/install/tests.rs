@@ -106,9 +106,22 @@ fn the_control_plane_keeps_to_the_restricted_profile() {
 }
 
 #[test]
-fn secrets_are_read_in_one_namespace_only() {
+fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
     let everywhere = named("ClusterRole")["rules"].to_string();
     assert!(!everywhere.contains("secrets") && !everywhere.contains('*'), "{everywhere}");
+    let roles = manifests(&options());
+    let roles = roles.iter().filter(|it| it["kind"] == "ClusterRole");
+    for role in roles {
+        let rules = role["rules"].as_array().unwrap();
+        let all: Vec<&Value> = rules
+            .iter()
+            .filter(|rule| rule["resources"].as_array().unwrap().contains(&json!("secrets")))
+            .collect();
+        // Those of gateways, which are told apart by their type when they are asked for.
+        let expected = role["metadata"]["name"] == "leno-gateways";
+        assert_eq!(all.len(), usize::from(expected), "{role}");
+        assert!(all.iter().all(|rule| rule["verbs"] == json!(["list", "watch"])), "{role}");
+    }
     for rule in named("Role")["rules"].as_array().unwrap() {
         let creates = rule["verbs"] == json!(["create"]);
         assert!(creates || rule["resourceNames"].is_array(), "{rule}");

@@ -1,4 +1,4 @@
-//! A pod with a sidecar becomes a workload.
+//! A pod becomes a workload: a member of the mesh with a sidecar, and without one what gateways reach.
 
 use std::net::IpAddr;
 
@@ -11,10 +11,11 @@ use leno_registry::Rejected;
 
 use super::{admission, is_tcp, place, selects, spoken};
 use crate::words::{
-    CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
+    CONTROL, GATEWAY_LABEL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER,
+    SYSTEM_NAMESPACE,
 };
 
-/// A pod that is a member of the mesh.
+/// A pod that is a member of the mesh, or that gateways may reach in clear text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The workload, with the ports that its containers declare.
@@ -23,15 +24,30 @@ pub struct Member {
     pub admission: Result<Admission, Box<Rejected>>,
 }
 
-/// The workload that a pod is: `None` when it has no sidecar, no address yet, or has ended.
+/// The workload that a pod is: `None` when it has no address yet, has ended, or has no sidecar and
+/// the network of its node.
 ///
 /// # Errors
 /// Why it cannot be a workload although it has a sidecar.
 pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
-    let meta = &pod.metadata;
-    let Some(spec) = pod.spec.as_ref().filter(|spec| is_meshed(pod, spec)) else {
+    let Some(spec) = &pod.spec else { return Ok(None) };
+    if is_meshed(pod, spec) {
+        return read(pod, spec);
+    }
+    if spec.host_network == Some(true) {
         return Ok(None);
-    };
+    }
+    // Who never asked for the mesh is told nothing of it.
+    let plain = read(pod, spec).unwrap_or_default().map(|member| Member {
+        workload: Workload { sidecar: false, ..member.workload },
+        admission: Ok(Admission::default()),
+    });
+    Ok(plain)
+}
+
+/// The workload, as if it had a sidecar.
+fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
+    let meta = &pod.metadata;
     let Some(status) = &pod.status else { return Ok(None) };
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Ok(None);
@@ -80,6 +96,10 @@ pub fn with_target_ports<'a>(
     services: impl Iterator<Item = &'a Service>,
 ) -> Workload {
     let mut workload = workload.clone();
+    // A gateway's proxy has no application: what it serves is for its gateway to say.
+    if workload.sidecar && workload.labels.contains_key(GATEWAY_LABEL) {
+        return workload;
+    }
     for service in services {
         if service.name.namespace != workload.name.namespace
             || !selects(&service.selector, &workload.labels)

@@ -9,13 +9,18 @@ use kube::core::ObjectMeta;
 use leno_model::{Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
 use leno_registry::{Rejected, Warning, app_protocol};
 
+use super::slice::{listed_port, listed_selector};
 use super::{is_tcp, place, spoken};
+use crate::words::GATEWAY_PART;
 
 /// What a service of the cluster is for the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceReading {
     /// One that clients in the mesh may call.
     Ours(Service, Vec<Warning>),
+    /// One whose endpoints somebody lists: only gateways lead there. Its selector and its targets are
+    /// those that [`endpoints`](super::endpoints) have.
+    Listed(Service, Vec<Warning>),
     /// None, and why.
     Foreign(&'static str),
     /// It cannot be one.
@@ -32,9 +37,13 @@ pub fn service(service: &Served) -> ServiceReading {
     if spec.type_.as_deref() == Some("ExternalName") {
         return ServiceReading::Foreign("its name leads out of the cluster");
     }
-    let Some(selector) = spec.selector.clone().filter(|selector| !selector.is_empty()) else {
-        return ServiceReading::Foreign("it selects no pods");
-    };
+    if meta.labels.as_ref().is_some_and(|labels| labels.contains_key(GATEWAY_PART)) {
+        return ServiceReading::Foreign("it is the entrance of a gateway");
+    }
+    let written = spec.selector.clone().filter(|selector| !selector.is_empty());
+    let is_listed = written.is_none();
+    let selector =
+        written.unwrap_or_else(|| listed_selector(meta.name.as_deref().unwrap_or_default()));
     let mut warnings = unheeded(meta, spec);
     let mut ports = Vec::new();
     for (index, port) in spec.ports.iter().flatten().enumerate() {
@@ -78,6 +87,11 @@ pub fn service(service: &Served) -> ServiceReading {
             });
         }
     };
+    if is_listed {
+        for port in &mut ports {
+            port.target = TargetPort::Name(listed_port(port.name.as_ref()));
+        }
+    }
     let service = Service {
         name,
         selector,
@@ -85,7 +99,10 @@ pub fn service(service: &Served) -> ServiceReading {
         addresses: addresses(spec),
         unready: spec.publish_not_ready_addresses == Some(true),
     };
-    ServiceReading::Ours(service, warnings)
+    match is_listed {
+        true => ServiceReading::Listed(service, warnings),
+        false => ServiceReading::Ours(service, warnings),
+    }
 }
 
 /// The addresses of the service itself; a headless one has "None".
@@ -204,13 +221,21 @@ mod tests {
         let udp = json!([{"port": 53, "protocol": "UDP"}]);
         for spec in [
             json!({"type": "ExternalName", "externalName": "x.com", "selector": {"a": "b"}, "ports": port}),
-            json!({"clusterIP": "10.0.0.1", "ports": port}),
-            json!({"clusterIP": "10.0.0.1", "selector": {}, "ports": port}),
             json!({"clusterIP": "10.0.0.1", "selector": {"a": "b"}, "ports": udp}),
             json!({"clusterIP": "10.0.0.1", "selector": {"a": "b"}}),
         ] {
             let found = read(spec.clone());
             assert!(matches!(found, ServiceReading::Foreign(_)), "{spec}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_selector_it_is_for_gateways() {
+        for spec in
+            [json!({"ports": [{"port": 80}]}), json!({"selector": {}, "ports": [{"port": 80}]})]
+        {
+            let found = read(spec.clone());
+            assert!(matches!(found, ServiceReading::Listed(..)), "{spec}: {found:?}");
         }
     }
 

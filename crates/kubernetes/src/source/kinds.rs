@@ -1,12 +1,15 @@
 //! One kind is found, listed and watched; what it tells is read at once, so that little is kept.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::{ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
@@ -18,6 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::arrivals::PAGE_SIZE;
 use super::news::{Id, News, Seen};
+use crate::words::GATEWAY_PART;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +29,14 @@ pub(crate) enum Watched {
     Pods,
     Services,
     Namespaces,
+    /// Endpoints that somebody lists.
+    Slices,
+    /// Certificates that gateways refer to.
+    Secrets,
+    /// The Deployments of gateways,
+    Deployments,
+    /// and their Services.
+    Entrances,
     Custom(ServedKind),
 }
 
@@ -35,6 +47,10 @@ impl Watched {
             Self::Pods => "Pod",
             Self::Services => "Service",
             Self::Namespaces => "Namespace",
+            Self::Slices => "EndpointSlice",
+            Self::Secrets => "Secret",
+            Self::Deployments => "Deployment",
+            Self::Entrances => "Service of a gateway",
             Self::Custom(kind) => kind.kind,
         }
     }
@@ -46,6 +62,7 @@ impl Watched {
             Self::Custom(kind) => {
                 ["MeshConfig", "TrafficTarget", "AccessPolicy"].contains(&kind.kind)
             }
+            Self::Slices | Self::Secrets | Self::Deployments | Self::Entrances => false,
         }
     }
 }
@@ -58,6 +75,10 @@ pub(crate) struct Following {
     pub(crate) index: usize,
     /// How often a definition has changed.
     pub(crate) arrivals: watch::Receiver<u64>,
+    /// The secrets that gateways refer to.
+    pub(crate) secrets: watch::Receiver<Arc<BTreeSet<Id>>>,
+    /// Those that the stream is about.
+    pub(crate) covering: Option<Arc<BTreeSet<Id>>>,
     pub(crate) news: mpsc::Sender<(usize, News)>,
     pub(crate) look_again: Duration,
 }
@@ -98,9 +119,51 @@ impl Following {
                 let config = Config::default().page_size(PAGE_SIZE);
                 self.stream(Api::<Namespace>::all(client), config, Seen::namespace).await;
             }
+            Watched::Slices => {
+                // The cluster's own are made of pods, which are known.
+                let config = Config::default().labels(NOT_OF_PODS).page_size(PAGE_SIZE);
+                self.stream(Api::<EndpointSlice>::all(client), config, Seen::slice).await;
+            }
+            Watched::Secrets => {
+                self.secrets().await.ok();
+            }
+            Watched::Deployments => {
+                let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
+                self.stream(Api::<Deployment>::all(client), config, Seen::deployment).await;
+            }
+            Watched::Entrances => {
+                let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
+                self.stream(Api::<Service>::all(client), config, Seen::entrance).await;
+            }
             Watched::Custom(kind) => {
                 // Who listens no more ends the task.
                 self.custom(kind).await.ok();
+            }
+        }
+    }
+
+    /// Nothing is asked for while no gateway refers to any, and none but those are kept.
+    async fn secrets(&mut self) -> Result<(), Over> {
+        loop {
+            let mut told = self.secrets.clone();
+            let wanted = Arc::clone(&told.borrow_and_update());
+            self.secrets = told.clone();
+            if wanted.is_empty() {
+                self.tell(News::Covered(wanted)).await?;
+                told.changed().await.map_err(|_| Over)?;
+                continue;
+            }
+            self.covering = Some(Arc::clone(&wanted));
+            let api: Api<Secret> = Api::all(self.client.clone());
+            let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
+            let read = |secret| Seen::secret(secret, &wanted);
+            tokio::select! {
+                end = self.stream_of(api, config, read) => match end {
+                    End::Over => return Err(Over),
+                    End::Absent => sleep(PAUSE_MIN).await,
+                },
+                // What is wanted no more may go on; what is new was not kept.
+                changed = until_more(&mut told, &wanted) => changed?,
             }
         }
     }
@@ -180,7 +243,15 @@ impl Following {
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
                     News::Seen(Box::new(read(object)))
                 }
-                Ok(Event::InitDone) => News::Complete,
+                Ok(Event::InitDone) => match &self.covering {
+                    Some(covered) => {
+                        if self.tell(News::Complete).await.is_err() {
+                            return End::Over;
+                        }
+                        News::Covered(Arc::clone(covered))
+                    }
+                    None => News::Complete,
+                },
                 Ok(Event::Delete(object)) => News::Gone(Id::of(&object)),
                 Err(error) => match code(&error) {
                     Some(404) => return End::Absent,
@@ -196,6 +267,15 @@ impl Following {
         }
         End::Over
     }
+}
+
+/// Until secrets are wanted that are not among these, or none at all.
+async fn until_more(
+    told: &mut watch::Receiver<Arc<BTreeSet<Id>>>,
+    covered: &BTreeSet<Id>,
+) -> Result<(), Over> {
+    let more = |now: &Arc<BTreeSet<Id>>| !now.is_subset(covered) || now.is_empty();
+    told.wait_for(more).await.map(drop).map_err(|_| Over)
 }
 
 /// The best version of a kind that the server has.
@@ -239,6 +319,8 @@ fn code(error: &watcher::Error) -> Option<u16> {
     }
 }
 
+/// Slices of endpoints that are not made of the pods that a service selects.
+const NOT_OF_PODS: &str = "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
 /// How long to wait at least before asking again.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// And at most.

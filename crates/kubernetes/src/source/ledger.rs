@@ -1,7 +1,9 @@
 //! What is known of every object, and what of it has not been told yet. Pure: no server, no clock.
 
+mod edge;
 mod elected;
 mod judge;
+mod listed;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +14,9 @@ use leno_model::{
 };
 use leno_registry::{Place, Rejected, Update, Warning};
 
+use self::edge::Edge;
 use self::elected::Elected;
+use self::listed::Listed;
 use self::services::Services;
 use super::kinds::Watched;
 use super::news::{Id, Item, News, Seen};
@@ -27,6 +31,8 @@ pub(crate) struct Ledger {
     seen: BTreeMap<Origin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: Services,
+    listed: Listed,
+    edge: Edge,
     namespaces: BTreeMap<Name, Admission>,
     customs: Elected,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
@@ -67,6 +73,8 @@ impl Ledger {
             seen: BTreeMap::new(),
             workloads: BTreeMap::new(),
             services: Services::default(),
+            listed: Listed::default(),
+            edge: Edge::default(),
             namespaces: BTreeMap::new(),
             customs: Elected::default(),
             remarks: BTreeMap::new(),
@@ -88,8 +96,12 @@ impl Ledger {
         let waiting = self.kinds.iter().filter(|standing| !standing.settled);
         let (forbidden, waiting): (Vec<_>, Vec<_>) =
             waiting.partition(|standing| standing.forbidden.is_some());
-        let words = |kinds: Vec<&Standing>| kinds.iter().map(|it| it.watched.word()).collect();
-        Progress { waiting: words(waiting), forbidden: words(forbidden) }
+        // Nobody is told at first that gateways have no certificates.
+        let first = self.last.is_none() && self.edge.is_waiting();
+        Progress {
+            waiting: words(&waiting).chain(first.then_some("Secret")).collect(),
+            forbidden: words(&forbidden).collect(),
+        }
     }
 
     /// Takes in what the stream of a kind tells.
@@ -105,6 +117,13 @@ impl Ledger {
                 self.see(kind, listing, *seen);
             }
             News::Gone(id) => self.forget(&Origin { kind, id }),
+            News::Covered(ids) => {
+                standing.settled = true;
+                if ids.is_empty() {
+                    self.sweep(kind, |_| true);
+                }
+                self.edge.cover(ids);
+            }
             News::Complete => {
                 standing.settled = true;
                 let listing = standing.listing;
@@ -119,6 +138,9 @@ impl Ledger {
                 // That nothing of it is known does not mean that nothing of it is there.
                 standing.settled |= !standing.watched.decides_access();
                 standing.forbidden = Some(why);
+                if standing.watched == Watched::Secrets {
+                    self.edge.cover_nothing();
+                }
             }
             News::Failing(_) => {}
         }
@@ -126,7 +148,7 @@ impl Ledger {
 
     /// What is to be told now; nothing before every kind has been listed.
     pub(crate) fn flush(&mut self) -> Option<Update> {
-        if !self.kinds.iter().all(|standing| standing.settled) {
+        if !self.is_settled() || (self.last.is_none() && self.edge.is_waiting()) {
             return None;
         }
         let (mut removals, mut upserts) = (Vec::new(), Vec::new());
@@ -151,10 +173,22 @@ impl Ledger {
         Some(Update { changes: removals, rejected, warnings, objects, noticed: None })
     }
 
+    /// Whether every kind has been listed.
+    fn is_settled(&self) -> bool {
+        self.kinds.iter().all(|standing| standing.settled)
+    }
+
     fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
         let origin = Origin { kind, id: seen.id };
         if seen.item.is_none() {
-            self.forget(&origin);
+            self.forget_item(&origin);
+        }
+        match seen.fact {
+            Some(fact) => {
+                self.edge.put(&origin, fact);
+                self.seen.insert(origin.clone(), listing);
+            }
+            None => self.edge.remove(&origin),
         }
         if let Some(record) = seen.record {
             self.unjudged = true;
@@ -166,6 +200,8 @@ impl Ledger {
         match item {
             Item::Pod(pod) => self.see_pod(&origin, pod),
             Item::Service(service) => self.see_service(&origin, service),
+            Item::Listed(service) => self.see_listed(service),
+            Item::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
             Item::Namespace(admission) => self.see_namespace(&origin, admission),
             Item::Custom(custom) => self.see_custom(&origin, custom),
         }
@@ -195,7 +231,8 @@ impl Ledger {
             Ok((service, warnings)) => {
                 self.remark(origin, Vec::new(), warnings);
                 let key = service.name.clone();
-                let before = self.services.insert(service);
+                let listed = self.listed.remove_service(&key);
+                let before = self.services.insert(service).or(listed);
                 self.touch_service(&key, before.as_ref());
             }
             Err(refused) => self.remark(origin, vec![refused], Vec::new()),
@@ -250,6 +287,12 @@ impl Ledger {
     }
 
     fn forget(&mut self, origin: &Origin) {
+        self.edge.remove(origin);
+        self.forget_item(origin);
+    }
+
+    /// All but what it is to gateways.
+    fn forget_item(&mut self, origin: &Origin) {
         if self.seen.remove(origin).is_none() {
             return;
         }
@@ -266,7 +309,8 @@ impl Ledger {
             }
             Watched::Services => {
                 if let Ok(name) = ServiceName::new(namespace, name) {
-                    let before = self.services.remove(&name);
+                    let listed = self.listed.remove_service(&name);
+                    let before = self.services.remove(&name).or(listed);
                     self.touch_service(&name, before.as_ref());
                 }
             }
@@ -276,6 +320,8 @@ impl Ledger {
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
             }
+            Watched::Slices => self.see_endpoints(origin, Vec::new()),
+            Watched::Secrets | Watched::Deployments | Watched::Entrances => {}
             Watched::Custom(_) => self.dirty.extend(self.customs.remove(origin)),
         }
     }
@@ -284,21 +330,27 @@ impl Ledger {
     fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.unjudged = true;
-        let now = self.services.get(name);
+        self.edge.touch();
+        let now = self.service(name).cloned();
+        let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
             before.selector == now.selector && before.ports == now.ports
         });
-        if same {
-            return;
+        if !same {
+            self.touch_selected(name, &[before, now]);
         }
+    }
+
+    /// The workloads that any of these versions of a service selects may be different.
+    fn touch_selected(&mut self, name: &ServiceName, versions: &[Option<&Service>]) {
         let selected = |workload: &Workload| {
-            let selects = |it: &Service| selects(&it.selector, &workload.labels);
-            before.is_some_and(selects) || now.is_some_and(selects)
+            versions.iter().flatten().any(|it| selects(&it.selector, &workload.labels))
         };
         let first = WorkloadName { namespace: name.namespace.clone(), name: smallest() };
-        let in_namespace = self.workloads.range(first..);
+        let in_namespace =
+            self.workloads.range(first.clone()..).chain(self.listed.workloads_from(first));
         let touched = in_namespace
-            .take_while(|(workload, _)| workload.namespace == name.namespace)
+            .filter(|(workload, _)| workload.namespace == name.namespace)
             .filter(|(_, workload)| selected(workload))
             .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
         self.dirty.extend(touched);
@@ -308,11 +360,19 @@ impl Ledger {
     fn current(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
-                let workload = self.workloads.get(name)?;
+                let workload = self.workloads.get(name).or_else(|| self.listed.workload(name))?;
+                // Without a sidecar it is nothing to anybody but gateways that lead there.
+                if !workload.sidecar && !self.is_led_to(workload) {
+                    return None;
+                }
                 let services = self.services.near(workload);
                 Some(Object::Workload(with_target_ports(workload, services)))
             }
-            ObjectKey::Service(name) => self.services.get(name).cloned().map(Object::Service),
+            ObjectKey::Service(name) => {
+                let listed = || self.listed.service(name).filter(|_| self.edge.leads_to(name));
+                self.services.get(name).or_else(listed).cloned().map(Object::Service)
+            }
+            ObjectKey::Gateway(name) => self.edge.gateway(name).cloned().map(Object::Gateway),
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
             other => self.customs.get(other).cloned(),
         }
@@ -386,6 +446,10 @@ impl Ledger {
         };
         self.namespaces.iter().filter_map(overruled).collect()
     }
+}
+
+fn words(kinds: &[&Standing]) -> impl Iterator<Item = &'static str> {
+    kinds.iter().map(|standing| standing.watched.word())
 }
 
 /// The first of all names in their order.

@@ -1,16 +1,21 @@
 //! What the stream of one kind tells.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service as ServedService};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service as ServedService};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
 use kube::core::{ApiResource, DynamicObject};
-use leno_model::{Admission, Service};
+use leno_model::{Admission, Service, Workload};
 use leno_registry::{Rejected, ServedKind, Warning};
 
 use super::record::Record;
+use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
-    Custom, Member, NamespaceAdmission, ServiceReading, custom, member, namespace, service,
+    Custom, Member, NamespaceAdmission, ServiceReading, custom, endpoints, member, namespace,
+    service,
 };
 
 /// What the stream of one kind tells.
@@ -23,6 +28,8 @@ pub(crate) enum News {
     Gone(Id),
     /// Objects that were not seen since [`News::Begin`] are gone.
     Complete,
+    /// Of these, all that are there have been seen.
+    Covered(Arc<BTreeSet<Id>>),
     /// The server does not have the kind.
     Absent,
     /// The server forbids to read it, in these words.
@@ -44,6 +51,8 @@ pub(crate) struct Seen {
     pub(crate) id: Id,
     /// `None` when it is nothing to the mesh.
     pub(crate) item: Option<Item>,
+    /// What it is to gateways, if anything.
+    pub(crate) fact: Option<Fact>,
     /// What its status needs, if it has one that is written.
     pub(crate) record: Option<Record>,
 }
@@ -52,6 +61,10 @@ pub(crate) struct Seen {
 pub(crate) enum Item {
     Pod(Result<Member, Box<Rejected>>),
     Service(Result<(Service, Vec<Warning>), Rejected>),
+    /// A service whose endpoints somebody lists,
+    Listed(Service),
+    /// and some of those.
+    Endpoints(Vec<Workload>),
     Namespace(NamespaceAdmission),
     Custom(Custom),
 }
@@ -65,12 +78,13 @@ impl Id {
 impl Seen {
     pub(crate) fn pod(pod: Pod) -> Self {
         let item = member(&pod).transpose().map(Item::Pod);
-        Self { id: Id::of(&pod), item, record: None }
+        Self { id: Id::of(&pod), item, fact: None, record: None }
     }
 
     pub(crate) fn service(served: ServedService) -> Self {
         let item = match service(&served) {
             ServiceReading::Ours(service, warnings) => Some(Item::Service(Ok((service, warnings)))),
+            ServiceReading::Listed(service, _) => Some(Item::Listed(service)),
             ServiceReading::Refused(refused) => Some(Item::Service(Err(refused))),
             ServiceReading::Foreign(why) => {
                 let (namespace, name) = (served.namespace(), served.name_any());
@@ -78,13 +92,37 @@ impl Seen {
                 None
             }
         };
-        Self { id: Id::of(&served), item, record: None }
+        Self { id: Id::of(&served), item, fact: None, record: None }
+    }
+
+    pub(crate) fn slice(slice: EndpointSlice) -> Self {
+        let item = Some(Item::Endpoints(endpoints(&slice)));
+        Self { id: Id::of(&slice), item, fact: None, record: None }
+    }
+
+    /// A secret that a gateway refers to; others are none of ours.
+    pub(crate) fn secret(secret: Secret, wanted: &BTreeSet<Id>) -> Self {
+        let id = Id::of(&secret);
+        let fact = wanted.contains(&id).then(|| gateway::certificate(&secret));
+        Self { id, item: None, fact, record: None }
+    }
+
+    pub(crate) fn deployment(deployment: Deployment) -> Self {
+        let fact = Some(gateway::deployment(&deployment));
+        Self { id: Id::of(&deployment), item: None, fact, record: None }
+    }
+
+    /// The Service of a gateway.
+    pub(crate) fn entrance(service: ServedService) -> Self {
+        let fact = Some(gateway::served(&service));
+        Self { id: Id::of(&service), item: None, fact, record: None }
     }
 
     pub(crate) fn namespace(object: Namespace) -> Self {
         let admission = namespace(&object);
         let item = (admission != Ok(Admission::default())).then_some(Item::Namespace(admission));
-        Self { id: Id::of(&object), item, record: None }
+        let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
+        Self { id: Id::of(&object), item, fact, record: None }
     }
 
     pub(crate) fn custom(
@@ -93,9 +131,14 @@ impl Seen {
         object: DynamicObject,
     ) -> Self {
         let (id, record) = (Id::of(&object), Record::of(kind, resource, &object));
-        let item = custom(kind, &resource.api_version, object).map(Item::Custom);
+        let fact = gateway::fact(kind, &resource.api_version, &object);
+        let item = match EDGE_KINDS.contains(&kind) {
+            true => None,
+            false => custom(kind, &resource.api_version, object).map(Item::Custom),
+        };
         // Nothing to the mesh, and nothing of ours stands there.
-        let record = record.filter(|record| item.is_some() || record.is_ours());
-        Self { id, item, record }
+        let matters = item.is_some() || fact.is_some();
+        let record = record.filter(|record| matters || record.is_ours());
+        Self { id, item, fact, record }
     }
 }

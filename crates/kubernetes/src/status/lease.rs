@@ -15,7 +15,7 @@ use super::Writer;
 use crate::words::CONTROL;
 
 /// Takes the lease when it can and keeps it; tells whether it has it. Never ends by itself.
-pub(super) async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) {
+pub async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) {
     let api: Api<Lease> = Api::namespaced(client, &writer.namespace);
     let mut candidate = Candidate { name: writer.name, observed: None, renewed: None };
     let mut clock = interval(RENEW_EVERY);

@@ -7,6 +7,9 @@ use kube::core::ApiResource;
 use leno_registry::ServedKind;
 use serde_json::{Map, Value, json};
 
+use crate::gateway::{Address, GatewaySaid, features};
+use crate::words::GATEWAY_CONTROLLER;
+
 /// What is to be said of one object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statement {
@@ -34,9 +37,12 @@ pub(crate) struct Target {
 /// What is said.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Said {
-    /// For each parent of a route.
-    Parents(Vec<(Value, Vec<Condition>)>),
+    /// For each parent of a route, and in whose name.
+    Parents(Vec<(Value, &'static str, Vec<Condition>)>),
     Conditions(Vec<Condition>),
+    Gateway(GatewaySaid),
+    /// Of a class of gateways.
+    Class(Vec<Condition>),
     /// As OSM says it: in force, or an error and why.
     Current(Result<(), String>),
     /// The kind has no status.
@@ -58,6 +64,8 @@ pub(crate) struct Condition {
 pub(crate) enum Form {
     Parents,
     Conditions,
+    Gateway,
+    Class,
     Current,
     Nothing,
 }
@@ -66,6 +74,8 @@ impl Form {
     pub(crate) fn of(kind: ServedKind) -> Self {
         match kind.group {
             "gateway.networking.k8s.io" if kind.kind.ends_with("Route") => Self::Parents,
+            "gateway.networking.k8s.io" if kind.kind == "Gateway" => Self::Gateway,
+            "gateway.networking.k8s.io" if kind.kind == "GatewayClass" => Self::Class,
             "leno.dev" => Self::Conditions,
             group if group.starts_with("policy.") => Self::Current,
             _ => Self::Nothing,
@@ -78,6 +88,15 @@ impl Form {
         match self {
             Self::Parents => part("parents").unwrap_or(Value::Null),
             Self::Conditions => part("conditions").unwrap_or(Value::Null),
+            Self::Gateway => json!({
+                "conditions": part("conditions"),
+                "addresses": part("addresses"),
+                "listeners": part("listeners"),
+            }),
+            Self::Class => json!({
+                "conditions": part("conditions"),
+                "supportedFeatures": part("supportedFeatures"),
+            }),
             Self::Current => json!([part("currentStatus"), part("reason")]),
             Self::Nothing => Value::Null,
         }
@@ -93,6 +112,19 @@ impl Statement {
             Said::Conditions(conditions) => {
                 let written = self.conditions(conditions, &self.standing, now);
                 (written != self.standing).then(|| json!({"conditions": written}))
+            }
+            Said::Gateway(said) => {
+                let written = self.gateway(said, now);
+                (written != self.standing).then_some(written)
+            }
+            Said::Class(conditions) => {
+                let before = self.standing.get("conditions").unwrap_or(&Value::Null);
+                let names = features().iter().map(|name| json!({"name": name}));
+                let written = json!({
+                    "conditions": self.conditions(conditions, before, now),
+                    "supportedFeatures": names.collect::<Vec<_>>(),
+                });
+                (written != self.standing).then_some(written)
             }
             Said::Current(outcome) => {
                 let (current, reason) = match outcome {
@@ -111,19 +143,44 @@ impl Statement {
         }
     }
 
+    fn gateway(&self, said: &GatewaySaid, now: &Value) -> Value {
+        let part = |key: &str| self.standing.get(key).unwrap_or(&Value::Null);
+        let before = part("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
+        let listeners = said.listeners.iter().map(|listener| {
+            let is_it = |it: &&Value| it.get("name").is_some_and(|name| *name == listener.name);
+            let before = before.iter().find(is_it).and_then(|it| it.get("conditions"));
+            let before = before.unwrap_or(&Value::Null);
+            json!({
+                "name": listener.name,
+                "supportedKinds": listener.supported_kinds(),
+                "attachedRoutes": listener.attached,
+                "conditions": self.conditions(&listener.conditions, before, now),
+            })
+        });
+        let address = |it: &Address| json!({"type": it.kind, "value": it.value});
+        json!({
+            "conditions": self.conditions(&said.conditions, part("conditions"), now),
+            "addresses": said.addresses.iter().map(address).collect::<Vec<_>>(),
+            "listeners": listeners.collect::<Vec<_>>(),
+        })
+    }
+
     /// Those of others as they are, and then ours.
-    fn parents(&self, ours: &[(Value, Vec<Condition>)], now: &Value) -> Vec<Value> {
+    fn parents(&self, ours: &[(Value, &'static str, Vec<Condition>)], now: &Value) -> Vec<Value> {
         let standing = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_ours = |entry: &&Value| is_ours(entry);
         let mut written: Vec<Value> =
             standing.iter().filter(|entry| !is_ours(entry)).cloned().collect();
-        for (parent, conditions) in ours {
-            let before =
-                standing.iter().filter(is_ours).find(|it| it.get("parentRef") == Some(parent));
+        for (parent, controller, conditions) in ours {
+            let is_it = |it: &&Value| {
+                it.get("parentRef") == Some(parent)
+                    && it.get("controllerName").is_some_and(|name| name == controller)
+            };
+            let before = standing.iter().find(is_it);
             let before = before.and_then(|entry| entry.get("conditions")).unwrap_or(&Value::Null);
             written.push(json!({
                 "parentRef": parent,
-                "controllerName": CONTROLLER,
+                "controllerName": controller,
                 "conditions": self.conditions(conditions, before, now),
             }));
         }
@@ -170,7 +227,8 @@ impl fmt::Display for Target {
 
 /// Whether an entry of `status.parents` was written by a control plane of ours.
 pub(crate) fn is_ours(entry: &Value) -> bool {
-    entry.get("controllerName").is_some_and(|name| name == CONTROLLER)
+    let name = entry.get("controllerName");
+    name.is_some_and(|name| name == CONTROLLER || name == GATEWAY_CONTROLLER)
 }
 
 fn is_same_parent(one: &Value, other: &Value) -> bool {
@@ -246,7 +304,7 @@ mod tests {
         };
         let gone =
             json!({"parentRef": {"name": "old"}, "controllerName": CONTROLLER, "conditions": []});
-        let said = || Said::Parents(vec![(service.clone(), vec![accepted("True")])]);
+        let said = || Said::Parents(vec![(service.clone(), CONTROLLER, vec![accepted("True")])]);
         for (standing, said, expected) in [
             (json!(null), said(), Some(json!([ours("now")]))),
             (json!([theirs]), said(), Some(json!([theirs, ours("now")]))),

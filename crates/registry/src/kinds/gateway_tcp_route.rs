@@ -4,12 +4,18 @@ use leno_model::{GatewayTcpRoute, RouteKind, RouteName, TcpRule};
 
 use super::Head;
 use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
-use crate::field::Field;
+use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
     let fields = spec.fields(&["parentRefs", "rules"])?;
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
+    let rule = read_rule(&fields, route)?;
+    Some(GatewayTcpRoute { parents: parents?, rule })
+}
+
+/// Its only rule.
+pub(super) fn read_rule(fields: &Fields<'_>, route: RouteName) -> Option<TcpRule> {
     let rules = fields.require("rules")?;
     let [rule] = &rules.list(RULES_MAX)?[..] else {
         rules.refuse("is empty", "add a rule with `backendRefs`");
@@ -25,8 +31,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
             "add one to `backendRefs`",
         );
     }
-    let rule = TcpRule { route, kind: RouteKind::Tcp, backends, ungranted_weight: 0 };
-    Some(GatewayTcpRoute { parents: parents?, rule })
+    Some(TcpRule { route, kind: RouteKind::Tcp, backends, ungranted_weight: 0 })
 }
 
 /// Of several rules without matches only the first could decide.

@@ -19,12 +19,16 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     refuse_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
-    let rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, &name));
+    let rules = read_rules(&fields, &name);
     if rules.is_empty() {
         // Unlike an HTTPRoute it has no rule by default.
         spec.warn("has no rules, so that every call is answered 404", "add a rule");
     }
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc })
+}
+
+pub(super) fn read_rules(fields: &Fields<'_>, name: &RouteName) -> Vec<RouteRule> {
+    fields.each("rules", RULES_MAX, |rule| read_rule(rule, name))
 }
 
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {

@@ -19,7 +19,17 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     refuse_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
-    let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, &name));
+    let rules = read_rules(spec, &fields, &name);
+    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http })
+}
+
+/// At least one rule.
+pub(super) fn read_rules(
+    spec: &Field<'_>,
+    fields: &Fields<'_>,
+    name: &RouteName,
+) -> Vec<RouteRule> {
+    let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, name));
     if rules.is_empty() {
         // The schema's default: one rule that matches everything, without backends.
         spec.warn(
@@ -35,7 +45,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
             kind: RouteKind::Http,
         });
     }
-    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http })
+    rules
 }
 
 pub(super) fn refuse_hostnames(fields: &Fields<'_>) {

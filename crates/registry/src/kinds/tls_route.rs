@@ -1,6 +1,6 @@
 //! Reads Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2`, attached to services.
 
-use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule};
+use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
 
 use super::Head;
 use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
@@ -11,6 +11,26 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
+    let backends = read_backends(&fields, &route, Reach::Namespace)?;
+    let rule = TlsRule { route, hostnames: hostnames?, backends };
+    Some(TlsRoute { parents: parents?, rule })
+}
+
+/// Where the backends of a route may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// In its namespace.
+    Namespace,
+    /// Anywhere: somebody else looks for grants.
+    Anywhere,
+}
+
+/// The backends of its only rule.
+pub(super) fn read_backends(
+    fields: &Fields<'_>,
+    route: &RouteName,
+    reach: Reach,
+) -> Option<Vec<WeightedBackend>> {
     let rules = fields.require("rules")?;
     let [rule] = &rules.list(RULES_MAX)?[..] else {
         rules.refuse("is empty", "add a rule with `backendRefs`");
@@ -20,7 +40,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     let listed = rule_fields.require("backendRefs");
     let backends = rule_fields.each("backendRefs", BACKENDS_MAX, |one| {
         let backend = read_backend(one, &route.namespace)?;
-        if backend.service.namespace != route.namespace {
+        if reach == Reach::Namespace && backend.service.namespace != route.namespace {
             let problem = format!("is not in the route's namespace, {}", route.namespace);
             one.refuse(problem, "use a service of the route's namespace; no grant is read for it");
             return None;
@@ -34,17 +54,22 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
         );
     }
     listed?;
-    let rule = TlsRule { route, hostnames: hostnames?, backends };
-    Some(TlsRoute { parents: parents?, rule })
+    Some(backends)
 }
 
 /// At least one: a route without names would take sessions that name nobody, too.
-fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
+pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
-    let elements = field.list(HOSTNAMES_MAX)?;
-    if elements.is_empty() {
+    let hostnames = read_patterns(field)?;
+    if field.list(HOSTNAMES_MAX).is_some_and(|elements| elements.is_empty()) {
         field.refuse("is empty", "list the server names whose sessions the route decides");
     }
+    (!hostnames.is_empty()).then_some(hostnames)
+}
+
+/// Host names, each once.
+pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
+    let elements = field.list(HOSTNAMES_MAX)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
     for element in &elements {
         let remedy = "use one in lower case such as shop.example.com or *.example.com";
@@ -56,7 +81,7 @@ fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
         }
         hostnames.push(pattern);
     }
-    (!hostnames.is_empty()).then_some(hostnames)
+    Some(hostnames)
 }
 
 /// Clients never name addresses (RFC 6066 §3).

@@ -51,7 +51,8 @@ fn pod(changes: &[(&str, Value)]) -> Pod {
 }
 
 fn workload(changes: &[(&str, Value)]) -> Option<Workload> {
-    member(&pod(changes)).unwrap().map(|member| member.workload)
+    let found = member(&pod(changes)).unwrap().map(|member| member.workload);
+    found.filter(|workload| workload.sidecar)
 }
 
 fn ports(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
@@ -104,6 +105,32 @@ fn what_is_no_member_is_no_workload() {
 }
 
 #[test]
+fn without_a_sidecar_it_is_what_gateways_reach() {
+    let plain = |more: &[(&str, Value)]| {
+        let mut changes = vec![
+            ("/metadata/labels", json!({"app": "a"})),
+            ("/spec/containers", json!([{"name": "a"}])),
+        ];
+        changes.extend_from_slice(more);
+        member(&pod(&changes)).unwrap().map(|it| it.workload)
+    };
+    let found = plain(&[]).unwrap();
+    assert!(!found.sidecar && found.ready);
+    assert_eq!(found.address.to_string(), "10.1.0.7");
+    for (change, expected) in [
+        (("/spec/hostNetwork", json!(true)), false),
+        (("/status/podIP", json!(null)), false),
+        (("/status/phase", json!("Failed")), false),
+        // Refused as a member; nobody wanted it to be one.
+        (("/metadata/namespace", json!("NO")), false),
+        (("/metadata/annotations", json!({"leno.dev/traffic-mode": "odd"})), true),
+    ] {
+        let found = plain(&[change.clone()]);
+        assert_eq!(found.is_some(), expected, "{change:?}");
+    }
+}
+
+#[test]
 fn only_what_takes_requests_is_ready() {
     let unready = json!([{"type": "Ready", "status": "False"}]);
     let ends = json!("2025-01-01T00:00:00Z");
@@ -148,6 +175,11 @@ fn ports_of_services_need_not_be_declared() {
         service(json!({"app": "reviews"}), json!("http-web")),
         service(json!({"app": "ratings"}), json!(7001)),
     ];
+    let gateway = json!({
+        "app": "reviews", "leno.dev/meshed": "gateway", "gateway.networking.k8s.io/gateway-name": "g",
+    });
+    let gateway = workload(&[("/metadata/labels", gateway)]).unwrap();
+    assert_eq!(with_target_ports(&gateway, services.iter()).ports, gateway.ports);
     let bare = workload(&[]).unwrap();
     let found = with_target_ports(&bare, services.iter());
     let numbers: Vec<u16> = found.ports.iter().map(|port| port.port).collect();

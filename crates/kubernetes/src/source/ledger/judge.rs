@@ -4,19 +4,22 @@ use leno_model::{Name, Object, ReferenceGrant, RouteKind, ServiceName};
 use serde_json::Value;
 
 use super::{Ledger, Origin};
+use crate::gateway::RouteId;
 use crate::source::record::Record;
-use crate::status::{Condition, Form, Said, Statement};
+use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
+use crate::words::GATEWAY_CONTROLLER;
 
 impl Ledger {
     /// What is to be said and does not stand in a status yet; `None` when that is as it was.
     pub(crate) fn statements(&mut self) -> Option<Vec<Statement>> {
-        let settled = self.kinds.iter().all(|standing| standing.settled);
-        if !settled || !std::mem::take(&mut self.unjudged) {
+        if !self.is_settled() || !std::mem::take(&mut self.unjudged) {
             return None;
         }
         let grants = self.grants();
-        let all =
-            self.records.iter().map(|(origin, record)| self.statement(origin, record, &grants));
+        let all = self
+            .records
+            .iter()
+            .filter_map(|(origin, record)| self.statement(origin, record, &grants));
         Some(all.filter(Statement::is_due).collect())
     }
 
@@ -28,7 +31,13 @@ impl Ledger {
         grants.collect()
     }
 
-    fn statement(&self, origin: &Origin, record: &Record, grants: &[&ReferenceGrant]) -> Statement {
+    /// Nothing is said of gateways of other classes.
+    fn statement(
+        &self,
+        origin: &Origin,
+        record: &Record,
+        grants: &[&ReferenceGrant],
+    ) -> Option<Statement> {
         let duplicate = self.customs.duplicate(origin);
         let refusals = self.remarks.get(origin).map(|(refusals, _)| refusals.as_slice());
         let refusals: Vec<String> = refusals
@@ -42,8 +51,12 @@ impl Ledger {
             })
             .collect();
         let refusal = (!refusals.is_empty()).then(|| cut(&refusals.join("\n")));
+        let id = &origin.id;
+        let edge = &self.edge;
         let said = match record.form {
             Form::Nothing => Said::Nothing,
+            Form::Gateway => Said::Gateway(edge.resolved.said.get(id)?.clone()),
+            Form::Class => Said::Class(edge.resolved.classes.get(&id.name)?.clone()),
             Form::Current => Said::Current(refusal.clone().map_or(Ok(()), Err)),
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
@@ -59,12 +72,17 @@ impl Ledger {
                             accepted(missing.as_deref(), "NoMatchingParent")
                         }
                     };
-                    (parent.clone(), vec![accepted, resolved.clone()])
+                    (parent.clone(), CONTROLLER, vec![accepted, resolved.clone()])
                 });
-                Said::Parents(parents.collect())
+                let route = RouteId { kind: record.target.kind, id: id.clone() };
+                let gateways = edge.resolved.parents.get(&route).into_iter().flatten();
+                let gateways = gateways.map(|(parent, conditions)| {
+                    (parent.clone(), GATEWAY_CONTROLLER, conditions.clone())
+                });
+                Said::Parents(parents.chain(gateways).collect())
             }
         };
-        Statement {
+        Some(Statement {
             target: record.target.clone(),
             resource: record.resource.clone(),
             resource_version: record.resource_version.clone(),
@@ -72,7 +90,7 @@ impl Ledger {
             standing: record.standing.clone(),
             said,
             refusal,
-        }
+        })
     }
 
     /// Whether all that a route leads to is there and may be led to.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
 use leno_model::TrafficMode;
-use leno_registry::served_kinds;
 use serde_json::{Value, json};
 
 use super::*;
@@ -16,8 +15,7 @@ const SERVICES: usize = 1;
 const NAMESPACES: usize = 2;
 
 fn kinds() -> Vec<Watched> {
-    let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
-    first.into_iter().chain(served_kinds().into_iter().map(Watched::Custom)).collect()
+    crate::source::watched()
 }
 
 fn index(kind: &str, group: &str) -> usize {
@@ -354,7 +352,7 @@ fn conditions(ledger: &mut Ledger) -> Vec<(&'static str, &'static str, &'static 
     let statements = ledger.statements().unwrap();
     let Some(statement) = statements.first() else { return Vec::new() };
     let all = match &statement.said {
-        Said::Parents(parents) => parents.iter().flat_map(|(_, all)| all.clone()).collect(),
+        Said::Parents(parents) => parents.iter().flat_map(|(_, _, all)| all.clone()).collect(),
         Said::Conditions(all) => all.clone(),
         other => panic!("{other:?}"),
     };

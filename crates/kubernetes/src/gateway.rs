@@ -1,0 +1,23 @@
+//! Gateways of the Gateway API: what belongs together, what is said of it, and what runs for it.
+
+mod attach;
+mod backends;
+mod certificate;
+mod facts;
+mod listener;
+mod manifests;
+mod provision;
+mod read;
+mod resolve;
+mod said;
+mod served;
+#[cfg(test)]
+mod tests;
+
+pub use self::provision::provision;
+pub use self::resolve::Wish;
+
+pub(crate) use self::facts::{Address, Fact, Facts, RouteId};
+pub(crate) use self::read::{EDGE_KINDS, certificate, deployment, fact, served};
+pub(crate) use self::resolve::{Resolved, resolve, secrets_of};
+pub(crate) use self::said::{GatewaySaid, features};

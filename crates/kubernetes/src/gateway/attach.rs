@@ -1,0 +1,95 @@
+//! Which listeners a route is attached to.
+
+use kube::core::{Selector, SelectorExt as _};
+use leno_model::HostPattern;
+use serde_json::Value;
+
+use super::facts::{AllowedNamespaces, Facts, RouteId, intersection};
+use super::listener::{Judged, Reason};
+use crate::source::Id;
+
+/// A listener by its index, and the host names for which a route is there.
+pub(super) type Attached = (usize, Vec<Option<HostPattern>>);
+
+/// The gateway that a parent of a route is.
+pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
+    let text = |key: &str| parent.get(key).and_then(Value::as_str);
+    Id {
+        namespace: text("namespace").unwrap_or(&route.id.namespace).to_owned(),
+        name: text("name").unwrap_or_default().to_owned(),
+    }
+}
+
+/// The listeners of a gateway that take a route: at least one.
+pub(super) fn attach(
+    facts: &Facts,
+    (route, parent): (&RouteId, &Value),
+    hostnames: &[HostPattern],
+    (gateway, listeners): (&Id, &[Judged<'_>]),
+) -> Result<Vec<Attached>, Reason> {
+    let section = parent.get("sectionName").and_then(Value::as_str);
+    let port = parent.get("port").and_then(Value::as_u64);
+    let is_meant = |judged: &Judged<'_>| {
+        section.is_none_or(|section| judged.listener.name == section)
+            && port.is_none_or(|port| u64::from(judged.listener.port) == port)
+    };
+    let meant = listeners.iter().enumerate().filter(|(_, judged)| is_meant(judged));
+    let meant: Vec<_> = meant.collect();
+    if meant.is_empty() {
+        let message = format!("the Gateway {} has no such listener", gateway.name);
+        return Err(Reason::new("NoMatchingParent", message));
+    }
+    let allowed: Vec<_> = meant
+        .into_iter()
+        .filter(|(_, judged)| {
+            let namespaces = &judged.listener.allowed_routes.namespaces;
+            judged.kinds.contains(&route.kind)
+                && is_allowed(facts, namespaces, &gateway.namespace, &route.id.namespace)
+        })
+        .collect();
+    if allowed.is_empty() {
+        let message = format!(
+            "no listener of the Gateway {} takes {}s of the namespace {}",
+            gateway.name, route.kind, route.id.namespace
+        );
+        return Err(Reason::new("NotAllowedByListeners", message));
+    }
+    let attached: Vec<Attached> = allowed
+        .into_iter()
+        .map(|(index, judged)| (index, names(hostnames, judged.hostname.as_ref())))
+        .filter(|(_, names)| !names.is_empty())
+        .collect();
+    if attached.is_empty() {
+        let message =
+            format!("no listener of the Gateway {} has any of its host names", gateway.name);
+        return Err(Reason::new("NoMatchingListenerHostname", message));
+    }
+    Ok(attached)
+}
+
+/// The host names of a route that are its listener's too; one that says none has all of those.
+fn names(hostnames: &[HostPattern], listener: Option<&HostPattern>) -> Vec<Option<HostPattern>> {
+    if hostnames.is_empty() {
+        return vec![None];
+    }
+    let mut names: Vec<_> =
+        hostnames.iter().filter_map(|name| intersection(Some(name), listener)).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn is_allowed(facts: &Facts, allowed: &AllowedNamespaces, own: &str, theirs: &str) -> bool {
+    match allowed.from.as_deref().unwrap_or("Same") {
+        "All" => true,
+        "Same" => own == theirs,
+        "Selector" => {
+            let selector = allowed.selector.clone().map(Selector::try_from);
+            let labels = facts.namespaces.get(theirs);
+            selector.is_some_and(|selector| {
+                selector.is_ok_and(|it| labels.is_some_and(|labels| it.matches(labels)))
+            })
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,87 @@
+//! Where a route leads: what is there, and what may be led to.
+
+use leno_model::{Service, ServiceName, WeightedBackend};
+use leno_registry::GatewayRules;
+
+use super::facts::{Facts, GoodRoute, RouteId};
+use super::listener::Reason;
+use crate::source::Id;
+
+/// A route whose backends all are there and may be led to; what becomes of the share of the others is
+/// said by the rules.
+pub(super) struct Led {
+    pub(super) rules: GatewayRules,
+    /// The first thing that is wrong.
+    pub(super) unresolved: Option<Reason>,
+}
+
+/// Looks for the services of the cluster.
+pub(crate) type Lookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
+
+pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &GoodRoute) -> Led {
+    let mut unresolved = good.strange.first().map(|strange| {
+        let message =
+            format!("rule {}: {} is no backend: use a Service", strange.rule, strange.kind);
+        Reason::new("InvalidKind", message)
+    });
+    let strange = |rule: usize| -> u32 {
+        let of_rule = good.strange.iter().filter(|it| it.rule == rule);
+        of_rule.fold(0, |sum, it| sum.saturating_add(it.weight))
+    };
+    // Takes those out that cannot be led to; what their weight was.
+    let mut keep = |backends: &mut Vec<WeightedBackend>| {
+        let mut lost = 0_u32;
+        backends.retain(|backend| match missing(facts, services, route, backend) {
+            None => true,
+            Some(reason) => {
+                lost = lost.saturating_add(backend.weight);
+                unresolved.get_or_insert(reason);
+                false
+            }
+        });
+        lost
+    };
+    let mut rules = good.route.rules.clone();
+    match &mut rules {
+        GatewayRules::Requests(rules) => {
+            for (index, rule) in rules.iter_mut().enumerate() {
+                let lost = keep(&mut rule.backends).saturating_add(strange(index));
+                rule.actions.ungranted_weight = lost;
+                keep(&mut rule.actions.mirrors);
+            }
+        }
+        GatewayRules::Connections(rule) => {
+            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(strange(0));
+        }
+        GatewayRules::Sessions(rule) => {
+            keep(&mut rule.backends);
+        }
+    }
+    Led { rules, unresolved }
+}
+
+fn missing(
+    facts: &Facts,
+    services: Lookup<'_>,
+    route: &RouteId,
+    backend: &WeightedBackend,
+) -> Option<Reason> {
+    let service = &backend.service;
+    let id = Id { namespace: service.namespace.to_string(), name: service.name.to_string() };
+    if !facts.permits((route.kind, &route.id.namespace), ("Service", &id)) {
+        let message = format!(
+            "no ReferenceGrant in {} permits {service} to {}s of {}",
+            id.namespace, route.kind, route.id.namespace
+        );
+        return Some(Reason::new("RefNotPermitted", message));
+    }
+    let Some(known) = services(service) else {
+        let message = format!("there is no Service {service} with endpoints in the cluster");
+        return Some(Reason::new("BackendNotFound", message));
+    };
+    if known.ports.iter().any(|port| port.port == backend.port) {
+        return None;
+    }
+    let message = format!("the Service {service} has no TCP port {}", backend.port);
+    Some(Reason::new("BackendNotFound", message))
+}

@@ -1,0 +1,79 @@
+//! Certificates of listeners, as Secrets of type `kubernetes.io/tls` hold them.
+
+use k8s_openapi::api::core::v1::Secret;
+use leno_model::GatewayCertificate;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+
+/// The certificate of a Secret.
+///
+/// # Errors
+/// Why nobody can use it.
+pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
+    let chain = text(secret, "tls.crt")?;
+    let key = text(secret, "tls.key")?;
+    let certificates: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
+    let certificates =
+        certificates.map_err(|_| "its tls.crt is no PEM with certificates".to_owned())?;
+    if certificates.is_empty() {
+        return Err("its tls.crt has no certificate".to_owned());
+    }
+    let private = PrivateKeyDer::from_pem_slice(key.as_bytes())
+        .map_err(|_| "its tls.key is no PEM with a private key".to_owned())?;
+    CertifiedKey::from_der(certificates, private, &aws_lc_rs::default_provider())
+        .map_err(|error| format!("its certificate and key do not go together: {error}"))?;
+    Ok(GatewayCertificate { chain, key })
+}
+
+fn text(secret: &Secret, key: &str) -> Result<String, String> {
+    let bytes = secret.data.as_ref().and_then(|data| data.get(key));
+    let bytes = bytes.ok_or_else(|| format!("it has no {key}"))?;
+    if bytes.0.len() > BYTES_MAX {
+        return Err(format!("its {key} has more than {BYTES_MAX} bytes"));
+    }
+    String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is no text"))
+}
+
+/// More than the longest chains have; each sidecar world has to carry it.
+const BYTES_MAX: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn secret(parts: &[(&str, &str)]) -> Secret {
+        let data = parts
+            .iter()
+            .map(|(key, text)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec())));
+        Secret { data: Some(data.collect()), ..Secret::default() }
+    }
+
+    fn pair() -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let parameters = rcgen::CertificateParams::new(["a.b".to_owned()]).unwrap();
+        (parameters.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    }
+
+    #[test]
+    fn only_a_chain_with_its_key_is_of_use() {
+        let ((chain, key), (_, other)) = (pair(), pair());
+        let read = |chain: &str, key: &str| read(&secret(&[("tls.crt", chain), ("tls.key", key)]));
+        let good = read(&chain, &key).unwrap();
+        assert_eq!((good.chain, good.key), (chain.clone(), key.clone()));
+        for (chain, key, why) in [
+            (chain.as_str(), other.as_str(), "do not go together"),
+            ("Hello world", "Hello world", "no certificate"),
+            (chain.as_str(), "Hello world", "no PEM with a private key"),
+            (key.as_str(), key.as_str(), "no certificate"),
+        ] {
+            let refusal = read(chain, key).unwrap_err();
+            assert!(refusal.contains(why), "{refusal}");
+        }
+        assert!(super::read(&secret(&[("tls.crt", &chain)])).unwrap_err().contains("no tls.key"));
+    }
+}

@@ -1,0 +1,319 @@
+//! What is known of gateways, and of what they hang on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use leno_model::{GatewayCertificate, HostPattern};
+use leno_registry::GatewayRoute;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::source::Id;
+
+/// Everything that decides what gateways serve.
+#[derive(Default)]
+pub(crate) struct Facts {
+    /// Those of our controller, by name.
+    pub(crate) classes: BTreeMap<String, Class>,
+    pub(crate) gateways: BTreeMap<Id, GatewayFacts>,
+    pub(crate) routes: BTreeMap<RouteId, RouteFacts>,
+    pub(crate) grants: BTreeMap<Id, Grant>,
+    /// Of the secrets that gateways refer to; why one is of no use, when it is not.
+    pub(crate) certificates: BTreeMap<Id, Result<GatewayCertificate, String>>,
+    /// The labels of namespaces.
+    pub(crate) namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    /// Whether a pod of a gateway's Deployment takes requests.
+    pub(crate) deployments: BTreeMap<Id, bool>,
+    /// The Services of gateways.
+    pub(crate) entrances: BTreeMap<Id, Entrance>,
+}
+
+/// One of all facts, as it was read.
+pub(crate) enum Fact {
+    Class(Class),
+    Gateway(Box<GatewayFacts>),
+    Route(&'static str, Box<RouteFacts>),
+    Grant(Grant),
+    Certificate(Result<GatewayCertificate, String>),
+    Namespace(BTreeMap<String, String>),
+    Deployment(bool),
+    Entrance(Entrance),
+}
+
+/// A route by its kind and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RouteId {
+    pub(crate) kind: &'static str,
+    pub(crate) id: Id,
+}
+
+/// A GatewayClass of our controller.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Class {
+    /// Whether it names parameters, of which there are none.
+    pub(crate) has_parameters: bool,
+    pub(crate) service_type: Option<String>,
+}
+
+/// A Gateway of any class.
+#[derive(Debug, Clone)]
+pub(crate) struct GatewayFacts {
+    pub(crate) uid: String,
+    /// When it was made, in seconds.
+    pub(crate) created: i64,
+    pub(crate) service_type: Option<String>,
+    pub(crate) spec: GatewaySpec,
+}
+
+/// What a Gateway asks for.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GatewaySpec {
+    pub(crate) gateway_class_name: String,
+    #[serde(default)]
+    pub(crate) listeners: Vec<Listener>,
+    #[serde(default)]
+    pub(crate) addresses: Vec<Address>,
+    #[serde(default)]
+    pub(crate) infrastructure: Infrastructure,
+    /// Certificates of clients, and of the gateway as a client.
+    #[serde(default)]
+    pub(crate) tls: Option<Value>,
+}
+
+/// What everything that is made for a gateway has.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Infrastructure {
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) parameters_ref: Option<Value>,
+}
+
+/// An address that somebody wants, or that there is.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct Address {
+    #[serde(rename = "type", default = "ip_address")]
+    pub(crate) kind: String,
+    #[serde(default)]
+    pub(crate) value: String,
+}
+
+/// One listener, as it is written.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Listener {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) hostname: Option<String>,
+    pub(crate) port: u16,
+    pub(crate) protocol: String,
+    #[serde(default)]
+    pub(crate) tls: Option<ListenerTls>,
+    #[serde(default)]
+    pub(crate) allowed_routes: AllowedRoutes,
+}
+
+/// What a listener does with TLS.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ListenerTls {
+    #[serde(default)]
+    pub(crate) mode: Option<String>,
+    #[serde(default)]
+    pub(crate) certificate_refs: Vec<CertificateRef>,
+    #[serde(default)]
+    pub(crate) options: BTreeMap<String, String>,
+}
+
+/// Where a certificate is.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct CertificateRef {
+    #[serde(default)]
+    pub(crate) group: String,
+    #[serde(default)]
+    pub(crate) kind: Option<String>,
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) namespace: Option<String>,
+}
+
+/// Which routes a listener takes.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct AllowedRoutes {
+    #[serde(default)]
+    pub(crate) namespaces: AllowedNamespaces,
+    #[serde(default)]
+    pub(crate) kinds: Vec<RouteKindRef>,
+}
+
+/// The namespaces of those.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct AllowedNamespaces {
+    #[serde(default)]
+    pub(crate) from: Option<String>,
+    #[serde(default)]
+    pub(crate) selector: Option<LabelSelector>,
+}
+
+/// A kind of routes.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct RouteKindRef {
+    #[serde(default)]
+    pub(crate) group: Option<String>,
+    pub(crate) kind: String,
+}
+
+/// A route, as far as gateways are concerned.
+#[derive(Debug, Clone)]
+pub(crate) struct RouteFacts {
+    /// When it was made, in seconds.
+    pub(crate) created: i64,
+    /// The gateways that it names, as they are written.
+    pub(crate) parents: Vec<Value>,
+    /// The last version that could be read.
+    pub(crate) good: Option<Arc<GoodRoute>>,
+    /// Why the newest one cannot.
+    pub(crate) refusal: Option<String>,
+}
+
+/// A route that could be read.
+#[derive(Debug, Clone)]
+pub(crate) struct GoodRoute {
+    pub(crate) parents: Vec<Value>,
+    pub(crate) route: GatewayRoute,
+    /// References to what is no service; they are not in the rules.
+    pub(crate) strange: Vec<Strange>,
+}
+
+/// A backend that is no service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Strange {
+    /// The index of its rule.
+    pub(crate) rule: usize,
+    /// Its share; none for copies of requests.
+    pub(crate) weight: u32,
+    /// What it is instead.
+    pub(crate) kind: String,
+}
+
+/// Who may refer to what in the namespace of a grant.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct Grant {
+    #[serde(default)]
+    pub(crate) from: Vec<GrantFrom>,
+    #[serde(default)]
+    pub(crate) to: Vec<GrantTo>,
+}
+
+/// Objects of one kind in one namespace.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct GrantFrom {
+    pub(crate) group: String,
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+}
+
+/// One object of a kind, or all.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct GrantTo {
+    #[serde(default)]
+    pub(crate) group: String,
+    pub(crate) kind: String,
+    #[serde(default)]
+    pub(crate) name: Option<String>,
+}
+
+/// The Service of a gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Entrance {
+    pub(crate) is_load_balancer: bool,
+    /// Where a load balancer takes requests.
+    pub(crate) ingress: Vec<Address>,
+    /// Where the cluster does.
+    pub(crate) cluster: Vec<Address>,
+}
+
+impl Facts {
+    /// Whether objects of one kind in one namespace may refer to an object of another.
+    pub(crate) fn permits(&self, from: (&str, &str), to: (&str, &Id)) -> bool {
+        let ((kind, namespace), (to_kind, to)) = (from, to);
+        if namespace == to.namespace {
+            return true;
+        }
+        let is_from = |it: &GrantFrom| {
+            it.group == GATEWAY_GROUP && it.kind == kind && it.namespace == namespace
+        };
+        let is_to = |it: &GrantTo| {
+            matches!(it.group.as_str(), "" | "core")
+                && it.kind == to_kind
+                && it.name.as_ref().is_none_or(|name| *name == to.name)
+        };
+        self.grants.iter().any(|(id, grant)| {
+            id.namespace == to.namespace
+                && grant.from.iter().any(is_from)
+                && grant.to.iter().any(is_to)
+        })
+    }
+
+    /// The gateways of our classes.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = (&Id, &GatewayFacts, &Class)> {
+        let class = |facts: &GatewayFacts| self.classes.get(&facts.spec.gateway_class_name);
+        self.gateways.iter().filter_map(move |(id, facts)| Some((id, facts, class(facts)?)))
+    }
+}
+
+impl Address {
+    /// An address by what it looks like.
+    pub(crate) fn ip(value: &str) -> Self {
+        Self { kind: ip_address(), value: value.to_owned() }
+    }
+
+    /// A name that leads to one.
+    pub(crate) fn hostname(value: &str) -> Self {
+        Self { kind: "Hostname".to_owned(), value: value.to_owned() }
+    }
+}
+
+/// The host names that both mean; `None` in place of either is any.
+pub(crate) fn intersection(
+    one: Option<&HostPattern>,
+    other: Option<&HostPattern>,
+) -> Option<Option<HostPattern>> {
+    let (one, other) = match (one, other) {
+        (None, any) | (any, None) => return Some(any.cloned()),
+        (Some(one), Some(other)) => (one, other),
+    };
+    let both = match (one, other) {
+        (HostPattern::Exact(a), HostPattern::Exact(b)) => (a == b).then_some(one),
+        (HostPattern::Exact(a), HostPattern::Below(b)) => {
+            is_below(a.as_str(), b.as_str()).then_some(one)
+        }
+        (HostPattern::Below(a), HostPattern::Exact(b)) => {
+            is_below(b.as_str(), a.as_str()).then_some(other)
+        }
+        (HostPattern::Below(a), HostPattern::Below(b)) => {
+            if a == b || is_below(a.as_str(), b.as_str()) {
+                Some(one)
+            } else {
+                is_below(b.as_str(), a.as_str()).then_some(other)
+            }
+        }
+    };
+    both.cloned().map(Some)
+}
+
+/// Whether a name has labels before another one.
+fn is_below(name: &str, above: &str) -> bool {
+    name.strip_suffix(above).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+}
+
+fn ip_address() -> String {
+    "IPAddress".to_owned()
+}
+
+pub(crate) const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";

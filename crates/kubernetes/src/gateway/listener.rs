@@ -1,0 +1,240 @@
+//! Listeners of a gateway: which are well, what they may serve, and who is in whose way.
+
+use std::collections::BTreeMap;
+
+use leno_model::{GatewayCertificate, HostPattern, Name};
+
+use super::facts::{CertificateRef, Facts, GATEWAY_GROUP, Listener};
+use crate::source::Id;
+use crate::status::Condition;
+use crate::words::HEALTH_PORT;
+
+/// What a listener speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Speaks {
+    Http,
+    Https,
+    Passthrough,
+    /// TLS that would end here, and whatever is inside go on.
+    Terminate,
+    Tcp,
+}
+
+/// A listener, judged.
+#[derive(Debug)]
+pub(super) struct Judged<'a> {
+    pub(super) listener: &'a Listener,
+    pub(super) name: Option<Name>,
+    pub(super) speaks: Option<Speaks>,
+    pub(super) hostname: Option<HostPattern>,
+    /// The kinds of routes that it takes.
+    pub(super) kinds: Vec<&'static str>,
+    /// Those that can be used.
+    pub(super) certificates: Vec<GatewayCertificate>,
+    /// Why it is not accepted.
+    pub(super) refusal: Option<Reason>,
+    /// Whether another one is in its way.
+    pub(super) conflict: Option<Reason>,
+    /// What it refers to and does not have.
+    pub(super) unresolved: Option<Reason>,
+    /// How many routes are attached.
+    pub(super) attached: u32,
+}
+
+/// A reason, with its explanation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Reason {
+    pub(super) word: &'static str,
+    pub(super) message: String,
+}
+
+impl Reason {
+    pub(super) fn new(word: &'static str, message: impl Into<String>) -> Self {
+        Self { word, message: message.into() }
+    }
+
+    /// As a condition that is not met.
+    pub(super) fn unmet(&self, condition: &'static str) -> Condition {
+        Condition {
+            word: condition,
+            status: "False",
+            reason: self.word,
+            message: self.message.clone(),
+        }
+    }
+}
+
+impl Judged<'_> {
+    /// Whether the proxies serve it.
+    pub(super) fn is_served(&self) -> bool {
+        let has_keys = self.speaks != Some(Speaks::Https) || !self.certificates.is_empty();
+        self.refusal.is_none() && self.conflict.is_none() && has_keys
+    }
+
+    /// Whether it is accepted.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.refusal.is_none() && self.conflict.is_none()
+    }
+}
+
+/// All listeners of a gateway, each on its own and beside the others.
+pub(super) fn judge<'a>(facts: &Facts, id: &Id, listeners: &'a [Listener]) -> Vec<Judged<'a>> {
+    let mut all: Vec<Judged<'a>> =
+        listeners.iter().map(|listener| one(facts, id, listener)).collect();
+    let mut by_port: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+    for (index, judged) in all.iter().enumerate() {
+        if judged.speaks.is_some() {
+            by_port.entry(judged.listener.port).or_default().push(index);
+        }
+    }
+    for (port, indexes) in by_port {
+        let said = |index: &usize| all.get(*index).map(|it| (it.speaks, it.hostname.clone()));
+        let said: Vec<_> = indexes.iter().filter_map(said).collect();
+        let mixed = said.windows(2).any(|pair| matches!(pair, [a, b] if a.0 != b.0));
+        for (index, own) in indexes.iter().zip(&said) {
+            let twice = said.iter().filter(|other| *other == own).count() > 1;
+            let Some(judged) = all.get_mut(*index) else { continue };
+            judged.conflict = if mixed {
+                let message = format!("listeners of port {port} have different protocols");
+                Some(Reason::new("ProtocolConflict", message))
+            } else if twice {
+                let message = format!("another listener of port {port} has the same host name");
+                Some(Reason::new("HostnameConflict", message))
+            } else {
+                None
+            };
+        }
+    }
+    all
+}
+
+fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
+    let (speaks, mut refusal) = spoken(listener);
+    if listener.port == HEALTH_PORT && speaks.is_some() {
+        let message = format!("the kubelet asks at port {HEALTH_PORT}: use another");
+        refusal = Some(Reason::new("PortUnavailable", message));
+    }
+    let name = Name::new(&listener.name).ok();
+    if name.is_none() {
+        refusal = Some(Reason::new("UnsupportedValue", "its name is none"));
+    }
+    let written = listener.hostname.as_deref().filter(|text| !text.is_empty());
+    // For bytes there are no host names.
+    let written = written.filter(|_| speaks != Some(Speaks::Tcp));
+    let hostname = written.map(str::parse::<HostPattern>).transpose();
+    let hostname = hostname.unwrap_or_else(|error| {
+        refusal = Some(Reason::new("UnsupportedValue", error.to_string()));
+        None
+    });
+    let (kinds, mut unresolved) = kinds(listener, speaks);
+    let mut certificates = Vec::new();
+    if speaks == Some(Speaks::Https) {
+        let refs = listener.tls.iter().flat_map(|tls| &tls.certificate_refs);
+        for certificate in refs {
+            match found(facts, id, certificate) {
+                Ok(found) => certificates.push(found),
+                Err(reason) => unresolved = Some(unresolved.unwrap_or(reason)),
+            }
+        }
+        if certificates.is_empty() && unresolved.is_none() {
+            let message = "it names no certificate";
+            unresolved = Some(Reason::new("InvalidCertificateRef", message));
+        }
+    }
+    Judged {
+        listener,
+        name,
+        speaks,
+        hostname,
+        kinds,
+        certificates,
+        refusal,
+        conflict: None,
+        unresolved,
+        attached: 0,
+    }
+}
+
+fn spoken(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
+    let tls = listener.tls.as_ref();
+    let mode = tls.and_then(|tls| tls.mode.as_deref()).unwrap_or("Terminate");
+    let unsupported = |message: String| Some(Reason::new("UnsupportedValue", message));
+    let option = tls.and_then(|tls| tls.options.keys().next());
+    let odd = option.and_then(|option| unsupported(format!("tls.options: {option} is not known")));
+    match (listener.protocol.as_str(), mode) {
+        ("HTTP", _) => (Some(Speaks::Http), None),
+        ("TCP", _) => (Some(Speaks::Tcp), None),
+        ("HTTPS", "Terminate") => (Some(Speaks::Https), odd),
+        ("HTTPS", mode) => {
+            (Some(Speaks::Https), unsupported(format!("tls.mode {mode} is not for HTTPS")))
+        }
+        ("TLS", "Passthrough") => (Some(Speaks::Passthrough), odd),
+        ("TLS", mode) => {
+            let message = format!("tls.mode {mode} is not supported for TLS: use Passthrough");
+            (Some(Speaks::Terminate), unsupported(message))
+        }
+        (protocol, _) => {
+            let message = format!("{protocol} is not supported: use HTTP, HTTPS, TLS or TCP");
+            (None, Some(Reason::new("UnsupportedProtocol", message)))
+        }
+    }
+}
+
+/// The kinds of routes that it takes: those that it may, of those that fit what it speaks.
+fn kinds(listener: &Listener, speaks: Option<Speaks>) -> (Vec<&'static str>, Option<Reason>) {
+    let fitting: &[&'static str] = match speaks {
+        Some(Speaks::Http | Speaks::Https) => &["HTTPRoute", "GRPCRoute"],
+        Some(Speaks::Passthrough | Speaks::Terminate) => &["TLSRoute"],
+        Some(Speaks::Tcp) => &["TCPRoute"],
+        None => &[],
+    };
+    let allowed = &listener.allowed_routes.kinds;
+    if allowed.is_empty() {
+        return (fitting.to_vec(), None);
+    }
+    let (mut kinds, mut strange) = (Vec::new(), None);
+    for kind in allowed {
+        let group = kind.group.as_deref().unwrap_or(GATEWAY_GROUP);
+        let known = fitting.iter().find(|fits| group == GATEWAY_GROUP && **fits == kind.kind);
+        match known {
+            Some(known) if !kinds.contains(known) => kinds.push(*known),
+            Some(_) => {}
+            None => {
+                let message = format!("{} of {group} are no routes for it", kind.kind);
+                strange = Some(Reason::new("InvalidRouteKinds", message));
+            }
+        }
+    }
+    (kinds, strange)
+}
+
+fn found(facts: &Facts, id: &Id, wanted: &CertificateRef) -> Result<GatewayCertificate, Reason> {
+    let invalid = |message: String| Reason::new("InvalidCertificateRef", message);
+    let secret =
+        secret_of(id, wanted).ok_or_else(|| invalid(format!("{} is no Secret", wanted.name)))?;
+    let Id { namespace, name } = &secret;
+    if !facts.permits(("Gateway", &id.namespace), ("Secret", &secret)) {
+        let message = format!(
+            "no ReferenceGrant in {namespace} permits the Secret {name} to Gateways of {}",
+            id.namespace
+        );
+        return Err(Reason::new("RefNotPermitted", message));
+    }
+    match facts.certificates.get(&secret) {
+        Some(Ok(certificate)) => Ok(certificate.clone()),
+        Some(Err(why)) => Err(invalid(format!("the Secret {namespace}/{name}: {why}"))),
+        None => Err(invalid(format!(
+            "there is no Secret {namespace}/{name} of type kubernetes.io/tls that can be read"
+        ))),
+    }
+}
+
+/// The secret that a reference means.
+pub(super) fn secret_of(gateway: &Id, wanted: &CertificateRef) -> Option<Id> {
+    let is_secret = matches!(wanted.group.as_str(), "" | "core")
+        && wanted.kind.as_deref().is_none_or(|kind| kind == "Secret");
+    is_secret.then(|| Id {
+        namespace: wanted.namespace.clone().unwrap_or_else(|| gateway.namespace.clone()),
+        name: wanted.name.clone(),
+    })
+}

@@ -1,0 +1,230 @@
+//! What runs for one gateway, as objects: an account, a Service, and a Deployment of proxies.
+
+use leno_model::GatewayName;
+use serde_json::{Map, Value, json};
+
+use super::resolve::Wish;
+use crate::inject::{STATE, Settings, probe, scraping, token_directory, unprivileged, volumes};
+use crate::words::{
+    GATEWAY_LABEL, GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY,
+    PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE, TOKEN_PATH,
+};
+
+/// The account of a gateway's proxies, by which the control plane knows them: as long as a label may
+/// be.
+pub(super) fn account_name(gateway: &str) -> String {
+    let mut name = format!("{PREFIX}{gateway}");
+    name.truncate(LABEL_BYTES_MAX);
+    name.trim_end_matches(['-', '.']).to_owned()
+}
+
+/// The Service and the Deployment of a gateway; names of services have no dots.
+pub(super) fn object_name(gateway: &str) -> String {
+    account_name(gateway).replace('.', "-")
+}
+
+/// Everything for one gateway, in the order in which it is applied.
+pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
+    let account = account_name(wish.name.name.as_str());
+    vec![
+        json!({
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": metadata(wish, &account),
+            "automountServiceAccountToken": false,
+        }),
+        service(wish),
+        deployment(wish, settings, &account),
+    ]
+}
+
+fn service(wish: &Wish) -> Value {
+    let port = |port: &u16| {
+        json!({
+            "name": format!("port-{port}"), "port": port, "targetPort": port, "protocol": "TCP",
+        })
+    };
+    let ports: Vec<Value> = wish.ports.iter().map(port).collect();
+    let mut spec = json!({
+        "type": wish.service_type,
+        "selector": selector(wish),
+        "ipFamilyPolicy": "PreferDualStack",
+        "ports": ports,
+    });
+    if let Some(address) = &wish.address
+        && wish.service_type == "LoadBalancer"
+    {
+        spec["loadBalancerIP"] = json!(address);
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(wish, &object_name(wish.name.name.as_str())),
+        "spec": spec,
+    })
+}
+
+fn deployment(wish: &Wish, settings: &Settings, account: &str) -> Value {
+    let name = object_name(wish.name.name.as_str());
+    let mut labels = labels(wish);
+    labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
+    labels.insert(INJECTION.to_owned(), "disabled".into());
+    let mut annotations = annotations(wish);
+    for (key, value) in scraping() {
+        annotations.entry(key).or_insert(value.into());
+    }
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(wish, &name),
+        // How many there are is for whoever scales them; one when nobody does.
+        "spec": {
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": selector(wish)},
+            "strategy": {
+                "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+            },
+            "template": {
+                "metadata": {"labels": labels, "annotations": annotations},
+                "spec": {
+                    "serviceAccountName": account,
+                    "automountServiceAccountToken": false,
+                    "terminationGracePeriodSeconds": 30,
+                    "securityContext": {
+                        "runAsNonRoot": true,
+                        "runAsUser": PROXY_UID,
+                        "runAsGroup": PROXY_UID,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                        // So that it listens on 80 and 443 without any privilege.
+                        "sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}],
+                    },
+                    "containers": [container(settings)],
+                    "volumes": volumes(),
+                },
+            },
+        },
+    })
+}
+
+fn container(settings: &Settings) -> Value {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+    json!({
+        "name": PROXY_CONTAINER,
+        "image": settings.image,
+        "args": [
+            "gateway",
+            "--workload", "$(POD_NAMESPACE)/$(POD_NAME)",
+            "--control", settings.control,
+            "--trust-domain", settings.trust_domain.to_string(),
+            "--service-account-token", TOKEN_PATH,
+            "--state", STATE,
+            "--health", format!("0.0.0.0:{HEALTH_PORT}"),
+        ],
+        "env": [
+            field("POD_NAME", "metadata.name"),
+            field("POD_NAMESPACE", "metadata.namespace"),
+            {"name": ROOTS_VARIABLE, "value": settings.roots},
+        ],
+        "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"memory": "512Mi"},
+        },
+        "securityContext": unprivileged(PROXY_UID),
+        "startupProbe": probe("/livez", (1, 60)),
+        "readinessProbe": probe("/readyz", (1, 3)),
+        "livenessProbe": probe("/livez", (10, 3)),
+        "volumeMounts": [
+            {"name": "leno-state", "mountPath": "/var/lib/leno"},
+            {"name": "leno-token", "mountPath": token_directory(), "readOnly": true},
+        ],
+    })
+}
+
+/// What is made for a gateway goes with it.
+fn metadata(wish: &Wish, name: &str) -> Value {
+    let GatewayName { namespace, name: gateway } = &wish.name;
+    json!({
+        "name": name,
+        "namespace": namespace.as_str(),
+        "labels": labels(wish),
+        "annotations": annotations(wish),
+        "ownerReferences": [{
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "Gateway",
+            "name": gateway.as_str(),
+            "uid": wish.uid,
+            "controller": true,
+        }],
+    })
+}
+
+/// What its author wants, and then ours, which counts.
+fn labels(wish: &Wish) -> Map<String, Value> {
+    let wanted = wish.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+    let mut labels: Map<String, Value> = wanted.collect();
+    labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".into());
+    labels.extend(selector(wish));
+    labels
+}
+
+fn annotations(wish: &Wish) -> Map<String, Value> {
+    wish.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
+}
+
+fn selector(wish: &Wish) -> Map<String, Value> {
+    let name = wish.name.name.as_str();
+    let pair = |key: &str| (key.to_owned(), Value::from(name));
+    Map::from_iter([pair(GATEWAY_LABEL), pair(GATEWAY_PART)])
+}
+
+const PREFIX: &str = "leno-gateway-";
+/// RFC 1123: the longest label.
+const LABEL_BYTES_MAX: usize = 63;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use leno_model::TrustDomain;
+
+    use super::*;
+
+    #[test]
+    fn what_runs_for_a_gateway() {
+        let wish = Wish {
+            name: "shop/edge".parse().unwrap(),
+            uid: "u-1".to_owned(),
+            ports: vec![80, 443],
+            labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
+            annotations: BTreeMap::from([("note".to_owned(), "b".to_owned())]),
+            service_type: "LoadBalancer",
+            address: None,
+            incomplete: true,
+        };
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let (image, system) = ("leno:test".to_owned(), "leno-system".to_owned());
+        let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
+        let text = format!("{:#}\n", json!(manifests(&wish, &settings)));
+        expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
+    }
+
+    #[test]
+    fn names_are_labels_and_services_have_no_dots() {
+        let long = "a".repeat(50);
+        for (gateway, account, object) in [
+            ("edge", "leno-gateway-edge", "leno-gateway-edge"),
+            ("a.b", "leno-gateway-a.b", "leno-gateway-a-b"),
+            (
+                &format!("{long}xyz"),
+                &format!("leno-gateway-{long}"),
+                &format!("leno-gateway-{long}"),
+            ),
+        ] {
+            assert_eq!(account_name(gateway), account);
+            assert_eq!(object_name(gateway), object);
+        }
+        let cut = format!("{}-b", "a".repeat(49));
+        assert_eq!(account_name(&cut), format!("leno-gateway-{}", "a".repeat(49)));
+    }
+}

@@ -1,0 +1,201 @@
+//! Objects of the cluster as facts about gateways: pure, one object at a time.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Secret, Service};
+use kube::core::{DynamicObject, ObjectMeta};
+use leno_registry::{ServedKind, read_gateway_route};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::facts::{
+    Address, Class, Entrance, Fact, GATEWAY_GROUP, GatewayFacts, GoodRoute, Grant, RouteFacts,
+    Strange,
+};
+use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
+
+/// The kinds that only gateways need.
+pub(crate) const EDGE_KINDS: [ServedKind; 2] = [
+    ServedKind {
+        group: GATEWAY_GROUP,
+        kind: "GatewayClass",
+        api_versions: &["gateway.networking.k8s.io/v1"],
+    },
+    ServedKind {
+        group: GATEWAY_GROUP,
+        kind: "Gateway",
+        api_versions: &["gateway.networking.k8s.io/v1"],
+    },
+];
+
+/// What an object of the Gateway API is for gateways; `None` when nothing.
+pub(crate) fn fact(kind: ServedKind, api_version: &str, object: &DynamicObject) -> Option<Fact> {
+    if kind.group != GATEWAY_GROUP {
+        return None;
+    }
+    let spec = object.data.get("spec").unwrap_or(&Value::Null);
+    let meta = &object.metadata;
+    match kind.kind {
+        "GatewayClass" => class(meta, spec).map(Fact::Class),
+        "Gateway" => gateway(meta, spec).map(|facts| Fact::Gateway(Box::new(facts))),
+        "ReferenceGrant" => parsed::<Grant>(spec, meta).map(Fact::Grant),
+        _ => {
+            let facts = route(kind.kind, api_version, meta, spec)?;
+            Some(Fact::Route(kind.kind, Box::new(facts)))
+        }
+    }
+}
+
+fn class(meta: &ObjectMeta, spec: &Value) -> Option<Class> {
+    let is_ours = spec.get("controllerName").is_some_and(|name| name == GATEWAY_CONTROLLER);
+    is_ours.then(|| Class {
+        has_parameters: spec.get("parametersRef").is_some_and(|it| !it.is_null()),
+        service_type: service_type(meta),
+    })
+}
+
+fn gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
+    Some(GatewayFacts {
+        uid: meta.uid.clone()?,
+        created: created(meta),
+        service_type: service_type(meta),
+        spec: parsed(spec, meta)?,
+    })
+}
+
+fn service_type(meta: &ObjectMeta) -> Option<String> {
+    meta.annotations.as_ref()?.get(SERVICE_TYPE).cloned()
+}
+
+/// What the API's own schema lets through can be read.
+fn parsed<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
+    match T::deserialize(spec) {
+        Ok(parsed) => Some(parsed),
+        Err(error) => {
+            let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+            tracing::warn!(namespace, name, %error, "an object of the Gateway API is not as its kind");
+            None
+        }
+    }
+}
+
+fn created(meta: &ObjectMeta) -> i64 {
+    meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
+}
+
+/// `None` for a route without gateways.
+fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Option<RouteFacts> {
+    let parents = spec.get("parentRefs").and_then(Value::as_array).into_iter().flatten();
+    let parents: Vec<Value> = parents.filter(|parent| is_gateway_parent(parent)).cloned().collect();
+    if parents.is_empty() {
+        return None;
+    }
+    let mut spec = spec.clone();
+    let strange = take_strange(&mut spec);
+    let document = json!({
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {"name": meta.name, "namespace": meta.namespace},
+        "spec": spec,
+    });
+    let facts = |good, refusal| RouteFacts {
+        created: created(meta),
+        parents: parents.clone(),
+        good,
+        refusal,
+    };
+    Some(match read_gateway_route(&document) {
+        Ok(route) => {
+            let good = GoodRoute { parents: parents.clone(), route, strange };
+            facts(Some(Arc::new(good)), None)
+        }
+        Err(refused) => {
+            let lines = refused.iter().take(REFUSALS_MAX).map(|it| {
+                let field = it.at.field.as_deref().unwrap_or_default();
+                format!("{field}: {}; {}", it.problem, it.remedy)
+            });
+            facts(None, Some(lines.collect::<Vec<_>>().join("\n")))
+        }
+    })
+}
+
+/// Whether a `parentRef` is a gateway: without a word it is.
+fn is_gateway_parent(parent: &Value) -> bool {
+    let group = parent.get("group").and_then(Value::as_str).unwrap_or(GATEWAY_GROUP);
+    let kind = parent.get("kind").and_then(Value::as_str).unwrap_or("Gateway");
+    group == GATEWAY_GROUP && kind == "Gateway"
+}
+
+/// Takes the references to what is no service out of the rules: the others are good all the same.
+fn take_strange(spec: &mut Value) -> Vec<Strange> {
+    let mut strange = Vec::new();
+    let rules = spec.get_mut("rules").and_then(Value::as_array_mut);
+    for (index, rule) in rules.into_iter().flatten().enumerate() {
+        if let Some(backends) = rule.get_mut("backendRefs").and_then(Value::as_array_mut) {
+            backends.retain(|backend| {
+                let Some(kind) = strange_kind(backend) else { return true };
+                let weight = backend.get("weight").and_then(Value::as_u64).unwrap_or(1);
+                let weight = u32::try_from(weight).unwrap_or(u32::MAX);
+                strange.push(Strange { rule: index, weight, kind });
+                false
+            });
+        }
+        if let Some(filters) = rule.get_mut("filters").and_then(Value::as_array_mut) {
+            filters.retain(|filter| {
+                let mirrored = filter.pointer("/requestMirror/backendRef");
+                let Some(kind) = mirrored.and_then(strange_kind) else { return true };
+                strange.push(Strange { rule: index, weight: 0, kind });
+                false
+            });
+        }
+    }
+    strange
+}
+
+/// What a reference to a backend means, when that is no service.
+fn strange_kind(backend: &Value) -> Option<String> {
+    let group = backend.get("group").and_then(Value::as_str).unwrap_or_default();
+    let kind = backend.get("kind").and_then(Value::as_str).unwrap_or("Service");
+    let is_service = matches!(group, "" | "core") && kind == "Service";
+    (!is_service).then(|| match group {
+        "" => kind.to_owned(),
+        group => format!("{kind}.{group}"),
+    })
+}
+
+/// The certificate of a secret.
+pub(crate) fn certificate(secret: &Secret) -> Fact {
+    Fact::Certificate(super::certificate::read(secret))
+}
+
+/// Whether a pod of a gateway's Deployment takes requests.
+pub(crate) fn deployment(deployment: &Deployment) -> Fact {
+    let status = deployment.status.as_ref();
+    let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
+    Fact::Deployment(available > 0)
+}
+
+/// Where a gateway's Service takes requests.
+pub(crate) fn served(service: &Service) -> Fact {
+    let spec = service.spec.as_ref();
+    let is_load_balancer =
+        spec.and_then(|spec| spec.type_.as_deref()).is_some_and(|it| it == "LoadBalancer");
+    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
+    let ingress = ingress.filter_map(|one| match (&one.ip, &one.hostname) {
+        (Some(ip), _) => Some(Address::ip(ip)),
+        (None, Some(name)) => Some(Address::hostname(name)),
+        (None, None) => None,
+    });
+    let cluster = spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
+    let cluster = cluster.filter(|ip| *ip != "None").map(|ip| Address::ip(ip));
+    Fact::Entrance(Entrance {
+        is_load_balancer,
+        ingress: ingress.collect(),
+        cluster: cluster.collect(),
+    })
+}
+
+/// The most refusals told in one status.
+const REFUSALS_MAX: usize = 5;

@@ -1,0 +1,341 @@
+//! Gateways, routes and what they refer to, put together: what is served, said and made. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{Gateway, GatewayName, ServiceName};
+use leno_registry::GatewayRules;
+use serde_json::Value;
+
+use super::attach::{Attached, attach, gateway_of};
+use super::backends::{Led, Lookup, lead};
+use super::facts::{Address, Class, Facts, GatewayFacts, RouteFacts, RouteId};
+use super::listener::{Judged, Reason, judge, secret_of};
+use super::manifests::object_name;
+use super::said::{GatewaySaid, ListenerSaid, met};
+use super::served::{Carried, ports};
+use crate::source::Id;
+use crate::status::Condition;
+
+/// What came of all gateways.
+#[derive(Default)]
+pub(crate) struct Resolved {
+    pub(crate) gateways: BTreeMap<GatewayName, Gateway>,
+    pub(crate) said: BTreeMap<Id, GatewaySaid>,
+    /// What is said of classes.
+    pub(crate) classes: BTreeMap<String, Vec<Condition>>,
+    /// What is said of routes, for each gateway that they name.
+    pub(crate) parents: BTreeMap<RouteId, Vec<(Value, Vec<Condition>)>>,
+    /// The services that gateways lead to.
+    pub(crate) backends: BTreeSet<ServiceName>,
+    pub(crate) wishes: Vec<Wish>,
+}
+
+/// What has to run for one gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    pub(crate) name: GatewayName,
+    pub(crate) uid: String,
+    pub(crate) ports: Vec<u16>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) annotations: BTreeMap<String, String>,
+    pub(crate) service_type: &'static str,
+    /// The address that somebody wants.
+    pub(crate) address: Option<String>,
+    /// Whether something of it is not there.
+    pub(crate) incomplete: bool,
+}
+
+/// One gateway on its way.
+struct Side<'a> {
+    id: &'a Id,
+    facts: &'a GatewayFacts,
+    listeners: Vec<Judged<'a>>,
+    refusal: Option<Reason>,
+    service_type: &'static str,
+    /// The routes of each listener, by age.
+    carried: Vec<Carried>,
+}
+
+/// The secrets that gateways refer to and may.
+pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
+    let refs = facts.ours().flat_map(|(id, gateway, _)| {
+        let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
+        let refs = tls.flat_map(|tls| &tls.certificate_refs);
+        refs.filter_map(move |certificate| secret_of(id, certificate))
+            .filter(move |secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
+    });
+    refs.collect()
+}
+
+/// Puts everything together.
+pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
+    let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts);
+    let mut resolved = Resolved { classes: classes(facts), ..Resolved::default() };
+    let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
+    routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
+    for (id, route) in routes {
+        let led = route.good.as_deref().map(|good| lead(facts, services, id, good));
+        let said = parents(facts, &mut sides, (id, route), led.as_ref());
+        if !said.is_empty() {
+            resolved.parents.insert(id.clone(), said);
+        }
+    }
+    for (id, side) in sides {
+        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let ports = match side.refusal {
+            None => ports(&name, &side.listeners, side.carried.clone()),
+            Some(_) => Vec::new(),
+        };
+        let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
+        resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
+        if !numbers.is_empty() {
+            resolved.wishes.push(wish(facts, &side, name.clone(), numbers));
+        }
+        for carried in &side.carried {
+            resolved.backends.extend(carried.backends().cloned());
+        }
+        resolved.gateways.insert(name.clone(), Gateway { name, ports });
+    }
+    resolved
+}
+
+fn classes(facts: &Facts) -> BTreeMap<String, Vec<Condition>> {
+    let said = facts.classes.iter().map(|(name, class)| {
+        let accepted = match class.has_parameters {
+            true => {
+                let message = format!(
+                    "there are no parameters: use the annotation {}",
+                    crate::words::SERVICE_TYPE
+                );
+                Reason::new("InvalidParameters", message).unmet("Accepted")
+            }
+            false => met("Accepted", "Accepted", "its gateways are served"),
+        };
+        (name.clone(), vec![accepted])
+    });
+    said.collect()
+}
+
+fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
+    let mut ours: Vec<_> = facts.ours().collect();
+    ours.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
+    let mut names = BTreeSet::new();
+    let mut sides = BTreeMap::new();
+    for (id, gateway, class) in ours {
+        let service_type = service_type(gateway, class);
+        let mut refusal = refusal(id, gateway, class);
+        if let Err(reason) = &service_type {
+            refusal.get_or_insert(reason.clone());
+        }
+        if !names.insert((&id.namespace, object_name(&id.name))) {
+            let message = "an older Gateway has a name that begins as this one does: use another";
+            refusal.get_or_insert(Reason::new("Invalid", message));
+        }
+        let listeners = judge(facts, id, &gateway.spec.listeners);
+        let service_type = service_type.unwrap_or(LOAD_BALANCER);
+        let carried = Vec::new();
+        sides.insert(id, Side { id, facts: gateway, listeners, refusal, service_type, carried });
+    }
+    sides
+}
+
+/// Why a gateway is not accepted, whatever its listeners are.
+fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
+    let spec = &gateway.spec;
+    if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
+        let message = format!(
+            "parametersRef: there are no parameters; use the annotation {}",
+            crate::words::SERVICE_TYPE
+        );
+        return Some(Reason::new("InvalidParameters", message));
+    }
+    if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
+    {
+        let message =
+            format!("spec.tls.{part} is not supported, and would not be enforced: remove it");
+        return Some(Reason::new("Invalid", message));
+    }
+    let unsupported =
+        |it: &&Address| it.kind != "IPAddress" && !(it.kind == "Hostname" && it.value.is_empty());
+    if let Some(address) = spec.addresses.iter().find(unsupported) {
+        let message = format!("an address of type {} cannot be had: use IPAddress", address.kind);
+        return Some(Reason::new("UnsupportedAddress", message));
+    }
+    let is_label = id.name.len() <= LABEL_BYTES_MAX;
+    let long = || Reason::new("Invalid", "its name is longer than 63 bytes, as no label may be");
+    (!is_label).then(long)
+}
+
+fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, Reason> {
+    let written = gateway.service_type.as_ref().or(class.service_type.as_ref());
+    let Some(written) = written else { return Ok(LOAD_BALANCER) };
+    let known = SERVICE_TYPES.iter().find(|known| *known == written);
+    known.copied().ok_or_else(|| {
+        let annotation = crate::words::SERVICE_TYPE;
+        let message =
+            format!("{annotation}: {written:?} is none; use {}", SERVICE_TYPES.join(" or "));
+        Reason::new("InvalidParameters", message)
+    })
+}
+
+/// Attaches a route to its gateways, and says what came of it. A version that cannot be read is
+/// refused, and the last good one goes on.
+fn parents(
+    facts: &Facts,
+    sides: &mut BTreeMap<&Id, Side<'_>>,
+    (id, route): (&RouteId, &RouteFacts),
+    led: Option<&Led>,
+) -> Vec<(Value, Vec<Condition>)> {
+    let resolved = match led {
+        Some(Led { unresolved: Some(reason), .. }) => reason.unmet("ResolvedRefs"),
+        Some(_) => met("ResolvedRefs", "ResolvedRefs", "every backend is there"),
+        None => {
+            let message = "the route is not read".to_owned();
+            Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
+        }
+    };
+    let mut taken: BTreeMap<(Id, usize), Vec<Option<leno_model::HostPattern>>> = BTreeMap::new();
+    let mut outcomes = Vec::new();
+    let serving = route.good.as_deref();
+    for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {
+        let hostnames = serving.map(|good| good.route.hostnames.as_slice()).unwrap_or_default();
+        let gateway = gateway_of(id, parent);
+        let Some(side) = sides.get(&gateway) else { continue };
+        let outcome = attach(facts, (id, parent), hostnames, (side.id, &side.listeners));
+        if let Ok(attached) = &outcome {
+            for (index, names) in attached {
+                taken.insert((gateway.clone(), *index), names.clone());
+            }
+        }
+        outcomes.push((parent, outcome));
+    }
+    if let Some(led) = led {
+        for ((gateway, index), names) in taken {
+            let Some(side) = sides.get_mut(&gateway) else { continue };
+            if let Some(judged) = side.listeners.get_mut(index).filter(|_| route.refusal.is_none())
+            {
+                judged.attached += 1;
+            }
+            side.carried.push(Carried { listener: index, names, rules: led.rules.clone() });
+        }
+    }
+    let accepted = |parent: &Value| -> Condition {
+        if let Some(refusal) = &route.refusal {
+            return Reason::new("UnsupportedValue", refusal.clone()).unmet("Accepted");
+        }
+        let outcome: Option<&Result<Vec<Attached>, Reason>> =
+            outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
+        match outcome {
+            Some(Err(reason)) => reason.unmet("Accepted"),
+            _ => met("Accepted", "Accepted", "in force"),
+        }
+    };
+    let ours = route.parents.iter().filter(|parent| sides.contains_key(&gateway_of(id, parent)));
+    ours.map(|parent| (parent.clone(), vec![accepted(parent), resolved.clone()])).collect()
+}
+
+fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
+    let accepted = match &side.refusal {
+        Some(reason) => reason.unmet("Accepted"),
+        None => {
+            let well = side.listeners.iter().filter(|judged| judged.is_accepted()).count();
+            let message = format!("{well} of {} listeners are taken", side.listeners.len());
+            match (well, side.listeners.len()) {
+                (0, _) => Reason::new("ListenersNotValid", message).unmet("Accepted"),
+                (well, all) if well < all => met("Accepted", "ListenersNotValid", &message),
+                _ => met("Accepted", "Accepted", &message),
+            }
+        }
+    };
+    let (addresses, missing) = addresses(facts, side);
+    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let runs = facts.deployments.get(&object).copied().unwrap_or_default();
+    let obstacle = if serves_nothing {
+        Some(Reason::new("Invalid", "nothing of it can be served"))
+    } else if !runs {
+        Some(Reason::new("Pending", format!("no pod of the Deployment {} is ready", object.name)))
+    } else {
+        missing
+    };
+    let programmed = match &obstacle {
+        Some(reason) => reason.unmet("Programmed"),
+        None => met("Programmed", "Programmed", "it is served"),
+    };
+    let listeners = side.listeners.iter();
+    GatewaySaid {
+        listeners: listeners.map(|it| ListenerSaid::of(it, obstacle.is_none())).collect(),
+        conditions: vec![accepted, programmed],
+        addresses: if serves_nothing { Vec::new() } else { addresses },
+    }
+}
+
+/// Where a gateway is reached, and why it is not, where it should be.
+fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
+    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let entrance = facts.entrances.get(&object).cloned().unwrap_or_default();
+    let mut there = match entrance.is_load_balancer {
+        true => entrance.ingress,
+        false => entrance.cluster,
+    };
+    let wanted: Vec<&Address> =
+        side.facts.spec.addresses.iter().filter(|address| !address.value.is_empty()).collect();
+    if !wanted.is_empty() {
+        there.retain(|address| wanted.iter().any(|it| it.value == address.value));
+        if there.len() < wanted.len() {
+            let message =
+                format!("{} of {} wanted addresses can be used", there.len(), wanted.len());
+            return (there, Some(Reason::new("AddressNotUsable", message)));
+        }
+    }
+    there.truncate(ADDRESSES_MAX);
+    let missing = there.is_empty().then(|| {
+        let message = format!(
+            "the Service {} has no address yet; where there is no load balancer, use the annotation \
+             {}: ClusterIP",
+            object.name,
+            crate::words::SERVICE_TYPE
+        );
+        Reason::new("AddressNotAssigned", message)
+    });
+    (there, missing)
+}
+
+fn wish(facts: &Facts, side: &Side<'_>, name: GatewayName, ports: Vec<u16>) -> Wish {
+    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
+    let infrastructure = &side.facts.spec.infrastructure;
+    Wish {
+        name,
+        uid: side.facts.uid.clone(),
+        ports,
+        labels: infrastructure.labels.clone(),
+        annotations: infrastructure.annotations.clone(),
+        service_type: side.service_type,
+        address: wanted.map(|address| address.value.clone()),
+        incomplete: !facts.deployments.contains_key(&object)
+            || !facts.entrances.contains_key(&object),
+    }
+}
+
+/// The backends of a route's rules.
+impl Carried {
+    fn backends(&self) -> impl Iterator<Item = &ServiceName> {
+        let all: Vec<&ServiceName> = match &self.rules {
+            GatewayRules::Requests(rules) => {
+                let of_rule =
+                    rules.iter().flat_map(|it| it.backends.iter().chain(&it.actions.mirrors));
+                of_rule.map(|it| &it.service).collect()
+            }
+            GatewayRules::Sessions(rule) => rule.backends.iter().map(|it| &it.service).collect(),
+            GatewayRules::Connections(rule) => rule.backends.iter().map(|it| &it.service).collect(),
+        };
+        all.into_iter()
+    }
+}
+
+const LOAD_BALANCER: &str = "LoadBalancer";
+const SERVICE_TYPES: &[&str] = &[LOAD_BALANCER, "NodePort", "ClusterIP"];
+/// RFC 1123: the longest label.
+const LABEL_BYTES_MAX: usize = 63;
+/// The most that the schema of gateways takes.
+const ADDRESSES_MAX: usize = 16;

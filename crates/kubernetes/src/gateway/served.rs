@@ -1,0 +1,102 @@
+//! What the proxies of a gateway serve, port by port.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    GatewayListener, GatewayName, GatewayPort, HostPattern, HostRules, RouteKind, RouteName,
+    RouteRule, Serves, TcpRule, TlsRule,
+};
+use leno_registry::GatewayRules;
+
+use super::listener::{Judged, Speaks};
+
+/// A route at a listener.
+#[derive(Clone)]
+pub(super) struct Carried {
+    /// The index of the listener.
+    pub(super) listener: usize,
+    /// For which host names; any that the listener takes in place of none.
+    pub(super) names: Vec<Option<HostPattern>>,
+    pub(super) rules: GatewayRules,
+}
+
+/// The ports of a gateway whose routes are given by age.
+pub(super) fn ports(
+    gateway: &GatewayName,
+    listeners: &[Judged<'_>],
+    carried: Vec<Carried>,
+) -> Vec<GatewayPort> {
+    let mut of_listener: BTreeMap<usize, Vec<Carried>> = BTreeMap::new();
+    for one in carried {
+        of_listener.entry(one.listener).or_default().push(one);
+    }
+    let mut ports: BTreeMap<u16, Serves> = BTreeMap::new();
+    for (index, judged) in listeners.iter().enumerate().filter(|(_, it)| it.is_served()) {
+        let (Some(speaks), Some(name)) = (judged.speaks, judged.name.clone()) else { continue };
+        let routes = of_listener.remove(&index).unwrap_or_default();
+        let listener = |routes| GatewayListener {
+            name,
+            hostname: judged.hostname.clone(),
+            certificates: judged.certificates.clone(),
+            hosts: hosts(routes),
+        };
+        let port = judged.listener.port;
+        match speaks {
+            Speaks::Http => {
+                let serves = ports.entry(port).or_insert_with(|| Serves::Http(Vec::new()));
+                if let Serves::Http(all) = serves {
+                    all.push(listener(routes));
+                }
+            }
+            Speaks::Https => {
+                let serves = ports.entry(port).or_insert_with(|| Serves::Https(Vec::new()));
+                if let Serves::Https(all) = serves {
+                    all.push(listener(routes));
+                }
+            }
+            Speaks::Passthrough => {
+                let serves = ports.entry(port).or_insert_with(|| Serves::Passthrough(Vec::new()));
+                if let Serves::Passthrough(all) = serves {
+                    all.extend(routes.into_iter().filter_map(session));
+                }
+            }
+            Speaks::Tcp => {
+                ports.insert(port, Serves::Tcp(connections(gateway, routes)));
+            }
+            Speaks::Terminate => {}
+        }
+    }
+    ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
+}
+
+/// The rules of requests by host name.
+fn hosts(routes: Vec<Carried>) -> Vec<HostRules> {
+    let mut hosts: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
+    for route in routes {
+        let GatewayRules::Requests(rules) = route.rules else { continue };
+        for name in route.names {
+            hosts.entry(name).or_default().extend_from_slice(&rules);
+        }
+    }
+    hosts.into_iter().map(|(hostname, rules)| HostRules { hostname, rules }).collect()
+}
+
+fn session(route: Carried) -> Option<TlsRule> {
+    let GatewayRules::Sessions(rule) = route.rules else { return None };
+    let hostnames: Vec<HostPattern> = route.names.into_iter().flatten().collect();
+    (!hostnames.is_empty()).then_some(TlsRule { hostnames, ..rule })
+}
+
+/// The oldest route decides; without any, connections are cut off.
+fn connections(gateway: &GatewayName, routes: Vec<Carried>) -> TcpRule {
+    let rule = routes.into_iter().find_map(|route| match route.rules {
+        GatewayRules::Connections(rule) => Some(rule),
+        _ => None,
+    });
+    rule.unwrap_or_else(|| TcpRule {
+        route: RouteName { namespace: gateway.namespace.clone(), name: gateway.name.clone() },
+        kind: RouteKind::Tcp,
+        backends: Vec::new(),
+        ungranted_weight: 0,
+    })
+}

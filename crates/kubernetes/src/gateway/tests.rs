@@ -1,0 +1,155 @@
+//! What the Gateway API says of attachment, by tables.
+
+mod listeners;
+mod routes;
+
+use std::collections::BTreeMap;
+
+use kube::core::DynamicObject;
+use leno_model::{GatewayCertificate, Serves, Service, ServiceName};
+use leno_registry::{ServedKind, served_kinds};
+use serde_json::{Value, json};
+
+use super::facts::{Class, Entrance, Fact, RouteId};
+use super::*;
+use crate::read::ServiceReading;
+use crate::source::Id;
+use crate::status::Condition;
+
+/// A cluster with one class, one gateway `infra/edge`, and services `infra/web` and `other/web`.
+struct World {
+    facts: Facts,
+    services: BTreeMap<ServiceName, Service>,
+}
+
+fn id(namespace: &str, name: &str) -> Id {
+    Id { namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+fn kind(word: &str) -> ServedKind {
+    let all = served_kinds().into_iter().chain(EDGE_KINDS);
+    let mut of_api = all.filter(|it| it.group == "gateway.networking.k8s.io");
+    of_api.find(|it| it.kind == word).unwrap()
+}
+
+impl World {
+    /// With a gateway of these listeners.
+    fn new(listeners: Value) -> Self {
+        let mut world = Self { facts: Facts::default(), services: BTreeMap::new() };
+        world.facts.classes.insert("leno".to_owned(), Class::default());
+        for (name, label) in [("infra", "a"), ("other", "b")] {
+            let labels = BTreeMap::from([("team".to_owned(), label.to_owned())]);
+            world.facts.namespaces.insert(name.to_owned(), labels);
+            world.service(name, "web");
+        }
+        world.gateway("edge", json!({"listeners": listeners}));
+        world
+    }
+
+    fn service(&mut self, namespace: &str, name: &str) {
+        let object = json!({
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"clusterIP": "10.0.0.1", "selector": {"app": name}, "ports": [{"port": 80}]},
+        });
+        let ServiceReading::Ours(service, _) =
+            crate::read::service(&serde_json::from_value(object).unwrap())
+        else {
+            panic!()
+        };
+        self.services.insert(service.name.clone(), service);
+    }
+
+    /// An object, as its stream would tell it.
+    fn put(&mut self, word: &str, (namespace, name): (&str, &str), spec: Value) {
+        let kind = kind(word);
+        let created = format!("2025-01-01T00:00:{:02}Z", self.facts.routes.len());
+        let object: DynamicObject = serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "namespace": namespace, "uid": "u", "creationTimestamp": created,
+            },
+            "spec": spec,
+        }))
+        .unwrap();
+        let id = id(namespace, name);
+        match fact(kind, kind.api_versions[0], &object).unwrap() {
+            Fact::Gateway(gateway) => drop(self.facts.gateways.insert(id, *gateway)),
+            Fact::Route(kind, route) => {
+                self.facts.routes.insert(RouteId { kind, id }, *route);
+            }
+            Fact::Grant(grant) => drop(self.facts.grants.insert(id, grant)),
+            _ => panic!(),
+        }
+    }
+
+    fn gateway(&mut self, name: &str, mut spec: Value) {
+        spec["gatewayClassName"] = json!("leno");
+        self.put("Gateway", ("infra", name), spec);
+    }
+
+    /// A route to `infra/edge`, with one rule.
+    fn route(
+        &mut self,
+        (word, namespace, name): (&str, &str, &str),
+        parent: Value,
+        hosts: &[&str],
+    ) {
+        let mut parents = parent;
+        parents["name"] = json!("edge");
+        parents["namespace"] = json!("infra");
+        let mut spec = json!({
+            "parentRefs": [parents],
+            "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
+        });
+        if !hosts.is_empty() {
+            spec["hostnames"] = json!(hosts);
+        }
+        self.put(word, (namespace, name), spec);
+    }
+
+    fn certificate(&mut self, namespace: &str, name: &str) {
+        let certificate = GatewayCertificate { chain: name.to_owned(), key: String::new() };
+        self.facts.certificates.insert(id(namespace, name), Ok(certificate));
+    }
+
+    /// What runs for `infra/edge` is there.
+    fn run(&mut self) {
+        let object = id("infra", "leno-gateway-edge");
+        self.facts.deployments.insert(object.clone(), true);
+        let ingress = vec![Address::ip("192.0.2.7")];
+        let entrance = Entrance { is_load_balancer: true, ingress, cluster: Vec::new() };
+        self.facts.entrances.insert(object, entrance);
+    }
+
+    fn resolve(&self) -> Resolved {
+        resolve(&self.facts, &|name| self.services.get(name))
+    }
+
+    /// What is said of the only parent of a route: `Accepted` and `ResolvedRefs`.
+    fn parent(&self, word: &str, namespace: &str, name: &str) -> [&'static str; 2] {
+        let resolved = self.resolve();
+        let route = RouteId { kind: kind(word).kind, id: id(namespace, name) };
+        let parents = &resolved.parents[&route];
+        assert_eq!(parents.len(), 1);
+        [reason(&parents[0].1, "Accepted"), reason(&parents[0].1, "ResolvedRefs")]
+    }
+}
+
+/// The reason of a condition.
+fn reason(conditions: &[Condition], word: &str) -> &'static str {
+    conditions.iter().find(|it| it.word == word).unwrap().reason
+}
+
+/// Host names and the routes of their rules, at one listener of `infra/edge`.
+fn hosts(resolved: &Resolved, listener: &str) -> Vec<(String, Vec<String>)> {
+    let gateway = resolved.gateways.values().next().unwrap();
+    let all = gateway.ports.iter().flat_map(|port| match &port.serves {
+        Serves::Http(listeners) | Serves::Https(listeners) => listeners.as_slice(),
+        _ => &[],
+    });
+    let found = all.into_iter().find(|it| it.name.as_str() == listener).unwrap();
+    let row = |it: &leno_model::HostRules| {
+        let name = it.hostname.as_ref().map_or("any".to_owned(), ToString::to_string);
+        (name, it.rules.iter().map(|rule| rule.route.name.to_string()).collect())
+    };
+    found.hosts.iter().map(row).collect()
+}

@@ -1,0 +1,236 @@
+//! Listeners on their own and beside others.
+
+use super::*;
+
+fn listener(name: &str, port: u16, protocol: &str, more: Value) -> Value {
+    let mut listener = json!({"name": name, "port": port, "protocol": protocol});
+    for (key, value) in more.as_object().unwrap() {
+        listener[key] = value.clone();
+    }
+    listener
+}
+
+/// For each listener: Accepted, Conflicted, ResolvedRefs, and the kinds that it takes.
+fn judged(world: &World) -> Vec<([&'static str; 3], Vec<&'static str>)> {
+    let resolved = world.resolve();
+    let said = &resolved.said[&id("infra", "edge")];
+    let row = |it: &said::ListenerSaid| {
+        let reason = |word| reason(&it.conditions, word);
+        ([reason("Accepted"), reason("Conflicted"), reason("ResolvedRefs")], it.kinds.clone())
+    };
+    said.listeners.iter().map(row).collect()
+}
+
+#[test]
+fn each_protocol_takes_its_routes() {
+    let passthrough = json!({"tls": {"mode": "Passthrough"}});
+    let odd = json!({"tls": {"mode": "Passthrough", "options": {"a.b/c": "d"}}});
+    let http = vec!["HTTPRoute", "GRPCRoute"];
+    for (protocol, more, accepted, kinds) in [
+        ("HTTP", json!({}), "Accepted", http.clone()),
+        ("TCP", json!({}), "Accepted", vec!["TCPRoute"]),
+        ("TLS", passthrough, "Accepted", vec!["TLSRoute"]),
+        ("TLS", json!({"tls": {"mode": "Terminate"}}), "UnsupportedValue", vec![]),
+        ("TLS", json!({}), "UnsupportedValue", vec![]),
+        ("TLS", odd, "UnsupportedValue", vec![]),
+        ("UDP", json!({}), "UnsupportedProtocol", vec![]),
+        ("INVALID", json!({}), "UnsupportedProtocol", vec![]),
+        ("HTTP", json!({"port": 15020}), "PortUnavailable", vec![]),
+    ] {
+        let world = World::new(json!([listener("l", 80, protocol, more.clone())]));
+        let found = judged(&world);
+        let expected = [accepted, "NoConflicts", "ResolvedRefs"];
+        assert_eq!(found, [(expected, kinds)], "{protocol} {more}");
+    }
+}
+
+#[test]
+fn kinds_of_routes_are_those_that_fit() {
+    for (protocol, kinds, reason, left) in [
+        ("HTTP", json!([{"kind": "HTTPRoute"}]), "ResolvedRefs", vec!["HTTPRoute"]),
+        ("HTTP", json!([{"kind": "InvalidRoute"}]), "InvalidRouteKinds", vec![]),
+        (
+            "HTTP",
+            json!([{"kind": "InvalidRoute"}, {"kind": "HTTPRoute"}]),
+            "InvalidRouteKinds",
+            vec!["HTTPRoute"],
+        ),
+        ("HTTP", json!([{"kind": "HTTPRoute", "group": "x.y"}]), "InvalidRouteKinds", vec![]),
+        ("TCP", json!([{"kind": "HTTPRoute"}]), "InvalidRouteKinds", vec![]),
+    ] {
+        let more = json!({"allowedRoutes": {"kinds": kinds}});
+        let world = World::new(json!([listener("l", 80, protocol, more)]));
+        let expected = (["Accepted", "NoConflicts", reason], left);
+        assert_eq!(judged(&world), [expected], "{protocol} {kinds}");
+    }
+}
+
+#[test]
+fn listeners_of_one_port_differ_in_host_name_and_nothing_else() {
+    let host = |name: &str| json!({"hostname": name});
+    let tls = |mode: &str, name: &str| json!({"tls": {"mode": mode}, "hostname": name});
+    for (one, other, conflict) in [
+        (("HTTP", 80, host("a.b")), ("HTTP", 80, host("c.b")), "NoConflicts"),
+        (("HTTP", 80, host("a.b")), ("HTTP", 80, host("*.b")), "NoConflicts"),
+        (("HTTP", 80, host("a.b")), ("HTTP", 80, json!({})), "NoConflicts"),
+        (("HTTP", 80, host("a.b")), ("HTTP", 80, host("a.b")), "HostnameConflict"),
+        (("HTTP", 80, json!({})), ("HTTP", 80, json!({})), "HostnameConflict"),
+        (("HTTP", 80, host("a.b")), ("HTTP", 81, host("a.b")), "NoConflicts"),
+        (("HTTP", 80, host("a.b")), ("TCP", 80, json!({})), "ProtocolConflict"),
+        (("TCP", 80, json!({})), ("TCP", 80, json!({})), "HostnameConflict"),
+        (
+            ("TLS", 443, tls("Passthrough", "a.b")),
+            ("TLS", 443, tls("Terminate", "c.b")),
+            "ProtocolConflict",
+        ),
+        (("HTTP", 80, json!({})), ("INVALID", 80, json!({})), "NoConflicts"),
+    ] {
+        let (first, second) = (one.clone(), other.clone());
+        let world = World::new(json!([
+            listener("one", one.1, one.0, one.2),
+            listener("other", other.1, other.0, other.2),
+        ]));
+        let found: Vec<_> = judged(&world).into_iter().map(|(it, _)| it).collect();
+        assert!(found.iter().all(|it| it[1] == conflict), "{first:?} {second:?}: {found:?}");
+        let blocked = conflict != "NoConflicts";
+        assert!(!blocked || found.iter().all(|it| it[0] == conflict), "{found:?}");
+    }
+}
+
+#[test]
+fn certificates_are_there_and_may_be_used() {
+    let grant = |from: &str, namespace: &str, to: &str, name: Value| {
+        json!({
+            "from": [{"group": "gateway.networking.k8s.io", "kind": from, "namespace": namespace}],
+            "to": [{"group": "", "kind": to, "name": name}],
+        })
+    };
+    let theirs = json!({"name": "cert", "namespace": "other"});
+    for (certificate, grant, expected) in [
+        (json!({"name": "cert"}), None, "ResolvedRefs"),
+        (json!({"name": "cert", "kind": "Secret", "group": ""}), None, "ResolvedRefs"),
+        (json!({"name": "missing"}), None, "InvalidCertificateRef"),
+        (json!({"name": "broken"}), None, "InvalidCertificateRef"),
+        (json!({"name": "cert", "kind": "Other"}), None, "InvalidCertificateRef"),
+        (json!({"name": "cert", "group": "x.y"}), None, "InvalidCertificateRef"),
+        (theirs.clone(), None, "RefNotPermitted"),
+        (theirs.clone(), Some(grant("Gateway", "infra", "Secret", json!(null))), "ResolvedRefs"),
+        (theirs.clone(), Some(grant("Gateway", "infra", "Secret", json!("cert"))), "ResolvedRefs"),
+        (theirs.clone(), Some(grant("Gateway", "infra", "Secret", json!("x"))), "RefNotPermitted"),
+        (theirs.clone(), Some(grant("Gateway", "x", "Secret", json!(null))), "RefNotPermitted"),
+        (
+            theirs.clone(),
+            Some(grant("HTTPRoute", "infra", "Secret", json!(null))),
+            "RefNotPermitted",
+        ),
+        (
+            theirs.clone(),
+            Some(grant("Gateway", "infra", "Service", json!(null))),
+            "RefNotPermitted",
+        ),
+    ] {
+        let more = json!({"tls": {"certificateRefs": [certificate]}});
+        let mut world = World::new(json!([listener("l", 443, "HTTPS", more)]));
+        world.certificate("infra", "cert");
+        world.certificate("other", "cert");
+        world.facts.certificates.insert(id("infra", "broken"), Err("it is broken".to_owned()));
+        if let Some(grant) = &grant {
+            world.put("ReferenceGrant", ("other", "grant"), grant.clone());
+        }
+        let found = judged(&world)[0].0;
+        assert_eq!(found, ["Accepted", "NoConflicts", expected], "{certificate} {grant:?}");
+        // Without a key nothing is served.
+        let ports = world.resolve().gateways.values().next().unwrap().ports.len();
+        assert_eq!(ports, usize::from(expected == "ResolvedRefs"), "{certificate} {grant:?}");
+        // Only what may be used is asked for.
+        let asked = !secrets_of(&world.facts).is_empty();
+        let named = certificate["kind"] != "Other" && certificate["group"] != "x.y";
+        assert_eq!(asked, named && expected != "RefNotPermitted", "{certificate} {grant:?}");
+    }
+}
+
+#[test]
+fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
+    let good = listener("good", 80, "HTTP", json!({}));
+    let bad = listener("bad", 81, "INVALID", json!({}));
+    let wants = |address: Value| json!({"listeners": [good], "addresses": [address]});
+    let only = |listeners: Value| json!({"listeners": listeners});
+    let infrastructure = json!({"parametersRef": {"group": "a", "kind": "b", "name": "c"}});
+    for (spec, runs, expected) in [
+        (only(json!([good])), true, ["Accepted", "Programmed"]),
+        (only(json!([good])), false, ["Accepted", "Pending"]),
+        (only(json!([good, bad])), true, ["ListenersNotValid", "Programmed"]),
+        (only(json!([bad])), true, ["ListenersNotValid", "Invalid"]),
+        (wants(json!({"value": "192.0.2.7"})), true, ["Accepted", "Programmed"]),
+        (wants(json!({"type": "IPAddress"})), true, ["Accepted", "Programmed"]),
+        (wants(json!({"value": "192.0.2.8"})), true, ["Accepted", "AddressNotUsable"]),
+        (wants(json!({"type": "x.y/z", "value": "a"})), true, ["UnsupportedAddress", "Invalid"]),
+        (
+            json!({"listeners": [good], "infrastructure": infrastructure}),
+            true,
+            ["InvalidParameters", "Invalid"],
+        ),
+        (
+            json!({"listeners": [good], "tls": {"frontend": {"default": {}}}}),
+            true,
+            ["Invalid", "Invalid"],
+        ),
+    ] {
+        let mut world = World::new(json!([]));
+        world.gateway("edge", spec.clone());
+        if runs {
+            world.run();
+        }
+        let resolved = world.resolve();
+        let said = &resolved.said[&id("infra", "edge")];
+        let found = ["Accepted", "Programmed"].map(|word| reason(&said.conditions, word));
+        assert_eq!(found, expected, "{spec} {runs}");
+        let served = !matches!(expected[1], "Invalid");
+        assert_eq!(resolved.wishes.len(), usize::from(served), "{spec}");
+        assert_eq!(!resolved.gateways.values().next().unwrap().ports.is_empty(), served, "{spec}");
+    }
+}
+
+#[test]
+fn without_a_load_balancer_the_cluster_has_an_address() {
+    let mut world = World::new(json!([listener("l", 80, "HTTP", json!({}))]));
+    world.run();
+    let object = id("infra", "leno-gateway-edge");
+    let mut addresses = |is_load_balancer| {
+        let cluster = vec![Address::ip("10.0.0.9")];
+        let entrance = Entrance { is_load_balancer, ingress: Vec::new(), cluster };
+        world.facts.entrances.insert(object.clone(), entrance);
+        let resolved = world.resolve();
+        let said = &resolved.said[&id("infra", "edge")];
+        (said.addresses.len(), reason(&said.conditions, "Programmed"))
+    };
+    assert_eq!(addresses(true), (0, "AddressNotAssigned"));
+    assert_eq!(addresses(false), (1, "Programmed"));
+}
+
+#[test]
+fn gateways_of_other_classes_are_none_of_ours() {
+    let mut world = World::new(json!([listener("l", 80, "HTTP", json!({}))]));
+    world.facts.classes.clear();
+    world.route(("HTTPRoute", "infra", "r"), json!({}), &[]);
+    let resolved = world.resolve();
+    assert!(resolved.gateways.is_empty() && resolved.said.is_empty());
+    assert!(resolved.parents.is_empty() && resolved.wishes.is_empty());
+    assert!(resolved.backends.is_empty());
+}
+
+#[test]
+fn the_younger_of_two_that_would_share_their_pods_is_refused() {
+    let long = "a".repeat(60);
+    let mut world = World::new(json!([]));
+    let spec = json!({"listeners": [listener("l", 80, "HTTP", json!({}))]});
+    for name in [format!("{long}x"), format!("{long}y")] {
+        world.gateway(&name, spec.clone());
+    }
+    let resolved = world.resolve();
+    let accepted =
+        |name: String| reason(&resolved.said[&id("infra", &name)].conditions, "Accepted");
+    assert_eq!(accepted(format!("{long}x")), "Accepted");
+    assert_eq!(accepted(format!("{long}y")), "Invalid");
+    assert_eq!(resolved.wishes.len(), 1);
+}

@@ -1,0 +1,187 @@
+//! Routes at listeners.
+
+use super::*;
+
+fn http(name: &str, more: Value) -> Value {
+    let mut listener = json!({"name": name, "port": 80, "protocol": "HTTP"});
+    for (key, value) in more.as_object().unwrap() {
+        listener[key] = value.clone();
+    }
+    listener
+}
+
+#[test]
+fn namespaces_and_kinds_are_allowed_or_not() {
+    let from = |from: &str| json!({"namespaces": {"from": from}});
+    let team = |team: &str| json!({"namespaces": {"from": "Selector", "selector": {"matchLabels": {"team": team}}}});
+    let kinds = json!({"namespaces": {"from": "All"}, "kinds": [{"kind": "GRPCRoute"}]});
+    let no = "NotAllowedByListeners";
+    for (allowed, word, namespace, expected) in [
+        (json!({}), "HTTPRoute", "infra", "Accepted"),
+        (json!({}), "HTTPRoute", "other", no),
+        (from("Same"), "HTTPRoute", "infra", "Accepted"),
+        (from("Same"), "HTTPRoute", "other", no),
+        (from("All"), "HTTPRoute", "other", "Accepted"),
+        (from("None"), "HTTPRoute", "infra", no),
+        (team("b"), "HTTPRoute", "other", "Accepted"),
+        (team("b"), "HTTPRoute", "infra", no),
+        (team("b"), "HTTPRoute", "unknown", no),
+        (json!({"namespaces": {"from": "Selector"}}), "HTTPRoute", "infra", no),
+        (kinds.clone(), "GRPCRoute", "infra", "Accepted"),
+        (kinds, "HTTPRoute", "infra", no),
+        (from("All"), "TLSRoute", "infra", no),
+        (from("All"), "TCPRoute", "infra", no),
+    ] {
+        let mut world = World::new(json!([http("l", json!({"allowedRoutes": allowed}))]));
+        world.service("unknown", "web");
+        let hosts: &[&str] = if word == "TLSRoute" { &["a.b"] } else { &[] };
+        world.route((word, namespace, "r"), json!({}), hosts);
+        let found = world.parent(word, namespace, "r");
+        assert_eq!(found, [expected, "ResolvedRefs"], "{allowed} {word} {namespace}");
+        let attached = world.resolve().said[&id("infra", "edge")].listeners[0].attached;
+        assert_eq!(attached, u32::from(expected == "Accepted"), "{allowed} {word} {namespace}");
+    }
+}
+
+#[test]
+fn a_parent_is_a_listener_by_name_and_port() {
+    let listeners = json!([http("a", json!({})), http("b", json!({"port": 81}))]);
+    for (parent, expected, attached) in [
+        (json!({}), "Accepted", [1, 1]),
+        (json!({"sectionName": "b"}), "Accepted", [0, 1]),
+        (json!({"port": 80}), "Accepted", [1, 0]),
+        (json!({"sectionName": "b", "port": 81}), "Accepted", [0, 1]),
+        (json!({"sectionName": "b", "port": 80}), "NoMatchingParent", [0, 0]),
+        (json!({"sectionName": "c"}), "NoMatchingParent", [0, 0]),
+        (json!({"port": 82}), "NoMatchingParent", [0, 0]),
+    ] {
+        let mut world = World::new(listeners.clone());
+        world.route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
+        assert_eq!(world.parent("HTTPRoute", "infra", "r")[0], expected, "{parent}");
+        let resolved = world.resolve();
+        let said = &resolved.said[&id("infra", "edge")];
+        let found: Vec<u32> = said.listeners.iter().map(|it| it.attached).collect();
+        assert_eq!(found, attached, "{parent}");
+    }
+}
+
+#[test]
+fn host_names_are_those_of_both() {
+    let hostless: Option<&str> = None;
+    for (listener, route, expected) in [
+        (hostless, vec![], vec!["any"]),
+        (None, vec!["a.b"], vec!["a.b"]),
+        (Some("a.b"), vec![], vec!["any"]),
+        (Some("a.b"), vec!["a.b", "c.b"], vec!["a.b"]),
+        (Some("a.b"), vec!["*.b"], vec!["a.b"]),
+        (Some("*.b"), vec!["a.b", "x.a.b", "b", "ab"], vec!["a.b", "x.a.b"]),
+        (Some("*.b"), vec!["*.b"], vec!["*.b"]),
+        (Some("*.b"), vec!["*.a.b"], vec!["*.a.b"]),
+        (Some("*.a.b"), vec!["*.b"], vec!["*.a.b"]),
+        (Some("*.a.b"), vec!["*.c.b"], vec![]),
+        (Some("a.b"), vec!["*.a.b"], vec![]),
+    ] {
+        let more = listener.map_or(json!({}), |name| json!({"hostname": name}));
+        let mut world = World::new(json!([http("l", more)]));
+        world.route(("HTTPRoute", "infra", "r"), json!({}), &route);
+        let said = world.parent("HTTPRoute", "infra", "r")[0];
+        let reason = if expected.is_empty() { "NoMatchingListenerHostname" } else { "Accepted" };
+        assert_eq!(said, reason, "{listener:?} {route:?}");
+        let found: Vec<String> = hosts(&world.resolve(), "l").into_iter().map(|it| it.0).collect();
+        assert_eq!(found, expected, "{listener:?} {route:?}");
+    }
+}
+
+#[test]
+fn the_rules_of_a_host_name_are_in_the_order_of_their_routes() {
+    let mut world = World::new(json!([http("l", json!({}))]));
+    for (name, hosts) in [("c", vec!["a.b"]), ("a", vec!["a.b", "c.b"]), ("b", vec![])] {
+        world.route(("HTTPRoute", "infra", name), json!({}), &hosts);
+    }
+    let row = |host: &str, routes: &[&str]| {
+        (host.to_owned(), routes.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+    };
+    assert_eq!(
+        hosts(&world.resolve(), "l"),
+        [row("any", &["b"]), row("a.b", &["c", "a"]), row("c.b", &["a"])]
+    );
+}
+
+#[test]
+fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
+    let grant = json!({
+        "from": [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": "infra"}],
+        "to": [{"group": "", "kind": "Service"}],
+    });
+    let good = json!({"name": "web", "port": 80, "weight": 1});
+    for (bad, granted, expected, kept) in [
+        (json!({"name": "web", "port": 80}), false, "ResolvedRefs", 2),
+        (json!({"name": "none", "port": 80}), false, "BackendNotFound", 1),
+        (json!({"name": "web", "port": 81}), false, "BackendNotFound", 1),
+        (json!({"name": "web", "namespace": "other", "port": 80}), false, "RefNotPermitted", 1),
+        (json!({"name": "web", "namespace": "other", "port": 80}), true, "ResolvedRefs", 2),
+        (json!({"name": "web", "kind": "Odd", "group": "x.y"}), false, "InvalidKind", 1),
+        (json!({"name": "web", "kind": "Odd"}), false, "InvalidKind", 1),
+    ] {
+        let mut world = World::new(json!([http("l", json!({}))]));
+        if granted {
+            world.put("ReferenceGrant", ("other", "grant"), grant.clone());
+        }
+        let mut bad = bad.clone();
+        bad["weight"] = json!(3);
+        let rules = json!([{"backendRefs": [good, bad]}, {"backendRefs": [good]}]);
+        let spec = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
+        world.put("HTTPRoute", ("infra", "r"), spec);
+        assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["Accepted", expected], "{bad}");
+        let resolved = world.resolve();
+        let gateway = resolved.gateways.values().next().unwrap();
+        let Serves::Http(listeners) = &gateway.ports[0].serves else { panic!() };
+        let rules = &listeners[0].hosts[0].rules;
+        let lost = if kept == 1 { 3 } else { 0 };
+        assert_eq!(rules[0].backends.len(), kept, "{bad}");
+        assert_eq!(rules[0].actions.ungranted_weight, lost, "{bad}");
+        assert_eq!((rules[1].backends.len(), rules[1].actions.ungranted_weight), (1, 0), "{bad}");
+    }
+}
+
+#[test]
+fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
+    let mut world = World::new(json!([http("l", json!({}))]));
+    world.route(("HTTPRoute", "infra", "r"), json!({}), &["a.b"]);
+    let route = RouteId { kind: "HTTPRoute", id: id("infra", "r") };
+    let good = world.facts.routes[&route].good.clone();
+    world.route(("HTTPRoute", "infra", "r"), json!({}), &["NO"]);
+    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
+    world.facts.routes.get_mut(&route).unwrap().good = good;
+    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["UnsupportedValue", "ResolvedRefs"]);
+    assert_eq!(hosts(&world.resolve(), "l"), [("a.b".to_owned(), vec!["r".to_owned()])]);
+    assert_eq!(world.resolve().said[&id("infra", "edge")].listeners[0].attached, 0);
+}
+
+#[test]
+fn sessions_and_connections_have_their_ports() {
+    let listeners = json!([
+        {"name": "tls", "port": 443, "protocol": "TLS", "hostname": "*.b", "tls": {"mode": "Passthrough"}},
+        {"name": "tcp", "port": 5432, "protocol": "TCP"},
+        {"name": "idle", "port": 5433, "protocol": "TCP"},
+    ]);
+    let mut world = World::new(listeners);
+    world.route(("TLSRoute", "infra", "one"), json!({}), &["a.b", "a.c"]);
+    world.route(("TLSRoute", "infra", "two"), json!({}), &["*.x.b"]);
+    world.route(("TCPRoute", "infra", "db"), json!({"sectionName": "tcp"}), &[]);
+    world.route(("TCPRoute", "infra", "late"), json!({"sectionName": "tcp"}), &[]);
+    let resolved = world.resolve();
+    let gateway = resolved.gateways.values().next().unwrap();
+    let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
+    let shown: Vec<String> =
+        rules.iter().map(|it| format!("{} {:?}", it.route.name, it.hostnames)).collect();
+    assert_eq!(shown, ["one [Exact(a.b)]", "two [Below(x.b)]"]);
+    let tcp = |index: usize| match &gateway.ports[index].serves {
+        Serves::Tcp(rule) => (rule.route.name.to_string(), rule.backends.len()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(tcp(1), ("db".to_owned(), 1));
+    assert_eq!(tcp(2), ("edge".to_owned(), 0));
+    let led_to: Vec<String> = resolved.backends.iter().map(ToString::to_string).collect();
+    assert_eq!(led_to, ["infra/web"]);
+}

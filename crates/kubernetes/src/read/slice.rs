@@ -1,0 +1,139 @@
+//! Endpoints that somebody lists become workloads that gateways reach.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
+use leno_model::{
+    Admission, Name, Protocol, ServiceAccount, ServiceName, Workload, WorkloadName, WorkloadPort,
+};
+
+use super::is_tcp;
+
+/// The addresses of a slice, as workloads without sidecars; none when it is of no service.
+#[must_use]
+pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
+    let meta = &slice.metadata;
+    let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let service = service.and_then(|name| ServiceName::new(namespace, name).ok());
+    let (Some(service), Some(own)) = (service, meta.name.as_deref()) else { return Vec::new() };
+    let ports: Vec<WorkloadPort> = slice.ports.iter().flatten().filter_map(port).collect();
+    let Ok(account) = Name::new(ACCOUNT) else { return Vec::new() };
+    let account = ServiceAccount { namespace: service.namespace.clone(), name: account };
+    let mut found = Vec::new();
+    for endpoint in &slice.endpoints {
+        let conditions = endpoint.conditions.as_ref();
+        // Without a word they are.
+        let ready = conditions.and_then(|conditions| conditions.ready).unwrap_or(true);
+        // The first is the one to use, by the API.
+        let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
+        let Some(address) = address else { continue };
+        let name = format!("{own}.{}", address.to_string().replace(['.', ':'], "-"));
+        let Ok(name) = Name::new(name.trim_end_matches('-')) else { continue };
+        found.push(Workload {
+            name: WorkloadName { namespace: service.namespace.clone(), name },
+            labels: listed_selector(service.name.as_str()),
+            account: account.clone(),
+            ports: ports.clone(),
+            address,
+            run: Vec::new(),
+            env: BTreeMap::new(),
+            doors: Vec::new(),
+            admission: Admission::default(),
+            ready,
+            sidecar: false,
+        });
+    }
+    found
+}
+
+fn port(port: &EndpointPort) -> Option<WorkloadPort> {
+    let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|it| *it > 0)?;
+    if !is_tcp(port.protocol.as_deref()) {
+        return None;
+    }
+    let name = port.name.as_deref().filter(|text| !text.is_empty());
+    let name = match name {
+        Some(text) => Some(Name::new(text).ok()?),
+        None => None,
+    };
+    let name = Some(listed_port(name.as_ref()));
+    Some(WorkloadPort { name, port: number, protocol: Protocol::Detect })
+}
+
+/// What selects the endpoints that are listed for a service: no pod can have such a label.
+pub(super) fn listed_selector(service: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(LISTED_FOR.to_owned(), service.to_owned())])
+}
+
+/// The name of a port in slices, for services and endpoints alike. A port without a name is the only
+/// one of its service.
+pub(super) fn listed_port(name: Option<&Name>) -> Name {
+    name.cloned().unwrap_or_else(|| Name::new("unnamed").expect("it is a name"))
+}
+
+/// By which slices say of which service they are.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Keys of labels have no spaces.
+const LISTED_FOR: &str = "listed for";
+/// Nobody proves to be it: a workload without a sidecar has no identity.
+const ACCOUNT: &str = "default";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_address_is_a_workload_that_its_service_selects() {
+        let slice = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web-1", "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": "web"},
+            },
+            "addressType": "IPv4",
+            "ports": [
+                {"name": "http", "port": 3000}, {"name": "dns", "port": 53, "protocol": "UDP"},
+            ],
+            "endpoints": [
+                {"addresses": ["10.0.0.1", "10.0.0.9"]},
+                {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
+                {"addresses": ["fd00::"]},
+                {"addresses": ["somewhere.example"]},
+            ],
+        }))
+        .unwrap();
+        let found = endpoints(&slice);
+        let shown: Vec<(String, String, bool)> = found
+            .iter()
+            .map(|it| (it.name.to_string(), it.address.to_string(), it.ready))
+            .collect();
+        let row = |name: &str, address: &str, ready| (name.to_owned(), address.to_owned(), ready);
+        assert_eq!(
+            shown,
+            [
+                row("shop/web-1.10-0-0-1", "10.0.0.1", true),
+                row("shop/web-1.10-0-0-2", "10.0.0.2", false),
+                row("shop/web-1.fd00", "fd00::", true),
+            ]
+        );
+        assert!(found.iter().all(|it| !it.sidecar && it.labels == listed_selector("web")));
+        let ports: Vec<(String, u16)> = found[0]
+            .ports
+            .iter()
+            .map(|it| (it.name.as_ref().unwrap().to_string(), it.port))
+            .collect();
+        assert_eq!(ports, [("http".to_owned(), 3000)]);
+    }
+
+    #[test]
+    fn slices_of_no_service_are_nothing() {
+        let slice = json!({
+            "metadata": {"name": "web-1", "namespace": "shop"}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"]}],
+        });
+        assert_eq!(endpoints(&serde_json::from_value(slice).unwrap()), []);
+    }
+}

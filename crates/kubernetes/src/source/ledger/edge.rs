@@ -1,0 +1,171 @@
+//! Gateways: what is known of them, and what came of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{Gateway, GatewayName, ObjectKey, ServiceName};
+
+use super::{Ledger, Origin};
+use crate::gateway::{Fact, Facts, Resolved, RouteId, Wish, resolve, secrets_of};
+use crate::source::Id;
+
+/// Gateways: what is known of them, and what came of it.
+#[derive(Default)]
+pub(super) struct Edge {
+    pub(super) facts: Facts,
+    pub(super) resolved: Resolved,
+    kept: BTreeMap<Origin, Kept>,
+    /// Whether something may come out differently now.
+    unresolved: bool,
+    /// The secrets that gateways refer to.
+    wanted: Arc<BTreeSet<Id>>,
+    /// Those of which all that are there have been seen.
+    covered: Arc<BTreeSet<Id>>,
+    /// Whether secrets may not be read.
+    is_blind: bool,
+}
+
+/// Which fact an object is.
+#[derive(Clone)]
+enum Kept {
+    Class(String),
+    Gateway(Id),
+    Route(RouteId),
+    Grant(Id),
+    Certificate(Id),
+    Namespace(String),
+    Deployment(Id),
+    Entrance(Id),
+}
+
+impl Edge {
+    pub(super) fn gateway(&self, name: &GatewayName) -> Option<&Gateway> {
+        self.resolved.gateways.get(name)
+    }
+
+    /// Whether any gateway leads to a service.
+    pub(super) fn leads_to(&self, service: &ServiceName) -> bool {
+        self.resolved.backends.contains(service)
+    }
+
+    /// Something beside the facts has changed that gateways hang on.
+    pub(super) fn touch(&mut self) {
+        self.unresolved = true;
+    }
+
+    /// Whether secrets have to be seen before anything can be said of gateways.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.is_blind && !self.wanted.is_subset(&self.covered)
+    }
+
+    pub(super) fn cover(&mut self, ids: Arc<BTreeSet<Id>>) {
+        self.covered = ids;
+        self.is_blind = false;
+        self.unresolved = true;
+    }
+
+    /// Nobody lets us read any.
+    pub(super) fn cover_nothing(&mut self) {
+        self.is_blind = true;
+        self.unresolved = true;
+    }
+
+    pub(super) fn put(&mut self, origin: &Origin, fact: Fact) {
+        self.unresolved = true;
+        let (id, facts) = (origin.id.clone(), &mut self.facts);
+        let kept = match fact {
+            Fact::Class(class) => {
+                facts.classes.insert(id.name.clone(), class);
+                Kept::Class(id.name)
+            }
+            Fact::Gateway(gateway) => {
+                facts.gateways.insert(id.clone(), *gateway);
+                Kept::Gateway(id)
+            }
+            Fact::Route(kind, mut route) => {
+                let id = RouteId { kind, id };
+                let before = facts.routes.get(&id).and_then(|route| route.good.clone());
+                // The last good version stays.
+                route.good = route.good.or(before);
+                facts.routes.insert(id.clone(), *route);
+                Kept::Route(id)
+            }
+            Fact::Grant(grant) => {
+                facts.grants.insert(id.clone(), grant);
+                Kept::Grant(id)
+            }
+            Fact::Certificate(certificate) => {
+                facts.certificates.insert(id.clone(), certificate);
+                Kept::Certificate(id)
+            }
+            Fact::Namespace(labels) => {
+                facts.namespaces.insert(id.name.clone(), labels);
+                Kept::Namespace(id.name)
+            }
+            Fact::Deployment(runs) => {
+                facts.deployments.insert(id.clone(), runs);
+                Kept::Deployment(id)
+            }
+            Fact::Entrance(entrance) => {
+                facts.entrances.insert(id.clone(), entrance);
+                Kept::Entrance(id)
+            }
+        };
+        self.kept.insert(origin.clone(), kept);
+    }
+
+    pub(super) fn remove(&mut self, origin: &Origin) {
+        let Some(kept) = self.kept.remove(origin) else { return };
+        self.unresolved = true;
+        let facts = &mut self.facts;
+        match kept {
+            Kept::Class(name) => drop(facts.classes.remove(&name)),
+            Kept::Gateway(id) => drop(facts.gateways.remove(&id)),
+            Kept::Route(id) => drop(facts.routes.remove(&id)),
+            Kept::Grant(id) => drop(facts.grants.remove(&id)),
+            Kept::Certificate(id) => drop(facts.certificates.remove(&id)),
+            Kept::Namespace(name) => drop(facts.namespaces.remove(&name)),
+            Kept::Deployment(id) => drop(facts.deployments.remove(&id)),
+            Kept::Entrance(id) => drop(facts.entrances.remove(&id)),
+        }
+    }
+}
+
+impl Ledger {
+    /// Puts together what is known of gateways, if it may come out differently. Not while secrets have
+    /// still to be seen: what was said of gateways stays until then.
+    pub(crate) fn resolve(&mut self) {
+        if !self.edge.unresolved || !self.is_settled() {
+            return;
+        }
+        self.edge.wanted = Arc::new(secrets_of(&self.edge.facts));
+        if self.edge.is_waiting() {
+            return;
+        }
+        self.edge.unresolved = false;
+        let services = |name: &ServiceName| self.service(name);
+        let resolved = resolve(&self.edge.facts, &services);
+        let before = std::mem::replace(&mut self.edge.resolved, resolved);
+        let now = &self.edge.resolved;
+        let gateways = before.gateways.keys().chain(now.gateways.keys());
+        self.dirty.extend(gateways.cloned().map(ObjectKey::Gateway));
+        let led_to: Vec<ServiceName> =
+            before.backends.symmetric_difference(&now.backends).cloned().collect();
+        for name in led_to {
+            let service = self.service(&name).cloned();
+            self.touch_selected(&name, &[service.as_ref()]);
+            self.dirty.insert(ObjectKey::Service(name));
+        }
+        self.unjudged = true;
+    }
+
+    /// The secrets that gateways refer to.
+    pub(crate) fn secrets(&self) -> &Arc<BTreeSet<Id>> {
+        &self.edge.wanted
+    }
+
+    /// What has to run for gateways.
+    pub(crate) fn wishes(&self) -> &[Wish] {
+        &self.edge.resolved.wishes
+    }
+}

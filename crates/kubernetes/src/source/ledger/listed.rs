@@ -1,0 +1,77 @@
+//! Services whose endpoints somebody lists, and those endpoints: gateways alone lead there.
+
+use std::collections::BTreeMap;
+
+use leno_model::{ObjectKey, Service, ServiceName, Workload, WorkloadName};
+
+use super::services::Services;
+use super::{Ledger, Origin};
+use crate::read::selects;
+
+/// Services without selectors, and what slices say of them.
+#[derive(Default)]
+pub(super) struct Listed {
+    services: Services,
+    workloads: BTreeMap<WorkloadName, Workload>,
+    by_slice: BTreeMap<Origin, Vec<WorkloadName>>,
+}
+
+impl Listed {
+    pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    pub(super) fn remove_service(&mut self, name: &ServiceName) -> Option<Service> {
+        self.services.remove(name)
+    }
+
+    pub(super) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
+        self.workloads.get(name)
+    }
+
+    /// The workloads from a name on.
+    pub(super) fn workloads_from(
+        &self,
+        first: WorkloadName,
+    ) -> impl Iterator<Item = (&WorkloadName, &Workload)> {
+        self.workloads.range(first..)
+    }
+}
+
+impl Ledger {
+    /// The service of this name, whoever says where its endpoints are.
+    pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name).or_else(|| self.listed.service(name))
+    }
+
+    pub(super) fn see_listed(&mut self, service: Service) {
+        let name = service.name.clone();
+        let before = self.services.remove(&name);
+        let before = self.listed.services.insert(service).or(before);
+        self.touch_service(&name, before.as_ref());
+    }
+
+    /// What a slice says now, in place of what it said.
+    pub(super) fn see_endpoints(&mut self, origin: &Origin, workloads: Vec<Workload>) {
+        for name in self.listed.by_slice.remove(origin).unwrap_or_default() {
+            self.listed.workloads.remove(&name);
+            self.dirty.insert(ObjectKey::Workload(name));
+        }
+        if workloads.is_empty() {
+            return;
+        }
+        let names: Vec<WorkloadName> = workloads.iter().map(|it| it.name.clone()).collect();
+        for workload in workloads {
+            self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
+            self.listed.workloads.insert(workload.name.clone(), workload);
+        }
+        self.listed.by_slice.insert(origin.clone(), names);
+    }
+
+    /// Whether gateways lead to a workload.
+    pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
+        let near = self.services.near(workload).chain(self.listed.services.near(workload));
+        let mut led_to = near.filter(|service| self.edge.leads_to(&service.name));
+        led_to.any(|service| selects(&service.selector, &workload.labels))
+    }
+}

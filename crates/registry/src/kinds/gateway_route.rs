@@ -1,0 +1,68 @@
+//! Reads routes as gateways have them: host names and rules. Their parents are for who resolves them.
+
+use leno_model::{HostPattern, RouteName, RouteRule, TcpRule, TlsRule};
+
+use super::tls_route::{Reach, read_hostnames, read_patterns};
+use super::{Head, Kind, gateway_tcp_route, grpc_route, http_route, tls_route};
+use crate::field::{Field, Fields};
+
+/// A route of the Gateway API, for gateways.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayRoute {
+    /// For which host names; any when there are none.
+    pub hostnames: Vec<HostPattern>,
+    /// Where it leads.
+    pub rules: GatewayRules,
+}
+
+/// Where a route leads: what, by its kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GatewayRules {
+    /// Requests, by rules in the order of the document.
+    Requests(Vec<RouteRule>),
+    /// Sessions that stay as they are.
+    Sessions(TlsRule),
+    /// Connections.
+    Connections(TcpRule),
+}
+
+pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRoute> {
+    let name = RouteName { namespace: head.namespace, name: head.name };
+    match kind {
+        Kind::HttpRoute => {
+            let fields = spec.fields(WITH_HOSTNAMES)?;
+            let hostnames = hostnames(&fields);
+            let rules = http_route::read_rules(spec, &fields, &name);
+            Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
+        }
+        Kind::GrpcRoute => {
+            let fields = spec.fields(WITH_HOSTNAMES)?;
+            let hostnames = hostnames(&fields);
+            let rules = grpc_route::read_rules(&fields, &name);
+            Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
+        }
+        Kind::TlsRoute => {
+            let fields = spec.fields(WITH_HOSTNAMES)?;
+            let hostnames = read_hostnames(&fields);
+            let backends = tls_route::read_backends(&fields, &name, Reach::Anywhere);
+            let hostnames = hostnames?;
+            let rule = TlsRule { route: name, hostnames: hostnames.clone(), backends: backends? };
+            Some(GatewayRoute { hostnames, rules: GatewayRules::Sessions(rule) })
+        }
+        Kind::GatewayTcpRoute => {
+            let fields = spec.fields(&["parentRefs", "rules"])?;
+            let rule = gateway_tcp_route::read_rule(&fields, name)?;
+            Some(GatewayRoute { hostnames: Vec::new(), rules: GatewayRules::Connections(rule) })
+        }
+        _ => {
+            spec.refuse("belongs to no route", "use a route of the Gateway API");
+            None
+        }
+    }
+}
+
+fn hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
+    fields.find("hostnames").map_or(Some(Vec::new()), read_patterns)
+}
+
+const WITH_HOSTNAMES: &[&str] = &["parentRefs", "hostnames", "rules"];
