@@ -44,9 +44,12 @@ fn a_gateway_is_told_said_and_made() {
         // Only now somebody leads there.
         cluster.until("the endpoint", |all| all.iter().any(is_endpoint)).await;
 
-        let said = said(&server, GATEWAY, "edge", "Programmed", "Pending").await;
+        let said = found(&server, GATEWAY, Some("shop"), "edge", |it| {
+            is_said(it, "Programmed", "Pending")
+                && it["status"]["listeners"][0]["attachedRoutes"] == 1
+        });
+        let said = said.await;
         let listener = &said["status"]["listeners"][0];
-        assert_eq!(listener["attachedRoutes"], 1);
         assert_eq!(listener["supportedKinds"][0]["kind"], "HTTPRoute");
         let owner = &said["metadata"]["uid"];
         for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment"] {
@@ -57,7 +60,8 @@ fn a_gateway_is_told_said_and_made() {
         server.say("apps/v1/Deployment", "shop", MADE, status).await;
         let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
         server.say("v1/Service", "shop", MADE, ingress).await;
-        let said = self::said(&server, GATEWAY, "edge", "Programmed", "Programmed").await;
+        let is_served = |it: &Value| is_said(it, "Programmed", "Programmed");
+        let said = found(&server, GATEWAY, Some("shop"), "edge", is_served).await;
         assert_eq!(said["status"]["addresses"][0]["value"], "192.0.2.7");
         let generation = &said["metadata"]["generation"];
         assert_eq!(&said["status"]["conditions"][0]["observedGeneration"], generation);
@@ -194,15 +198,11 @@ fn pair() -> (String, String) {
     (read(chain), read(key))
 }
 
-/// An object of the namespace, once a condition of it has a reason.
-async fn said(server: &Server, kind: &str, name: &str, condition: &str, reason: &str) -> Value {
-    let is_so = |object: &Value| {
-        let conditions = object["status"]["conditions"].as_array();
-        conditions.is_some_and(|all| {
-            all.iter().any(|it| it["type"] == condition && it["reason"] == reason)
-        })
-    };
-    found(server, kind, Some("shop"), name, is_so).await
+/// Whether a condition of an object has a reason.
+fn is_said(object: &Value, condition: &str, reason: &str) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    let is_it = |it: &Value| it["type"] == condition && it["reason"] == reason;
+    conditions.is_some_and(|all| all.iter().any(is_it))
 }
 
 async fn found(
