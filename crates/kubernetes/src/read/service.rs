@@ -78,7 +78,7 @@ pub fn service(service: &Served) -> ServiceReading {
     }
     let name = match named(meta) {
         Ok(name) => name,
-        Err(refused) => return ServiceReading::Refused(refused),
+        Err(refused) => return ServiceReading::Refused(*refused),
     };
     if is_listed {
         for port in &mut ports {
@@ -98,12 +98,14 @@ pub fn service(service: &Served) -> ServiceReading {
     }
 }
 
-fn named(meta: &ObjectMeta) -> Result<ServiceName, Rejected> {
+fn named(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
-    ServiceName::new(&part(&meta.namespace), &part(&meta.name)).map_err(|error| Rejected {
-        at: place(meta, "Service", "metadata.name"),
-        problem: error.to_string(),
-        remedy: "use another name".to_owned(),
+    ServiceName::new(&part(&meta.namespace), &part(&meta.name)).map_err(|error| {
+        Box::new(Rejected {
+            at: place(meta, "Service", "metadata.name"),
+            problem: error.to_string(),
+            remedy: "use another name".to_owned(),
+        })
     })
 }
 
