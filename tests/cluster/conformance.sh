@@ -1,20 +1,37 @@
 #!/usr/bin/env bash
-# Runs the Gateway API conformance suite for meshes against the cluster of $KUBECONFIG and writes its
-# report: conformance.sh OUT.yaml [FLAG OF THE SUITE…]
+# Runs the Gateway API conformance suite for meshes or for gateways against the cluster of $KUBECONFIG
+# and writes its report: conformance.sh mesh|gateway OUT.yaml [FLAG OF THE SUITE…]
+# Which features gateways have is what the GatewayClass says, unless flags say otherwise
+# (-supported-features=…, or -run-test=NAME for one test).
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-out=$(realpath -m "$1"); shift
+part=$1; out=$(realpath -m "$2"); shift 2
 mkdir -p "$(dirname "$out")"
 suite=$("$KC_HERE/conformance-build.sh")
-"$KC_HERE/load.sh" "$suite"/echo-*.tar
+"$KC_HERE/load.sh" "$suite"/echo-*.tar "$suite"/coredns*.tar
 "$KC_HERE/gateway-api.sh"
 cd "$suite"
-features=Mesh,HTTPRoute,GRPCRoute
-for extended in NamedRouteRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
-  features+=,MeshHTTPRoute$extended
-done
-./conformance.test -test.run TestConformance -test.v -test.timeout 40m \
-  -conformance-profiles=MESH-HTTP,MESH-GRPC -namespace-labels=leno.dev/injection=enabled \
-  -supported-features="$features" \
+case $part in
+mesh)
+  features=Mesh,HTTPRoute,GRPCRoute
+  for extended in NamedRouteRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
+    features+=,MeshHTTPRoute$extended
+  done
+  flags=(-conformance-profiles=MESH-HTTP,MESH-GRPC -namespace-labels=leno.dev/injection=enabled
+    -supported-features="$features") ;;
+gateway)
+  # `leno install` leaves the class out where its kind is not there yet.
+  $KUBECTL apply --server-side -f - > /dev/null <<Y
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: leno}
+spec: {controllerName: leno.dev/gateway-controller}
+Y
+  $KUBECTL wait --for=condition=Accepted --timeout=60s gatewayclass/leno > /dev/null
+  # Gateways get the addresses of load balancers, which this machine reaches through the first node.
+  flags=(-conformance-profiles=GATEWAY-HTTP,GATEWAY-GRPC,GATEWAY-TLS -gateway-class=leno) ;;
+*) echo "conformance.sh: '$part' is neither mesh nor gateway" >&2; exit 2 ;;
+esac
+./conformance.test -test.run TestConformance -test.v -test.timeout 60m "${flags[@]}" \
   -organization=leno -project=leno -url=https://leno.dev -version="$(git -C "$KC_HERE" describe --always)" -contact=@leno \
   -report-output="$out" "$@"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the kinds of the Gateway API, experimental ones too, from the module that the conformance
-# suite is built with.
+# suite is built with: gateway-api.sh [KUBECONFIG]
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
+[ $# = 0 ] || KUBECTL="$KC_BIN/kubectl --kubeconfig=$1"
 cd "$KC_HERE/tools/conformance"
 go mod download sigs.k8s.io/gateway-api
 M=$(go list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)

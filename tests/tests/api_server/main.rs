@@ -6,6 +6,7 @@
     reason = "a test fails by panicking, in its fixture too"
 )]
 
+mod gateways;
 mod server;
 mod statuses;
 mod world;

@@ -168,10 +168,36 @@ impl Server {
         serde_json::to_value(object).unwrap()
     }
 
+    /// An object, if it is there.
+    pub(crate) async fn find(
+        &self,
+        kind: &str,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Option<Value> {
+        let object = self.api(kind, namespace).0.get_opt(name).await.unwrap();
+        object.map(|object| serde_json::to_value(object).unwrap())
+    }
+
     pub(crate) async fn events(&self, namespace: &str) -> Vec<Value> {
         let api = self.api("events.k8s.io/v1/Event", Some(namespace)).0;
         let list = api.list(&ListParams::default()).await.unwrap();
         list.items.into_iter().map(|event| event.data).collect()
+    }
+
+    /// Installs the kinds of the Gateway API.
+    pub(crate) fn gateway_api(&self) {
+        let script = script().with_file_name("gateway-api.sh");
+        let kubeconfig = self.directory.path().join("kubeconfig");
+        let done = Command::new(script).arg(kubeconfig).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    /// Writes the status of an object, as a patch.
+    pub(crate) async fn say(&self, kind: &str, namespace: &str, name: &str, status: Value) {
+        let patch = Patch::Merge(json!({"status": status}));
+        let (api, _) = self.api(kind, Some(namespace));
+        api.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Lets a user read some of the first kinds, and nothing else.

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, keep_statuses};
+use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::server::{Server, run};
@@ -24,7 +24,10 @@ fn one_control_plane_says_what_became_of_objects() {
             let source = Source::new(server.client().await, Options::default());
             let statements = source.statements();
             let writer = Writer { namespace: "leno-system".to_owned(), name: name.to_owned() };
-            tasks.spawn(keep_statuses(server.client().await, writer, statements));
+            let (leads, leading) = watch::channel(false);
+            tasks.spawn(hold(server.client().await, writer, leads));
+            let name = name.to_owned();
+            tasks.spawn(keep_statuses(server.client().await, name, statements, leading));
             let (told, mut queue) = mpsc::channel(4);
             tasks.spawn(source.follow(told));
             tasks.spawn(async move { while queue.recv().await.is_some() {} });

@@ -73,6 +73,8 @@ impl Maker {
                 }
                 if self.is_due(wish, &settings) {
                     self.make(wish, &settings).await;
+                } else if let Some(made) = self.made.get_mut(&wish.name) {
+                    made.wish.incomplete = wish.incomplete;
                 }
             }
         }
@@ -80,8 +82,11 @@ impl Maker {
 
     fn is_due(&self, wish: &Wish, settings: &Settings) -> bool {
         let Some(made) = self.made.get(&wish.name) else { return true };
+        // What was whole and is not any more was taken away.
+        let is_gone = wish.incomplete && !made.wish.incomplete;
         let is_same = Wish { incomplete: wish.incomplete, ..made.wish.clone() } == *wish
-            && made.settings == *settings;
+            && made.settings == *settings
+            && !is_gone;
         let soon = wish.incomplete || made.refused.is_some();
         let patience = if soon { AGAIN_EVERY } else { WHOLE_AGAIN };
         !is_same || made.at.elapsed() >= patience

@@ -115,7 +115,8 @@ fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Opti
                 let field = it.at.field.as_deref().unwrap_or_default();
                 format!("{field}: {}; {}", it.problem, it.remedy)
             });
-            facts(None, Some(lines.collect::<Vec<_>>().join("\n")))
+            let lines = lines.collect::<Vec<_>>().join("\n");
+            facts(None, Some(lines.chars().take(REFUSAL_CHARACTERS_MAX).collect()))
         }
     })
 }
@@ -199,3 +200,5 @@ pub(crate) fn served(service: &Service) -> Fact {
 
 /// The most refusals told in one status.
 const REFUSALS_MAX: usize = 5;
+/// A message may have 32768 bytes; nobody reads that.
+const REFUSAL_CHARACTERS_MAX: usize = 2000;

@@ -74,6 +74,10 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
     for (id, route) in routes {
+        let good = route.good.iter().flat_map(|good| &good.parents);
+        if !route.parents.iter().chain(good).any(|it| sides.contains_key(&gateway_of(id, it))) {
+            continue;
+        }
         let led = route.good.as_deref().map(|good| lead(facts, services, id, good));
         let said = parents(facts, &mut sides, (id, route), led.as_ref());
         if !said.is_empty() {

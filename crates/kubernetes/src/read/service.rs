@@ -76,16 +76,9 @@ pub fn service(service: &Served) -> ServiceReading {
     if ports.is_empty() {
         return ServiceReading::Foreign("it has no TCP port");
     }
-    let name = |text: &Option<String>| Name::new(text.as_deref().unwrap_or_default());
-    let name = match (name(&meta.namespace), name(&meta.name)) {
-        (Ok(namespace), Ok(name)) => ServiceName { namespace, name },
-        (Err(error), _) | (_, Err(error)) => {
-            return ServiceReading::Refused(Rejected {
-                at: place(meta, "Service", "metadata.name"),
-                problem: error.to_string(),
-                remedy: "use another name".to_owned(),
-            });
-        }
+    let name = match named(meta) {
+        Ok(name) => name,
+        Err(refused) => return ServiceReading::Refused(*refused),
     };
     if is_listed {
         for port in &mut ports {
@@ -103,6 +96,17 @@ pub fn service(service: &Served) -> ServiceReading {
         true => ServiceReading::Listed(service, warnings),
         false => ServiceReading::Ours(service, warnings),
     }
+}
+
+fn named(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    ServiceName::new(&part(&meta.namespace), &part(&meta.name)).map_err(|error| {
+        Box::new(Rejected {
+            at: place(meta, "Service", "metadata.name"),
+            problem: error.to_string(),
+            remedy: "use another name".to_owned(),
+        })
+    })
 }
 
 /// The addresses of the service itself; a headless one has "None".

@@ -67,6 +67,13 @@ impl Watched {
     }
 }
 
+impl Watched {
+    /// Whether nobody but gateways needs it.
+    pub(crate) fn is_for_gateways(self) -> bool {
+        matches!(self, Self::Slices | Self::Secrets | Self::Deployments | Self::Entrances)
+    }
+}
+
 /// One kind under watch.
 pub(crate) struct Following {
     pub(crate) client: Client,

@@ -125,7 +125,7 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
         (("/metadata/namespace", json!("NO")), false),
         (("/metadata/annotations", json!({"leno.dev/traffic-mode": "odd"})), true),
     ] {
-        let found = plain(&[change.clone()]);
+        let found = plain(std::slice::from_ref(&change));
         assert_eq!(found.is_some(), expected, "{change:?}");
     }
 }

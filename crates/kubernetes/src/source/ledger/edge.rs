@@ -48,6 +48,13 @@ impl Edge {
         self.resolved.backends.contains(service)
     }
 
+    /// Why a route is refused that names a gateway of ours.
+    pub(super) fn refusal(&self, kind: &'static str, id: &Id) -> Option<String> {
+        let id = RouteId { kind, id: id.clone() };
+        self.resolved.parents.get(&id)?;
+        self.facts.routes.get(&id)?.refusal.clone()
+    }
+
     /// Something beside the facts has changed that gateways hang on.
     pub(super) fn touch(&mut self) {
         self.unresolved = true;

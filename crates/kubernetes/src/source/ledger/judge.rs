@@ -89,7 +89,7 @@ impl Ledger {
             generation: record.generation,
             standing: record.standing.clone(),
             said,
-            refusal,
+            refusal: refusal.or_else(|| self.edge.refusal(record.target.kind, id)),
         })
     }
 

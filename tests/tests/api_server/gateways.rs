@@ -1,0 +1,231 @@
+//! Gateways: what is told of them, what is said, and what runs for them, on the API's own kinds.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leno_kubernetes::gateway::provision;
+use leno_kubernetes::inject::Settings;
+use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::status::{Writer, hold, keep_statuses};
+use leno_model::{Change, Gateway, Object, ObjectKey, Serves, TrustDomain};
+use leno_registry::Update;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::server::{Server, run};
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn a_gateway_is_told_said_and_made() {
+    run(async {
+        let server = Server::start().await;
+        for name in ["shop", "leno-system"] {
+            server.namespace(name).await;
+        }
+        server.gateway_api();
+        let class = json!({"spec": {"controllerName": "leno.dev/gateway-controller"}});
+        server.apply(CLASS, None, "leno", class).await;
+        let mut cluster = Cluster::start(&server).await;
+        listed(&server).await;
+        let (chain, key) = pair();
+        let data = json!({"tls.crt": chain, "tls.key": key});
+        let secret = json!({"type": "kubernetes.io/tls", "stringData": data});
+        server.apply("v1/Secret", Some("shop"), "cert", secret).await;
+        server.apply(GATEWAY, Some("shop"), "edge", gateway(json!([http(), https()]))).await;
+        server.apply(ROUTE, Some("shop"), "web", route()).await;
+
+        let told = cluster.gateway("two ports", |gateway| gateway.ports.len() == 2).await;
+        let Serves::Https(listeners) = &told.ports[1].serves else { panic!("{told:?}") };
+        assert_eq!(listeners[0].certificates[0].chain, chain);
+        assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");
+        // Only now somebody leads there.
+        cluster.until("the endpoint", |all| all.iter().any(is_endpoint)).await;
+
+        let said = found(&server, GATEWAY, Some("shop"), "edge", |it| {
+            is_said(it, "Programmed", "Pending")
+                && it["status"]["listeners"][0]["attachedRoutes"] == 1
+        });
+        let said = said.await;
+        let listener = &said["status"]["listeners"][0];
+        assert_eq!(listener["supportedKinds"][0]["kind"], "HTTPRoute");
+        let owner = &said["metadata"]["uid"];
+        for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment"] {
+            let made = found(&server, kind, Some("shop"), MADE, |_| true).await;
+            assert_eq!(&made["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
+        }
+        let status = json!({"availableReplicas": 1, "readyReplicas": 1, "replicas": 1});
+        server.say("apps/v1/Deployment", "shop", MADE, status).await;
+        let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
+        server.say("v1/Service", "shop", MADE, ingress).await;
+        let is_served = |it: &Value| is_said(it, "Programmed", "Programmed");
+        let said = found(&server, GATEWAY, Some("shop"), "edge", is_served).await;
+        assert_eq!(said["status"]["addresses"][0]["value"], "192.0.2.7");
+        let generation = &said["metadata"]["generation"];
+        assert_eq!(&said["status"]["conditions"][0]["observedGeneration"], generation);
+
+        let route = found(&server, ROUTE, Some("shop"), "web", |it| {
+            it["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
+        });
+        let route = route.await;
+        let parent = &route["status"]["parents"][0];
+        assert_eq!(parent["controllerName"], "leno.dev/gateway-controller");
+        let class = found(&server, CLASS, None, "leno", |it| {
+            it["status"]["conditions"][0]["reason"] == "Accepted"
+        });
+        let features = class.await["status"]["supportedFeatures"].clone();
+        assert!(features.as_array().unwrap().contains(&json!({"name": "HTTPRoute"})));
+
+        // A listener less is a port less, of the Service too; without its key it is not served.
+        server.delete("v1/Secret", Some("shop"), "cert").await;
+        cluster.gateway("one port", |gateway| gateway.ports.len() == 1).await;
+        let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
+        found(&server, "v1/Service", Some("shop"), MADE, one).await;
+        server.delete(GATEWAY, Some("shop"), "edge").await;
+        cluster
+            .until("nothing of it", |all| !all.iter().any(|it| is_gateway(it) || is_endpoint(it)))
+            .await;
+    });
+}
+
+/// A control plane, as far as gateways are concerned, and what it was told.
+struct Cluster {
+    objects: BTreeMap<ObjectKey, Object>,
+    queue: mpsc::Receiver<Update>,
+    _tasks: JoinSet<()>,
+}
+
+impl Cluster {
+    async fn start(server: &Server) -> Self {
+        let mut tasks = JoinSet::new();
+        let source = Source::new(server.client().await, Options::default());
+        let (leads, leading) = watch::channel(false);
+        let name = "leno-control-a".to_owned();
+        let writer = Writer { namespace: "leno-system".to_owned(), name: name.clone() };
+        tasks.spawn(hold(server.client().await, writer, leads));
+        let statements = source.statements();
+        tasks.spawn(keep_statuses(server.client().await, name, statements, leading.clone()));
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let settings =
+            Settings::new("leno:test".to_owned(), "leno-system".to_owned(), domain, String::new());
+        let settings = watch::channel(settings).1;
+        tasks.spawn(provision(server.client().await, settings, source.wishes(), leading));
+        let (told, queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(told));
+        Self { objects: BTreeMap::new(), queue, _tasks: tasks }
+    }
+
+    async fn until(&mut self, what: &str, is_so: impl Fn(&[&Object]) -> bool) {
+        while !is_so(&self.objects.values().collect::<Vec<_>>()) {
+            let update = timeout(PATIENCE, self.queue.recv()).await;
+            let Ok(Some(update)) = update else {
+                panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>())
+            };
+            for change in update.changes {
+                match change {
+                    Change::Upsert(object) => drop(self.objects.insert(object.key(), object)),
+                    Change::Remove(key) => drop(self.objects.remove(&key)),
+                }
+            }
+        }
+    }
+
+    async fn gateway(&mut self, what: &str, is_so: impl Fn(&Gateway) -> bool) -> Gateway {
+        let find = |all: &[&Object]| {
+            all.iter().find_map(|it| match it {
+                Object::Gateway(gateway) if is_so(gateway) => Some(gateway.clone()),
+                _ => None,
+            })
+        };
+        self.until(what, |all| find(all).is_some()).await;
+        find(&self.objects.values().collect::<Vec<_>>()).unwrap()
+    }
+}
+
+fn is_gateway(object: &&Object) -> bool {
+    matches!(object, Object::Gateway(_))
+}
+
+fn is_endpoint(object: &&Object) -> bool {
+    matches!(object, Object::Workload(it) if !it.sidecar && it.address.to_string() == "10.9.0.7")
+}
+
+/// A service whose endpoints somebody lists.
+async fn listed(server: &Server) {
+    let service = json!({"spec": {"ports": [{"port": 80, "protocol": "TCP"}]}});
+    server.apply("v1/Service", Some("shop"), "listed", service).await;
+    let slice = json!({
+        "metadata": {"labels": {"kubernetes.io/service-name": "listed"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 3000, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.9.0.7"]}],
+    });
+    server.apply("discovery.k8s.io/v1/EndpointSlice", Some("shop"), "listed-1", slice).await;
+}
+
+fn gateway(listeners: Value) -> Value {
+    json!({"spec": {"gatewayClassName": "leno", "listeners": listeners}})
+}
+
+fn http() -> Value {
+    json!({"name": "http", "port": 80, "protocol": "HTTP"})
+}
+
+fn https() -> Value {
+    let tls = json!({"certificateRefs": [{"name": "cert"}]});
+    json!({"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls})
+}
+
+fn route() -> Value {
+    json!({"spec": {
+        "parentRefs": [{"name": "edge"}],
+        "rules": [{"backendRefs": [{"name": "listed", "port": 80}]}],
+    }})
+}
+
+/// A certificate that nobody signed, and its key.
+fn pair() -> (String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let (chain, key) = (directory.path().join("tls.crt"), directory.path().join("tls.key"));
+    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a.b";
+    let mut openssl = Command::new("openssl");
+    openssl.args(words.split(' ')).arg("-out").arg(&chain).arg("-keyout").arg(&key);
+    let done = openssl.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let read = |path| std::fs::read_to_string(path).unwrap();
+    (read(chain), read(key))
+}
+
+/// Whether a condition of an object has a reason.
+fn is_said(object: &Value, condition: &str, reason: &str) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    let is_it = |it: &Value| it["type"] == condition && it["reason"] == reason;
+    conditions.is_some_and(|all| all.iter().any(is_it))
+}
+
+async fn found(
+    server: &Server,
+    kind: &str,
+    namespace: Option<&str>,
+    name: &str,
+    is_so: impl Fn(&Value) -> bool,
+) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = server.find(kind, namespace, name).await;
+        if let Some(found) = found.as_ref().filter(|it| is_so(it)) {
+            return found.clone();
+        }
+        assert!(Instant::now() < deadline, "{kind} {name} never is so: {found:?}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+const CLASS: &str = "gateway.networking.k8s.io/v1/GatewayClass";
+const GATEWAY: &str = "gateway.networking.k8s.io/v1/Gateway";
+const ROUTE: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
+const MADE: &str = "leno-gateway-edge";
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
