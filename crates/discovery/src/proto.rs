@@ -478,7 +478,7 @@ pub struct HostRules {
     #[prost(message, repeated, tag = "2")]
     pub rules: ::prost::alloc::vec::Vec<Rule>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct GatewayCertificate {
     #[prost(string, tag = "1")]
