@@ -61,7 +61,7 @@ fn everywhere() -> Value {
     let routes = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
     let routes_status = routes.map(|it| format!("{it}/status"));
     json!([
-        read(&[""], &["pods", "services", "namespaces", "serviceaccounts"]),
+        read(&[""], &["pods", "services", "namespaces"]),
         read(&["discovery.k8s.io"], &["endpointslices"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
@@ -73,7 +73,7 @@ fn everywhere() -> Value {
         read(&["split.smi-spec.io"], &["trafficsplits"]),
         read(
             &["policy.openservicemesh.io", "policy.flomesh.io"],
-            &["upstreamtrafficsettings", "retries", "egresses", "ingressbackends"],
+            &["upstreamtrafficsettings"],
         ),
         rule(
             &["policy.openservicemesh.io", "policy.flomesh.io"],
