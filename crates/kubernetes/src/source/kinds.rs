@@ -154,7 +154,6 @@ impl Following {
         loop {
             let mut told = self.secrets.clone();
             let wanted = Arc::clone(&told.borrow_and_update());
-            self.secrets = told.clone();
             if wanted.is_empty() {
                 self.tell(News::Covered(wanted)).await?;
                 told.changed().await.map_err(|_| Over)?;
