@@ -156,9 +156,8 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
     };
     goes_on();
     let status = |port| {
-        exchange(edge.at(port), "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-            .ok()
-            .map(|answer| answer.status)
+        let mut connection = Connection::open(edge.at(port)).ok()?;
+        connection.get("/").ok().map(|answer| answer.status)
     };
     assert_eq!(status(tcp_port), None, "closed");
     edge.serve(vec![http(), tcp()]);
