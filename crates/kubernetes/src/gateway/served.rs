@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    GatewayListener, GatewayName, GatewayPort, HostPattern, HostRules, RouteKind, RouteName,
-    RouteRule, Serves, TcpRule, TlsRule,
+    Gateway, GatewayListener, GatewayName, GatewayPort, HostPattern, HostRules, RouteKind,
+    RouteName, RouteRule, Serves, ServiceName, TcpRule, TlsRule, WeightedBackend,
 };
 use leno_registry::GatewayRules;
 
@@ -67,6 +67,24 @@ pub(super) fn ports(
         }
     }
     ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
+}
+
+/// The services that a gateway leads to.
+pub(super) fn backends_of(gateway: &Gateway) -> Vec<&ServiceName> {
+    let mut all: Vec<&WeightedBackend> = Vec::new();
+    for port in &gateway.ports {
+        match &port.serves {
+            Serves::Http(listeners) | Serves::Https(listeners) => {
+                let hosts = listeners.iter().flat_map(|it| &it.hosts);
+                for rule in hosts.flat_map(|it| &it.rules) {
+                    all.extend(rule.backends.iter().chain(&rule.actions.mirrors));
+                }
+            }
+            Serves::Passthrough(rules) => all.extend(rules.iter().flat_map(|it| &it.backends)),
+            Serves::Tcp(rule) => all.extend(&rule.backends),
+        }
+    }
+    all.into_iter().map(|it| &it.service).collect()
 }
 
 /// The rules of requests by host name.
