@@ -1,6 +1,6 @@
 //! What runs for one gateway, as objects: an account, a Service, and a Deployment of proxies.
 
-use leno_model::GatewayName;
+use leno_model::{GatewayName, gateway_account};
 use serde_json::{Map, Value, json};
 
 use super::resolve::Wish;
@@ -10,12 +10,12 @@ use crate::words::{
     PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE, TOKEN_PATH,
 };
 
-/// The account of a gateway's proxies, by which the control plane knows them: as long as a label may
-/// be.
+/// The account of a gateway's proxies, by which the control plane knows them.
 pub(super) fn account_name(gateway: &str) -> String {
-    let mut name = format!("{PREFIX}{gateway}");
-    name.truncate(LABEL_BYTES_MAX);
-    name.trim_end_matches(['-', '.']).to_owned()
+    // It is the same in every namespace.
+    let name = GatewayName::new("default", gateway).ok();
+    let account = name.and_then(|name| gateway_account(&name));
+    account.map(|account| account.name.to_string()).unwrap_or_default()
 }
 
 /// The Service and the Deployment of a gateway; names of services have no dots.
@@ -203,9 +203,6 @@ fn selector(wish: &Wish) -> Map<String, Value> {
 
 /// The domains of what the cluster itself reads.
 pub(super) const DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
-const PREFIX: &str = "leno-gateway-";
-/// RFC 1123: the longest label.
-const LABEL_BYTES_MAX: usize = 63;
 
 #[cfg(test)]
 mod tests {
