@@ -109,8 +109,7 @@ pub(super) async fn start(
         tasks.spawn(named("the writer of statuses", writing));
     }
     let mut progress = source.progress();
-    let wishes = args.gateways.then(|| source.wishes());
-    let gateways = wishes.map(|wishes| Gateways { wishes, leading });
+    let gateways = args.gateways.then(|| Gateways { wishes: source.wishes(), leading });
     tasks.spawn(named("the source of the facts", source.follow(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,

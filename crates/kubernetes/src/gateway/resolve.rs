@@ -292,8 +292,8 @@ fn parents(
     let ours = route.parents.iter().filter_map(|parent| {
         let side = sides.get(&gateway_of(id, parent))?;
         if side.is_pending {
-            let said = before.parents.get(id).into_iter().flatten();
-            return said.filter(|said| said.parent == *parent).next().cloned();
+            let mut said = before.parents.get(id).into_iter().flatten();
+            return said.find(|said| said.parent == *parent).cloned();
         }
         Some(ParentSaid {
             parent: parent.clone(),
