@@ -207,6 +207,7 @@ impl Proxy {
             removed,
             doors: self.doors.clone(),
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
+            was_open: false.into(),
         };
         let exporter = Exporter::new(self.config.clone(), world.clone(), telemetry.shard());
         let logged = world.clone();

@@ -94,7 +94,8 @@ impl Session {
 
     /// How long its next request is waited for.
     pub(crate) fn patience(&self) -> Duration {
-        let idle = self.worker.config.limits.idle_connection;
+        let limits = &self.worker.config.limits;
+        let idle = if self.edge.is_some() { limits.idle_stranger } else { limits.idle_connection };
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::body::Source;
+use super::edge;
 use super::exchange::Exchange;
 use super::message::{ReadError, Reader, Writer};
 use super::request::Request;
@@ -78,6 +79,9 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
             None => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
+        if session.edge.is_some() {
+            edge::disown(&mut head, &bytes);
+        }
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
         let upgrade = head.upgrade && bodiless;
         let request = Request { bytes, head: &head, upgrade };
