@@ -25,6 +25,7 @@ mod gateway;
 mod health;
 mod http;
 mod http2;
+mod idle;
 mod io;
 mod keeper;
 mod link;

@@ -101,7 +101,10 @@ async fn accept(
                 continue;
             }
         };
-        if open.get() >= worker.config.limits.connections_max {
+        let max = worker.config.limits.connections_max;
+        // Who is sent away needs a moment to go.
+        let is_made_room = || open.get() < max + max / 8 && worker.idle.shed();
+        if open.get() >= max && !is_made_room() {
             worker.shard.refuse(Reason::TooManyConnections.label());
             continue;
         }

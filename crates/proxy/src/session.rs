@@ -99,6 +99,16 @@ impl Session {
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 
+    /// Resolves when this connection, on which nothing is asked, is to make room for another: only
+    /// strangers are sent away.
+    pub(crate) async fn shed(&self) {
+        match self.edge {
+            // Boxed: the others need no room for it.
+            Some(_) => Box::pin(self.worker.idle.wait()).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Whether the peer's certificate has expired.
     pub(crate) fn is_expired(&self) -> bool {
         self.expires.is_some_and(|at| at <= Instant::now())

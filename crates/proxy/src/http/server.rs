@@ -48,6 +48,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
                 matches!(waited, Ok(Ok(())))
             }
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+            () = session.shed() => false,
         };
         if !is_asked {
             io.close().await;
@@ -148,6 +149,7 @@ async fn next_request(
             Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
         },
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::End,
+        () = session.shed(), if !rests => Next::End,
     }
 }
 

@@ -62,6 +62,13 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
                 connection.graceful_shutdown();
                 continue;
             }
+            () = session.shed(), if !ending => {
+                if streams.get() == 0 {
+                    ending = true;
+                    connection.graceful_shutdown();
+                }
+                continue;
+            }
         };
         match accepted {
             Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.are_too_many()) => {

@@ -283,10 +283,9 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
 #[test]
 fn who_takes_requests_back_again_and_again_is_told_to_calm_down() {
     run(async {
-        let app = Application::start(|mut client| async move {
-            while client.head().await.is_some() {}
-        })
-        .await;
+        let app =
+            Application::start(|mut client| async move { while client.head().await.is_some() {} })
+                .await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
         let rules = vec![rule("/", backend("plain"))];
         gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
