@@ -71,10 +71,7 @@ fn everywhere() -> Value {
         read(&["access.smi-spec.io"], &["traffictargets"]),
         read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read(&["split.smi-spec.io"], &["trafficsplits"]),
-        read(
-            &["policy.openservicemesh.io", "policy.flomesh.io"],
-            &["upstreamtrafficsettings"],
-        ),
+        read(&["policy.openservicemesh.io", "policy.flomesh.io"], &["upstreamtrafficsettings"],),
         rule(
             &["policy.openservicemesh.io", "policy.flomesh.io"],
             &["upstreamtrafficsettings/status"],
