@@ -234,7 +234,7 @@ fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
         ledger.take(kind, if kind == secrets { of_secrets } else { News::Complete });
     }
     ledger.resolve();
-    assert_eq!(ledger.progress().waiting(), ["Secret"]);
+    assert_eq!(ledger.progress().waiting, ["Secret"]);
     assert!(ledger.flush().is_none());
     let wanted = Arc::clone(ledger.secrets());
     assert_eq!(wanted.len(), 1);
