@@ -17,6 +17,7 @@ mod duration;
 mod exec;
 mod explain;
 mod figures;
+mod gateway;
 mod get;
 mod inject;
 mod install;
@@ -96,6 +97,8 @@ enum Command {
     Root(root::RootArgs),
     /// Run one sidecar
     Proxy(proxy::ProxyArgs),
+    /// Run one proxy of a gateway
+    Gateway(gateway::GatewayArgs),
     /// Run a control plane alone
     Control(control::ControlArgs),
     /// Install the mesh into a Kubernetes cluster
@@ -155,6 +158,7 @@ impl Command {
             Self::Token(args) => args.run(),
             Self::Root(args) => args.run(),
             Self::Proxy(args) => args.run(),
+            Self::Gateway(args) => args.run(),
             Self::Control(args) => args.run(),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
@@ -170,7 +174,9 @@ impl Command {
 
     fn log_style(&self) -> log::Style {
         match self {
-            Self::Control(_) | Self::Intercept(_) | Self::Cni(_) => log::Style::Service,
+            Self::Control(_) | Self::Gateway(_) | Self::Intercept(_) | Self::Cni(_) => {
+                log::Style::Service
+            }
             Self::Proxy(args) if !args.is_supervised() => log::Style::Service,
             Self::Proxy(_) | Self::Up(_) => log::Style::Supervised,
             _ => log::Style::Tool,

@@ -39,8 +39,8 @@ pub(crate) fn wanted(
     doors.chain(subscriptions).cloned().collect()
 }
 
-/// Compiles what a workload should know: its plan, the services it wants, and the backends that
-/// their routes name.
+/// Compiles what a workload should know: its plan, the services it wants, those that its gateway
+/// leads to, and the backends that their routes name.
 ///
 /// Requests reach a backend directly, whatever routes it has itself. But its sidecar may also be
 /// asked for it by name, and then those count: so they are there, and their backends with them.
@@ -51,9 +51,12 @@ pub(crate) fn world(
     views: &mut Views,
 ) -> World {
     let viewer = Viewer::of(mesh, workload);
+    let plan = Arc::new(plan(mesh, workload));
     let mut services = BTreeMap::new();
     let mut absent = BTreeSet::new();
-    let mut open: Vec<ServiceName> = wanted.iter().cloned().collect();
+    let gateway = plan.gateway.iter().flat_map(|gateway| gateway.backends());
+    let gateway: BTreeSet<&ServiceName> = gateway.map(|backend| &backend.service).collect();
+    let mut open: Vec<ServiceName> = wanted.iter().chain(gateway).cloned().collect();
     // Ends: each name is looked at once, and names come from services that exist.
     while let Some(name) = open.pop() {
         if services.contains_key(&name) || absent.contains(&name) {
@@ -69,7 +72,6 @@ pub(crate) fn world(
             }
         }
     }
-    let plan = Arc::new(plan(mesh, workload));
     let snapshot = Arc::new(Snapshot { plan, services, addresses: BTreeMap::new() });
     World { snapshot, absent }
 }

@@ -3,6 +3,7 @@
 mod access;
 mod addresses;
 mod attached;
+mod gateways;
 mod index;
 mod objects;
 mod policies;
@@ -11,6 +12,7 @@ mod touched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use leno_model::{
     Change, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup,
@@ -45,7 +47,8 @@ pub(crate) struct Mesh {
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
     policies: policies::Policies,
     grants: BTreeMap<GrantName, ReferenceGrant>,
-    gateways: BTreeMap<GatewayName, Gateway>,
+    gateways: BTreeMap<GatewayName, Arc<Gateway>>,
+    bystanders: gateways::Bystanders,
     /// The sidecars that are there. Only of workloads that exist.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Which workloads a service's selector chooses, and the other way round.
@@ -243,7 +246,13 @@ impl Mesh {
     fn upsert(&mut self, object: Object, touched: &mut Touched) {
         match object {
             Object::Workload(workload) => {
-                self.set_workload(&workload.name.clone(), Some(workload), touched);
+                let name = workload.name.clone();
+                let (member, bystander) = match workload.sidecar {
+                    true => (Some(workload), None),
+                    false => (None, Some(workload)),
+                };
+                self.set_workload(&name, member, touched);
+                self.set_bystander(&name, bystander, touched);
             }
             Object::Service(service) => {
                 self.set_service(&service.name.clone(), Some(service), touched);
@@ -294,7 +303,7 @@ impl Mesh {
                 touched.services.extend(self.gateway_tcp_routes.set(&name, Some(route)));
             }
             Object::Gateway(gateway) => {
-                self.gateways.insert(gateway.name.clone(), gateway);
+                self.set_gateway(&gateway.name.clone(), Some(gateway), touched);
             }
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
@@ -305,7 +314,10 @@ impl Mesh {
 
     fn remove(&mut self, key: &ObjectKey, touched: &mut Touched) {
         match key {
-            ObjectKey::Workload(name) => self.set_workload(name, None, touched),
+            ObjectKey::Workload(name) => {
+                self.set_workload(name, None, touched);
+                self.set_bystander(name, None, touched);
+            }
             ObjectKey::Service(name) => self.set_service(name, None, touched),
             ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
             ObjectKey::HttpRoute(name) => {
@@ -344,9 +356,7 @@ impl Mesh {
             ObjectKey::GatewayTcpRoute(name) => {
                 touched.services.extend(self.gateway_tcp_routes.set(name, None));
             }
-            ObjectKey::Gateway(name) => {
-                self.gateways.remove(name);
-            }
+            ObjectKey::Gateway(name) => self.set_gateway(name, None, touched),
             ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }
     }
@@ -415,6 +425,7 @@ impl Mesh {
     fn set_service(&mut self, name: &ServiceName, new: Option<Service>, touched: &mut Touched) {
         let old = self.services.remove(name);
         let differs = old != new;
+        self.select_bystanders(name, new.as_ref());
         let mut workloads = self.selected.take(name);
         for workload in &workloads {
             self.selecting.remove(workload, name);

@@ -88,7 +88,7 @@ pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
     Endpoint {
         id: EndpointId { service: service.clone(), port: 9080, workload },
         address: SocketAddr::from(([127, 0, 0, 1], 20_000 + index)),
-        account: ServiceAccount::new("bookinfo", service.name.as_str()).unwrap(),
+        account: ServiceAccount::new("bookinfo", service.name.as_str()).ok(),
         tags: BTreeMap::new(),
     }
 }
@@ -121,6 +121,7 @@ pub(crate) fn plan() -> WorkloadPlan {
         sight: Default::default(),
         egress: Default::default(),
         plaintext: Default::default(),
+        gateway: None,
     }
 }
 

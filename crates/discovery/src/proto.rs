@@ -419,6 +419,72 @@ pub struct Plan {
     pub egress_denied: bool,
     #[prost(bool, tag = "101")]
     pub plaintext_accepted: bool,
+    #[prost(message, optional, tag = "110")]
+    pub gateway: ::core::option::Option<Gateway>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Gateway {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub ports: ::prost::alloc::vec::Vec<GatewayPort>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GatewayPort {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(oneof = "gateway_port::Serves", tags = "2, 3, 4, 5")]
+    pub serves: ::core::option::Option<gateway_port::Serves>,
+}
+/// Nested message and enum types in `GatewayPort`.
+pub mod gateway_port {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Serves {
+        #[prost(message, tag = "2")]
+        Http(super::GatewayListeners),
+        #[prost(message, tag = "3")]
+        Https(super::GatewayListeners),
+        #[prost(message, tag = "4")]
+        Passthrough(super::TlsRules),
+        #[prost(message, tag = "5")]
+        Tcp(super::TcpRule),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GatewayListeners {
+    #[prost(message, repeated, tag = "1")]
+    pub listeners: ::prost::alloc::vec::Vec<GatewayListener>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TlsRules {
+    #[prost(message, repeated, tag = "1")]
+    pub rules: ::prost::alloc::vec::Vec<TlsRule>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GatewayListener {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, optional, tag = "2")]
+    pub hostname: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "3")]
+    pub certificates: ::prost::alloc::vec::Vec<GatewayCertificate>,
+    #[prost(message, repeated, tag = "4")]
+    pub hosts: ::prost::alloc::vec::Vec<HostRules>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HostRules {
+    #[prost(string, optional, tag = "1")]
+    pub hostname: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "2")]
+    pub rules: ::prost::alloc::vec::Vec<Rule>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct GatewayCertificate {
+    #[prost(string, tag = "1")]
+    pub chain: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Occupant {

@@ -10,6 +10,7 @@ mod cors;
 mod endpoint;
 mod fault;
 mod field;
+mod gateway;
 mod inbound;
 mod limit;
 mod occupant;

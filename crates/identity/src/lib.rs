@@ -12,6 +12,7 @@ mod authority;
 mod client_hello;
 mod credential;
 mod disk;
+mod edge;
 mod join;
 mod key;
 mod pem;
@@ -32,6 +33,7 @@ pub use authority::{
 };
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
+pub use edge::{BadCertificate, edge_config};
 pub use join::{JoinBundle, JoinBundleError};
 pub use key::PrivateKey;
 pub use refusal::{reason_of, reason_of_tls};

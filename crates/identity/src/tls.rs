@@ -151,7 +151,7 @@ fn server(
     Ok(Arc::new(config))
 }
 
-fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
+pub(crate) fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
 

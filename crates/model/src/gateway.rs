@@ -5,10 +5,12 @@
 
 use std::fmt;
 
+use crate::identity::ServiceAccount;
 use crate::name::{GatewayName, Name};
-use crate::route::RouteRule;
+use crate::route::{RouteRule, WeightedBackend};
 use crate::tcp_rule::TcpRule;
 use crate::tls_route::{HostPattern, TlsRule};
+use crate::workload::Workload;
 
 /// What the proxies of one Gateway API `Gateway` serve.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -18,6 +20,42 @@ pub struct Gateway {
     /// Its ports, each number once, in order.
     pub ports: Vec<GatewayPort>,
 }
+
+impl Gateway {
+    /// Where its rules lead, copies of requests included.
+    pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
+        self.ports.iter().flat_map(|port| port.serves.backends())
+    }
+}
+
+/// The account that the proxies of a gateway run under, in its own namespace: the name of the
+/// gateway after [`GATEWAY_ACCOUNT_PREFIX`], cut to what is a label.
+#[must_use]
+pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
+    let mut name = format!("{GATEWAY_ACCOUNT_PREFIX}{}", gateway.name);
+    name.truncate(ACCOUNT_BYTES_MAX);
+    let name = Name::new(name.trim_end_matches(['-', '.'])).ok()?;
+    Some(ServiceAccount { namespace: gateway.namespace.clone(), name })
+}
+
+/// Whether a workload that says so by its label, and runs under this account, is a proxy of the
+/// gateway. The label alone is anybody's.
+#[must_use]
+pub fn is_proxy_of(gateway: &GatewayName, workload: &Workload) -> bool {
+    workload.sidecar
+        && workload.name.namespace == gateway.namespace
+        && workload.labels.get(GATEWAY_LABEL).is_some_and(|name| *name == gateway.name.as_str())
+        && gateway_account(gateway).is_some_and(|account| account == workload.account)
+}
+
+/// What the names of the accounts of gateways begin with.
+pub const GATEWAY_ACCOUNT_PREFIX: &str = "leno-gateway-";
+
+/// The label of the proxies of a gateway, with its name (Gateway API, GEP-1762).
+pub const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+
+/// RFC 1123: the longest label.
+const ACCOUNT_BYTES_MAX: usize = 63;
 
 /// One port that a gateway listens on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -39,6 +77,22 @@ pub enum Serves {
     Passthrough(Vec<TlsRule>),
     /// Bytes.
     Tcp(TcpRule),
+}
+
+impl Serves {
+    /// Where its rules lead.
+    pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
+        let (listeners, tls, tcp): (&[GatewayListener], &[TlsRule], Option<&TcpRule>) = match self {
+            Self::Http(listeners) | Self::Https(listeners) => (listeners, &[], None),
+            Self::Passthrough(rules) => (&[], rules, None),
+            Self::Tcp(rule) => (&[], &[], Some(rule)),
+        };
+        let hosts = listeners.iter().flat_map(|listener| &listener.hosts);
+        let rules = hosts.flat_map(|host| &host.rules);
+        let rules = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
+        let tls = tls.iter().flat_map(|rule| &rule.backends);
+        rules.chain(tls).chain(tcp.into_iter().flat_map(|rule| &rule.backends))
+    }
 }
 
 /// One listener of a port: the requests for some host names. Of several at one port, the one with
@@ -93,5 +147,16 @@ mod tests {
         let certificate =
             GatewayCertificate { chain: "a chain".to_owned(), key: "a secret".to_owned() };
         assert!(!format!("{certificate:?}").contains("secret"));
+    }
+
+    #[test]
+    fn accounts_of_gateways_are_labels() {
+        let account = |name: &str| {
+            let gateway = GatewayName::new("shop", name).unwrap();
+            gateway_account(&gateway).unwrap().to_string()
+        };
+        assert_eq!(account("edge"), "shop/leno-gateway-edge");
+        let long = format!("{}-{}", "a".repeat(49), "b".repeat(10));
+        assert_eq!(account(&long), format!("shop/leno-gateway-{}", "a".repeat(49)));
     }
 }

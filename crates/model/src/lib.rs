@@ -46,7 +46,10 @@ pub use change::{Change, Object, ObjectKey};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use endpoint::{Endpoint, EndpointId};
 pub use fault::{Abort, Delay, FaultRule, Faults};
-pub use gateway::{Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostRules, Serves};
+pub use gateway::{
+    GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
+    GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
+};
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};

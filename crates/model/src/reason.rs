@@ -205,6 +205,9 @@ reasons! {
     /// A policy injects this fault on purpose.
     FaultInjected "fault-injected" 503 Ours Never
         "Remove the FaultInjection that `leno explain request` names, when the test is over.";
+    /// The request is for a host name that another certificate of the gateway is for.
+    Misdirected "misdirected" 421 Downstream Never
+        "Nothing is wrong: the client asks again on a connection of its own for that host name.";
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::access_policy::InboundPolicy;
 use crate::endpoint::Endpoint;
+use crate::gateway::Gateway;
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::mesh::{Egress, Plaintext};
 use crate::name::{Name, ServiceName, WorkloadName};
@@ -69,6 +70,8 @@ pub struct WorkloadPlan {
     pub egress: Egress,
     /// What becomes of connections that come in without mutual TLS.
     pub plaintext: Plaintext,
+    /// What it serves as the proxy of a gateway; absent for every other.
+    pub gateway: Option<Arc<Gateway>>,
 }
 
 /// A service as one client sees it.

@@ -36,6 +36,29 @@ pub enum HostPattern {
     Below(Name),
 }
 
+impl HostPattern {
+    /// Whether a host name, in lower case and without a dot at its end, is one of them.
+    #[must_use]
+    pub fn fits(&self, host: &str) -> bool {
+        match self {
+            Self::Exact(name) => name.as_str() == host,
+            Self::Below(name) => host
+                .strip_suffix(name.as_str())
+                .and_then(|rest| rest.strip_suffix('.'))
+                .is_some_and(|labels| !labels.is_empty()),
+        }
+    }
+
+    /// How specific it is: of two that fit, the one with the greater value decides.
+    #[must_use]
+    pub fn specificity(&self) -> (bool, usize) {
+        match self {
+            Self::Exact(name) => (true, name.as_str().len()),
+            Self::Below(name) => (false, name.as_str().len()),
+        }
+    }
+}
+
 impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -71,6 +94,16 @@ const TEXT_SHOWN_MAX: usize = 253;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pattern_fits_whole_labels() {
+        let fits = |pattern: &str, host: &str| pattern.parse::<HostPattern>().unwrap().fits(host);
+        assert!(fits("a.com", "a.com") && !fits("a.com", "b.a.com"));
+        assert!(fits("*.a.com", "b.a.com") && fits("*.a.com", "c.b.a.com"));
+        assert!(
+            !fits("*.a.com", "a.com") && !fits("*.a.com", "ba.com") && !fits("*.a.com", ".a.com")
+        );
+    }
 
     #[test]
     fn patterns_are_read_as_they_are_written() {

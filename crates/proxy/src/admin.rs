@@ -27,6 +27,8 @@ pub(crate) struct Admin {
     pub(crate) connections: Arc<Connections>,
     pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) doors: Doors,
+    /// It is to serve a gateway.
+    pub(crate) is_gateway: bool,
 }
 
 /// Answers until the listener is dropped with the control thread.

@@ -91,6 +91,11 @@ pub enum Interception {
         /// it they are recognised by the user that the proxy runs as.
         mark: Option<u32>,
     },
+    /// None: it is the proxy of a gateway, and listens at the ports of that, at this address.
+    Gateway {
+        /// The address; `::` stands for all of both versions.
+        bind: IpAddr,
+    },
 }
 
 impl Interception {
@@ -126,7 +131,7 @@ impl Interception {
                 dns: None,
                 mark: None,
             },
-            doors @ Self::Doors { .. } => doors,
+            other @ (Self::Doors { .. } | Self::Gateway { .. }) => other,
         }
     }
 
@@ -231,7 +236,9 @@ impl Config {
     pub(crate) fn probed_at(&self) -> IpAddr {
         match &self.interception {
             Interception::Redirect { address, .. } => *address,
-            Interception::Doors { .. } => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Interception::Doors { .. } | Interception::Gateway { .. } => {
+                IpAddr::V4(Ipv4Addr::LOCALHOST)
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use crate::connections::{Connection, Counted, Listed};
 use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::first_bytes::detect;
+use crate::gateway;
 use crate::http::message::Writer;
 use crate::http::route;
 use crate::http::server::{Served, refuse, serve};
@@ -52,6 +53,7 @@ pub(crate) async fn carry(
             let io = Io::new(Stream::Plain(tcp));
             Box::pin(to_service(&worker, entrance, io, BytesMut::new(), peer)).await;
         }
+        Entrance::Gateway { port } => Box::pin(gateway::carry(&worker, port, tcp, peer)).await,
     }
 }
 
@@ -257,7 +259,10 @@ async fn to_service(
         Entrance::Pinned { at, id } => {
             (id.service.clone(), id.port, protocol_at(worker, *at).await)
         }
-        Entrance::Inbound { .. } | Entrance::HttpProxy | Entrance::Address(_) => return,
+        Entrance::Inbound { .. }
+        | Entrance::HttpProxy
+        | Entrance::Address(_)
+        | Entrance::Gateway { .. } => return,
     };
     let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
         return;
@@ -282,7 +287,7 @@ async fn to_service(
 
 /// What is spoken on a connection to a service that declares this. Nothing when the client stays
 /// silent for as long as an idle connection may, or this proxy goes.
-async fn spoken(
+pub(crate) async fn spoken(
     worker: &Worker,
     declared: Protocol,
     io: &Io,
@@ -325,7 +330,7 @@ async fn spoken(
 
 /// What a connection to a service is carried as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spoken {
+pub(crate) enum Spoken {
     Http1,
     Http2,
     Opaque,
@@ -351,7 +356,7 @@ async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
     }
 }
 
-fn list(session: &Session, protocol: &'static str, target: String) -> Listed {
+pub(crate) fn list(session: &Session, protocol: &'static str, target: String) -> Listed {
     session.worker.connections.list(Connection {
         direction: if session.is_inbound() { "inbound" } else { "outbound" },
         protocol,

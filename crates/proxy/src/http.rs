@@ -4,6 +4,7 @@ pub(crate) mod again;
 pub(crate) mod answer;
 pub(crate) mod body;
 pub(crate) mod date;
+pub(crate) mod edge;
 pub(crate) mod exchange;
 pub(crate) mod forward;
 pub(crate) mod grpc;

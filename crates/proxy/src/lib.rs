@@ -16,10 +16,12 @@ mod desk;
 mod dial;
 mod dns;
 mod drain;
+mod edge;
 mod error;
 mod export;
 mod first_bytes;
 mod follow;
+mod gateway;
 mod health;
 mod http;
 mod http2;
@@ -204,6 +206,7 @@ impl Proxy {
             connections,
             removed,
             doors: self.doors.clone(),
+            is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
         };
         let exporter = Exporter::new(self.config.clone(), world.clone(), telemetry.shard());
         let logged = world.clone();

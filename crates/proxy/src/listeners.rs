@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_discovery::InboundListener;
-use leno_model::{WorkloadPlan, WorkloadPort};
+use leno_model::{GatewayPort, WorkloadPlan, WorkloadPort};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::mpsc;
 
@@ -79,6 +79,7 @@ impl Listeners {
                 | Entrance::Service { .. }
                 | Entrance::HttpProxy
                 | Entrance::Address(_)
+                | Entrance::Gateway { .. }
                 | Entrance::Pinned { .. },
             )
             | Gate::Inbound
@@ -87,6 +88,8 @@ impl Listeners {
         };
         match &config.interception {
             Interception::Doors { .. } => self.open.values().filter_map(inbound).collect(),
+            // Nobody of the mesh comes in here.
+            Interception::Gateway { .. } => Vec::new(),
             // The application's own ports; the kernel leads them to the sidecar.
             Interception::Redirect { .. }
                 if !self.open.values().any(|o| o.gate == Gate::Inbound) =>
@@ -119,7 +122,15 @@ impl Listeners {
     }
 
     async fn open(&mut self, name: &str, gate: Gate, wanted: SocketAddr) -> io::Result<()> {
-        let first = self.bind(name, wanted)?;
+        let first = match gate {
+            // All addresses of both versions are one listener there.
+            Gate::Fixed(Entrance::Gateway { .. }) if wanted.ip().is_unspecified() => {
+                bind_for(wanted, wanted.is_ipv4())?
+            }
+            Gate::Fixed(_) | Gate::Inbound | Gate::Outbound | Gate::OutboundV6 => {
+                self.bind(name, wanted)?
+            }
+        };
         let address = first.local_addr()?;
         // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would let another
         // sidecar of the same user share the address, and with it this one's connections.
@@ -169,7 +180,8 @@ pub(crate) struct ListenError {
 /// The doors that a plan asks for, by name.
 fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, SocketAddr)> {
     let mut wanted = BTreeMap::new();
-    for door in &plan.doors {
+    let is_gateway = matches!(config.interception, Interception::Gateway { .. });
+    for door in plan.doors.iter().filter(|_| !is_gateway) {
         let entrance = Entrance::Door { service: door.service.clone(), port: door.port };
         wanted.insert(format!("door-{}", door.listen), (Gate::Fixed(entrance), door.listen));
     }
@@ -183,6 +195,14 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
             if let Some(address) = http_proxy {
                 let gate = Gate::Fixed(Entrance::HttpProxy);
                 wanted.insert("http-proxy".to_owned(), (gate, *address));
+            }
+        }
+        Interception::Gateway { bind } => {
+            let ports = plan.gateway.iter().flat_map(|gateway| &gateway.ports);
+            for GatewayPort { port, .. } in ports {
+                let gate = Gate::Fixed(Entrance::Gateway { port: *port });
+                let address = SocketAddr::new(*bind, *port);
+                wanted.insert(format!("gateway-{port}"), (gate, address));
             }
         }
         Interception::Redirect { inbound, outbound, outbound_v6, .. } => {
@@ -204,11 +224,16 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
 }
 
 fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    bind_for(address, true)
+}
+
+/// `one_version`: an address of IPv6 is for that alone.
+fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     prepare(SockRef::from(&socket))?;
     if matches!(address.ip(), IpAddr::V6(_)) {
-        socket.set_only_v6(true)?;
+        socket.set_only_v6(one_version)?;
     }
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use leno_model::{EndpointId, Reason, ServiceName, SpiffeId};
+use leno_model::{EndpointId, Reason, Scheme, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
 use leno_traffic::{ConnectionPermit, Denial, Ruling};
 
@@ -28,6 +28,17 @@ pub(crate) enum Entrance {
     Address(SocketAddr),
     /// From the application, to one workload at its own address.
     Pinned { at: SocketAddr, id: EndpointId },
+    /// From a stranger, to a port of the gateway.
+    Gateway { port: u16 },
+}
+
+/// What is known of a stranger's connection to a gateway.
+pub(crate) struct Edge {
+    /// The port of the gateway.
+    pub(crate) port: u16,
+    /// What is spoken there; whom the client asked for in its session, if that is TLS.
+    pub(crate) scheme: Scheme,
+    pub(crate) server_name: Option<String>,
 }
 
 /// A connection, or one stream of a link, and what is known about its peer.
@@ -41,6 +52,8 @@ pub(crate) struct Session {
     pub(crate) peer: SocketAddr,
     /// The `Host` of the service behind a door: its client knows the door's address only.
     pub(crate) host: Option<Rc<str>>,
+    /// What is known of it where strangers come in.
+    pub(crate) edge: Option<Box<Edge>>,
     /// What its exchanges were counted under, so that they are not looked up each time.
     series: RefCell<Vec<Rc<Series>>>,
     /// Given by the access rules of one world; asked for again when they change.
@@ -64,11 +77,19 @@ impl Session {
             | Entrance::Service { .. }
             | Entrance::HttpProxy
             | Entrance::Address(_)
+            | Entrance::Gateway { .. }
             | Entrance::Pinned { .. } => None,
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
         let told = RefCell::default();
-        Self { worker, entrance, identity, expires: None, peer, host, series, permit, told }
+        let (expires, edge) = (None, None);
+        Self { worker, entrance, identity, expires, peer, host, edge, series, permit, told }
+    }
+
+    /// A stranger's connection to a gateway.
+    pub(crate) fn at_the_edge(worker: Rc<Worker>, edge: Edge, peer: SocketAddr) -> Self {
+        let entrance = Entrance::Gateway { port: edge.port };
+        Self { edge: Some(Box::new(edge)), ..Self::new(worker, entrance, None, peer) }
     }
 
     /// How long its next request is waited for.
@@ -94,6 +115,7 @@ impl Session {
             | Entrance::Service { .. }
             | Entrance::HttpProxy
             | Entrance::Address(_)
+            | Entrance::Gateway { .. }
             | Entrance::Pinned { .. } => 0,
         }
     }

@@ -1,9 +1,9 @@
 //! What survives a restart: key and certificate, the last good world, the listeners' addresses.
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -133,7 +133,11 @@ impl StateDir {
     fn keep(&self, name: &str, bytes: &[u8]) {
         let target = self.path.join(name);
         let draft = self.path.join(format!("{name}.new"));
-        let written = File::create(&draft).and_then(|mut file| {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options.open(&draft).and_then(|mut file| {
+            // The world of a gateway holds private keys; the draft may be of an older version.
+            file.set_permissions(Permissions::from_mode(0o600))?;
             file.write_all(bytes)?;
             file.sync_data()?;
             std::fs::rename(&draft, &target)
@@ -166,5 +170,16 @@ mod tests {
         assert!(refused.to_string().contains("another proxy"), "{refused}");
         first.release();
         StateDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_kept_is_for_its_owner_only() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("state");
+        let state = StateDir::open(&path).unwrap();
+        std::fs::write(path.join("world.bin.new"), "left by an older version").unwrap();
+        state.keep_world(b"a key");
+        let kept = std::fs::metadata(path.join(WORLD_FILE)).unwrap();
+        assert_eq!(kept.permissions().mode() & 0o777, 0o600);
     }
 }

@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use leno_model::{EndpointId, Reach, Reason, ServiceName, WeightedBackend};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
-use leno_traffic::{PortPlan, TlsChoice, tcp_backend};
+use leno_traffic::{GatewayPortPlan, PortPlan, TlsChoice, tcp_backend};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::{ResetCode, StreamKind};
 use leno_wire::sniff::Sniffed;
@@ -26,8 +26,11 @@ use crate::patience::silence;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::splice::splice;
+use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
-use crate::upstream::{Application, Destined, InFlight, Lease, Upstream, pick::pick};
+use crate::upstream::{
+    Application, Destined, Http1Upstream, InFlight, Lease, Upstream, pick::pick,
+};
 use crate::worker::Worker;
 use crate::world::Scene;
 
@@ -41,13 +44,44 @@ pub(crate) async fn to_service(
     let mut record = Record::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let carried = match open(session, (service, port), (&io, &mut early), &mut record).await {
-        Ok((stream, _under_way)) => {
-            let mut reader = Reader::new(io.clone());
-            reader.buffer = early;
-            let patience = session.worker.config.limits.idle_connection;
-            let mut plain = (reader, Writer::new(io.clone(), patience));
-            carry(&mut plain, &stream, Towards::Link, patience, &mut record).await
+    let opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+    pass(session, opened, (&io, early), record).await;
+}
+
+/// Carries a stranger's connection to where the port of a gateway leads that serves no HTTP.
+pub(crate) async fn through_gateway(
+    session: &Session,
+    (port, plan): (u16, &GatewayPortPlan),
+    io: Io,
+) {
+    let mut record = Record::open(session, "tcp");
+    record.subject.port = port;
+    let mut early = BytesMut::new();
+    let opened = open_from_edge(session, plan, (&io, &mut early), &mut record).await;
+    pass(session, opened, (&io, early), record).await;
+}
+
+/// Carries bytes both ways, once it is open where they go.
+async fn pass(
+    session: &Session,
+    opened: Result<Opening, Reason>,
+    (io, early): (&Io, BytesMut),
+    mut record: Record<'_>,
+) {
+    let patience = session.worker.config.limits.idle_connection;
+    let ends = |early| {
+        let mut reader = Reader::new(io.clone());
+        reader.buffer = early;
+        (reader, Writer::new(io.clone(), patience))
+    };
+    let carried = match opened {
+        Ok((Passage::Link(stream), _under_way)) => {
+            carry(&mut ends(early), &stream, Towards::Link, patience, &mut record).await
+        }
+        Ok((Passage::Plain(connection), _under_way)) => {
+            let server = Writer::new(connection.writer.io.clone(), patience);
+            let server = (connection.reader, server);
+            Box::pin(splice((ends(early), server), patience, &record)).await
         }
         Err(reason) => Err(reason),
     };
@@ -59,6 +93,16 @@ pub(crate) async fn to_service(
             io.reset();
         }
     }
+}
+
+/// A passage, and what is under way while it is open.
+type Opening = (Passage, (InFlight, Option<Held>));
+
+/// Where the bytes of a connection go on.
+enum Passage {
+    Link(LinkStream),
+    /// To an application without a sidecar.
+    Plain(Box<Http1Upstream>),
 }
 
 /// Carries a stream of a link to the application.
@@ -186,10 +230,11 @@ async fn open(
     (service, port): (&ServiceName, u16),
     client: (&Io, &mut BytesMut),
     record: &mut Record<'_>,
-) -> Result<(LinkStream, (InFlight, Option<Held>)), Reason> {
+) -> Result<Opening, Reason> {
     let worker = &session.worker;
     if let Entrance::Pinned { at, id } = &session.entrance {
-        return open_pinned(session, (*at, id), record).await;
+        let (stream, under_way) = open_pinned(session, (*at, id), record).await?;
+        return Ok((Passage::Link(stream), under_way));
     }
     let patience = worker.config.limits.discovery_timeout;
     let (scene, plan) = worker.world.with_service(service, patience).await?;
@@ -202,13 +247,65 @@ async fn open(
         true => by_share(worker, (&scene, port), record)?,
         false => by_server_name(worker, (&scene, port), client, record).await?,
     };
+    open_among(worker, (&scene, port), record).await
+}
+
+/// Where a port of a gateway leads that serves no HTTP.
+async fn open_from_edge(
+    session: &Session,
+    plan: &GatewayPortPlan,
+    (io, early): (&Io, &mut BytesMut),
+    record: &mut Record<'_>,
+) -> Result<Opening, Reason> {
+    let worker = &session.worker;
+    let limits = &worker.config.limits;
+    let backend = match plan {
+        GatewayPortPlan::Passthrough(routes) => {
+            // Whatever else comes is nothing that a route of TLS is about.
+            let named = async {
+                match detect(io, early).await {
+                    Sniffed::Tls => Ok(server_name(io, early).await),
+                    _ => Err(Reason::NoRoute),
+                }
+            };
+            let named = timeout(limits.handshake_timeout, named).await;
+            let name = named.map_err(|_| Reason::HeadTimeout)??;
+            let (route, backend) = match routes.choose(name.as_deref(), worker.draw()) {
+                TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
+                TlsChoice::InvalidBackend { rule } => (&rule.route, None),
+                TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute),
+            };
+            record.subject.route = Some(route.clone());
+            backend
+        }
+        GatewayPortPlan::Tcp(rule) => {
+            record.subject.route = Some(rule.route.clone());
+            tcp_backend(rule, worker.draw())
+        }
+        GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute),
+    };
+    let backend = backend.ok_or(Reason::InvalidBackend)?;
+    let patience = limits.discovery_timeout;
+    let (scene, _) = worker.world.with_service(&backend.service, patience).await?;
+    worker.sweep(&scene);
+    let port = behind(&scene, backend, record)?;
+    record.subject.port = backend.port;
+    open_among(worker, (&scene, port), record).await
+}
+
+/// Opens a passage to one of the endpoints of a port.
+async fn open_among(
+    worker: &Rc<Worker>,
+    (scene, port): (&Scene, &PortPlan),
+    record: &mut Record<'_>,
+) -> Result<Opening, Reason> {
     let ward = worker.ward(port, scene.version);
     let endpoints = route::tagged(worker, port, None)?;
     let mut held = match &ward {
         None => None,
         Some(ward) => ward.hold(|under_way| &under_way.connections)?,
     };
-    let hashed = route::hashed((&scene, port), &endpoints, None);
+    let hashed = route::hashed((scene, port), &endpoints, None);
     let mut tried = None;
     loop {
         let among = (&*endpoints, ward.as_deref());
@@ -252,11 +349,11 @@ async fn open_pinned(
     worker.sweep(&scene);
     let upstream = worker.upstream(&endpoint);
     let in_flight = upstream.enter();
-    let mut opened = open_at(&upstream, worker).await;
+    let mut opened = open_stream(&upstream, worker).await;
     // A link may have ended in the moment in which it was chosen.
     if opened.as_ref().is_err_and(|reason| *reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        opened = open_at(&upstream, worker).await;
+        opened = open_stream(&upstream, worker).await;
     }
     Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
     opened.map(|stream| (stream, (in_flight, None)))
@@ -322,7 +419,15 @@ fn behind<'a>(
 
 /// Opens a stream to the application behind one endpoint, which has taken it when this returns:
 /// before that nothing of the client is given away, and another endpoint may be tried.
-async fn open_at(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<LinkStream, Reason> {
+async fn open_at(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Passage, Reason> {
+    if upstream.is_plain() {
+        let connected = Box::pin(plain_bytes(upstream, worker)).await?;
+        return Ok(Passage::Plain(Box::new(connected)));
+    }
+    open_stream(upstream, worker).await.map(Passage::Link)
+}
+
+async fn open_stream(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<LinkStream, Reason> {
     let link = match upstream.lease(worker).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.

@@ -13,6 +13,7 @@ pub(crate) mod fixture;
 mod foreign;
 mod foreign_http2;
 mod forwarding;
+mod gateway;
 mod grpc;
 mod health;
 mod hostile;

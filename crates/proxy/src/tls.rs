@@ -135,6 +135,19 @@ pub(crate) async fn accept(
     }
 }
 
+/// Terminates TLS of a stranger, who stays one. On failure the connection is cut.
+pub(crate) async fn accept_stranger(
+    config: Arc<ServerConfig>,
+    tcp: TcpStream,
+) -> Result<TlsStream<TcpStream>, Reason> {
+    let accepted = TlsAcceptor::from(config).accept(tcp).into_fallible().await;
+    accepted.map_err(|(error, tcp)| {
+        tracing::debug!(%error, "a session with a stranger failed");
+        drop(tcp);
+        reason_of(&error, Side::Downstream)
+    })
+}
+
 fn refuse(tcp: &TcpStream, reason: Reason) -> Result<Accepted, Reason> {
     Err(cut_off(tcp, reason))
 }

@@ -110,8 +110,16 @@ impl Upstream {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http2(lease));
         }
+        if self.is_plain() {
+            return Box::pin(connect::plainly(self, worker)).await;
+        }
         worker.shard.add(Count::LeaseOpened, 1);
         connect::endpoint(self, worker).await
+    }
+
+    /// Whether it has no sidecar: a gateway speaks to the application itself.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.endpoint.account.is_none()
     }
 
     /// Whether it answered that it speaks HTTP/1.1 and no link.
@@ -288,6 +296,7 @@ impl Destined {
     pub(crate) async fn lease_http1(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         match self {
             Self::Application(_) => Err(Reason::Unsupported),
+            Self::Upstream(upstream) if upstream.is_plain() => Err(Reason::Unsupported),
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker).await,
         }
     }

@@ -16,6 +16,7 @@ use leno_traffic::{BadPattern, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
+use crate::edge::{self, EdgeConfigs};
 use crate::names::Names;
 use crate::sight::Sights;
 
@@ -45,6 +46,8 @@ pub(crate) struct Scene {
     known: BTreeMap<ServiceName, Known>,
     /// Addresses that were asked for.
     addresses: FxHashMap<IpAddr, KnownAddress>,
+    /// The sessions that end at ports of the gateway, by port; kept while their certificates are.
+    pub(crate) edge: EdgeConfigs,
     /// Counts up with each swap.
     pub(crate) version: u64,
 }
@@ -159,11 +162,13 @@ impl World {
         };
         let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
         let addresses = known_addresses(&plans.snapshot.addresses, previous.as_deref(), now);
+        let edge =
+            edge::configs(&plans, previous.as_ref().map(|scene| (&scene.plans, &scene.edge)));
         let version = *self.version.borrow() + 1;
         let revoked = &update.snapshot.plan.revoked;
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
-        self.scene.store(Some(Arc::new(Scene { plans, known, addresses, version })));
+        self.scene.store(Some(Arc::new(Scene { plans, known, addresses, edge, version })));
         self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {

@@ -13,7 +13,7 @@ use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 
 /// What a rule does beside choosing a backend, compiled.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CompiledActions {
     /// Edits of the heads of requests.
     pub request: FieldEdits,
@@ -57,6 +57,17 @@ impl CompiledActions {
         })
     }
 
+    /// The same where strangers come in. What a rule says of these fields itself stays.
+    pub(crate) fn at_the_edge(mut self) -> Self {
+        let claims = FORWARDED.iter().map(|name| Box::from(*name));
+        let known = self.request.remove.iter().cloned();
+        let mut remove: Vec<Box<str>> = known.chain(claims).collect();
+        remove.sort();
+        remove.dedup();
+        self.request.remove = remove.into();
+        self
+    }
+
     /// Whether requests go nowhere: their answer is a redirection.
     #[must_use]
     pub fn redirects(&self) -> bool {
@@ -71,14 +82,36 @@ impl CompiledActions {
     #[must_use]
     pub fn redirection(&self, request: &RequestView<'_>, port: u16) -> Option<Redirection> {
         let redirect = self.redirect.as_ref()?;
-        let scheme = redirect.scheme.unwrap_or(Scheme::Http);
-        let (host, own_port) = split_authority(request.authority);
-        let port = match (redirect.port, redirect.scheme, &redirect.hostname) {
-            (Some(port), ..) => Some(port),
-            (None, Some(_), _) => None,
-            (None, None, Some(_)) => Some(port),
-            (None, None, None) => own_port,
+        let (_, own_port) = split_authority(request.authority);
+        let implied = if redirect.hostname.is_some() { Some(port) } else { own_port };
+        self.redirected(redirect, request, (Scheme::Http, implied))
+    }
+
+    /// The same at a port of a gateway, whose scheme and number are those of what the rule leaves
+    /// open.
+    #[must_use]
+    pub fn redirection_at(
+        &self,
+        request: &RequestView<'_>,
+        (scheme, port): (Scheme, u16),
+    ) -> Option<Redirection> {
+        self.redirected(self.redirect.as_ref()?, request, (scheme, Some(port)))
+    }
+
+    /// `implied`: the port where the rule names neither port nor scheme.
+    fn redirected(
+        &self,
+        redirect: &Redirect,
+        request: &RequestView<'_>,
+        (scheme, implied): (Scheme, Option<u16>),
+    ) -> Option<Redirection> {
+        let (host, _) = split_authority(request.authority);
+        let port = match (redirect.port, redirect.scheme) {
+            (Some(port), _) => Some(port),
+            (None, Some(_)) => None,
+            (None, None) => implied,
         };
+        let scheme = redirect.scheme.unwrap_or(scheme);
         let host = redirect.hostname.as_ref().map_or(host, |name| name.as_str());
         let mut location = format!("{}://{host}", scheme.as_str());
         if let Some(port) = port.filter(|port| *port != scheme.port()) {
@@ -183,8 +216,19 @@ impl FieldEdits {
     }
 }
 
+/// What requests say of where they came from, and through whom: a stranger may say anything.
+const FORWARDED: &[&str] = &[
+    "forwarded",
+    "x-forwarded-client-cert",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-real-ip",
+];
+
 /// Host and port of an authority.
-fn split_authority(authority: &str) -> (&str, Option<u16>) {
+pub(crate) fn split_authority(authority: &str) -> (&str, Option<u16>) {
     match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
         _ => (authority, None),

@@ -9,6 +9,7 @@ use leno_model::{
 
 use crate::authorize::InboundAccess;
 use crate::balance::hashing::Places;
+use crate::gateway::GatewayPlan;
 use crate::limit::Limits;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
@@ -29,6 +30,8 @@ pub struct Plans {
     pub lanes: Arc<Lanes>,
     /// How much may come in.
     pub limits: Arc<Limits>,
+    /// What it serves as the proxy of a gateway.
+    pub gateway: Option<Arc<GatewayPlan>>,
 }
 
 impl Plans {
@@ -52,6 +55,7 @@ impl Plans {
             access: build_access(&snapshot, previous)?,
             lanes: build_lanes(&snapshot, previous)?,
             limits: build_limits(&snapshot, previous)?,
+            gateway: build_gateway(&snapshot, previous),
             snapshot,
             services,
         })
@@ -224,6 +228,15 @@ fn build_limits(snapshot: &Snapshot, previous: Option<&Plans>) -> Result<Arc<Lim
             let before = previous.map(|plans| &*plans.limits);
             Limits::build(&snapshot.plan.limits, before).map(Arc::new)
         }
+    }
+}
+
+fn build_gateway(snapshot: &Snapshot, previous: Option<&Plans>) -> Option<Arc<GatewayPlan>> {
+    let gateway = snapshot.plan.gateway.as_ref()?;
+    let before = previous.and_then(|plans| plans.gateway.as_ref());
+    match before {
+        Some(before) if before.gateway == *gateway => Some(Arc::clone(before)),
+        before => Some(Arc::new(GatewayPlan::build(gateway, before.map(|it| &**it)))),
     }
 }
 

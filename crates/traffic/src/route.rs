@@ -44,8 +44,13 @@ impl PortRoutes {
     /// # Errors
     /// [`BadPattern`] for the first regular expression that cannot be used; it names the route.
     pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
+        Self::of(&view.rules, view.routed)
+    }
+
+    /// Compiles rules; `attached`: a request that none of them fits goes nowhere.
+    pub(crate) fn of(rules: &[RouteRule], attached: bool) -> Result<Self, BadPattern> {
         let mut matches = Vec::new();
-        for (index, rule) in view.rules.iter().enumerate() {
+        for (index, rule) in rules.iter().enumerate() {
             for request in &rule.matches {
                 let matcher = RequestMatcher::compile(request)
                     .map_err(|bad| bad.within(rule.kind.key(rule.route.clone())))?;
@@ -53,12 +58,22 @@ impl PortRoutes {
             }
         }
         Ok(Self {
-            attached: view.routed,
-            trivial: !view.routed && view.rules.is_empty(),
-            has_cors: view.rules.iter().any(|rule| rule.actions.cors.is_some()),
+            attached,
+            trivial: !attached && rules.is_empty(),
+            has_cors: rules.iter().any(|rule| rule.actions.cors.is_some()),
             index: Index::build(matches),
-            rules: view.rules.iter().enumerate().map(CompiledRule::new).collect(),
+            rules: rules.iter().enumerate().map(CompiledRule::new).collect(),
         })
+    }
+
+    /// The same where requests of strangers come in: what they say of where they came from goes no
+    /// further.
+    pub(crate) fn at_the_edge(mut self) -> Self {
+        for rule in &mut self.rules {
+            let actions = rule.actions.take().map(Arc::unwrap_or_clone);
+            rule.actions = Some(Arc::new(actions.unwrap_or_default().at_the_edge()));
+        }
+        self
     }
 
     /// Where a request goes; `draw` is a random number that chooses among weighted backends.

@@ -22,8 +22,13 @@ impl TlsRoutes {
     /// Compiles the rules of a port.
     #[must_use]
     pub fn compile(view: &PortView) -> Self {
+        Self::of(&view.tls_rules)
+    }
+
+    /// Compiles rules.
+    pub(crate) fn of(rules: &[TlsRule]) -> Self {
         let (mut exact, mut below) = (BTreeMap::new(), BTreeMap::new());
-        for (index, rule) in view.tls_rules.iter().enumerate() {
+        for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
                 let (names, name) = match pattern {
                     HostPattern::Exact(name) => (&mut exact, name),
@@ -32,7 +37,7 @@ impl TlsRoutes {
                 names.entry(name.to_string()).or_insert(index);
             }
         }
-        Self { rules: view.tls_rules.as_slice().into(), exact, below }
+        Self { rules: rules.into(), exact, below }
     }
 
     /// Whether no route is attached: every session goes to the service's own endpoints.

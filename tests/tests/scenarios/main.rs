@@ -16,6 +16,8 @@ mod faults;
 #[cfg(test)]
 mod faults_on_purpose;
 #[cfg(test)]
+mod gateway;
+#[cfg(test)]
 mod interception;
 #[cfg(test)]
 mod limits;

@@ -183,7 +183,7 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
             None
         }
     });
-    let destination = denied.first().map(|decided| &decided.endpoint.account);
+    let destination = denied.first().and_then(|decided| decided.endpoint.account.as_ref());
     match (reason, policy, destination, &decision.service) {
         (Reason::Denied, Some(policy), ..) => {
             format!("Add {source} to spec.sources of the {} {policy}.", policy.kind())
@@ -364,7 +364,10 @@ fn told_endpoint(decided: &DecidedEndpoint) -> String {
             told_ruling(*reason, ruling.as_ref())
         ),
     };
-    format!("{} (account {}): {access}", endpoint.id.workload, endpoint.account)
+    match &endpoint.account {
+        Some(account) => format!("{} (account {account}): {access}", endpoint.id.workload),
+        None => format!("{} (no sidecar)", endpoint.id.workload),
+    }
 }
 
 /// The policy behind a denial, in brackets.
@@ -418,7 +421,7 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
     };
     json!({
         "workload": decided.endpoint.id.workload.to_string(),
-        "account": decided.endpoint.account.to_string(),
+        "account": decided.endpoint.account.as_ref().map(ToString::to_string),
         "allowed": reason.is_none(),
         "limits": decided.limits.iter().map(|limit| json!({
             "policy": limit.policy.to_string(),

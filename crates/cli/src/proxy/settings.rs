@@ -31,6 +31,13 @@ pub(crate) struct SettingArgs {
     /// names: destinations are recognised by their address. As in a pod, where it needs no rights
     #[arg(long, requires = "redirected")]
     uid_exempt: bool,
+    #[command(flatten)]
+    serving: ServingArgs,
+}
+
+/// Options that may be left out of every proxy, whatever it stands beside.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServingArgs {
     /// The read-only admin page: /metrics, /ready, /world, /connections
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
@@ -62,6 +69,22 @@ impl SettingArgs {
             Some(address) => Interception::redirected(address, self.versions()),
             None => Interception::Doors { inbound: self.inbound, http_proxy: self.http_proxy.0 },
         };
+        self.serving.apply(config);
+    }
+
+    fn versions(&self) -> Versions {
+        // `leno intercept` redirects both versions in a pod, whichever of them it has.
+        let has_both = self.uid_exempt && UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
+        match self.redirected_v6 || has_both {
+            true => Versions::Both,
+            false => Versions::V4,
+        }
+    }
+}
+
+impl ServingArgs {
+    /// Puts the options into a configuration.
+    pub(crate) fn apply(&self, config: &mut Config) {
         config.admin = self.admin;
         config.cores = usize::from(self.cores);
         config.access_log = self.access_log.choice();
@@ -72,15 +95,6 @@ impl SettingArgs {
         self.limits.apply(&mut config.limits);
         let drain = self.drain_timeout.unwrap_or(config.limits.drain_timeout);
         config.limits.drain_timeout = drain;
-    }
-
-    fn versions(&self) -> Versions {
-        // `leno intercept` redirects both versions in a pod, whichever of them it has.
-        let has_both = self.uid_exempt && UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
-        match self.redirected_v6 || has_both {
-            true => Versions::Both,
-            false => Versions::V4,
-        }
     }
 }
 

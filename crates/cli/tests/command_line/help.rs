@@ -14,6 +14,7 @@ fn every_command_explains_itself_with_an_example() {
         "get",
         "token",
         "proxy",
+        "gateway",
         "control",
         "completions",
     ] {

@@ -103,7 +103,7 @@ fn occupant_port(
         workload: workload.name.clone(),
     };
     let endpoint = address.map(|address| {
-        let account = workload.account.clone();
+        let account = Some(workload.account.clone());
         Arc::new(Endpoint { id, address, account, tags: BTreeMap::new() })
     });
     let protocol = protocol(mesh, service, port);
@@ -157,7 +157,7 @@ mod tests {
         // The service under which it is counted, not one of a single version.
         assert_eq!((&ports[&9083].service, ports[&9083].port), (&service("reviews"), 9080));
         let endpoint = ports[&9083].endpoint.as_ref().unwrap();
-        assert_eq!(endpoint.account.name.as_str(), "reviews-beta");
+        assert_eq!(endpoint.account.as_ref().unwrap().name.as_str(), "reviews-beta");
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         sight: mesh.config().sight.clone(),
         egress: mesh.config().egress,
         plaintext: mesh.config().plaintext_of(workload),
+        gateway: mesh.gateway_of(workload).cloned(),
     }
 }
 

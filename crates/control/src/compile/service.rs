@@ -1,6 +1,7 @@
 //! A service as one client sees it: whether it may call, its ports, their rules and endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_model::{
@@ -19,14 +20,33 @@ pub(crate) enum Viewer {
     Anybody,
     /// Those of clients under this account.
     Account(ServiceAccount),
+    /// Those of the proxies of gateways, which see what has no sidecar too; under this account
+    /// where something is strict.
+    Gateway(Option<ServiceAccount>),
 }
 
 impl Viewer {
     pub(crate) fn of(mesh: &Mesh, client: &Workload) -> Self {
-        match mesh.has_strict() {
-            true => Self::Account(client.account.clone()),
-            false => Self::Anybody,
+        let account = mesh.has_strict().then(|| client.account.clone());
+        match (mesh.gateway_of(client), account) {
+            (Some(_), account) => Self::Gateway(account),
+            (None, Some(account)) => Self::Account(account),
+            (None, None) => Self::Anybody,
         }
+    }
+
+    /// Whose eyes they are, where that makes a difference.
+    fn account(&self) -> Option<&ServiceAccount> {
+        match self {
+            Self::Anybody => None,
+            Self::Account(account) => Some(account),
+            Self::Gateway(account) => account.as_ref(),
+        }
+    }
+
+    /// Whether it reaches what has no sidecar.
+    fn is_gateway(&self) -> bool {
+        matches!(self, Self::Gateway(_))
     }
 }
 
@@ -46,7 +66,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             protocol: protocol(mesh, service, port),
             routed,
             rules,
-            endpoints: endpoints(mesh, (service, port), tags.as_deref(), &permitted),
+            endpoints: endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
             tls_rules: tls_rules(mesh, &service.name, port.port),
             treatment: mesh.treatment(&service.name, port.port),
             tags,
@@ -56,7 +76,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
     });
     let mut view =
         ServiceView { name: service.name.clone(), reach: Reach::Allowed, ports: ports.collect() };
-    if !may_reach(mesh, &view, &permitted) {
+    if !may_reach(mesh, &view, (viewer, &permitted)) {
         view.reach = Reach::Denied;
         view.ports.clear();
     }
@@ -133,10 +153,8 @@ impl Views {
     /// Takes note of what may look different now.
     pub(crate) fn doubt(&mut self, touched: &Touched) {
         for ((service, viewer), kept) in &mut self.0 {
-            let of_account = match viewer {
-                Viewer::Anybody => false,
-                Viewer::Account(account) => touched.accounts.contains(account),
-            };
+            let account = viewer.account();
+            let of_account = account.is_some_and(|account| touched.accounts.contains(account));
             kept.stale |= touched.everybody || of_account || touched.services.contains(service);
         }
     }
@@ -166,9 +184,9 @@ enum Permitted<'a> {
 
 impl<'a> Permitted<'a> {
     fn to(mesh: &'a Mesh, viewer: &Viewer) -> Self {
-        match viewer {
-            Viewer::Anybody => Self::All,
-            Viewer::Account(account) => {
+        match viewer.account() {
+            None => Self::All,
+            Some(account) => {
                 Self::Only { mesh, client: account.clone(), targets: mesh.destinations(account) }
             }
         }
@@ -186,12 +204,20 @@ impl<'a> Permitted<'a> {
     }
 }
 
-fn may_reach(mesh: &Mesh, view: &ServiceView, permitted: &Permitted<'_>) -> bool {
+fn may_reach(
+    mesh: &Mesh,
+    view: &ServiceView,
+    (viewer, permitted): (&Viewer, &Permitted<'_>),
+) -> bool {
     if matches!(permitted, Permitted::All) {
         return true;
     }
     let mut services = std::iter::once(&view.name).chain(backends(view));
     services.any(|name| {
+        // Who has no sidecar enforces nothing.
+        if viewer.is_gateway() && mesh.bystanders_behind(name).next().is_some() {
+            return true;
+        }
         let mut workloads = mesh.behind(name).peekable();
         match workloads.peek() {
             Some(_) => workloads.any(|workload| permitted.allows(workload)),
@@ -252,12 +278,16 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
     if let Some(protocol) = port.protocol {
         return protocol;
     }
-    let spoken = mesh.behind(&service.name).filter_map(|workload| {
+    let spoken_by = |workload: &Workload| {
         let number = target_port(&port.target, workload)?;
         let found = workload.ports.iter().find(|port| port.port == number)?;
         Some(found.protocol)
-    });
-    let spoken: BTreeSet<Protocol> = spoken.collect();
+    };
+    let mut spoken: BTreeSet<Protocol> = mesh.behind(&service.name).filter_map(spoken_by).collect();
+    if spoken.is_empty() {
+        // Who has no sidecar has a say where nobody has one.
+        spoken.extend(mesh.bystanders_behind(&service.name).filter_map(spoken_by));
+    }
     match (spoken.first(), spoken.len()) {
         (Some(protocol), 1) => *protocol,
         _ => Protocol::Detect,
@@ -270,7 +300,7 @@ fn endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
     tags: Option<&TagRules>,
-    permitted: &Permitted<'_>,
+    (viewer, permitted): (&Viewer, &Permitted<'_>),
 ) -> Vec<Arc<Endpoint>> {
     let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
     let places = places(mesh, service, port, permitted);
@@ -278,7 +308,32 @@ fn endpoints(
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
         let id = id(&service.name, port, workload);
         let tags = labels(workload, |label| named.contains(label));
-        Some(Arc::new(Endpoint { id, address, account: workload.account.clone(), tags }))
+        Some(Arc::new(Endpoint { id, address, account: Some(workload.account.clone()), tags }))
+    });
+    let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
+    if viewer.is_gateway() {
+        endpoints.extend(plain_endpoints(mesh, (service, port), &named));
+        endpoints.sort_by(|one, other| one.id.cmp(&other.id));
+    }
+    endpoints
+}
+
+/// Where a port is reached without a sidecar: at the addresses of the applications themselves.
+fn plain_endpoints(
+    mesh: &Mesh,
+    (service, port): (&Service, &ServicePort),
+    named: &BTreeSet<&str>,
+) -> Vec<Arc<Endpoint>> {
+    let workloads = mesh.bystanders_behind(&service.name);
+    let workloads = workloads.filter(|workload| workload.ready || service.unready);
+    let endpoints = workloads.filter_map(|workload| {
+        let number = target_port(&port.target, workload)?;
+        Some(Arc::new(Endpoint {
+            id: id(&service.name, port, workload),
+            address: SocketAddr::new(workload.address, number),
+            account: None,
+            tags: labels(workload, |label| named.contains(label)),
+        }))
     });
     endpoints.collect()
 }

@@ -1,6 +1,7 @@
 //! Tests of the compiler: what one workload knows, as text.
 
 mod access;
+mod gateways;
 mod limits;
 mod ports;
 mod tags;
@@ -81,7 +82,7 @@ fn render(world: &World) -> String {
                 writeln!(out, "    connections by {} to {backends}", rule.route).unwrap();
             }
             for endpoint in &port.endpoints {
-                let (name, account) = (&endpoint.id.workload, &endpoint.account);
+                let (name, account) = (&endpoint.id.workload, endpoint.account.as_ref().unwrap());
                 writeln!(out, "    {} {name} as {account}", endpoint.address).unwrap();
             }
         }

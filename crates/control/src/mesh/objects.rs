@@ -1,13 +1,14 @@
 //! A mesh from its objects, and back.
 
-use leno_model::{Object, RouteKind};
+use leno_model::{Gateway, Object, RouteKind};
 
 use super::{Mesh, Touched};
 
 impl Mesh {
     /// All objects, in the order of their keys within each kind.
     pub(crate) fn objects(&self) -> Vec<Object> {
-        let workloads = self.workloads.values().cloned().map(Object::Workload);
+        let workloads = self.workloads.values().chain(self.bystanders());
+        let workloads = workloads.cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
         let routes = self.routes.all().cloned().map(|route| match route.kind {
             RouteKind::Grpc => Object::GrpcRoute(route),
@@ -33,7 +34,7 @@ impl Mesh {
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .chain(self.splits.all().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
-            .chain(self.gateways.values().cloned().map(Object::Gateway))
+            .chain(self.gateways.values().map(|it| Object::Gateway(Gateway::clone(it))))
             .collect()
     }
 }

@@ -9,7 +9,7 @@ use crate::proto;
 pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
     proto::Endpoint {
         address: Some(socket_address_to_wire(endpoint.address)),
-        account: endpoint.account.to_string(),
+        account: endpoint.account.as_ref().map(ToString::to_string).unwrap_or_default(),
         tags: labels_to_wire(&endpoint.tags),
     }
 }
@@ -22,7 +22,10 @@ pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpo
     Ok(Endpoint {
         id: id.clone(),
         address,
-        account: account("account", &wire.account)?,
+        account: match wire.account.as_str() {
+            "" => None,
+            name => Some(account("account", name)?),
+        },
         tags: labels_from_wire("tags", &wire.tags)?,
     })
 }

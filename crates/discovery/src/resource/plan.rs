@@ -1,6 +1,7 @@
 //! A workload's plan as it travels.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use leno_model::{
     Access, AccessRule, Door, Egress, Plaintext, PortSet, ServiceName, TrustDomain, WorkloadPlan,
@@ -11,7 +12,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::{inbound, limit, request, sight, tag};
+use super::{gateway, inbound, limit, request, sight, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -37,6 +38,7 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         limits: plan.limits.iter().map(limit::to_wire).collect(),
         egress_denied: plan.egress == Egress::Deny,
         plaintext_accepted: plan.plaintext == Plaintext::Accept,
+        gateway: plan.gateway.as_deref().map(gateway::to_wire),
     }
 }
 
@@ -71,6 +73,11 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
             true => Plaintext::Accept,
             false => Plaintext::Refuse,
         },
+        gateway: wire
+            .gateway
+            .map(|wire| gateway::from_wire(wire).map(Arc::new))
+            .transpose()
+            .map_err(|invalid| invalid.under("gateway"))?,
     })
 }
 

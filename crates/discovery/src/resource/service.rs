@@ -71,7 +71,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
     Ok((port("port", wire.port)?, view))
 }
 
-fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
+pub(super) fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
     proto::Rule {
         route: rule.route.to_string(),
         matches: rule.matches.iter().map(request::to_wire).collect(),
@@ -83,7 +83,7 @@ fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
     }
 }
 
-fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
+pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
     if wire.matches.is_empty() {
         return Err(Invalid::new("matches", "is empty: at least one match is needed"));
     }
@@ -118,7 +118,7 @@ fn kind_from_wire(grpc: bool, object: i32) -> Result<RouteKind, Invalid> {
     }
 }
 
-fn tcp_rule_to_wire(rule: &TcpRule) -> proto::TcpRule {
+pub(super) fn tcp_rule_to_wire(rule: &TcpRule) -> proto::TcpRule {
     proto::TcpRule {
         route: rule.route.to_string(),
         object: object_to_wire(rule.kind).into(),
@@ -127,7 +127,7 @@ fn tcp_rule_to_wire(rule: &TcpRule) -> proto::TcpRule {
     }
 }
 
-fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invalid> {
+pub(super) fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invalid> {
     let kind = kind_from_wire(false, wire.object)?;
     if kind == RouteKind::Http {
         return Err(Invalid::new("object", "is missing"));
@@ -140,7 +140,7 @@ fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invalid> {
     })
 }
 
-fn tls_rule_to_wire(rule: &TlsRule) -> proto::TlsRule {
+pub(super) fn tls_rule_to_wire(rule: &TlsRule) -> proto::TlsRule {
     proto::TlsRule {
         route: rule.route.to_string(),
         hostnames: rule.hostnames.iter().map(HostPattern::to_string).collect(),
@@ -148,7 +148,7 @@ fn tls_rule_to_wire(rule: &TlsRule) -> proto::TlsRule {
     }
 }
 
-fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invalid> {
+pub(super) fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invalid> {
     if wire.hostnames.is_empty() {
         return Err(Invalid::new("hostnames", "is empty: at least one name is needed"));
     }

@@ -16,10 +16,22 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     if credential.is_expired(SystemTime::now()) {
         return Some("the certificate has expired");
     }
-    if admin.world.scene().is_none() {
+    let Some(scene) = admin.world.scene() else {
         return Some("waiting for the first snapshot");
+    };
+    let Some(doors) = admin.doors.now() else {
+        return Some("opening the doors");
+    };
+    let is_closed = |name: &String| !doors.contains_key(name);
+    let gateway = || scene.plans.snapshot.plan.gateway.clone();
+    match admin.is_gateway.then(gateway) {
+        None => None,
+        Some(None) => Some("waiting for a Gateway of which this is a proxy"),
+        Some(Some(gateway)) => {
+            let mut doors = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
+            doors.any(|door| is_closed(&door)).then_some("opening the ports of the gateway")
+        }
     }
-    admin.doors.now().is_none().then_some("opening the doors")
 }
 
 /// All that the proxy knows: its plan, its services, its certificate. No secrets.
@@ -184,7 +196,7 @@ fn service(view: &ServiceView) -> Value {
                     json!({
                         "workload": endpoint.id.workload.to_string(),
                         "address": endpoint.address,
-                        "account": endpoint.account.to_string(),
+                        "account": endpoint.account.as_ref().map(ToString::to_string),
                     })
                 })
                 .collect();

@@ -220,7 +220,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// What comes in may be marked as of a lane, for the application to carry on.
     fn mark(&mut self, aim: &Aim<'_>, bound: &Bound) {
-        let Entrance::Inbound { port } = &self.session.entrance else { return };
+        let Entrance::Inbound { port } = &self.session.entrance else {
+            if let Some(edge) = &self.session.edge {
+                self.tell_of_client(edge, bound.actions.as_ref());
+            }
+            return;
+        };
         let lanes = &bound.scene.plans.lanes;
         if lanes.concern(*port) {
             let view = self.request.view(aim);

@@ -10,6 +10,7 @@ use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host};
 
+use super::edge;
 use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::record::Record;
@@ -37,7 +38,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    fn to(scene: Arc<Scene>, destination: Destination) -> Self {
+    pub(crate) fn to(scene: Arc<Scene>, destination: Destination) -> Self {
         let (timeout, actions) = (None, None);
         Self { scene, destination, timeout, actions, ward: None, hashed: None, faults: None }
     }
@@ -68,6 +69,11 @@ pub(crate) async fn route(
             to_service(session, (service, *port), request, aim, record).await
         }
         Entrance::Pinned { at, id } => pinned(session, (*at, id), record).await,
+        // Boxed, so that the others need no room for it.
+        Entrance::Gateway { .. } => match &session.edge {
+            Some(edge) => Box::pin(edge::route(session, edge, (request, aim), record)).await,
+            None => Err(Reason::NoRoute.into()),
+        },
         // Nobody looks for requests in what leaves the mesh.
         Entrance::Address(_) => Err(Reason::UnknownService.into()),
         Entrance::HttpProxy => {
@@ -182,6 +188,20 @@ async fn to_service(
     let faults = behind.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
     let destination = Destination::Endpoints(endpoints);
     Ok(Bound { destination, timeout, actions, ward, hashed, faults, scene })
+}
+
+/// The endpoints of a port that take a request, with who watches over them.
+pub(crate) fn to_port(
+    worker: &Rc<Worker>,
+    (scene, port): (Arc<Scene>, &PortPlan),
+    view: &RequestView<'_>,
+) -> Result<Bound, Reason> {
+    let endpoints = tagged(worker, port, Some(view))?;
+    let hashed = hashed((&scene, port), &endpoints, Some(view));
+    let ward = worker.ward(port, scene.version);
+    let faults = port.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
+    let bound = Bound::to(scene, Destination::Endpoints(endpoints));
+    Ok(Bound { ward, hashed, faults, ..bound })
 }
 
 /// What a policy hashes of a request, or of a connection in which none is seen. Only where all

@@ -339,7 +339,7 @@ pub(crate) fn endpoint(workload: &str, address: SocketAddr, account: &str) -> En
     Endpoint {
         id: EndpointId { service: service(), port: PORT, workload: self::workload(workload) },
         address,
-        account: self::account(account),
+        account: Some(self::account(account)),
         tags: BTreeMap::new(),
     }
 }
@@ -378,6 +378,7 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         sight: Default::default(),
         egress: Default::default(),
         plaintext: Default::default(),
+        gateway: None,
     }
 }
 

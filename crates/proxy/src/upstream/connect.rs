@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Instant, SystemTime};
 
 use leno_identity::{peer, reason_of, server_name};
-use leno_model::{Reason, Side, SpiffeId};
+use leno_model::{EndpointId, Reason, Side, SpiffeId};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_wire::link::Role;
 use tokio::net::TcpStream;
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Http1Upstream, Lease, Upstream};
+use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::connections::Counted;
 use crate::dial::dial;
 use crate::http2::client::greet;
@@ -86,6 +86,52 @@ pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Resul
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = worker.config.limits.body_stall_timeout;
     Ok(Lease::Http1(Box::new(Http1Upstream::new(io, patience, counted).until(expires))))
+}
+
+/// A lease of an endpoint without a sidecar, in what its service says is spoken there.
+pub(crate) async fn plainly(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    let address = upstream.endpoint.address;
+    let leased = match speaks(upstream, worker) {
+        Speaks::Http2 => upstream.http2.lease(address, worker).await.map(Lease::Http2),
+        Speaks::Http1 => {
+            worker.shard.add(Count::LeaseOpened, 1);
+            upstream.is_foreign.set(true);
+            let connected = application(address, worker).await;
+            connected.map(|connection| Lease::Http1(Box::new(connection)))
+        }
+    };
+    note(upstream, worker, leased.as_ref().map(drop).map_err(|reason| *reason));
+    leased
+}
+
+/// A connection of one's own to an endpoint without a sidecar, for bytes.
+pub(crate) async fn plain_bytes(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+) -> Result<Http1Upstream, Reason> {
+    worker.shard.add(Count::LeaseOpened, 1);
+    let connected = application(upstream.endpoint.address, worker).await;
+    note(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
+    connected
+}
+
+fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
+    let EndpointId { service, port, .. } = &upstream.endpoint.id;
+    let scene = worker.world.scene();
+    let plan = scene.as_ref().and_then(|scene| scene.plans.service(service));
+    let port = plan.and_then(|plan| plan.ports.get(port));
+    port.map_or(Speaks::Http1, |port| port.protocol.into())
+}
+
+/// Learns from an attempt to connect.
+fn note(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
+    match outcome {
+        Ok(()) => upstream.welcome(),
+        // Its own lack of room tells nothing of the endpoint.
+        Err(Reason::TooManyConnections) => {}
+        Err(_) => upstream.avoid(worker),
+    }
+    worker.shard.add(count_of(outcome), 1);
 }
 
 /// The attempt under way, or a new one.
@@ -177,10 +223,9 @@ async fn handshake(
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let endpoint = &upstream.endpoint;
     let credential = worker.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
-    let expected = SpiffeId {
-        trust_domain: credential.id().trust_domain.clone(),
-        account: endpoint.account.clone(),
-    };
+    // Nobody is expected where there is no sidecar, and no session begun.
+    let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
+    let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
     let config = worker.tls.client(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
     let address = worker.world.own_door(endpoint).unwrap_or(endpoint.address);

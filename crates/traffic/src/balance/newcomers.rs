@@ -61,7 +61,7 @@ mod tests {
                 Arc::new(Endpoint {
                     id: id(name),
                     address: ([127, 0, 0, 1], 80).into(),
-                    account: ServiceAccount::new("shop", "stock").unwrap(),
+                    account: ServiceAccount::new("shop", "stock").ok(),
                     tags: BTreeMap::new(),
                 })
             })

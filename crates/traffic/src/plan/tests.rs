@@ -19,7 +19,7 @@ fn endpoint(port: u16) -> Arc<Endpoint> {
             workload: WorkloadName::new("shop", "stock-1").unwrap(),
         },
         address: ([127, 0, 0, 1], port).into(),
-        account: ServiceAccount::new("shop", "stock").unwrap(),
+        account: ServiceAccount::new("shop", "stock").ok(),
         tags: BTreeMap::new(),
     })
 }
@@ -71,6 +71,7 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         sight: Default::default(),
         egress: Default::default(),
         plaintext: Default::default(),
+        gateway: None,
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
     Arc::new(Snapshot { plan: Arc::new(plan), services, addresses: BTreeMap::new() })

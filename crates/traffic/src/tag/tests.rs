@@ -64,7 +64,7 @@ fn endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
                 workload: WorkloadName::new("shop", name).unwrap(),
             },
             address: ([127, 0, 0, 1], 1).into(),
-            account: ServiceAccount::new("shop", "orders").unwrap(),
+            account: ServiceAccount::new("shop", "orders").ok(),
             tags: tags(labels),
         })
     };

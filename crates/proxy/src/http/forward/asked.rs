@@ -33,7 +33,7 @@ pub(super) fn of(
             Ok(asked)
         }
         // One road for rules: it is written as for a link, and read as at the end of one.
-        Destined::Upstream(_) => {
+        Destined::Upstream(upstream) => {
             let context = exchange.span().map(Written::of);
             let added = exchange.added(context.as_ref());
             let mut bytes = BytesMut::new();
@@ -49,7 +49,9 @@ pub(super) fn of(
             let aim = request.aim()?;
             let target = request.head.target.of(&request.bytes);
             let target = std::str::from_utf8(target).unwrap_or_default();
-            head_of(&request, ("https", destined), (aim.authority, target))
+            let is_plain = upstream.endpoint.account.is_none();
+            let scheme = if is_plain { "http" } else { "https" };
+            head_of(&request, (scheme, destined), (aim.authority, target))
         }
     }
 }

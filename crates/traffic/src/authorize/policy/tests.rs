@@ -76,6 +76,7 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         sight: Default::default(),
         egress: Default::default(),
         plaintext: Default::default(),
+        gateway: None,
     };
     InboundAccess::of(&plan).unwrap()
 }

@@ -1,0 +1,77 @@
+//! `leno gateway`: one proxy of a gateway, where strangers come in.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use leno_proxy::{Config, Interception};
+
+use crate::limits;
+use crate::proxy::{MemberArgs, ServingArgs, serve};
+
+/// Arguments of `leno gateway`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GatewayArgs {
+    #[command(flatten)]
+    member: MemberArgs,
+    /// Where the listeners of the gateway are, at the ports that it has
+    /// [default: every address of the machine, `::` or, without IPv6, 0.0.0.0]
+    #[arg(long, value_name = "IP")]
+    bind: Option<IpAddr>,
+    /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics. It is
+    /// ready once it has a certificate, knows its gateway and listens at all ports of that
+    #[arg(long, value_name = "ADDRESS")]
+    health: Option<SocketAddr>,
+    #[command(flatten)]
+    serving: ServingArgs,
+}
+
+impl GatewayArgs {
+    /// Runs the proxy until SIGTERM or SIGINT, then drains.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        limits::raise_open_files();
+        let config = self.into_config()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the control thread")?;
+        runtime.block_on(serve(config, false))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn into_config(self) -> anyhow::Result<Config> {
+        let mut config = self.member.config()?;
+        config.interception = Interception::Gateway { bind: self.bind.unwrap_or_else(any) };
+        config.health = self.health;
+        self.serving.apply(&mut config);
+        Ok(config)
+    }
+}
+
+/// Every address of the machine.
+fn any() -> IpAddr {
+    match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
+        Ok(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        Err(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  In a pod of Kubernetes, as the control plane has it for each Gateway of the class `leno`:
+    leno gateway --workload $(POD_NAMESPACE)/$(POD_NAME) --trust-domain cluster.local \\
+        --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
+        --service-account-token /var/run/secrets/leno.dev/token --health 0.0.0.0:15020
+
+  At one address of the machine only:
+    leno gateway --workload shop/edge-1 --token-file edge-1.token --bind 192.0.2.7
+
+The control plane gives a gateway to the workloads of its namespace that have the label
+gateway.networking.k8s.io/gateway-name: NAME and run under the account leno-gateway-NAME.
+Ports that come and go with the Gateway are opened and closed while it runs; new certificates
+are shown to new connections.
+
+SIGTERM and SIGINT drain: requests under way finish, within --drain-timeout.
+";

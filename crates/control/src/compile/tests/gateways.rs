@@ -1,0 +1,162 @@
+//! What the proxies of a gateway know, and nobody else.
+
+use std::net::SocketAddr;
+
+use leno_model::{
+    Change, Gateway, GatewayListener, GatewayPort, HostRules, Name, Object, ObjectKey,
+    RequestMatch, RouteKind, RouteRule, RuleActions, Serves, WeightedBackend, Workload,
+};
+
+use super::*;
+use crate::fixture::objects;
+use crate::mesh::Listeners;
+
+/// Bookinfo with the pods of a gateway `edge`, one that only says it is, and a gateway for reviews,
+/// ratings and nobody.
+fn cluster() -> Mesh {
+    let pod = |name: &str, account: &str| {
+        format!(
+            "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}, \
+             namespace: bookinfo, labels: {{gateway.networking.k8s.io/gateway-name: edge}}}}\n\
+             spec: {{serviceAccount: {account}}}\n"
+        )
+    };
+    let ratings = "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
+                   spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n";
+    let (proxy, liar) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "stranger"));
+    let mut mesh = mesh(&format!("{BOOKINFO}{proxy}{liar}{ratings}"));
+    mesh.apply(Change::Upsert(Object::Gateway(gateway(&["reviews-v1", "ratings", "nobody"]))));
+    mesh
+}
+
+fn gateway(backends: &[&str]) -> Gateway {
+    let backend = |name: &&str| WeightedBackend { service: service(name), port: 80, weight: 1 };
+    let rule = RouteRule {
+        route: "bookinfo/route".parse().unwrap(),
+        matches: vec![RequestMatch::default()],
+        backends: backends.iter().map(backend).collect(),
+        request_timeout: None,
+        actions: RuleActions::default(),
+        kind: RouteKind::Http,
+    };
+    let listener = GatewayListener {
+        name: Name::new("http").unwrap(),
+        hostname: None,
+        certificates: Vec::new(),
+        hosts: vec![HostRules { hostname: None, rules: vec![rule] }],
+    };
+    Gateway {
+        name: "bookinfo/edge".parse().unwrap(),
+        ports: vec![GatewayPort { port: 80, serves: Serves::Http(vec![listener]) }],
+    }
+}
+
+/// A pod without a sidecar.
+fn bystander(name: &str, labels: &str, address: [u8; 4]) -> Workload {
+    let yaml = format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}, namespace: bookinfo, \
+         labels: {labels}}}\nspec: {{serviceAccount: plain, ports: [{{name: http, port: 8080}}]}}"
+    );
+    match objects(&yaml).pop() {
+        Some(Object::Workload(workload)) => {
+            Workload { sidecar: false, address: address.into(), ..workload }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn known(mesh: &Mesh, client: &str, services: &[&str]) -> World {
+    let services = services.iter().map(|name| service(name)).collect();
+    let client = mesh.workload(&workload(client)).unwrap();
+    world(mesh, client, &services, &mut Views::default())
+}
+
+fn endpoints(world: &World, name: &str) -> Vec<(String, SocketAddr, bool)> {
+    let ports = world.snapshot.services[&service(name)].ports.values();
+    let endpoints = ports.flat_map(|port| &port.endpoints);
+    let told = endpoints.map(|endpoint| {
+        (endpoint.id.workload.name.to_string(), endpoint.address, endpoint.account.is_some())
+    });
+    told.collect()
+}
+
+#[test]
+fn a_gateway_is_for_its_own_proxies_alone() {
+    let mesh = cluster();
+    let world = known(&mesh, "edge-1", &[]);
+    assert_eq!(
+        world.snapshot.plan.gateway.as_deref(),
+        Some(&gateway(&["reviews-v1", "ratings", "nobody"]))
+    );
+    let services: Vec<String> = world.snapshot.services.keys().map(ToString::to_string).collect();
+    assert_eq!(services, ["bookinfo/ratings", "bookinfo/reviews-v1"]);
+    assert_eq!(world.absent, BTreeSet::from([service("nobody")]));
+    for other in ["edge-liar", "productpage-1"] {
+        let world = known(&mesh, other, &[]);
+        assert_eq!(world.snapshot.plan.gateway, None, "{other}");
+    }
+}
+
+#[test]
+fn what_has_no_sidecar_is_reached_by_gateways_and_by_nobody_else() {
+    let mut mesh = cluster();
+    let plain = bystander("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
+    let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    assert_eq!(touched.services, BTreeSet::from([service("ratings")]));
+    assert!(touched.workloads.is_empty());
+    mesh.apply(Change::Upsert(Object::Workload(bystander(
+        "reviews-v1-0",
+        "{app: reviews, version: v1}",
+        [10, 9, 0, 2],
+    ))));
+    let edge = known(&mesh, "edge-1", &[]);
+    let ratings = ("ratings-1".to_owned(), "10.9.0.1:8080".parse().unwrap(), false);
+    assert_eq!(endpoints(&edge, "ratings"), [ratings]);
+    let reviews = endpoints(&edge, "reviews-v1");
+    let told: Vec<(&str, bool)> = reviews.iter().map(|(name, _, it)| (&**name, *it)).collect();
+    assert_eq!(told, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
+    let sidecar = known(&mesh, "productpage-1", &["ratings", "reviews-v1"]);
+    assert_eq!(endpoints(&sidecar, "ratings"), []);
+    assert_eq!(endpoints(&sidecar, "reviews-v1").len(), 1);
+    // It is no member: it cannot join, be counted or listen.
+    assert_eq!(mesh.workload(&plain.name), None);
+    assert!(mesh.listen(&plain.name, Some(Listeners::new())).is_empty());
+    // Not ready, then gone.
+    mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain.clone() })));
+    assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
+    mesh.apply(Change::Upsert(Object::Workload(Workload { sidecar: true, ..plain.clone() })));
+    assert!(mesh.workload(&plain.name).is_some());
+    mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    assert_eq!(mesh.workload(&plain.name), None);
+    assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings").len(), 1);
+    mesh.apply(Change::Remove(ObjectKey::Workload(plain.name)));
+    assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
+}
+
+#[test]
+fn a_gateway_touches_its_proxies_and_nobody_else() {
+    let mut mesh = cluster();
+    let proxies = BTreeSet::from([workload("edge-1")]);
+    let other = Change::Upsert(Object::Gateway(gateway(&["ratings"])));
+    assert_eq!(mesh.apply(other.clone()).workloads, proxies);
+    assert!(mesh.apply(other).is_empty());
+    let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
+    assert_eq!(mesh.apply(gone).workloads, proxies);
+    assert_eq!(known(&mesh, "edge-1", &[]).snapshot.plan.gateway, None);
+}
+
+#[test]
+fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
+    let mut mesh = mesh(&strict(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
+         bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
+         spec: {serviceAccount: leno-gateway-edge}\n",
+    ));
+    mesh.apply(Change::Upsert(Object::Gateway(gateway(&["details", "reviews-v1"]))));
+    let plain = bystander("details-0", "{app: details}", [10, 9, 0, 1]);
+    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    let edge = known(&mesh, "edge-1", &[]);
+    let details = endpoints(&edge, "details");
+    assert_eq!(details.len(), 1, "no policy lets it call the one with a sidecar: {details:?}");
+    assert_eq!(edge.snapshot.services[&service("reviews-v1")].reach, Reach::Denied);
+}

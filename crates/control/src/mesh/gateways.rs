@@ -1,0 +1,102 @@
+//! Gateways, who their proxies are, and the workloads without a sidecar that only they reach.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_model::{
+    GATEWAY_LABEL, Gateway, GatewayName, Name, Service, ServiceName, Workload, WorkloadName,
+    gateway_account, is_proxy_of,
+};
+
+use super::{Index, Mesh, Touched, selects};
+
+/// Workloads without a sidecar. Kept apart from the members of the mesh, so that nothing takes one
+/// for the other: none of these joins, is given a plan, is counted or named by a policy.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Bystanders {
+    by_name: BTreeMap<WorkloadName, Workload>,
+    /// Which of them a service's selector chooses, and the other way round.
+    selected: Index<ServiceName, WorkloadName>,
+    selecting: Index<WorkloadName, ServiceName>,
+}
+
+impl Mesh {
+    /// The gateway that a workload is a proxy of.
+    pub(crate) fn gateway_of(&self, workload: &Workload) -> Option<&Arc<Gateway>> {
+        let name = Name::new(workload.labels.get(GATEWAY_LABEL)?).ok()?;
+        let namespace = workload.name.namespace.clone();
+        let gateway = self.gateways.get(&GatewayName { namespace, name })?;
+        is_proxy_of(&gateway.name, workload).then_some(gateway)
+    }
+
+    /// The workloads without a sidecar behind a service, by name.
+    pub(crate) fn bystanders_behind(
+        &self,
+        service: &ServiceName,
+    ) -> impl Iterator<Item = &Workload> {
+        let Bystanders { by_name, selected, .. } = &self.bystanders;
+        selected.of(service).filter_map(|name| by_name.get(name))
+    }
+
+    /// All workloads without a sidecar, by name.
+    pub(super) fn bystanders(&self) -> impl Iterator<Item = &Workload> {
+        self.bystanders.by_name.values()
+    }
+
+    pub(super) fn set_gateway(
+        &mut self,
+        name: &GatewayName,
+        new: Option<Gateway>,
+        touched: &mut Touched,
+    ) {
+        let same = self.gateways.get(name).map(|old| &**old) == new.as_ref();
+        match new {
+            _ if same => return,
+            Some(new) => drop(self.gateways.insert(name.clone(), Arc::new(new))),
+            None => drop(self.gateways.remove(name)),
+        }
+        let account = gateway_account(name);
+        let workloads = account.iter().flat_map(|account| self.under(account));
+        let workloads = workloads.filter_map(|workload| self.workload(workload));
+        let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
+        touched.workloads.extend(proxies.map(|workload| workload.name.clone()));
+    }
+
+    pub(super) fn set_bystander(
+        &mut self,
+        name: &WorkloadName,
+        new: Option<Workload>,
+        touched: &mut Touched,
+    ) {
+        let old = self.bystanders.by_name.remove(name);
+        let differs = old != new;
+        let mut services = self.bystanders.selecting.take(name);
+        for service in &services {
+            self.bystanders.selected.remove(service, name);
+        }
+        if let Some(new) = new {
+            for service in self.services.values().filter(|service| selects(service, &new)) {
+                self.bystanders.selected.insert(&service.name, name);
+                self.bystanders.selecting.insert(name, &service.name);
+                services.insert(service.name.clone());
+            }
+            self.bystanders.by_name.insert(name.clone(), new);
+        }
+        for service in services.iter().filter(|_| differs) {
+            self.touch_service(service, touched);
+        }
+    }
+
+    /// A service is new, another one than before, or gone.
+    pub(super) fn select_bystanders(&mut self, name: &ServiceName, new: Option<&Service>) {
+        let Bystanders { by_name, selected, selecting } = &mut self.bystanders;
+        for workload in selected.take(name) {
+            selecting.remove(&workload, name);
+        }
+        let Some(new) = new else { return };
+        for workload in by_name.values().filter(|workload| selects(new, workload)) {
+            selected.insert(name, &workload.name);
+            selecting.insert(&workload.name, name);
+        }
+    }
+}

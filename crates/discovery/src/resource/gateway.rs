@@ -1,0 +1,109 @@
+//! What the proxies of a gateway serve, as it travels.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use leno_model::{
+    Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostPattern, HostRules, Serves,
+};
+
+use super::field::{Invalid, each, parsed, port};
+use super::service::{
+    rule_from_wire, rule_to_wire, tcp_rule_from_wire, tcp_rule_to_wire, tls_rule_from_wire,
+    tls_rule_to_wire,
+};
+use crate::proto;
+use crate::proto::gateway_port::Serves as Wire;
+
+pub(super) fn to_wire(gateway: &Gateway) -> proto::Gateway {
+    proto::Gateway {
+        name: gateway.name.to_string(),
+        ports: gateway.ports.iter().map(port_to_wire).collect(),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, Invalid> {
+    let ports = each("ports", wire.ports, port_from_wire)?;
+    let mut numbers = BTreeSet::new();
+    if let Some(twice) = ports.iter().find(|port| !numbers.insert(port.port)) {
+        return Err(Invalid::new("ports", format!("port {} appears twice", twice.port)));
+    }
+    Ok(Gateway { name: parsed("name", &wire.name)?, ports })
+}
+
+fn port_to_wire(port: &GatewayPort) -> proto::GatewayPort {
+    let listeners = |listeners: &[GatewayListener]| proto::GatewayListeners {
+        listeners: listeners.iter().map(listener_to_wire).collect(),
+    };
+    let serves = match &port.serves {
+        Serves::Http(http) => Wire::Http(listeners(http)),
+        Serves::Https(https) => Wire::Https(listeners(https)),
+        Serves::Passthrough(rules) => Wire::Passthrough(proto::TlsRules {
+            rules: rules.iter().map(tls_rule_to_wire).collect(),
+        }),
+        Serves::Tcp(rule) => Wire::Tcp(tcp_rule_to_wire(rule)),
+    };
+    proto::GatewayPort { port: port.port.into(), serves: Some(serves) }
+}
+
+fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, Invalid> {
+    let listeners =
+        |wire: proto::GatewayListeners| each("listeners", wire.listeners, listener_from_wire);
+    let serves = match wire.serves {
+        None => return Err(Invalid::new("serves", "is missing, or unknown to this version")),
+        Some(Wire::Http(wire)) => Serves::Http(listeners(wire)?),
+        Some(Wire::Https(wire)) => Serves::Https(listeners(wire)?),
+        Some(Wire::Passthrough(wire)) => {
+            Serves::Passthrough(each("rules", wire.rules, tls_rule_from_wire)?)
+        }
+        Some(Wire::Tcp(wire)) => {
+            Serves::Tcp(tcp_rule_from_wire(wire).map_err(|invalid| invalid.under("tcp"))?)
+        }
+    };
+    Ok(GatewayPort { port: port("port", wire.port)?, serves })
+}
+
+fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
+    let certificate = |it: &GatewayCertificate| proto::GatewayCertificate {
+        chain: it.chain.clone(),
+        key: it.key.clone(),
+    };
+    let host = |host: &HostRules| proto::HostRules {
+        hostname: host.hostname.as_ref().map(ToString::to_string),
+        rules: host.rules.iter().map(rule_to_wire).collect(),
+    };
+    proto::GatewayListener {
+        name: listener.name.to_string(),
+        hostname: listener.hostname.as_ref().map(ToString::to_string),
+        certificates: listener.certificates.iter().map(certificate).collect(),
+        hosts: listener.hosts.iter().map(host).collect(),
+    }
+}
+
+/// Whether a certificate can be used is for who shows it: one that cannot costs its listener, and
+/// not the plan.
+fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, Invalid> {
+    let certificate =
+        |it: proto::GatewayCertificate| GatewayCertificate { chain: it.chain, key: it.key };
+    let host = |host: proto::HostRules| {
+        let hostname = hostname(host.hostname.as_deref())?;
+        Ok(HostRules { hostname, rules: each("rules", host.rules, rule_from_wire)? })
+    };
+    Ok(GatewayListener {
+        name: parsed("name", &wire.name)?,
+        hostname: hostname(wire.hostname.as_deref())?,
+        certificates: wire.certificates.into_iter().map(certificate).collect(),
+        hosts: each("hosts", wire.hosts, host)?,
+    })
+}
+
+/// Never with the key.
+impl fmt::Debug for proto::GatewayCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatewayCertificate").finish_non_exhaustive()
+    }
+}
+
+fn hostname(text: Option<&str>) -> Result<Option<HostPattern>, Invalid> {
+    text.map(|text| parsed("hostname", text)).transpose()
+}

@@ -1,0 +1,117 @@
+//! TLS towards strangers: certificates of a gateway, chosen by the name that a client asks for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use leno_model::{GatewayCertificate, GatewayListener, HostPattern, Name};
+use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+use crate::tls::{TlsError, owned};
+
+/// For a port of a gateway with TLS that ends there: TLS 1.2 and 1.3, to clients without a
+/// certificate. The listener with the most specific host name for what the client asks shows its
+/// certificates; without one there is no session.
+///
+/// A certificate that cannot be used is told and left out; the other listeners are served.
+///
+/// # Errors
+/// [`TlsError`] when the system gives no randomness.
+pub fn edge_config(
+    listeners: &[GatewayListener],
+    alpn: &[&[u8]],
+) -> Result<(Arc<ServerConfig>, Vec<BadCertificate>), TlsError> {
+    let provider = Arc::new(default_provider());
+    let (mut shown, mut bad) = (Vec::new(), Vec::new());
+    for listener in listeners {
+        let keys = listener.certificates.iter().filter_map(|certificate| {
+            let cause = match usable(certificate, &provider) {
+                Ok(key) => return Some(key),
+                Err(cause) => cause,
+            };
+            bad.push(BadCertificate { listener: listener.name.clone(), cause });
+            None
+        });
+        shown.push(Shown { hostname: listener.hostname.clone(), keys: keys.collect() });
+    }
+    // The first that fits is then the most specific one.
+    shown.sort_by_key(|shown| shown.hostname.as_ref().map(HostPattern::specificity));
+    shown.reverse();
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(ByName(shown)));
+    config.ticketer = Ticketer::new()?;
+    config.max_early_data_size = 0;
+    config.alpn_protocols = owned(alpn);
+    Ok((Arc::new(config), bad))
+}
+
+/// A certificate of a listener that cannot be shown.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a certificate of the listener `{listener}` cannot be used ({cause}): its Secret needs a \
+     certificate chain in `tls.crt` and the key that fits in `tls.key`, both PEM"
+)]
+pub struct BadCertificate {
+    /// The listener.
+    pub listener: Name,
+    /// What is wrong.
+    #[source]
+    cause: Unusable,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("it is not PEM: {0}")]
+    Pem(#[from] pem::Error),
+    #[error("it has no certificate")]
+    Empty,
+    #[error(transparent)]
+    Rustls(#[from] rustls::Error),
+}
+
+fn usable(
+    certificate: &GatewayCertificate,
+    provider: &CryptoProvider,
+) -> Result<Arc<CertifiedKey>, Unusable> {
+    let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
+    let chain = chain.collect::<Result<Vec<_>, _>>()?;
+    if chain.is_empty() {
+        return Err(Unusable::Empty);
+    }
+    let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
+    // Refuses a key that is not the certificate's.
+    Ok(Arc::new(CertifiedKey::from_der(chain, key, provider)?))
+}
+
+/// What one listener shows.
+struct Shown {
+    hostname: Option<HostPattern>,
+    keys: Vec<Arc<CertifiedKey>>,
+}
+
+struct ByName(Vec<Shown>);
+
+/// Without keys.
+impl fmt::Debug for ByName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ByName").field(&self.0.len()).finish()
+    }
+}
+
+impl ResolvesServerCert for ByName {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let name = hello.server_name().unwrap_or_default().to_ascii_lowercase();
+        let fits = |shown: &&Shown| shown.hostname.as_ref().is_none_or(|it| it.fits(&name));
+        let keys = &self.0.iter().find(fits)?.keys;
+        let schemes = hello.signature_schemes();
+        let fitting = keys.iter().find(|key| key.key.choose_scheme(schemes).is_some());
+        fitting.or(keys.first()).cloned()
+    }
+}

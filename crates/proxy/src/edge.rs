@@ -1,0 +1,74 @@
+//! The sessions of strangers that end at a gateway: a configuration for each port with TLS.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_identity::edge_config;
+use leno_model::{Gateway, GatewayCertificate, GatewayListener, HostPattern, Serves};
+use leno_traffic::Plans;
+use rustls::ServerConfig;
+
+use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
+
+/// A configuration for each port with TLS that ends there.
+pub(crate) type EdgeConfigs = BTreeMap<u16, Arc<ServerConfig>>;
+
+/// Those of a world; that of the world before while its
+/// certificates are the same, so that sessions can be resumed. What cannot be used is told, once.
+pub(crate) fn configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> EdgeConfigs {
+    let Some(gateway) = plans.snapshot.plan.gateway.as_deref() else {
+        return BTreeMap::new();
+    };
+    if let Some(plan) = &plans.gateway
+        && before
+            .and_then(|(plans, _)| plans.gateway.as_ref())
+            .is_none_or(|it| !Arc::ptr_eq(it, plan))
+    {
+        for bad in &plan.bad {
+            tracing::warn!(gateway = %gateway.name, %bad, "a rule of the gateway is left out");
+        }
+    }
+    let ports = gateway.ports.iter().filter_map(|port| match &port.serves {
+        Serves::Https(listeners) => Some((port.port, listeners)),
+        Serves::Http(_) | Serves::Passthrough(_) | Serves::Tcp(_) => None,
+    });
+    let configs = ports.filter_map(|(port, listeners)| {
+        let kept = before.and_then(|before| kept(before, port, listeners));
+        Some((port, kept.or_else(|| built(gateway, port, listeners))?))
+    });
+    configs.collect()
+}
+
+fn kept(
+    (plans, configs): (&Plans, &EdgeConfigs),
+    port: u16,
+    listeners: &[GatewayListener],
+) -> Option<Arc<ServerConfig>> {
+    let gateway = plans.snapshot.plan.gateway.as_deref()?;
+    let before = gateway.ports.iter().find(|known| known.port == port)?;
+    let Serves::Https(before) = &before.serves else { return None };
+    let config = configs.get(&port)?;
+    shown(before).eq(shown(listeners)).then(|| Arc::clone(config))
+}
+
+/// What a configuration depends on.
+fn shown(
+    listeners: &[GatewayListener],
+) -> impl Iterator<Item = (Option<&HostPattern>, &[GatewayCertificate])> {
+    listeners.iter().map(|listener| (listener.hostname.as_ref(), &*listener.certificates))
+}
+
+fn built(gateway: &Gateway, port: u16, listeners: &[GatewayListener]) -> Option<Arc<ServerConfig>> {
+    match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
+        Ok((config, bad)) => {
+            for bad in bad {
+                tracing::error!(gateway = %gateway.name, port, %bad, "a listener shows no certificate");
+            }
+            Some(config)
+        }
+        Err(error) => {
+            tracing::error!(gateway = %gateway.name, port, %error, "a port of the gateway is closed");
+            None
+        }
+    }
+}

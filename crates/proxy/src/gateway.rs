@@ -1,0 +1,117 @@
+//! Strangers at a gateway: HTTP, HTTP inside TLS, TLS that goes on as it is, bytes.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use leno_model::{Protocol, Reason, Scheme};
+use leno_telemetry::Count;
+use leno_traffic::GatewayPortPlan;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::connection::{Spoken, list, spoken};
+use crate::http::server::{refuse, serve};
+use crate::http2;
+use crate::io::{Io, Stream};
+use crate::session::{Edge, Session};
+use crate::tcp;
+use crate::tls::{self, ALPN_HTTP2};
+use crate::worker::Worker;
+
+/// Carries a stranger's connection to a port of the gateway, by what that serves now.
+pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
+    // One listener for both versions shows addresses of the older one as those of the newer.
+    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    let Some(plan) = plan(worker, port) else {
+        return worker.shard.refuse(Reason::NoRoute.label());
+    };
+    let edge = Edge { port, scheme: Scheme::Http, server_name: None };
+    match &*plan {
+        GatewayPortPlan::Http(_) => {
+            let session = Session::at_the_edge(worker.clone(), edge, peer);
+            Box::pin(http(session, Io::new(Stream::Plain(tcp)))).await;
+        }
+        GatewayPortPlan::Https(_) => Box::pin(https(worker, edge, tcp, peer)).await,
+        GatewayPortPlan::Passthrough(_) | GatewayPortPlan::Tcp(_) => {
+            let session = Session::at_the_edge(worker.clone(), edge, peer);
+            let _listed = list(&session, "tcp", told(port));
+            let io = Io::new(Stream::Plain(tcp));
+            Box::pin(tcp::through_gateway(&session, (port, &plan), io)).await;
+        }
+    }
+}
+
+/// What a port serves, as the world is now.
+pub(crate) fn plan(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
+    let scene = worker.world.scene()?;
+    scene.plans.gateway.as_ref()?.ports.get(&port).cloned()
+}
+
+/// HTTP/1.1, or HTTP/2 whose client knows beforehand that it is spoken.
+async fn http(session: Session, io: Io) {
+    let mut early = BytesMut::new();
+    let spoken = spoken(&session.worker, Protocol::Http2, &io, &mut early).await;
+    match spoken {
+        None => {}
+        Some(Spoken::Http1) => {
+            let _listed = list(&session, "http", told_of(&session));
+            serve(&session, &io, early).await;
+        }
+        Some(Spoken::Http2) => {
+            let _listed = list(&session, "http2", told_of(&session));
+            Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+        }
+        // TLS at a port without.
+        Some(Spoken::Opaque) => {
+            refuse(&session, &io, Reason::BadRequest).await;
+        }
+    }
+}
+
+async fn https(worker: &Rc<Worker>, edge: Edge, tcp: TcpStream, peer: SocketAddr) {
+    let config = worker.world.scene().and_then(|scene| scene.edge.get(&edge.port).cloned());
+    let Some(config) = config else {
+        return worker.shard.refuse(Reason::HandshakeFailed.label());
+    };
+    let accepted = timeout(worker.config.limits.handshake_timeout, async {
+        // Closed never: the semaphore lives as long as the worker. Who is silent takes no room.
+        tls::expect(&tcp).await?;
+        let _room = worker.handshakes.acquire().await;
+        tls::accept_stranger(config, tcp).await
+    });
+    let tls = match accepted.await.unwrap_or(Err(Reason::HandshakeFailed)) {
+        Ok(tls) => tls,
+        Err(reason) => {
+            tracing::debug!(%peer, reason = reason.label(), "a stranger was refused");
+            worker.shard.add(Count::DownstreamHandshakeFailed, 1);
+            return worker.shard.refuse(reason.label());
+        }
+    };
+    worker.shard.add(Count::DownstreamHandshake, 1);
+    let (_, session) = tls.get_ref();
+    let server_name = session.server_name().map(str::to_owned);
+    let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
+    let edge = Edge { scheme: Scheme::Https, server_name, ..edge };
+    let session = Session::at_the_edge(worker.clone(), edge, peer);
+    let io = Io::new(Stream::Server(Box::new(tls)));
+    match is_http2 {
+        true => {
+            let _listed = list(&session, "http2", told_of(&session));
+            Box::pin(http2::server::serve(Rc::new(session), &io, BytesMut::new())).await;
+        }
+        false => {
+            let _listed = list(&session, "http", told_of(&session));
+            serve(&session, &io, BytesMut::new()).await;
+        }
+    }
+}
+
+fn told_of(session: &Session) -> String {
+    told(session.edge.as_ref().map_or(0, |edge| edge.port))
+}
+
+fn told(port: u16) -> String {
+    format!("gateway port {port}")
+}

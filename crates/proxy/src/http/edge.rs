@@ -1,0 +1,101 @@
+//! Requests of strangers at a gateway: which listener and rule, and what is told of their client.
+
+use std::sync::Arc;
+
+use leno_model::{Reach, Reason, Scheme, WeightedBackend};
+use leno_traffic::{CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice};
+
+use super::exchange::Exchange;
+use super::request::{Aim, Request};
+use super::route::{Bound, Destination, to_port};
+use crate::error::Failure;
+use crate::record::Record;
+use crate::session::{Edge, Session};
+
+/// Decides where a request goes that came in at a port of the gateway.
+pub(crate) async fn route(
+    session: &Session,
+    edge: &Edge,
+    (request, aim): (&Request<'_>, &Aim<'_>),
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    let worker = &session.worker;
+    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    record.subject.port = edge.port;
+    // The connection may be older than the plan.
+    let plan = scene.plans.gateway.as_ref().and_then(|plan| plan.ports.get(&edge.port).cloned());
+    let plan = plan.ok_or(Reason::NoRoute)?;
+    let (listeners, server_name) = match (&*plan, edge.scheme) {
+        (GatewayPortPlan::Http(listeners), Scheme::Http) => (listeners, None),
+        (GatewayPortPlan::Https(listeners), Scheme::Https) => {
+            (listeners, Some(edge.server_name.as_deref()))
+        }
+        _ => return Err(Reason::NoRoute.into()),
+    };
+    let view = request.view(aim);
+    match listeners.choose(&view, server_name, worker.draw()) {
+        GatewayChoice::Route(RouteChoice::To { rule, backend, .. }) => {
+            record.subject.route = Some(rule.route.clone());
+            let backend = (backend, &view);
+            let bound = to_backend(session, backend, record).await?;
+            Ok(Bound { timeout: rule.request_timeout, actions: rule.actions.clone(), ..bound })
+        }
+        GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
+            record.subject.route = Some(rule.route.clone());
+            let actions = rule.actions.clone();
+            let at = (edge.scheme, edge.port);
+            let redirection = actions.as_ref().and_then(|it| it.redirection_at(&view, at));
+            let redirection = redirection.ok_or(Reason::InvalidBackend)?;
+            let bound = Bound::to(scene.clone(), Destination::Redirected(redirection));
+            Ok(Bound { actions, ..bound })
+        }
+        GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
+            record.subject.route = Some(rule.route.clone());
+            Err(Reason::InvalidBackend.into())
+        }
+        GatewayChoice::Route(RouteChoice::NoRoute | RouteChoice::Direct)
+        | GatewayChoice::NoRoute { .. } => Err(Reason::NoRoute.into()),
+        GatewayChoice::Misdirected => Err(Reason::Misdirected.into()),
+    }
+}
+
+/// The endpoints of a backend. The services that the rules of a gateway lead to come without being
+/// asked for, perhaps a moment later than the rules.
+async fn to_backend(
+    session: &Session,
+    (backend, view): (&WeightedBackend, &RequestView<'_>),
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    let worker = &session.worker;
+    let patience = worker.config.limits.discovery_timeout;
+    let found = worker.world.with_service(&backend.service, patience).await;
+    let (scene, plan) = found.map_err(|reason| match reason {
+        Reason::UnknownService => Reason::InvalidBackend,
+        reason => reason,
+    })?;
+    worker.sweep(&scene);
+    if plan.view.reach == Reach::Denied {
+        return Err(Reason::DeniedOutbound.into());
+    }
+    let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
+    record.subject.service = Some(backend.service.clone());
+    record.subject.port = backend.port;
+    Ok(to_port(worker, (scene, port), view)?)
+}
+
+impl Exchange<'_, '_> {
+    /// Tells the application where a request came from that strangers sent, where no rule says
+    /// something else.
+    pub(super) fn tell_of_client(&mut self, edge: &Edge, actions: Option<&Arc<CompiledActions>>) {
+        let client = [
+            ("x-forwarded-for", self.session.peer.ip().to_string()),
+            ("x-forwarded-proto", edge.scheme.as_str().to_owned()),
+        ];
+        let is_said = |name: &str| {
+            let mut said = actions.iter().flat_map(|it| it.request.appended());
+            said.any(|(known, _)| known == name)
+        };
+        let told = client.into_iter().filter(|(name, _)| !is_said(name));
+        self.marks.extend(told.map(|(name, value)| (name.to_owned(), value)));
+    }
+}

@@ -1,0 +1,167 @@
+//! A gateway in front of a workload with a sidecar, one without, and a service without any.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use leno_model::{
+    Access, Endpoint, Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostRules, Name,
+    PathMatch, Protocol, RequestMatch, RouteKind, RouteRule, RuleActions, Serves, ServiceName,
+    ServiceView, TcpRule, WeightedBackend, WorkloadPlan,
+};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, server};
+
+use crate::session::Entrance;
+use crate::tests::fixture::{Mesh, PORT, endpoint, plan, view};
+
+/// Ports of gateways; in tests each is reached at another one, which the kernel chose.
+pub(super) const HTTP: u16 = 8080;
+pub(super) const HTTPS: u16 = 443;
+pub(super) const TLS: u16 = 8443;
+pub(super) const TCP: u16 = 5432;
+
+/// A gateway, where the fixture has its client.
+pub(super) struct Gate {
+    pub(super) mesh: Mesh,
+    plain: (Protocol, RefCell<Vec<Endpoint>>),
+}
+
+impl Gate {
+    /// `ratings` has a sidecar and is at the first address, `plain` has none and is at the other.
+    pub(super) async fn new(meshed: SocketAddr, (protocol, plain): (Protocol, SocketAddr)) -> Self {
+        let setup = super::super::fixture::Setup { protocol, ..Default::default() };
+        let mesh = Mesh::new(meshed, setup).await;
+        Self { mesh, plain: (protocol, RefCell::new(vec![bare("plain-1", plain)])) }
+    }
+
+    /// `plain` has another endpoint.
+    pub(super) fn also_at(&self, address: SocketAddr) {
+        self.plain.1.borrow_mut().push(bare("plain-2", address));
+    }
+
+    /// Makes these the ports of the gateway.
+    pub(super) fn serve(&self, ports: Vec<(u16, Serves)>) {
+        let ports = ports.into_iter().map(|(port, serves)| GatewayPort { port, serves });
+        let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() };
+        let plan = WorkloadPlan {
+            gateway: Some(Arc::new(gateway)),
+            ..plan("productpage", Access::Permissive)
+        };
+        let (protocol, endpoints) = &self.plain;
+        let meshed = view(*protocol, &[self.mesh.endpoint()]);
+        let plain = named("plain", view(*protocol, &endpoints.borrow()));
+        self.mesh.client.know(plan, vec![meshed, plain, named("idle", view(*protocol, &[]))]);
+    }
+
+    /// Where strangers reach a port.
+    pub(super) async fn at(&self, port: u16) -> SocketAddr {
+        self.mesh.client.listen(Entrance::Gateway { port }).await
+    }
+}
+
+fn service(name: &str) -> ServiceName {
+    ServiceName::new("bookinfo", name).unwrap()
+}
+
+fn named(name: &str, view: ServiceView) -> ServiceView {
+    ServiceView { name: service(name), ..view }
+}
+
+fn bare(workload: &str, address: SocketAddr) -> Endpoint {
+    let mut endpoint = endpoint(workload, address, "nobody");
+    endpoint.id.service = service("plain");
+    Endpoint { account: None, ..endpoint }
+}
+
+pub(super) fn http(port: u16, listeners: Vec<GatewayListener>) -> (u16, Serves) {
+    (port, Serves::Http(listeners))
+}
+
+pub(super) fn listener(name: &str, hostname: &str, hosts: Vec<HostRules>) -> GatewayListener {
+    GatewayListener {
+        name: Name::new(name).unwrap(),
+        hostname: (!hostname.is_empty()).then(|| hostname.parse().unwrap()),
+        certificates: Vec::new(),
+        hosts,
+    }
+}
+
+pub(super) fn host(hostname: &str, rules: Vec<RouteRule>) -> HostRules {
+    let hostname = (!hostname.is_empty()).then(|| hostname.parse().unwrap());
+    HostRules { hostname, rules }
+}
+
+pub(super) fn rule(path: &str, backends: Vec<WeightedBackend>) -> RouteRule {
+    let path = PathMatch::Prefix(path.to_owned());
+    RouteRule {
+        route: "bookinfo/route".parse().unwrap(),
+        matches: vec![RequestMatch { path, ..RequestMatch::default() }],
+        backends,
+        request_timeout: None,
+        actions: RuleActions::default(),
+        kind: RouteKind::Http,
+    }
+}
+
+pub(super) fn backend(name: &str) -> Vec<WeightedBackend> {
+    vec![WeightedBackend { service: service(name), port: PORT, weight: 1 }]
+}
+
+pub(super) fn tcp_rule(backends: Vec<WeightedBackend>) -> TcpRule {
+    TcpRule {
+        route: "bookinfo/route".parse().unwrap(),
+        kind: RouteKind::Tcp,
+        backends,
+        ungranted_weight: 0,
+    }
+}
+
+/// A certificate that vouches for itself.
+pub(super) fn certificate(names: &[&str]) -> GatewayCertificate {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let made = rcgen::generate_simple_self_signed(names).unwrap();
+    GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
+}
+
+/// A session in which the peer must show this certificate, or none is wanted.
+pub(super) async fn tls(
+    address: SocketAddr,
+    name: &str,
+    certificate: &GatewayCertificate,
+    alpn: &[&[u8]],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(certificate.chain.as_bytes()).unwrap()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(default_provider().into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    let tcp = TcpStream::connect(address).await?;
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, tcp).await
+}
+
+/// The other end of such a session.
+pub(super) async fn accept(
+    tcp: TcpStream,
+    certificate: &GatewayCertificate,
+) -> std::io::Result<server::TlsStream<TcpStream>> {
+    let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
+    let chain = chain.collect::<Result<_, _>>().unwrap();
+    let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes()).unwrap();
+    let config = ServerConfig::builder_with_provider(default_provider().into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config)).accept(tcp).await
+}

@@ -1,0 +1,194 @@
+//! Which listener and which rule, by host, path and session.
+
+use leno_model::{
+    Header, HeaderEdits, PathMatch, Redirect, RequestMatch, RouteKind, RuleActions, Scheme,
+    ServiceName, WeightedBackend,
+};
+
+use super::*;
+
+fn pattern(text: &str) -> Option<HostPattern> {
+    (!text.is_empty()).then(|| text.parse().unwrap())
+}
+
+fn rule(route: &str, path: &str) -> RouteRule {
+    RouteRule {
+        route: format!("shop/{route}").parse().unwrap(),
+        matches: vec![RequestMatch {
+            path: PathMatch::Prefix(path.to_owned()),
+            ..RequestMatch::default()
+        }],
+        backends: vec![WeightedBackend {
+            service: ServiceName::new("shop", route).unwrap(),
+            port: 80,
+            weight: 1,
+        }],
+        request_timeout: None,
+        actions: RuleActions::default(),
+        kind: RouteKind::Http,
+    }
+}
+
+fn listener(name: &str, hostname: &str, hosts: &[(&str, &[(&str, &str)])]) -> GatewayListener {
+    let host = |(hostname, found): &(&str, &[(&str, &str)])| HostRules {
+        hostname: pattern(hostname),
+        rules: found.iter().map(|(route, path)| rule(route, path)).collect(),
+    };
+    GatewayListener {
+        name: Name::new(name).unwrap(),
+        hostname: pattern(hostname),
+        certificates: Vec::new(),
+        hosts: hosts.iter().map(host).collect(),
+    }
+}
+
+fn built(listeners: Vec<GatewayListener>) -> HttpListeners {
+    HttpListeners::compile(&listeners, &mut Vec::new())
+}
+
+fn decided(port: &HttpListeners, url: &str, server_name: Option<Option<&str>>) -> String {
+    let (authority, path) = url.split_at(url.find('/').unwrap());
+    let fields: Vec<(String, String)> = Vec::new();
+    let request = RequestView { method: "GET", path, query: None, authority, fields: &fields };
+    match port.choose(&request, server_name, 0) {
+        GatewayChoice::Route(RouteChoice::To { rule, .. }) => rule.route.name.to_string(),
+        GatewayChoice::Route(other) => format!("{other:?}"),
+        GatewayChoice::NoRoute { listener } => {
+            listener.map_or("nobody".to_owned(), |name| format!("nothing at {name}"))
+        }
+        GatewayChoice::Misdirected => "misdirected".to_owned(),
+    }
+}
+
+#[test]
+fn the_most_specific_listener_takes_a_request_and_no_other() {
+    let port = built(vec![
+        listener("any", "", &[("", &[("all", "/")])]),
+        listener("wild", "*.example.com", &[("", &[("wild", "/wild")])]),
+        listener("deep", "*.foo.example.com", &[("", &[("deep", "/")])]),
+        listener("one", "abc.foo.example.com", &[("", &[("one", "/one")])]),
+    ]);
+    for (url, expected) in [
+        ("bar.com/", "all"),
+        ("example.com/", "all"),
+        ("bar.example.com/wild", "wild"),
+        ("bar.example.com/", "nothing at wild"),
+        ("BAR.Example.COM.:8080/wild/x", "wild"),
+        ("x.foo.example.com/", "deep"),
+        ("y.x.foo.example.com/", "deep"),
+        ("abc.foo.example.com/one", "one"),
+        ("abc.foo.example.com/", "nothing at one"),
+        ("[::1]:80/", "all"),
+    ] {
+        assert_eq!(decided(&port, url, None), expected, "{url}");
+    }
+    let none = built(vec![listener("one", "a.com", &[("", &[("a", "/")])])]);
+    assert_eq!(decided(&none, "b.com/", None), "nobody");
+}
+
+#[test]
+fn within_a_listener_the_more_specific_host_is_asked_first_and_the_next_one_after_it() {
+    let port = built(vec![listener(
+        "any",
+        "",
+        &[
+            ("", &[("all", "/")]),
+            ("*.a.com", &[("wild", "/w")]),
+            ("b.a.com", &[("b", "/b")]),
+            ("b.a.com", &[("later", "/b/c")]),
+        ],
+    )]);
+    for (url, expected) in [
+        ("b.a.com/b", "b"),
+        ("b.a.com/b/c", "later"),
+        ("b.a.com/w", "wild"),
+        ("b.a.com/x", "all"),
+        ("c.a.com/b", "all"),
+    ] {
+        assert_eq!(decided(&port, url, None), expected, "{url}");
+    }
+}
+
+#[test]
+fn a_request_for_another_listener_than_its_session_is_misdirected() {
+    let port = built(vec![
+        listener("any", "", &[("example.org", &[("first", "/")])]),
+        listener("second", "second-example.org", &[("", &[("second", "/")])]),
+        listener("wild", "*.wildcard.org", &[("", &[("wild", "/")])]),
+        listener("fourth", "fourth.wildcard.org", &[("", &[("fourth", "/")])]),
+    ]);
+    for (name, url, expected) in [
+        (Some("example.org"), "example.org/", "first"),
+        (Some("example.org"), "second-example.org/", "misdirected"),
+        (Some("example.org"), "unknown.org/", "nothing at any"),
+        (Some("second-example.org"), "second-example.org/", "second"),
+        (Some("second-example.org"), "unknown.org/", "misdirected"),
+        (Some("third.wildcard.org"), "fifth.wildcard.org/", "wild"),
+        (Some("third.wildcard.org"), "fourth.wildcard.org/", "misdirected"),
+        (Some("fourth.wildcard.org"), "third.wildcard.org/", "misdirected"),
+        (Some("unknown.org"), "example.org/", "first"),
+        (None, "example.org/", "first"),
+        (None, "second-example.org/", "misdirected"),
+    ] {
+        assert_eq!(decided(&port, url, Some(name)), expected, "{name:?} {url}");
+    }
+}
+
+#[test]
+fn a_rule_that_cannot_be_used_costs_no_other() {
+    let mut bad = rule("bad", "/");
+    bad.matches[0].path = PathMatch::Regex("(".to_owned());
+    let mut listener = listener("any", "", &[("", &[("good", "/")])]);
+    listener.hosts[0].rules.insert(0, bad);
+    let mut refused = Vec::new();
+    let port = HttpListeners::compile(&[listener], &mut refused);
+    assert_eq!(decided(&port, "a.com/", None), "good");
+    assert_eq!(refused.len(), 1);
+    assert!(refused[0].to_string().contains("HTTPRoute shop/bad"), "{}", refused[0]);
+}
+
+#[test]
+fn what_strangers_say_of_where_they_came_from_goes_no_further() {
+    let mut listener = listener("any", "", &[("", &[("a", "/"), ("b", "/b")])]);
+    listener.hosts[0].rules[1].actions.request_headers = HeaderEdits {
+        set: vec![Header { name: "x-forwarded-proto".into(), value: "https".into() }],
+        ..HeaderEdits::default()
+    };
+    let port = built(vec![listener]);
+    let fields = [("X-Forwarded-For", "::1"), ("Forwarded", "for=me"), ("a", "b")];
+    let fields: Vec<(String, String)> =
+        fields.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let rules = port.listeners[0].hosts[0].rules();
+    let left = |rule: usize| rules[rule].actions.as_ref().unwrap().request.applied(&fields);
+    assert_eq!(left(0), [("a".to_owned(), "b".to_owned())]);
+    assert_eq!(left(1)[1], ("x-forwarded-proto".to_owned(), "https".to_owned()));
+}
+
+#[test]
+fn redirections_are_to_the_scheme_and_port_of_the_listener_where_nothing_else_is_said() {
+    let at = |redirect: Redirect, scheme, port| {
+        let mut listener = listener("any", "", &[("", &[("a", "/")])]);
+        listener.hosts[0].rules[0].actions.redirect = Some(redirect);
+        let listeners = built(vec![listener]);
+        let fields: Vec<(String, String)> = Vec::new();
+        let authority = "a.com:1234";
+        let request =
+            RequestView { method: "GET", path: "/x", query: None, authority, fields: &fields };
+        let actions = listeners.listeners[0].hosts[0].rules()[0].actions.clone().unwrap();
+        actions.redirection_at(&request, (scheme, port)).unwrap().location
+    };
+    let plain = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
+    let named = Redirect { hostname: Some(Name::new("b.com").unwrap()), ..plain.clone() };
+    let secure = Redirect { scheme: Some(Scheme::Https), ..plain.clone() };
+    let ported = Redirect { port: Some(8083), ..plain.clone() };
+    for (redirect, scheme, port, expected) in [
+        (&plain, Scheme::Http, 80, "http://a.com/x"),
+        (&plain, Scheme::Http, 8080, "http://a.com:8080/x"),
+        (&plain, Scheme::Https, 443, "https://a.com/x"),
+        (&named, Scheme::Http, 8080, "http://b.com:8080/x"),
+        (&secure, Scheme::Http, 8080, "https://a.com/x"),
+        (&ported, Scheme::Https, 443, "https://a.com:8083/x"),
+    ] {
+        assert_eq!(at(redirect.clone(), scheme, port), expected);
+    }
+}

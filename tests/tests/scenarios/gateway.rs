@@ -1,0 +1,172 @@
+//! A gateway on this machine: `leno gateway`, a control plane that is told of it, curl as a stranger.
+
+mod edge;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use edge::{Edge, backends, certificate, listener, rule, secure};
+use leno_model::{
+    GatewayListener, Redirect, RouteKind, RouteRule, RuleActions, Scheme, Serves, TcpRule, TlsRule,
+};
+use leno_tests::{Connection, eventually, exchange, free_port};
+
+/// The rules that most listeners here have.
+fn rules() -> Vec<RouteRule> {
+    let redirect = Redirect {
+        scheme: Some(Scheme::Https),
+        hostname: None,
+        path: None,
+        port: None,
+        status: 301,
+    };
+    let mut rules = vec![
+        rule("/", &backends(&[("meshed", 1)])),
+        rule("/plain", &backends(&[("plain", 1)])),
+        rule("/both", &backends(&[("meshed", 1), ("plain", 1)])),
+        rule("/nobody", &backends(&[("plain", 0)])),
+        rule("/absent", &backends(&[("absent", 1)])),
+        rule("/idle", &backends(&[("idle", 1)])),
+        rule("/away", &[]),
+    ];
+    let actions = RuleActions { redirect: Some(redirect), ..RuleActions::default() };
+    rules.last_mut().expect("there are some").actions = actions;
+    rules
+}
+
+fn http(hostname: &str) -> Vec<GatewayListener> {
+    vec![listener("http", hostname, "shop.example.com", rules())]
+}
+
+fn ask(address: SocketAddr, path: &str, more: &str) -> leno_tests::Response {
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: shop.example.com\r\nconnection: close\r\n{more}\r\n");
+    exchange(address, &request).expect("an answer")
+}
+
+#[test]
+fn requests_of_strangers_go_where_the_routes_say() {
+    let edge = Edge::start();
+    let port = free_port();
+    edge.serve(vec![(port, Serves::Http(http("*.example.com")))]);
+    edge.is_ready();
+    let at = edge.at(port);
+    eventually("the sidecar is there", PATIENCE, || (ask(at, "/", "").status == 200).then_some(()));
+    for (path, status, text) in [
+        ("/a?b", 200, "meshed GET /a?b"),
+        ("/plain/a", 200, "plain GET /plain/a"),
+        ("/nobody", 500, ""),
+        ("/absent", 500, ""),
+        ("/idle", 503, ""),
+    ] {
+        let answer = ask(at, path, "");
+        assert_eq!(answer.status, status, "{path}: {}", answer.head);
+        let body = String::from_utf8_lossy(&answer.body);
+        assert!(body.contains(text), "{path}: {body}");
+    }
+    let other = "GET / HTTP/1.1\r\nhost: else.example.com\r\nconnection: close\r\n\r\n";
+    assert_eq!(exchange(at, other).expect("an answer").status, 404);
+    let away = ask(at, "/away/a", "");
+    let location = away.header("location").map(str::to_owned);
+    assert_eq!((away.status, location.as_deref()), (301, Some("https://shop.example.com/away/a")));
+    let answers: Vec<String> =
+        (0..40).map(|_| String::from_utf8_lossy(&ask(at, "/both", "").body).into_owned()).collect();
+    for name in ["meshed", "plain"] {
+        assert!(answers.iter().any(|answer| answer.starts_with(name)), "{answers:?}");
+    }
+    let claims = "x-forwarded-for: 192.0.2.1\r\nx-forwarded-proto: https\r\n";
+    for path in ["/", "/plain"] {
+        let told = String::from_utf8_lossy(&ask(at, path, claims).body).to_ascii_lowercase();
+        assert!(told.contains("x-forwarded-for: 127.0.0.1\r\n"), "{told}");
+        assert!(told.contains("x-forwarded-proto: http\r\n"), "{told}");
+        assert!(!told.contains("192.0.2.1"), "{told}");
+    }
+}
+
+#[test]
+fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
+    let edge = Edge::start();
+    let [one, two] = [certificate("shop.example.com"), certificate("cart.example.com")];
+    let (https, through) = (free_port(), free_port());
+    let listeners = vec![
+        secure(listener("one", "shop.example.com", "", rules()), &one),
+        secure(listener("two", "cart.example.com", "", rules()), &two),
+    ];
+    // What goes on as it is goes on to the port beside it.
+    edge.plain_at("beside", https);
+    let passthrough = TlsRule {
+        route: "bookinfo/route".parse().expect("a name"),
+        hostnames: vec!["shop.example.com".parse().expect("a name")],
+        backends: backends(&[("beside", 1)]),
+    };
+    edge.serve(vec![
+        (https, Serves::Https(listeners.clone())),
+        (through, Serves::Passthrough(vec![passthrough.clone()])),
+    ]);
+    edge.is_ready();
+    for (name, certificate, other) in
+        [("shop.example.com", &one, &two), ("cart.example.com", &two, &one)]
+    {
+        for (flag, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
+            let told = edge.curl(name, https, "/plain", certificate, &[flag]);
+            assert_eq!(told, format!("200 {version}"), "{name}");
+        }
+        assert_eq!(edge.curl(name, https, "/plain", other, &[]), "000 0", "{name}");
+    }
+    let host = ["-H", "Host: cart.example.com"];
+    assert_eq!(edge.curl("shop.example.com", https, "/plain", &one, &host), "421 2");
+    assert_eq!(edge.curl("else.example.com", https, "/plain", &one, &["-k"]), "000 0");
+    assert_eq!(edge.curl("shop.example.com", through, "/plain", &one, &[]), "200 2");
+    assert_eq!(edge.curl("cart.example.com", through, "/plain", &two, &[]), "000 0");
+    // A new certificate in place of the old one.
+    let three = certificate("shop.example.com");
+    let listeners = vec![secure(listeners[0].clone(), &three), listeners[1].clone()];
+    edge.serve(vec![
+        (https, Serves::Https(listeners)),
+        (through, Serves::Passthrough(vec![passthrough])),
+    ]);
+    eventually("the new certificate is shown", PATIENCE, || {
+        (edge.curl("shop.example.com", https, "/plain", &three, &[]) == "200 2").then_some(())
+    });
+    assert_eq!(edge.curl("shop.example.com", https, "/plain", &one, &[]), "000 0");
+    assert_eq!(edge.curl("cart.example.com", https, "/plain", &two, &[]), "200 2");
+}
+
+#[test]
+fn ports_come_and_go_while_connections_to_others_live_on() {
+    let edge = Edge::start();
+    let (http_port, tcp_port) = (free_port(), free_port());
+    let http = || (http_port, Serves::Http(http("")));
+    let tcp = || {
+        let rule = TcpRule {
+            route: "bookinfo/route".parse().expect("a name"),
+            kind: RouteKind::Tcp,
+            backends: backends(&[("plain", 1)]),
+            ungranted_weight: 0,
+        };
+        (tcp_port, Serves::Tcp(rule))
+    };
+    edge.serve(vec![http()]);
+    edge.is_ready();
+    let mut lasting = Connection::open(edge.at(http_port)).expect("a connection");
+    let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
+    let mut goes_on = || {
+        lasting.send(request).expect("it is there");
+        assert_eq!(lasting.receive().expect("an answer").status, 200);
+    };
+    goes_on();
+    let status = |port| {
+        let mut connection = Connection::open(edge.at(port)).ok()?;
+        connection.get("/").ok().map(|answer| answer.status)
+    };
+    assert_eq!(status(tcp_port), None, "closed");
+    edge.serve(vec![http(), tcp()]);
+    eventually("the new port is open", PATIENCE, || status(tcp_port).filter(|it| *it == 200));
+    goes_on();
+    edge.serve(vec![http()]);
+    eventually("the port is closed", PATIENCE, || status(tcp_port).is_none().then_some(()));
+    goes_on();
+}
+
+/// On a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,243 @@
+//! A control plane in this process that is told of a gateway, its proxy, and what is behind it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::sync::mpsc as blocking;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use leno_control::{Config, Control};
+use leno_model::{
+    Change, Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostRules, Name, Object,
+    PathMatch, RequestMatch, RouteKind, RouteRule, RuleActions, Serves, ServiceName,
+    WeightedBackend, WorkloadName,
+};
+use leno_registry::{Update, read_str};
+use leno_tests::{Answer, Application, Program, eventually, free_port, get, leno};
+use tempfile::TempDir;
+use tokio::sync::{mpsc, oneshot};
+
+/// A gateway `edge` of bookinfo: `meshed` has a sidecar, `plain` has none, `idle` is nobody.
+pub(super) struct Edge {
+    updates: mpsc::Sender<Update>,
+    control: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    health: SocketAddr,
+    directory: TempDir,
+    _programs: [Program; 2],
+    _applications: [Application; 2],
+}
+
+impl Edge {
+    /// Starts all of it; the gateway has no ports yet.
+    pub(super) fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let applications = [named("meshed"), named("plain")];
+        let [meshed, plain] = applications.each_ref().map(Application::port);
+        let (updates, inbox) = mpsc::channel(16);
+        let changes = objects(&world(meshed)).into_iter().map(Change::Upsert);
+        let first = Update { changes: changes.collect(), ..Update::default() };
+        updates.blocking_send(first).expect("there is room");
+        let (told, ready) = blocking::channel();
+        let (stop, stopped) = oneshot::channel();
+        let config = Config::new(directory.path().join("control"), Vec::new());
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let control = Control::start_fed(config, inbox).await.expect("a control plane");
+                let bundle = |name| control.mint_bundle(&name).expect("a bundle").render();
+                let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload(name)));
+                told.send(bundles).expect("the test waits");
+                stopped.await.ok();
+                control.shutdown().await;
+            });
+        });
+        let [meshed_bundle, edge_bundle] = ready.recv().expect("a control plane");
+        let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let at = health.to_string();
+        let sidecar = member(&directory, ("proxy", "meshed-1"), &meshed_bundle, &[]);
+        let arguments = ["--bind", "127.0.0.1", "--health", &at];
+        let proxy = member(&directory, ("gateway", "edge-1"), &edge_bundle, &arguments);
+        let edge = Self {
+            updates,
+            control: Some((stop, thread)),
+            health,
+            directory,
+            _programs: [sidecar, proxy],
+            _applications: applications,
+        };
+        edge.plain_at("plain", plain);
+        edge
+    }
+
+    /// An application without a sidecar, and a service in front of it.
+    pub(super) fn plain_at(&self, name: &str, port: u16) {
+        let mut told = objects(&format!("{}---\n{}", at(name, port), service(name)));
+        for object in &mut told {
+            if let Object::Workload(workload) = object {
+                workload.sidecar = false;
+            }
+        }
+        self.tell(told);
+    }
+
+    /// Makes these the ports of the gateway.
+    pub(super) fn serve(&self, ports: Vec<(u16, Serves)>) {
+        let mut ports: Vec<GatewayPort> =
+            ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect();
+        ports.sort_by_key(|port| port.port);
+        let name = "bookinfo/edge".parse().expect("a name");
+        self.tell(vec![Object::Gateway(Gateway { name, ports })]);
+    }
+
+    fn tell(&self, objects: Vec<Object>) {
+        let changes = objects.into_iter().map(Change::Upsert).collect();
+        let update = Update { changes, ..Update::default() };
+        self.updates.blocking_send(update).expect("the control plane is there");
+    }
+
+    /// Waits until the gateway says that it serves.
+    pub(super) fn is_ready(&self) {
+        eventually("the gateway is ready", Duration::from_secs(30), || {
+            get(self.health, "/readyz").ok().filter(|answer| answer.status == 200)
+        });
+    }
+
+    /// Where strangers reach a port.
+    pub(super) fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+    }
+
+    /// The status and the version of HTTP that curl tells of, which trusts this certificate alone.
+    pub(super) fn curl(
+        &self,
+        host: &str,
+        port: u16,
+        path: &str,
+        certificate: &GatewayCertificate,
+        more: &[&str],
+    ) -> String {
+        let roots = self.directory.path().join("roots.pem");
+        std::fs::write(&roots, &certificate.chain).expect("a file");
+        let curl = Command::new("curl")
+            .args(["-sS", "-o", "/dev/null", "-w", "%{http_code} %{http_version}"])
+            .args(["--resolve", &format!("{host}:{port}:127.0.0.1"), "--cacert"])
+            .arg(&roots)
+            .args(more)
+            .arg(format!("https://{host}:{port}{path}"))
+            .output()
+            .expect("curl is installed");
+        String::from_utf8_lossy(&curl.stdout).into_owned()
+    }
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.control.take() {
+            stop.send(()).ok();
+            thread.join().ok();
+        }
+    }
+}
+
+/// Answers with its name and the head that it read.
+fn named(name: &'static str) -> Application {
+    Application::start(move |request| Answer::ok(format!("{name} {}\r\n", request.head)))
+}
+
+/// A proxy of a workload, that joins with this bundle.
+fn member(
+    directory: &TempDir,
+    (command, name): (&str, &str),
+    bundle: &str,
+    more: &[&str],
+) -> Program {
+    use std::os::unix::fs::PermissionsExt as _;
+    let token = directory.path().join(format!("{name}.token"));
+    std::fs::write(&token, bundle).expect("a file");
+    let owner = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&token, owner).expect("it is ours");
+    let state = directory.path().join(name);
+    let mut leno = leno();
+    leno.args([command, "--workload", &workload(name).to_string(), "--token-file"]);
+    leno.arg(token).arg("--state").arg(state).args(more);
+    Program::start(name, &mut leno)
+}
+
+fn workload(name: &str) -> WorkloadName {
+    WorkloadName::new("bookinfo", name).expect("a name")
+}
+
+fn objects(yaml: &str) -> Vec<Object> {
+    let (objects, rejected) = read_str("gateway.yaml", yaml);
+    assert!(rejected.is_empty(), "{rejected:#?}");
+    objects.into_iter().map(|(object, _)| object).collect()
+}
+
+fn world(meshed: u16) -> String {
+    let edge = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
+                bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
+                spec: {serviceAccount: leno-gateway-edge}\n";
+    let (meshed, first, idle) = (at("meshed", meshed), service("meshed"), service("idle"));
+    format!("{edge}---\n{meshed}---\n{first}---\n{idle}")
+}
+
+fn at(name: &str, port: u16) -> String {
+    format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}-1, namespace: \
+         bookinfo, labels: {{app: {name}}}}}\n\
+         spec: {{serviceAccount: {name}, ports: [{{name: web, port: {port}}}]}}\n"
+    )
+}
+
+fn service(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: bookinfo}}\n\
+         spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: web}}]}}\n"
+    )
+}
+
+pub(super) fn listener(
+    name: &str,
+    hostname: &str,
+    host: &str,
+    rules: Vec<RouteRule>,
+) -> GatewayListener {
+    let pattern = |text: &str| (!text.is_empty()).then(|| text.parse().expect("a host name"));
+    GatewayListener {
+        name: Name::new(name).expect("a name"),
+        hostname: pattern(hostname),
+        certificates: Vec::new(),
+        hosts: vec![HostRules { hostname: pattern(host), rules }],
+    }
+}
+
+/// The same with a certificate.
+pub(super) fn secure(listener: GatewayListener, it: &GatewayCertificate) -> GatewayListener {
+    GatewayListener { certificates: vec![it.clone()], ..listener }
+}
+
+pub(super) fn certificate(name: &str) -> GatewayCertificate {
+    let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+    GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
+}
+
+pub(super) fn rule(path: &str, backends: &[WeightedBackend]) -> RouteRule {
+    let path = PathMatch::Prefix(path.to_owned());
+    RouteRule {
+        route: "bookinfo/route".parse().expect("a name"),
+        matches: vec![RequestMatch { path, ..RequestMatch::default() }],
+        backends: backends.to_vec(),
+        request_timeout: None,
+        actions: RuleActions::default(),
+        kind: RouteKind::Http,
+    }
+}
+
+pub(super) fn backends(shares: &[(&str, u32)]) -> Vec<WeightedBackend> {
+    let backend = |(name, weight): &(&str, u32)| WeightedBackend {
+        service: ServiceName::new("bookinfo", name).expect("a name"),
+        port: 80,
+        weight: *weight,
+    };
+    shares.iter().map(backend).collect()
+}
