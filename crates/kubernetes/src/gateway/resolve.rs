@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Gateway, GatewayName, ServiceName};
-use leno_registry::GatewayRules;
+use leno_model::{Gateway, GatewayName, HostPattern, ServiceName, gateway_account};
 use serde_json::Value;
 
 use super::attach::{Attached, attach, gateway_of};
@@ -15,6 +14,7 @@ use super::said::{GatewaySaid, ListenerSaid, met};
 use super::served::{Carried, ports};
 use crate::source::Id;
 use crate::status::Condition;
+use crate::words::SERVICE_TYPE;
 
 /// What came of all gateways.
 #[derive(Default)]
@@ -34,6 +34,8 @@ pub(crate) struct Resolved {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
     pub(crate) name: GatewayName,
+    /// What its proxies run under.
+    pub(crate) account: String,
     pub(crate) uid: String,
     pub(crate) ports: Vec<u16>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -48,12 +50,22 @@ pub struct Wish {
 /// One gateway on its way.
 struct Side<'a> {
     id: &'a Id,
+    name: GatewayName,
+    /// What its proxies run under.
+    account: String,
     facts: &'a GatewayFacts,
     listeners: Vec<Judged<'a>>,
     refusal: Option<Reason>,
     service_type: &'static str,
     /// The routes of each listener, by age.
     carried: Vec<Carried>,
+}
+
+impl Side<'_> {
+    /// Its Service, and its Deployment.
+    fn object(&self) -> Id {
+        Id { namespace: self.id.namespace.clone(), name: object_name(&self.account) }
+    }
 }
 
 /// The secrets that gateways refer to and may.
@@ -85,7 +97,7 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
         }
     }
     for (id, side) in sides {
-        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let name = side.name.clone();
         let ports = match side.refusal {
             None => ports(&name, &side.listeners, side.carried.clone()),
             Some(_) => Vec::new(),
@@ -93,12 +105,11 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.wishes.push(wish(facts, &side, name.clone(), numbers));
+            resolved.wishes.push(wish(facts, &side, numbers));
         }
-        for carried in &side.carried {
-            resolved.backends.extend(carried.backends().cloned());
-        }
-        resolved.gateways.insert(name.clone(), Gateway { name, ports });
+        let gateway = Gateway { name: name.clone(), ports };
+        resolved.backends.extend(gateway.backends().map(|it| it.service.clone()));
+        resolved.gateways.insert(name, gateway);
     }
     resolved
 }
@@ -107,10 +118,8 @@ fn classes(facts: &Facts) -> BTreeMap<String, Vec<Condition>> {
     let said = facts.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
-                let message = format!(
-                    "there are no parameters: use the annotation {}",
-                    crate::words::SERVICE_TYPE
-                );
+                let message =
+                    format!("there are no parameters: use the annotation {}", SERVICE_TYPE);
                 Reason::new("InvalidParameters", message).unmet("Accepted")
             }
             false => met("Accepted", "Accepted", "its gateways are served"),
@@ -126,19 +135,24 @@ fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
     let mut names = BTreeSet::new();
     let mut sides = BTreeMap::new();
     for (id, gateway, class) in ours {
+        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let Some(account) = gateway_account(&name) else { continue };
+        let account = account.name.to_string();
         let service_type = service_type(gateway, class);
         let mut refusal = refusal(id, gateway, class);
         if let Err(reason) = &service_type {
             refusal.get_or_insert(reason.clone());
         }
-        if !names.insert((&id.namespace, object_name(&id.name))) {
+        if !names.insert((&id.namespace, object_name(&account))) {
             let message = "an older Gateway has a name that begins as this one does: use another";
             refusal.get_or_insert(Reason::new("Invalid", message));
         }
         let listeners = judge(facts, id, &gateway.spec.listeners);
         let service_type = service_type.unwrap_or(LOAD_BALANCER);
         let carried = Vec::new();
-        sides.insert(id, Side { id, facts: gateway, listeners, refusal, service_type, carried });
+        let facts = gateway;
+        let side = Side { id, name, account, facts, listeners, refusal, service_type, carried };
+        sides.insert(id, side);
     }
     sides
 }
@@ -147,10 +161,8 @@ fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
 fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
-        let message = format!(
-            "parametersRef: there are no parameters; use the annotation {}",
-            crate::words::SERVICE_TYPE
-        );
+        let message =
+            format!("parametersRef: there are no parameters; use the annotation {}", SERVICE_TYPE);
         return Some(Reason::new("InvalidParameters", message));
     }
     if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
@@ -175,7 +187,7 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
     let Some(written) = written else { return Ok(LOAD_BALANCER) };
     let known = SERVICE_TYPES.iter().find(|known| *known == written);
     known.copied().ok_or_else(|| {
-        let annotation = crate::words::SERVICE_TYPE;
+        let annotation = SERVICE_TYPE;
         let message =
             format!("{annotation}: {written:?} is none; use {}", SERVICE_TYPES.join(" or "));
         Reason::new("InvalidParameters", message)
@@ -198,7 +210,7 @@ fn parents(
             Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
-    let mut taken: BTreeMap<(Id, usize), Vec<Option<leno_model::HostPattern>>> = BTreeMap::new();
+    let mut taken: BTreeMap<(Id, usize), Vec<Option<HostPattern>>> = BTreeMap::new();
     let mut outcomes = Vec::new();
     let serving = route.good.as_deref();
     for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {
@@ -252,7 +264,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
         }
     };
     let (addresses, missing) = addresses(facts, side);
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let object = side.object();
     let runs = facts.deployments.get(&object).copied().unwrap_or_default();
     let obstacle = if serves_nothing {
         Some(Reason::new("Invalid", "nothing of it can be served"))
@@ -275,7 +287,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
 
 /// Where a gateway is reached, and why it is not, where it should be.
 fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let object = side.object();
     let entrance = facts.entrances.get(&object).cloned().unwrap_or_default();
     let mut there = match entrance.is_load_balancer {
         true => entrance.ingress,
@@ -297,19 +309,20 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
             "the Service {} has no address yet; where there is no load balancer, use the annotation \
              {}: ClusterIP",
             object.name,
-            crate::words::SERVICE_TYPE
+            SERVICE_TYPE
         );
         Reason::new("AddressNotAssigned", message)
     });
     (there, missing)
 }
 
-fn wish(facts: &Facts, side: &Side<'_>, name: GatewayName, ports: Vec<u16>) -> Wish {
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+fn wish(facts: &Facts, side: &Side<'_>, ports: Vec<u16>) -> Wish {
+    let object = side.object();
     let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &side.facts.spec.infrastructure;
     Wish {
-        name,
+        name: side.name.clone(),
+        account: side.account.clone(),
         uid: side.facts.uid.clone(),
         ports,
         labels: infrastructure.labels.clone(),
@@ -318,22 +331,6 @@ fn wish(facts: &Facts, side: &Side<'_>, name: GatewayName, ports: Vec<u16>) -> W
         address: wanted.map(|address| address.value.clone()),
         incomplete: !facts.deployments.contains_key(&object)
             || !facts.entrances.contains_key(&object),
-    }
-}
-
-/// The backends of a route's rules.
-impl Carried {
-    fn backends(&self) -> impl Iterator<Item = &ServiceName> {
-        let all: Vec<&ServiceName> = match &self.rules {
-            GatewayRules::Requests(rules) => {
-                let of_rule =
-                    rules.iter().flat_map(|it| it.backends.iter().chain(&it.actions.mirrors));
-                of_rule.map(|it| &it.service).collect()
-            }
-            GatewayRules::Sessions(rule) => rule.backends.iter().map(|it| &it.service).collect(),
-            GatewayRules::Connections(rule) => rule.backends.iter().map(|it| &it.service).collect(),
-        };
-        all.into_iter()
     }
 }
 
