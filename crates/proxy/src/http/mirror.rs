@@ -1,5 +1,7 @@
 //! Copies of requests for other services: sent beside the request, bounded, their answers unread.
 
+mod plain;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -126,7 +128,7 @@ impl Copy {
         let ward = worker.ward(port, scene.version);
         let upstream = pick(&worker, (&endpoints, ward.as_deref()), None, None)?;
         // Copies are for members of the mesh: a foreign peer would need another framing.
-        if upstream.is_foreign() {
+        if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
         }
         // What bounds requests bounds copies, and how they end tells about the endpoint as well.
@@ -142,6 +144,9 @@ impl Copy {
         };
         let outcome = match lease {
             Ok(Lease::Link(link)) => exchange(&worker, &link, &head, body).await,
+            Ok(Lease::Http1(mut connection)) if upstream.is_plain() => {
+                plain::exchange(&worker, &mut connection, &head, body).await
+            }
             // It proves nothing: what was tried is not what failed.
             Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
             Err(reason) => Err(reason),

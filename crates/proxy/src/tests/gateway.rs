@@ -3,7 +3,7 @@
 mod fixture;
 mod sessions;
 
-use leno_model::{Protocol, Redirect, RuleActions, Scheme, Serves};
+use leno_model::{Protocol, Redirect, RuleActions, Scheme, Serves, WeightedBackend};
 use tokio::io::AsyncWriteExt as _;
 
 use super::fixture::{Application, Client, End, OK, run, until};
@@ -166,6 +166,33 @@ fn connections_to_applications_without_a_sidecar_are_used_again() {
         }
         assert_eq!(app.accepted.get(), 1);
         assert!(app.requests().iter().all(|request| request.body == b"abc"));
+    });
+}
+
+#[test]
+fn applications_without_a_sidecar_get_copies_too() {
+    run(async {
+        let (meshed, plain) = (mirror("meshed").await, Application::canned(OK).await);
+        let gate = Gate::new(meshed.address, (Protocol::Http, plain.address)).await;
+        let mut rules = vec![rule("/", backend("ratings"))];
+        let copy =
+            backend("plain").into_iter().map(|it| WeightedBackend { weight: 1_000_000, ..it });
+        rules[0].actions.mirrors = copy.collect();
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
+        let mut client = Client::connect(gate.at(HTTP).await).await;
+        for (framing, body) in [
+            ("content-length: 3\r\n", "abc"),
+            ("transfer-encoding: chunked\r\n", "3\r\nabc\r\n0\r\n\r\n"),
+            ("", ""),
+        ] {
+            let before = plain.requests().len();
+            let request = format!("POST /a HTTP/1.1\r\nhost: a\r\n{framing}\r\n{body}");
+            assert!(client.ask(&request).await.text().starts_with("meshed"));
+            until(|| plain.requests().len() > before).await;
+            let copy = plain.requests().pop().unwrap();
+            let expected = if body.is_empty() { "" } else { "abc" };
+            assert_eq!((copy.text(), copy.field("host")), (expected, Some("a")), "{framing}");
+        }
     });
 }
 
