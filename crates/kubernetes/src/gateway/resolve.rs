@@ -10,11 +10,11 @@ use super::backends::{Led, Lookup, lead};
 use super::facts::{Address, Class, Facts, GatewayFacts, RouteFacts, RouteId};
 use super::listener::{Judged, Reason, judge, secret_of};
 use super::manifests::object_name;
-use super::said::{GatewaySaid, ListenerSaid, met};
+use super::said::{GatewaySaid, ListenerSaid, ParentSaid, met};
 use super::served::{Carried, ports};
 use crate::source::Id;
 use crate::status::Condition;
-use crate::words::SERVICE_TYPE;
+use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
 /// What came of all gateways.
 #[derive(Default)]
@@ -22,9 +22,9 @@ pub(crate) struct Resolved {
     pub(crate) gateways: BTreeMap<GatewayName, Gateway>,
     pub(crate) said: BTreeMap<Id, GatewaySaid>,
     /// What is said of classes.
-    pub(crate) classes: BTreeMap<String, Vec<Condition>>,
+    pub(crate) classes: BTreeMap<String, (i64, Vec<Condition>)>,
     /// What is said of routes, for each gateway that they name.
-    pub(crate) parents: BTreeMap<RouteId, Vec<(Value, Vec<Condition>)>>,
+    pub(crate) parents: BTreeMap<RouteId, Vec<ParentSaid>>,
     /// The services that gateways lead to.
     pub(crate) backends: BTreeSet<ServiceName>,
     pub(crate) wishes: Vec<Wish>,
@@ -47,6 +47,12 @@ pub struct Wish {
     pub(crate) incomplete: bool,
 }
 
+/// What came of gateways before, for those whose secrets have still to be seen: they stay as they were.
+pub(crate) struct Before<'a> {
+    pub(crate) resolved: &'a Resolved,
+    pub(crate) pending: &'a BTreeSet<Id>,
+}
+
 /// One gateway on its way.
 struct Side<'a> {
     id: &'a Id,
@@ -59,6 +65,8 @@ struct Side<'a> {
     service_type: &'static str,
     /// The routes of each listener, by age.
     carried: Vec<Carried>,
+    /// Whether secrets have to be seen first.
+    is_pending: bool,
 }
 
 impl Side<'_> {
@@ -70,18 +78,24 @@ impl Side<'_> {
 
 /// The secrets that gateways refer to and may.
 pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
-    let refs = facts.ours().flat_map(|(id, gateway, _)| {
-        let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
-        let refs = tls.flat_map(|tls| &tls.certificate_refs);
-        refs.filter_map(move |certificate| secret_of(id, certificate))
-            .filter(move |secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
-    });
-    refs.collect()
+    facts.ours().flat_map(|(id, gateway, _)| secrets(facts, id, gateway)).collect()
+}
+
+/// Those of one gateway.
+fn secrets<'a>(
+    facts: &'a Facts,
+    id: &'a Id,
+    gateway: &'a GatewayFacts,
+) -> impl Iterator<Item = Id> + 'a {
+    let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
+    let refs = tls.flat_map(|tls| &tls.certificate_refs);
+    refs.filter_map(|certificate| secret_of(id, certificate))
+        .filter(|secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
 /// Puts everything together.
-pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
-    let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts);
+pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) -> Resolved {
+    let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts, before.pending);
     let mut resolved = Resolved { classes: classes(facts), ..Resolved::default() };
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
@@ -91,13 +105,17 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
             continue;
         }
         let led = route.good.as_deref().map(|good| lead(facts, services, id, good));
-        let said = parents(facts, &mut sides, (id, route), led.as_ref());
+        let said = parents(facts, &mut sides, (id, route), led.as_ref(), before.resolved);
         if !said.is_empty() {
             resolved.parents.insert(id.clone(), said);
         }
     }
     for (id, side) in sides {
         let name = side.name.clone();
+        if side.is_pending {
+            resolved.keep(before.resolved, id, name);
+            continue;
+        }
         let ports = match side.refusal {
             None => ports(&name, &side.listeners, side.carried.clone()),
             Some(_) => Vec::new(),
@@ -107,14 +125,27 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
         if !numbers.is_empty() {
             resolved.wishes.push(wish(facts, &side, numbers));
         }
-        let gateway = Gateway { name: name.clone(), ports };
-        resolved.backends.extend(gateway.backends().map(|it| it.service.clone()));
-        resolved.gateways.insert(name, gateway);
+        resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
+    let led_to = resolved.gateways.values().flat_map(Gateway::backends);
+    resolved.backends = led_to.map(|backend| backend.service.clone()).collect();
     resolved
 }
 
-fn classes(facts: &Facts) -> BTreeMap<String, Vec<Condition>> {
+impl Resolved {
+    /// What came of a gateway before, if anything.
+    fn keep(&mut self, before: &Self, id: &Id, name: GatewayName) {
+        if let Some(said) = before.said.get(id) {
+            self.said.insert(id.clone(), said.clone());
+        }
+        self.wishes.extend(before.wishes.iter().find(|wish| wish.name == name).cloned());
+        if let Some(gateway) = before.gateways.get(&name) {
+            self.gateways.insert(name, gateway.clone());
+        }
+    }
+}
+
+fn classes(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
     let said = facts.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
@@ -124,12 +155,12 @@ fn classes(facts: &Facts) -> BTreeMap<String, Vec<Condition>> {
             }
             false => met("Accepted", "Accepted", "its gateways are served"),
         };
-        (name.clone(), vec![accepted])
+        (name.clone(), (class.generation, vec![accepted]))
     });
     said.collect()
 }
 
-fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
+fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<'a>> {
     let mut ours: Vec<_> = facts.ours().collect();
     ours.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
     let mut names = BTreeSet::new();
@@ -150,8 +181,19 @@ fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
         let listeners = judge(facts, id, &gateway.spec.listeners);
         let service_type = service_type.unwrap_or(LOAD_BALANCER);
         let carried = Vec::new();
+        let is_pending = secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
         let facts = gateway;
-        let side = Side { id, name, account, facts, listeners, refusal, service_type, carried };
+        let side = Side {
+            id,
+            name,
+            account,
+            facts,
+            listeners,
+            refusal,
+            service_type,
+            carried,
+            is_pending,
+        };
         sides.insert(id, side);
     }
     sides
@@ -201,7 +243,8 @@ fn parents(
     sides: &mut BTreeMap<&Id, Side<'_>>,
     (id, route): (&RouteId, &RouteFacts),
     led: Option<&Led>,
-) -> Vec<(Value, Vec<Condition>)> {
+    before: &Resolved,
+) -> Vec<ParentSaid> {
     let resolved = match led {
         Some(Led { unresolved: Some(reason), .. }) => reason.unmet("ResolvedRefs"),
         Some(_) => met("ResolvedRefs", "ResolvedRefs", "every backend is there"),
@@ -246,8 +289,20 @@ fn parents(
             _ => met("Accepted", "Accepted", "in force"),
         }
     };
-    let ours = route.parents.iter().filter(|parent| sides.contains_key(&gateway_of(id, parent)));
-    ours.map(|parent| (parent.clone(), vec![accepted(parent), resolved.clone()])).collect()
+    let ours = route.parents.iter().filter_map(|parent| {
+        let side = sides.get(&gateway_of(id, parent))?;
+        if side.is_pending {
+            let said = before.parents.get(id).into_iter().flatten();
+            return said.filter(|said| said.parent == *parent).next().cloned();
+        }
+        Some(ParentSaid {
+            parent: parent.clone(),
+            controller: GATEWAY_CONTROLLER,
+            generation: route.generation,
+            conditions: vec![accepted(parent), resolved.clone()],
+        })
+    });
+    ours.collect()
 }
 
 fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
@@ -279,6 +334,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
     };
     let listeners = side.listeners.iter();
     GatewaySaid {
+        generation: side.facts.generation,
         listeners: listeners.map(|it| ListenerSaid::of(it, obstacle.is_none())).collect(),
         conditions: vec![accepted, programmed],
         addresses: if serves_nothing { Vec::new() } else { addresses },
