@@ -39,6 +39,7 @@ impl Mesh {
     }
 
     /// All workloads without a sidecar, by name.
+    #[cfg(test)]
     pub(super) fn bystanders(&self) -> impl Iterator<Item = &Workload> {
         self.bystanders.by_name.values()
     }
@@ -73,8 +74,20 @@ impl Mesh {
         new: Option<Workload>,
         touched: &mut Touched,
     ) {
-        let old = self.bystanders.by_name.remove(name);
-        let differs = old != new;
+        let old = self.bystanders.by_name.get(name);
+        if old == new.as_ref() {
+            return;
+        }
+        // Readiness comes and goes: the same services choose it as long as its labels are the same.
+        if let (Some(old), Some(new)) = (old, &new)
+            && old.labels == new.labels
+        {
+            let services: Vec<ServiceName> = self.bystanders.selecting.of(name).cloned().collect();
+            self.bystanders.by_name.insert(name.clone(), new.clone());
+            services.iter().for_each(|service| self.touch_service(service, touched));
+            return;
+        }
+        self.bystanders.by_name.remove(name);
         let mut services = self.bystanders.selecting.take(name);
         for service in &services {
             self.bystanders.selected.remove(service, name);
@@ -87,7 +100,7 @@ impl Mesh {
             }
             self.bystanders.by_name.insert(name.clone(), new);
         }
-        for service in services.iter().filter(|_| differs) {
+        for service in &services {
             self.touch_service(service, touched);
         }
     }
