@@ -14,5 +14,5 @@ export KUBECONFIG=$KC_STATE/admin.conf PATH=$KC_BIN:$PATH LENO_IMAGE=$KC_IMAGE
 kubectl apply -f "$here/manifests/smi.yaml" > /dev/null
 "$here/image.sh" "$program" "$KC_STATE/leno.tar"
 "$here/load.sh" "$KC_STATE/leno.tar"
-"$program" install --image "$KC_IMAGE" --apply
+"$program" install --image "$KC_IMAGE" --gateways --apply
 "$@"

@@ -43,6 +43,10 @@ pub(crate) struct InstallArgs {
     /// Where nodes have their network's configuration
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d", requires = "cni")]
     cni_conf_dir: String,
+    /// Let there be gateways of the Gateway API: the control plane may then create Deployments, and
+    /// read Secrets, in every namespace
+    #[arg(long)]
+    gateways: bool,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -78,6 +82,7 @@ impl InstallArgs {
             cni: self
                 .cni
                 .then_some(NodeNetwork { bin_dir: self.cni_bin_dir, conf_dir: self.cni_conf_dir }),
+            gateways: self.gateways,
         };
         let manifests = manifests(&options);
         if self.apply {
@@ -141,7 +146,8 @@ impl UninstallArgs {
         let namespace = self.cluster.namespace.clone();
         let trust_domain = MeshConfig::default().trust_domain;
         let cni = Some(NodeNetwork::default());
-        let options = Options { namespace, cni, ..Options::new(String::new(), trust_domain) };
+        let options =
+            Options { namespace, cni, gateways: true, ..Options::new(String::new(), trust_domain) };
         let extent = if self.purge { Extent::Everything } else { Extent::Running };
         let removals = removals(&options, extent);
         if self.apply {

@@ -20,5 +20,5 @@ pub use self::resolve::Wish;
 
 pub(crate) use self::facts::{Address, Fact, Facts, RouteId};
 pub(crate) use self::read::{EDGE_KINDS, certificate, deployment, fact, served};
-pub(crate) use self::resolve::{Resolved, resolve, secrets_of};
-pub(crate) use self::said::{GatewaySaid, features};
+pub(crate) use self::resolve::{Before, Resolved, resolve, secrets_of};
+pub(crate) use self::said::{GatewaySaid, ParentSaid, features};

@@ -39,6 +39,8 @@ pub struct Options {
     pub with_smi: bool,
     /// Where the network of nodes is, if their plugins are to lead connections to sidecars.
     pub cni: Option<NodeNetwork>,
+    /// Whether there are gateways, for which the control plane may much more.
+    pub gateways: bool,
 }
 
 impl Options {
@@ -46,7 +48,15 @@ impl Options {
     #[must_use]
     pub fn new(image: String, trust_domain: TrustDomain) -> Self {
         let namespace = SYSTEM_NAMESPACE.to_owned();
-        Self { image, namespace, replicas: 2, trust_domain, with_smi: false, cni: None }
+        Self {
+            image,
+            namespace,
+            replicas: 2,
+            trust_domain,
+            with_smi: false,
+            cni: None,
+            gateways: false,
+        }
     }
 }
 
@@ -70,7 +80,9 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     all.extend(control_plane::objects(options));
     all.push(admission::configuration(options));
-    all.push(gateway_class());
+    if options.gateways {
+        all.push(gateway_class());
+    }
     all
 }
 

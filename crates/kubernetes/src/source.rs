@@ -51,6 +51,9 @@ pub struct Options {
     pub quiet_max: Duration,
     /// How often a kind is looked for that the server does not have.
     pub look_again: Duration,
+    /// Whether what only gateways need is watched too: their own kinds, Secrets, Deployments,
+    /// endpoints that somebody lists, and pods without sidecars.
+    pub gateways: bool,
 }
 
 impl Default for Options {
@@ -59,6 +62,7 @@ impl Default for Options {
             quiet: Duration::from_millis(50),
             quiet_max: Duration::from_millis(250),
             look_again: Duration::from_secs(30),
+            gateways: false,
         }
     }
 }
@@ -103,7 +107,7 @@ impl Source {
     /// been listed; later ones when they change objects, refusals or warnings. Ends when the
     /// receiver of the updates is dropped.
     pub async fn follow(self, updates: mpsc::Sender<Update>) {
-        let kinds = watched();
+        let kinds = watched(self.options.gateways);
         let (news, told) = mpsc::channel(NEWS_MAX);
         let arrivals = Arc::new(watch::Sender::new(0));
         let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
@@ -118,6 +122,7 @@ impl Source {
                 covering: None,
                 news: news.clone(),
                 look_again: self.options.look_again,
+                for_gateways: self.options.gateways,
             };
             tasks.spawn(following.run());
         }
@@ -233,11 +238,15 @@ impl Joined {
 }
 
 /// All that is watched; the index of each is its name in the news.
-fn watched() -> Vec<Watched> {
+fn watched(gateways: bool) -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
-    let of_gateways = [Watched::Slices, Watched::Secrets, Watched::Deployments, Watched::Entrances];
-    let customs = served_kinds().into_iter().chain(EDGE_KINDS).map(Watched::Custom);
-    first.into_iter().chain(of_gateways).chain(customs).collect()
+    let customs = served_kinds().into_iter().map(Watched::Custom);
+    let mut all: Vec<Watched> = first.into_iter().chain(customs).collect();
+    if gateways {
+        all.extend([Watched::Slices, Watched::Secrets, Watched::Deployments, Watched::Entrances]);
+        all.extend(EDGE_KINDS.map(Watched::Custom));
+    }
+    all
 }
 
 /// What is waited for before the kinds are known.

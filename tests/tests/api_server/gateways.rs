@@ -100,7 +100,8 @@ struct Cluster {
 impl Cluster {
     async fn start(server: &Server) -> Self {
         let mut tasks = JoinSet::new();
-        let source = Source::new(server.client().await, Options::default());
+        let options = Options { gateways: true, ..Options::default() };
+        let source = Source::new(server.client().await, options);
         let (leads, leading) = watch::channel(false);
         let name = "leno-control-a".to_owned();
         let writer = Writer { namespace: "leno-system".to_owned(), name: name.clone() };

@@ -47,6 +47,10 @@ pub(super) struct ClusterArgs {
     /// Pods need no init container: the network plugin of their node leads connections to sidecars
     #[arg(long, requires = "webhook")]
     cni: bool,
+    /// Serve gateways of the Gateway API too: watch their kinds and what they refer to, Secrets
+    /// included, and make Deployments and Services for them
+    #[arg(long, requires = "kubernetes")]
+    gateways: bool,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: String,
     /// Without a name it writes no statuses
@@ -96,7 +100,7 @@ pub(super) async fn start(
     let (stop, stopped) = watch::channel(false);
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
-    let source = Source::new(client.clone(), Options::default());
+    let source = Source::new(client.clone(), options(args));
     let (leads, leading) = watch::channel(false);
     if let Some(name) = args.pod_name.clone() {
         let writer = Writer { namespace: namespace.clone(), name: name.clone() };
@@ -105,7 +109,8 @@ pub(super) async fn start(
         tasks.spawn(named("the writer of statuses", writing));
     }
     let mut progress = source.progress();
-    let gateways = Gateways { wishes: source.wishes(), leading };
+    let wishes = args.gateways.then(|| source.wishes());
+    let gateways = wishes.map(|wishes| Gateways { wishes, leading });
     tasks.spawn(named("the source of the facts", source.follow(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,
@@ -166,6 +171,10 @@ pub(super) async fn start(
     Ok((control, Cluster { tasks, stop, has_webhook: args.webhook.is_some() }))
 }
 
+fn options(args: &ClusterArgs) -> Options {
+    Options { gateways: args.gateways, ..Options::default() }
+}
+
 /// Says which kinds are waited for, until their source has ended.
 async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<&Health>) {
     loop {
@@ -200,10 +209,16 @@ async fn equip(
     settings: Settings,
     mut authority: watch::Receiver<Arc<Authority>>,
     webhook: Option<(SocketAddr, watch::Receiver<bool>)>,
-    gateways: Gateways,
+    gateways: Option<Gateways>,
 ) {
     let (settings, told) = watch::channel(settings);
-    let making = provision(client.clone(), told.clone(), gateways.wishes, gateways.leading);
+    let (maker, wanted) = (client.clone(), told.clone());
+    let making = async {
+        match gateways {
+            Some(Gateways { wishes, leading }) => provision(maker, wanted, wishes, leading).await,
+            None => std::future::pending().await,
+        }
+    };
     let serving = async {
         match webhook {
             Some((listen, stop)) => webhook::serve(client, listen, told, stop).await,

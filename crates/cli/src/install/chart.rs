@@ -14,12 +14,21 @@ const VALUES: &[(&str, &str)] = &[
     ("HELM_IMAGE", "{{ .Values.image | quote }}"),
     ("helm-namespace", "{{ .Release.Namespace }}"),
     ("helm-trust-domain", "{{ .Values.trustDomain | quote }}"),
+    // The line of an argument, wherever it stands.
+    (
+        "        - \"--gateways\"\n",
+        "        {{- if .Values.gateways }}\n        - \"--gateways\"\n        {{- end }}\n",
+    ),
     ("replicas: 151719", "replicas: {{ .Values.replicas }}"),
 ];
-/// What is there only sometimes, and when.
+/// What is there only sometimes, by its kind or name, and when.
 const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
-    ("GatewayClass", ".Capabilities.APIVersions.Has \"gateway.networking.k8s.io/v1/GatewayClass\""),
+    ("leno-gateways", ".Values.gateways"),
+    (
+        "GatewayClass",
+        "and .Values.gateways (.Capabilities.APIVersions.Has \"gateway.networking.k8s.io/v1/GatewayClass\")",
+    ),
     ("MeshConfig", "ne .Values.trustDomain \"cluster.local\""),
 ];
 
@@ -31,6 +40,7 @@ fn chart() -> Vec<Value> {
         trust_domain: TrustDomain::new("helm-trust-domain").unwrap(),
         with_smi: false,
         cni: None,
+        gateways: true,
     })
 }
 
@@ -44,7 +54,9 @@ fn template(manifest: &Value) -> String {
     for (mark, value) in VALUES {
         text = text.replace(mark, value);
     }
-    let condition = CONDITIONS.iter().find(|(kind, _)| manifest["kind"] == *kind);
+    let condition = CONDITIONS
+        .iter()
+        .find(|(mark, _)| manifest["kind"] == *mark || manifest["metadata"]["name"] == *mark);
     match condition {
         Some((_, condition)) => format!("{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"),
         None => text,

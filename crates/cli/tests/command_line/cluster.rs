@@ -18,6 +18,9 @@ fn what_is_installed_is_printed_unless_it_is_to_be_applied() {
     let yaml = place.leno(&["install", "--image", "leno:test"]).out;
     assert!(yaml.starts_with("---\napiVersion: "), "{yaml}");
     assert!(yaml.contains("\nkind: MutatingWebhookConfiguration\n"));
+    assert!(!yaml.contains("gateways\n"), "{yaml}");
+    let yaml = place.leno(&["install", "--image", "leno:test", "--gateways"]).out;
+    assert!(yaml.contains("\n        - \"--gateways\"\n"), "{yaml}");
 }
 
 #[test]

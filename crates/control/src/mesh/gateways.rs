@@ -60,7 +60,12 @@ impl Mesh {
         let workloads = account.iter().flat_map(|account| self.under(account));
         let workloads = workloads.filter_map(|workload| self.workload(workload));
         let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
-        touched.workloads.extend(proxies.map(|workload| workload.name.clone()));
+        for proxy in proxies {
+            touched.workloads.insert(proxy.name.clone());
+            // What is at its addresses is of the mesh, or not.
+            touched.services.extend(self.in_front_of(&proxy.name).map(|it| it.name.clone()));
+            self.touch_address_of(&proxy.name, touched);
+        }
     }
 
     pub(super) fn set_bystander(

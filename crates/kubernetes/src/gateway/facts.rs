@@ -54,12 +54,15 @@ pub(crate) struct Class {
     /// Whether it names parameters, of which there are none.
     pub(crate) has_parameters: bool,
     pub(crate) service_type: Option<String>,
+    pub(crate) generation: i64,
 }
 
 /// A Gateway of any class.
 #[derive(Debug, Clone)]
 pub(crate) struct GatewayFacts {
     pub(crate) uid: String,
+    /// Which version of the spec this is.
+    pub(crate) generation: i64,
     /// When it was made, in seconds.
     pub(crate) created: i64,
     pub(crate) service_type: Option<String>,
@@ -171,6 +174,8 @@ pub(crate) struct RouteKindRef {
 /// A route, as far as gateways are concerned.
 #[derive(Debug, Clone)]
 pub(crate) struct RouteFacts {
+    /// Which version of the spec this is.
+    pub(crate) generation: i64,
     /// When it was made, in seconds.
     pub(crate) created: i64,
     /// The gateways that it names, as they are written.

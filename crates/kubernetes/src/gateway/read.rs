@@ -52,12 +52,14 @@ fn class(meta: &ObjectMeta, spec: &Value) -> Option<Class> {
     is_ours.then(|| Class {
         has_parameters: spec.get("parametersRef").is_some_and(|it| !it.is_null()),
         service_type: service_type(meta),
+        generation: generation(meta),
     })
 }
 
 fn gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
     Some(GatewayFacts {
         uid: meta.uid.clone()?,
+        generation: generation(meta),
         created: created(meta),
         service_type: service_type(meta),
         spec: parsed(spec, meta)?,
@@ -80,6 +82,10 @@ fn parsed<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
     }
 }
 
+fn generation(meta: &ObjectMeta) -> i64 {
+    meta.generation.unwrap_or_default()
+}
+
 fn created(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
@@ -100,6 +106,7 @@ fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Opti
         "spec": spec,
     });
     let facts = |good, refusal| RouteFacts {
+        generation: generation(meta),
         created: created(meta),
         parents: parents.clone(),
         good,

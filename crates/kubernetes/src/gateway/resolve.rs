@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Gateway, GatewayName, ServiceName};
-use leno_registry::GatewayRules;
+use leno_model::{Gateway, GatewayName, HostPattern, ServiceName, gateway_account};
 use serde_json::Value;
 
 use super::attach::{Attached, attach, gateway_of};
@@ -11,10 +10,11 @@ use super::backends::{Led, Lookup, lead};
 use super::facts::{Address, Class, Facts, GatewayFacts, RouteFacts, RouteId};
 use super::listener::{Judged, Reason, judge, secret_of};
 use super::manifests::object_name;
-use super::said::{GatewaySaid, ListenerSaid, met};
+use super::said::{GatewaySaid, ListenerSaid, ParentSaid, met};
 use super::served::{Carried, ports};
 use crate::source::Id;
 use crate::status::Condition;
+use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
 /// What came of all gateways.
 #[derive(Default)]
@@ -22,9 +22,9 @@ pub(crate) struct Resolved {
     pub(crate) gateways: BTreeMap<GatewayName, Gateway>,
     pub(crate) said: BTreeMap<Id, GatewaySaid>,
     /// What is said of classes.
-    pub(crate) classes: BTreeMap<String, Vec<Condition>>,
+    pub(crate) classes: BTreeMap<String, (i64, Vec<Condition>)>,
     /// What is said of routes, for each gateway that they name.
-    pub(crate) parents: BTreeMap<RouteId, Vec<(Value, Vec<Condition>)>>,
+    pub(crate) parents: BTreeMap<RouteId, Vec<ParentSaid>>,
     /// The services that gateways lead to.
     pub(crate) backends: BTreeSet<ServiceName>,
     pub(crate) wishes: Vec<Wish>,
@@ -34,6 +34,8 @@ pub(crate) struct Resolved {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
     pub(crate) name: GatewayName,
+    /// What its proxies run under.
+    pub(crate) account: String,
     pub(crate) uid: String,
     pub(crate) ports: Vec<u16>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -45,31 +47,55 @@ pub struct Wish {
     pub(crate) incomplete: bool,
 }
 
+/// What came of gateways before, for those whose secrets have still to be seen: they stay as they were.
+pub(crate) struct Before<'a> {
+    pub(crate) resolved: &'a Resolved,
+    pub(crate) pending: &'a BTreeSet<Id>,
+}
+
 /// One gateway on its way.
 struct Side<'a> {
     id: &'a Id,
+    name: GatewayName,
+    /// What its proxies run under.
+    account: String,
     facts: &'a GatewayFacts,
     listeners: Vec<Judged<'a>>,
     refusal: Option<Reason>,
     service_type: &'static str,
     /// The routes of each listener, by age.
     carried: Vec<Carried>,
+    /// Whether secrets have to be seen first.
+    is_pending: bool,
+}
+
+impl Side<'_> {
+    /// Its Service, and its Deployment.
+    fn object(&self) -> Id {
+        Id { namespace: self.id.namespace.clone(), name: object_name(&self.account) }
+    }
 }
 
 /// The secrets that gateways refer to and may.
 pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
-    let refs = facts.ours().flat_map(|(id, gateway, _)| {
-        let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
-        let refs = tls.flat_map(|tls| &tls.certificate_refs);
-        refs.filter_map(move |certificate| secret_of(id, certificate))
-            .filter(move |secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
-    });
-    refs.collect()
+    facts.ours().flat_map(|(id, gateway, _)| secrets(facts, id, gateway)).collect()
+}
+
+/// Those of one gateway.
+fn secrets<'a>(
+    facts: &'a Facts,
+    id: &'a Id,
+    gateway: &'a GatewayFacts,
+) -> impl Iterator<Item = Id> + 'a {
+    let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
+    let refs = tls.flat_map(|tls| &tls.certificate_refs);
+    refs.filter_map(|certificate| secret_of(id, certificate))
+        .filter(|secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
 /// Puts everything together.
-pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
-    let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts);
+pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) -> Resolved {
+    let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts, before.pending);
     let mut resolved = Resolved { classes: classes(facts), ..Resolved::default() };
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
@@ -79,13 +105,17 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
             continue;
         }
         let led = route.good.as_deref().map(|good| lead(facts, services, id, good));
-        let said = parents(facts, &mut sides, (id, route), led.as_ref());
+        let said = parents(facts, &mut sides, (id, route), led.as_ref(), before.resolved);
         if !said.is_empty() {
             resolved.parents.insert(id.clone(), said);
         }
     }
     for (id, side) in sides {
-        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let name = side.name.clone();
+        if side.is_pending {
+            resolved.keep(before.resolved, id, name);
+            continue;
+        }
         let ports = match side.refusal {
             None => ports(&name, &side.listeners, side.carried.clone()),
             Some(_) => Vec::new(),
@@ -93,52 +123,78 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>) -> Resolved {
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.wishes.push(wish(facts, &side, name.clone(), numbers));
-        }
-        for carried in &side.carried {
-            resolved.backends.extend(carried.backends().cloned());
+            resolved.wishes.push(wish(facts, &side, numbers));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
+    let led_to = resolved.gateways.values().flat_map(Gateway::backends);
+    resolved.backends = led_to.map(|backend| backend.service.clone()).collect();
     resolved
 }
 
-fn classes(facts: &Facts) -> BTreeMap<String, Vec<Condition>> {
+impl Resolved {
+    /// What came of a gateway before, if anything.
+    fn keep(&mut self, before: &Self, id: &Id, name: GatewayName) {
+        if let Some(said) = before.said.get(id) {
+            self.said.insert(id.clone(), said.clone());
+        }
+        self.wishes.extend(before.wishes.iter().find(|wish| wish.name == name).cloned());
+        if let Some(gateway) = before.gateways.get(&name) {
+            self.gateways.insert(name, gateway.clone());
+        }
+    }
+}
+
+fn classes(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
     let said = facts.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
-                let message = format!(
-                    "there are no parameters: use the annotation {}",
-                    crate::words::SERVICE_TYPE
-                );
+                let message =
+                    format!("there are no parameters: use the annotation {}", SERVICE_TYPE);
                 Reason::new("InvalidParameters", message).unmet("Accepted")
             }
             false => met("Accepted", "Accepted", "its gateways are served"),
         };
-        (name.clone(), vec![accepted])
+        (name.clone(), (class.generation, vec![accepted]))
     });
     said.collect()
 }
 
-fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
+fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<'a>> {
     let mut ours: Vec<_> = facts.ours().collect();
     ours.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
     let mut names = BTreeSet::new();
     let mut sides = BTreeMap::new();
     for (id, gateway, class) in ours {
+        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let Some(account) = gateway_account(&name) else { continue };
+        let account = account.name.to_string();
         let service_type = service_type(gateway, class);
         let mut refusal = refusal(id, gateway, class);
         if let Err(reason) = &service_type {
             refusal.get_or_insert(reason.clone());
         }
-        if !names.insert((&id.namespace, object_name(&id.name))) {
+        if !names.insert((&id.namespace, object_name(&account))) {
             let message = "an older Gateway has a name that begins as this one does: use another";
             refusal.get_or_insert(Reason::new("Invalid", message));
         }
         let listeners = judge(facts, id, &gateway.spec.listeners);
         let service_type = service_type.unwrap_or(LOAD_BALANCER);
         let carried = Vec::new();
-        sides.insert(id, Side { id, facts: gateway, listeners, refusal, service_type, carried });
+        let is_pending = secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
+        let facts = gateway;
+        let side = Side {
+            id,
+            name,
+            account,
+            facts,
+            listeners,
+            refusal,
+            service_type,
+            carried,
+            is_pending,
+        };
+        sides.insert(id, side);
     }
     sides
 }
@@ -147,10 +203,8 @@ fn sides(facts: &Facts) -> BTreeMap<&Id, Side<'_>> {
 fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
-        let message = format!(
-            "parametersRef: there are no parameters; use the annotation {}",
-            crate::words::SERVICE_TYPE
-        );
+        let message =
+            format!("parametersRef: there are no parameters; use the annotation {}", SERVICE_TYPE);
         return Some(Reason::new("InvalidParameters", message));
     }
     if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
@@ -175,7 +229,7 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
     let Some(written) = written else { return Ok(LOAD_BALANCER) };
     let known = SERVICE_TYPES.iter().find(|known| *known == written);
     known.copied().ok_or_else(|| {
-        let annotation = crate::words::SERVICE_TYPE;
+        let annotation = SERVICE_TYPE;
         let message =
             format!("{annotation}: {written:?} is none; use {}", SERVICE_TYPES.join(" or "));
         Reason::new("InvalidParameters", message)
@@ -189,7 +243,8 @@ fn parents(
     sides: &mut BTreeMap<&Id, Side<'_>>,
     (id, route): (&RouteId, &RouteFacts),
     led: Option<&Led>,
-) -> Vec<(Value, Vec<Condition>)> {
+    before: &Resolved,
+) -> Vec<ParentSaid> {
     let resolved = match led {
         Some(Led { unresolved: Some(reason), .. }) => reason.unmet("ResolvedRefs"),
         Some(_) => met("ResolvedRefs", "ResolvedRefs", "every backend is there"),
@@ -198,7 +253,7 @@ fn parents(
             Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
-    let mut taken: BTreeMap<(Id, usize), Vec<Option<leno_model::HostPattern>>> = BTreeMap::new();
+    let mut taken: BTreeMap<(Id, usize), Vec<Option<HostPattern>>> = BTreeMap::new();
     let mut outcomes = Vec::new();
     let serving = route.good.as_deref();
     for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {
@@ -234,8 +289,20 @@ fn parents(
             _ => met("Accepted", "Accepted", "in force"),
         }
     };
-    let ours = route.parents.iter().filter(|parent| sides.contains_key(&gateway_of(id, parent)));
-    ours.map(|parent| (parent.clone(), vec![accepted(parent), resolved.clone()])).collect()
+    let ours = route.parents.iter().filter_map(|parent| {
+        let side = sides.get(&gateway_of(id, parent))?;
+        if side.is_pending {
+            let said = before.parents.get(id).into_iter().flatten();
+            return said.filter(|said| said.parent == *parent).next().cloned();
+        }
+        Some(ParentSaid {
+            parent: parent.clone(),
+            controller: GATEWAY_CONTROLLER,
+            generation: route.generation,
+            conditions: vec![accepted(parent), resolved.clone()],
+        })
+    });
+    ours.collect()
 }
 
 fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
@@ -252,7 +319,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
         }
     };
     let (addresses, missing) = addresses(facts, side);
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let object = side.object();
     let runs = facts.deployments.get(&object).copied().unwrap_or_default();
     let obstacle = if serves_nothing {
         Some(Reason::new("Invalid", "nothing of it can be served"))
@@ -267,6 +334,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
     };
     let listeners = side.listeners.iter();
     GatewaySaid {
+        generation: side.facts.generation,
         listeners: listeners.map(|it| ListenerSaid::of(it, obstacle.is_none())).collect(),
         conditions: vec![accepted, programmed],
         addresses: if serves_nothing { Vec::new() } else { addresses },
@@ -275,7 +343,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
 
 /// Where a gateway is reached, and why it is not, where it should be.
 fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let object = side.object();
     let entrance = facts.entrances.get(&object).cloned().unwrap_or_default();
     let mut there = match entrance.is_load_balancer {
         true => entrance.ingress,
@@ -297,19 +365,20 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
             "the Service {} has no address yet; where there is no load balancer, use the annotation \
              {}: ClusterIP",
             object.name,
-            crate::words::SERVICE_TYPE
+            SERVICE_TYPE
         );
         Reason::new("AddressNotAssigned", message)
     });
     (there, missing)
 }
 
-fn wish(facts: &Facts, side: &Side<'_>, name: GatewayName, ports: Vec<u16>) -> Wish {
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+fn wish(facts: &Facts, side: &Side<'_>, ports: Vec<u16>) -> Wish {
+    let object = side.object();
     let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &side.facts.spec.infrastructure;
     Wish {
-        name,
+        name: side.name.clone(),
+        account: side.account.clone(),
         uid: side.facts.uid.clone(),
         ports,
         labels: infrastructure.labels.clone(),
@@ -318,22 +387,6 @@ fn wish(facts: &Facts, side: &Side<'_>, name: GatewayName, ports: Vec<u16>) -> W
         address: wanted.map(|address| address.value.clone()),
         incomplete: !facts.deployments.contains_key(&object)
             || !facts.entrances.contains_key(&object),
-    }
-}
-
-/// The backends of a route's rules.
-impl Carried {
-    fn backends(&self) -> impl Iterator<Item = &ServiceName> {
-        let all: Vec<&ServiceName> = match &self.rules {
-            GatewayRules::Requests(rules) => {
-                let of_rule =
-                    rules.iter().flat_map(|it| it.backends.iter().chain(&it.actions.mirrors));
-                of_rule.map(|it| &it.service).collect()
-            }
-            GatewayRules::Sessions(rule) => rule.backends.iter().map(|it| &it.service).collect(),
-            GatewayRules::Connections(rule) => rule.backends.iter().map(|it| &it.service).collect(),
-        };
-        all.into_iter()
     }
 }
 

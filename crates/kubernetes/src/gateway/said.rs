@@ -9,9 +9,23 @@ use crate::status::Condition;
 /// What is said of a gateway.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GatewaySaid {
+    /// Of which version of the spec.
+    pub(crate) generation: i64,
     pub(crate) conditions: Vec<Condition>,
     pub(crate) listeners: Vec<ListenerSaid>,
     pub(crate) addresses: Vec<Address>,
+}
+
+/// What is said of a route at one of its parents.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ParentSaid {
+    /// As it is written.
+    pub(crate) parent: Value,
+    /// In whose name.
+    pub(crate) controller: &'static str,
+    /// Of which version of the route.
+    pub(crate) generation: i64,
+    pub(crate) conditions: Vec<Condition>,
 }
 
 /// What is said of one of its listeners.

@@ -3,7 +3,7 @@
 mod listeners;
 mod routes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
 use leno_model::{GatewayCertificate, Serves, Service, ServiceName};
@@ -121,7 +121,8 @@ impl World {
     }
 
     fn resolve(&self) -> Resolved {
-        resolve(&self.facts, &|name| self.services.get(name))
+        let (resolved, pending) = (&Resolved::default(), &BTreeSet::new());
+        resolve(&self.facts, &|name| self.services.get(name), &Before { resolved, pending })
     }
 
     /// What is said of the only parent of a route: `Accepted` and `ResolvedRefs`.
@@ -130,7 +131,8 @@ impl World {
         let route = RouteId { kind: kind(word).kind, id: id(namespace, name) };
         let parents = &resolved.parents[&route];
         assert_eq!(parents.len(), 1);
-        [reason(&parents[0].1, "Accepted"), reason(&parents[0].1, "ResolvedRefs")]
+        let conditions = &parents[0].conditions;
+        [reason(conditions, "Accepted"), reason(conditions, "ResolvedRefs")]
     }
 }
 

@@ -44,15 +44,16 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
     });
     let mut of_gateways = binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS));
     of_gateways["roleRef"]["name"] = json!(GATEWAYS);
-    vec![
+    let mut objects = vec![
         account,
         everywhere,
         binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(CONTROL)),
-        gateways,
-        of_gateways,
-        here,
-        binding("RoleBinding", "Role", metadata(CONTROL, options)),
-    ]
+    ];
+    if options.gateways {
+        objects.extend([gateways, of_gateways]);
+    }
+    objects.extend([here, binding("RoleBinding", "Role", metadata(CONTROL, options))]);
+    objects
 }
 
 fn everywhere() -> Value {
@@ -62,7 +63,6 @@ fn everywhere() -> Value {
     let routes_status = routes.map(|it| format!("{it}/status"));
     json!([
         read(&[""], &["pods", "services", "namespaces"]),
-        read(&["discovery.k8s.io"], &["endpointslices"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
         rule(&["leno.dev"], &own_status, &["get", "patch", "update"]),
@@ -71,10 +71,7 @@ fn everywhere() -> Value {
         read(&["access.smi-spec.io"], &["traffictargets"]),
         read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read(&["split.smi-spec.io"], &["trafficsplits"]),
-        read(
-            &["policy.openservicemesh.io", "policy.flomesh.io"],
-            &["upstreamtrafficsettings"],
-        ),
+        read(&["policy.openservicemesh.io", "policy.flomesh.io"], &["upstreamtrafficsettings"],),
         rule(
             &["policy.openservicemesh.io", "policy.flomesh.io"],
             &["upstreamtrafficsettings/status"],
@@ -93,18 +90,20 @@ fn everywhere() -> Value {
     ])
 }
 
-/// What only gateways need, apart from the rest: who has none can take the binding away. A role cannot
-/// say of which type a secret is; those of the type `kubernetes.io/tls` are asked for, and none while no
+/// What only gateways need, apart from the rest, and only where somebody wants gateways: whoever may
+/// create Deployments everywhere and read all secrets may everything in the end. A role cannot say of
+/// which type a secret is; those of the type `kubernetes.io/tls` are asked for, and none while no
 /// gateway refers to any.
 fn gateways() -> Value {
     let write = ["get", "create", "patch"];
     json!([
-        read(&["gateway.networking.k8s.io"], &["gatewayclasses", "gateways"]),
+        read(&["gateway.networking.k8s.io"], &["gatewayclasses", "gateways", "backendtlspolicies"]),
         rule(
             &["gateway.networking.k8s.io"],
             &["gatewayclasses/status", "gateways/status"],
             &["get", "patch", "update"],
         ),
+        read(&["discovery.k8s.io"], &["endpointslices"]),
         rule(&[""], &["secrets"], &["list", "watch"]),
         rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
         rule(&[""], &["services", "serviceaccounts"], &write),
@@ -115,6 +114,8 @@ fn gateways() -> Value {
 fn here() -> Value {
     let known = ["get", "list", "watch", "update", "patch"];
     json!([
+        // By which control planes find each other.
+        read(&["discovery.k8s.io"], &["endpointslices"]),
         rule(&[""], &["secrets"], &["create"]),
         named(rule(&[""], &["secrets"], &known), &[AUTHORITY_SECRET, WEBHOOK_SECRET]),
         rule(&[""], &["configmaps"], &["create"]),

@@ -126,8 +126,11 @@ fn container(options: &Options) -> Value {
         "--data",
         "/var/lib/leno/control",
     ]);
-    if let (Some(args), Some(_)) = (args.as_array_mut(), &options.cni) {
-        args.push("--cni".into());
+    let wanted = [("--cni", options.cni.is_some()), ("--gateways", options.gateways)];
+    for (word, _) in wanted.iter().filter(|(_, is_wanted)| *is_wanted) {
+        if let Some(args) = args.as_array_mut() {
+            args.push((*word).into());
+        }
     }
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {

@@ -67,13 +67,6 @@ impl Watched {
     }
 }
 
-impl Watched {
-    /// Whether nobody but gateways needs it.
-    pub(crate) fn is_for_gateways(self) -> bool {
-        matches!(self, Self::Slices | Self::Secrets | Self::Deployments | Self::Entrances)
-    }
-}
-
 /// One kind under watch.
 pub(crate) struct Following {
     pub(crate) client: Client,
@@ -84,10 +77,19 @@ pub(crate) struct Following {
     pub(crate) arrivals: watch::Receiver<u64>,
     /// The secrets that gateways refer to.
     pub(crate) secrets: watch::Receiver<Arc<BTreeSet<Id>>>,
-    /// Those that the stream is about.
-    pub(crate) covering: Option<Arc<BTreeSet<Id>>>,
+    /// What the stream is about, when that is not all.
+    pub(crate) covering: Option<Covering>,
     pub(crate) news: mpsc::Sender<(usize, News)>,
     pub(crate) look_again: Duration,
+    /// Whether anybody asks what objects are to gateways.
+    pub(crate) for_gateways: bool,
+}
+
+/// What a stream of secrets is about.
+pub(crate) struct Covering {
+    secrets: Arc<BTreeSet<Id>>,
+    /// Whether all of them have been listed.
+    listed: watch::Sender<bool>,
 }
 
 /// Nobody listens any more.
@@ -159,7 +161,8 @@ impl Following {
                 told.changed().await.map_err(|_| Over)?;
                 continue;
             }
-            self.covering = Some(Arc::clone(&wanted));
+            let (listed, is_listed) = watch::channel(false);
+            self.covering = Some(Covering { secrets: Arc::clone(&wanted), listed });
             let api: Api<Secret> = Api::all(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
             let read = |secret| Seen::secret(secret, &wanted);
@@ -168,8 +171,8 @@ impl Following {
                     End::Over => return Err(Over),
                     End::Absent => sleep(PAUSE_MIN).await,
                 },
-                // What is wanted no more may go on; what is new was not kept.
-                changed = until_more(&mut told, &wanted) => changed?,
+                // What is new was not kept, and what is wanted no more is not to be.
+                changed = until_others(&mut told, &wanted, is_listed) => changed?,
             }
         }
     }
@@ -247,14 +250,20 @@ impl Following {
             let news = match event {
                 Ok(Event::Init) => News::Begin,
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    News::Seen(Box::new(read(object)))
+                    let seen = read(object);
+                    let seen = if self.for_gateways { seen } else { seen.without_gateways() };
+                    News::Seen(Box::new(seen))
                 }
                 Ok(Event::InitDone) => match &self.covering {
-                    Some(covered) => {
-                        if self.tell(News::Complete).await.is_err() {
-                            return End::Over;
+                    Some(covering) => {
+                        let covered = News::Covered(Arc::clone(&covering.secrets));
+                        for news in [News::Complete, covered] {
+                            if self.tell(news).await.is_err() {
+                                return End::Over;
+                            }
                         }
-                        News::Covered(Arc::clone(covered))
+                        covering.listed.send_replace(true);
+                        continue;
                     }
                     None => News::Complete,
                 },
@@ -275,13 +284,18 @@ impl Following {
     }
 }
 
-/// Until secrets are wanted that are not among these, or none at all.
-async fn until_more(
+/// Until others are wanted than these, but not before these have been listed: who changes them again
+/// and again keeps nobody from seeing any.
+async fn until_others(
     told: &mut watch::Receiver<Arc<BTreeSet<Id>>>,
-    covered: &BTreeSet<Id>,
+    covered: &Arc<BTreeSet<Id>>,
+    mut is_listed: watch::Receiver<bool>,
 ) -> Result<(), Over> {
-    let more = |now: &Arc<BTreeSet<Id>>| !now.is_subset(covered) || now.is_empty();
-    told.wait_for(more).await.map(drop).map_err(|_| Over)
+    if is_listed.wait_for(|listed| *listed).await.is_err() {
+        return std::future::pending().await;
+    }
+    // Also those that came back in between were not kept in between.
+    told.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| Over)
 }
 
 /// The best version of a kind that the server has.

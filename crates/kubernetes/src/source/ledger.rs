@@ -97,7 +97,7 @@ impl Ledger {
         let (forbidden, waiting): (Vec<_>, Vec<_>) =
             waiting.partition(|standing| standing.forbidden.is_some());
         // Nobody is told at first that gateways have no certificates.
-        let first = self.last.is_none() && self.edge.is_waiting();
+        let first = self.last.is_none() && self.edge.holds_back();
         Progress {
             waiting: words(&waiting).chain(first.then_some("Secret")).collect(),
             forbidden: words(&forbidden).collect(),
@@ -142,13 +142,17 @@ impl Ledger {
                     self.edge.cover_nothing();
                 }
             }
-            News::Failing(_) => {}
+            News::Failing(_) => {
+                if standing.watched == Watched::Secrets {
+                    self.edge.fail();
+                }
+            }
         }
     }
 
     /// What is to be told now; nothing before every kind has been listed.
     pub(crate) fn flush(&mut self) -> Option<Update> {
-        if !self.is_settled() || (self.last.is_none() && self.edge.is_waiting()) {
+        if !self.is_settled() || (self.last.is_none() && self.edge.holds_back()) {
             return None;
         }
         let (mut removals, mut upserts) = (Vec::new(), Vec::new());
@@ -347,10 +351,13 @@ impl Ledger {
             versions.iter().flatten().any(|it| selects(&it.selector, &workload.labels))
         };
         let first = WorkloadName { namespace: name.namespace.clone(), name: smallest() };
-        let in_namespace =
-            self.workloads.range(first.clone()..).chain(self.listed.workloads_from(first));
-        let touched = in_namespace
-            .filter(|(workload, _)| workload.namespace == name.namespace)
+        let is_near =
+            |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
+        // Each ends where its namespace does.
+        let own = self.workloads.range(first.clone()..).take_while(is_near);
+        let listed = self.listed.workloads_from(first).take_while(is_near);
+        let touched = own
+            .chain(listed)
             .filter(|(_, workload)| selected(workload))
             .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
         self.dirty.extend(touched);
@@ -406,9 +413,6 @@ impl Ledger {
         warnings.extend(self.overruled());
         for standing in &self.kinds {
             let Some(why) = &standing.forbidden else { continue };
-            if standing.watched.is_for_gateways() && self.edge.facts.ours().next().is_none() {
-                continue;
-            }
             let kind = standing.watched.word();
             let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
             let problem = format!("the API server forbids to read it ({why})");

@@ -118,6 +118,16 @@ impl Seen {
         Self { id: Id::of(&service), item: None, fact, record: None }
     }
 
+    /// What is left of it where there are no gateways.
+    pub(crate) fn without_gateways(self) -> Self {
+        let item = self.item.filter(|item| match item {
+            Item::Pod(Ok(member)) => member.workload.sidecar,
+            Item::Listed(_) | Item::Endpoints(_) => false,
+            _ => true,
+        });
+        Self { item, fact: None, ..self }
+    }
+
     pub(crate) fn namespace(object: Namespace) -> Self {
         let admission = namespace(&object);
         let item = (admission != Ok(Admission::default())).then_some(Item::Namespace(admission));

@@ -7,7 +7,7 @@ use kube::core::ApiResource;
 use leno_registry::ServedKind;
 use serde_json::{Map, Value, json};
 
-use crate::gateway::{Address, GatewaySaid, features};
+use crate::gateway::{Address, GatewaySaid, ParentSaid, features};
 use crate::words::GATEWAY_CONTROLLER;
 
 /// What is to be said of one object.
@@ -16,6 +16,7 @@ pub struct Statement {
     pub(crate) target: Target,
     pub(crate) resource: Arc<ApiResource>,
     pub(crate) resource_version: String,
+    /// The newest, of which gateways, their classes and routes may not know yet.
     pub(crate) generation: i64,
     /// What stands in the status now, of the part that is written.
     pub(crate) standing: Value,
@@ -38,11 +39,11 @@ pub(crate) struct Target {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Said {
     /// For each parent of a route, and in whose name.
-    Parents(Vec<(Value, &'static str, Vec<Condition>)>),
+    Parents(Vec<ParentSaid>),
     Conditions(Vec<Condition>),
     Gateway(GatewaySaid),
-    /// Of a class of gateways.
-    Class(Vec<Condition>),
+    /// Of a version of a class of gateways.
+    Class(i64, Vec<Condition>),
     /// As OSM says it: in force, or an error and why.
     Current(Result<(), String>),
     /// The kind has no status.
@@ -110,18 +111,18 @@ impl Statement {
         match &self.said {
             Said::Nothing => None,
             Said::Conditions(conditions) => {
-                let written = self.conditions(conditions, &self.standing, now);
+                let written = written(conditions, self.generation, &self.standing, now);
                 (written != self.standing).then(|| json!({"conditions": written}))
             }
             Said::Gateway(said) => {
                 let written = self.gateway(said, now);
                 (written != self.standing).then_some(written)
             }
-            Said::Class(conditions) => {
+            Said::Class(generation, conditions) => {
                 let before = self.standing.get("conditions").unwrap_or(&Value::Null);
                 let names = features().iter().map(|name| json!({"name": name}));
                 let written = json!({
-                    "conditions": self.conditions(conditions, before, now),
+                    "conditions": written(conditions, *generation, before, now),
                     "supportedFeatures": names.collect::<Vec<_>>(),
                 });
                 (written != self.standing).then_some(written)
@@ -154,60 +155,41 @@ impl Statement {
                 "name": listener.name,
                 "supportedKinds": listener.supported_kinds(),
                 "attachedRoutes": listener.attached,
-                "conditions": self.conditions(&listener.conditions, before, now),
+                "conditions": written(&listener.conditions, said.generation, before, now),
             })
         });
         let address = |it: &Address| json!({"type": it.kind, "value": it.value});
         json!({
-            "conditions": self.conditions(&said.conditions, part("conditions"), now),
+            "conditions": written(&said.conditions, said.generation, part("conditions"), now),
             "addresses": said.addresses.iter().map(address).collect::<Vec<_>>(),
             "listeners": listeners.collect::<Vec<_>>(),
         })
     }
 
     /// Those of others as they are, and then ours.
-    fn parents(&self, ours: &[(Value, &'static str, Vec<Condition>)], now: &Value) -> Vec<Value> {
+    fn parents(&self, ours: &[ParentSaid], now: &Value) -> Vec<Value> {
         let standing = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_ours = |entry: &&Value| is_ours(entry);
-        let mut written: Vec<Value> =
+        let mut all: Vec<Value> =
             standing.iter().filter(|entry| !is_ours(entry)).cloned().collect();
-        for (parent, controller, conditions) in ours {
+        for ParentSaid { parent, controller, generation, conditions } in ours {
             let is_it = |it: &&Value| {
                 it.get("parentRef") == Some(parent)
                     && it.get("controllerName").is_some_and(|name| name == controller)
             };
             let before = standing.iter().find(is_it);
             let before = before.and_then(|entry| entry.get("conditions")).unwrap_or(&Value::Null);
-            written.push(json!({
+            all.push(json!({
                 "parentRef": parent,
                 "controllerName": controller,
-                "conditions": self.conditions(conditions, before, now),
+                "conditions": written(conditions, *generation, before, now),
             }));
         }
         // In the order of those that stand there, so that order alone is no difference.
         let place = |entry: &Value| standing.iter().position(|it| is_same_parent(it, entry));
-        written.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
-        written.truncate(PARENTS_MAX);
-        written
-    }
-
-    fn conditions(&self, conditions: &[Condition], before: &Value, now: &Value) -> Value {
-        let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
-        let written = conditions.iter().map(|condition| {
-            let is_it = |it: &&Value| it.get("type").is_some_and(|word| word == condition.word);
-            let known = before.iter().find(is_it);
-            let same = known.filter(|it| it.get("status").is_some_and(|it| it == condition.status));
-            let since = same.and_then(|it| it.get("lastTransitionTime")).unwrap_or(now);
-            let mut entry = Map::new();
-            entry.insert("type".to_owned(), json!(condition.word));
-            entry.insert("status".to_owned(), json!(condition.status));
-            entry.insert("reason".to_owned(), json!(condition.reason));
-            entry.insert("message".to_owned(), json!(condition.message));
-            entry.insert("observedGeneration".to_owned(), json!(self.generation));
-            entry.insert("lastTransitionTime".to_owned(), since.clone());
-            Value::Object(entry)
-        });
-        Value::Array(written.collect())
+        all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
+        all.truncate(PARENTS_MAX);
+        all
     }
 
     /// Whether there is anything to write or to tell.
@@ -225,6 +207,38 @@ impl fmt::Display for Target {
     }
 }
 
+/// Our conditions in their places among those that stand there. Those of others, which are of types that
+/// are none of ours, stay as they are.
+fn written(ours: &[Condition], generation: i64, before: &Value, now: &Value) -> Value {
+    let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_of = |entry: &Value, condition: &Condition| {
+        entry.get("type").is_some_and(|word| word == condition.word)
+    };
+    let mut all: Vec<Value> = before
+        .iter()
+        .filter(|entry| !ours.iter().any(|condition| is_of(entry, condition)))
+        .take(CONDITIONS_MAX.saturating_sub(ours.len()))
+        .cloned()
+        .collect();
+    for condition in ours {
+        let known = before.iter().find(|entry| is_of(entry, condition));
+        let same = known.filter(|it| it.get("status").is_some_and(|it| it == condition.status));
+        let since = same.and_then(|it| it.get("lastTransitionTime")).unwrap_or(now);
+        let mut entry = Map::new();
+        entry.insert("type".to_owned(), json!(condition.word));
+        entry.insert("status".to_owned(), json!(condition.status));
+        entry.insert("reason".to_owned(), json!(condition.reason));
+        entry.insert("message".to_owned(), json!(condition.message));
+        entry.insert("observedGeneration".to_owned(), json!(generation));
+        entry.insert("lastTransitionTime".to_owned(), since.clone());
+        all.push(Value::Object(entry));
+    }
+    // In the order of those that stand there, so that order alone is no difference.
+    let place = |entry: &Value| before.iter().position(|it| it.get("type") == entry.get("type"));
+    all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
+    Value::Array(all)
+}
+
 /// Whether an entry of `status.parents` was written by a control plane of ours.
 pub(crate) fn is_ours(entry: &Value) -> bool {
     let name = entry.get("controllerName");
@@ -237,6 +251,8 @@ fn is_same_parent(one: &Value, other: &Value) -> bool {
 
 /// By which routes know who speaks of them.
 pub(crate) const CONTROLLER: &str = "leno.dev/mesh-controller";
+/// The most conditions that every schema takes.
+const CONDITIONS_MAX: usize = 8;
 /// The most entries that the schema of routes takes.
 const PARENTS_MAX: usize = 32;
 
@@ -271,7 +287,7 @@ mod tests {
         Condition { word: "Accepted", status, reason: "Accepted", message: String::new() }
     }
 
-    fn written(status: &str, generation: i64, since: &str) -> Value {
+    fn entry(status: &str, generation: i64, since: &str) -> Value {
         json!({
             "type": "Accepted", "status": status, "reason": "Accepted", "message": "",
             "observedGeneration": generation, "lastTransitionTime": since,
@@ -283,14 +299,45 @@ mod tests {
         let now = json!("now");
         let said = || Said::Conditions(vec![accepted("True")]);
         for (standing, expected) in [
-            (json!(null), Some(written("True", 2, "now"))),
-            (json!([written("True", 2, "then")]), None),
-            (json!([written("True", 1, "then")]), Some(written("True", 2, "then"))),
-            (json!([written("False", 2, "then")]), Some(written("True", 2, "now"))),
+            (json!(null), Some(entry("True", 2, "now"))),
+            (json!([entry("True", 2, "then")]), None),
+            (json!([entry("True", 1, "then")]), Some(entry("True", 2, "then"))),
+            (json!([entry("False", 2, "then")]), Some(entry("True", 2, "now"))),
         ] {
             let expected = expected.map(|condition| json!({"conditions": [condition]}));
             assert_eq!(statement(standing, said()).status(&now), expected);
         }
+    }
+
+    #[test]
+    fn conditions_of_others_stay_and_are_no_difference() {
+        let now = json!("now");
+        let theirs = json!({"type": "Audited", "status": "True", "lastTransitionTime": "then"});
+        for (standing, expected) in [
+            (json!([theirs, entry("True", 2, "then")]), None),
+            (json!([entry("True", 2, "then"), theirs]), None),
+            (json!([theirs]), Some(json!([theirs, entry("True", 2, "now")]))),
+            (
+                json!([entry("True", 1, "then"), theirs]),
+                Some(json!([entry("True", 2, "then"), theirs])),
+            ),
+        ] {
+            let expected = expected.map(|conditions| json!({"conditions": conditions}));
+            let said = Said::Conditions(vec![accepted("True")]);
+            assert_eq!(statement(standing, said).status(&now), expected);
+        }
+    }
+
+    #[test]
+    fn a_gateway_is_said_to_be_of_the_version_that_was_looked_at() {
+        let said = GatewaySaid {
+            generation: 1,
+            conditions: vec![accepted("True")],
+            listeners: Vec::new(),
+            addresses: Vec::new(),
+        };
+        let status = statement(json!({}), Said::Gateway(said)).status(&json!("now")).unwrap();
+        assert_eq!(status["conditions"], json!([entry("True", 1, "now")]));
     }
 
     #[test]
@@ -300,11 +347,18 @@ mod tests {
             json!({"parentRef": {"name": "edge"}, "controllerName": "x/y", "conditions": []});
         let ours = |since: &str| {
             json!({"parentRef": service, "controllerName": CONTROLLER,
-                   "conditions": [written("True", 2, since)]})
+                   "conditions": [entry("True", 2, since)]})
         };
         let gone =
             json!({"parentRef": {"name": "old"}, "controllerName": CONTROLLER, "conditions": []});
-        let said = || Said::Parents(vec![(service.clone(), CONTROLLER, vec![accepted("True")])]);
+        let said = || {
+            Said::Parents(vec![ParentSaid {
+                parent: service.clone(),
+                controller: CONTROLLER,
+                generation: 2,
+                conditions: vec![accepted("True")],
+            }])
+        };
         for (standing, said, expected) in [
             (json!(null), said(), Some(json!([ours("now")]))),
             (json!([theirs]), said(), Some(json!([theirs, ours("now")]))),

@@ -1,6 +1,6 @@
 //! What the proxies of a gateway know, and nobody else.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use leno_model::{
     Change, Gateway, GatewayListener, GatewayPort, HostRules, Name, Object, ObjectKey,
@@ -164,4 +164,28 @@ fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
     for name in ["details", "reviews-v1"] {
         assert_eq!(edge.snapshot.services[&service(name)].reach, Reach::Denied, "{name}");
     }
+}
+
+#[test]
+fn whoever_calls_a_gateway_comes_in_from_outside() {
+    let mut mesh = cluster();
+    let (pod, address) = (IpAddr::from([10, 1, 0, 9]), IpAddr::from([10, 96, 0, 9]));
+    let proxy = mesh.workload(&workload("edge-1")).unwrap().clone();
+    mesh.apply(Change::Upsert(Object::Workload(Workload { address: pod, ..proxy })));
+    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: bookinfo}\n\
+                spec: {selector: {gateway.networking.k8s.io/gateway-name: edge}, ports: [{port: 80}]}";
+    let Some(Object::Service(mut edge)) = objects(yaml).pop() else { panic!("a service") };
+    edge.addresses.insert(address);
+    // Without the one that only says that it is a proxy.
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
+    mesh.apply(Change::Upsert(Object::Service(edge)));
+    let at = |mesh: &Mesh, at| {
+        let found = occupants(mesh, &BTreeSet::from([at]));
+        Occupant::clone(&found.at[&at])
+    };
+    assert_eq!([at(&mesh, pod), at(&mesh, address)], [Occupant::Outside, Occupant::Outside]);
+    let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
+    let touched = mesh.apply(gone);
+    assert!(touched.addresses.contains(&pod) && touched.services.contains(&service("edge")));
+    assert_eq!(at(&mesh, address), Occupant::Service(service("edge")));
 }

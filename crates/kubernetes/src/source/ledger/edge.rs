@@ -6,7 +6,7 @@ use std::sync::Arc;
 use leno_model::{Gateway, GatewayName, ObjectKey, ServiceName};
 
 use super::{Ledger, Origin};
-use crate::gateway::{Fact, Facts, Resolved, RouteId, Wish, resolve, secrets_of};
+use crate::gateway::{Before, Fact, Facts, Resolved, RouteId, Wish, resolve, secrets_of};
 use crate::source::Id;
 
 /// Gateways: what is known of them, and what came of it.
@@ -23,6 +23,8 @@ pub(super) struct Edge {
     covered: Arc<BTreeSet<Id>>,
     /// Whether secrets may not be read.
     is_blind: bool,
+    /// Whether they could not be at least once.
+    has_failed: bool,
 }
 
 /// Which fact an object is.
@@ -60,9 +62,32 @@ impl Edge {
         self.unresolved = true;
     }
 
-    /// Whether secrets have to be seen before anything can be said of gateways.
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.is_blind && !self.wanted.is_subset(&self.covered)
+    /// The secrets that gateways refer to and of which nobody knows yet whether they are there.
+    fn pending(&self) -> BTreeSet<Id> {
+        match self.is_blind {
+            true => BTreeSet::new(),
+            false => self.wanted.difference(&self.covered).cloned().collect(),
+        }
+    }
+
+    /// Whether secrets have to be seen before anything is told at first. Where they cannot be read
+    /// the rest of the mesh does not wait for them.
+    pub(super) fn holds_back(&self) -> bool {
+        !self.is_blind && !self.has_failed && !self.wanted.is_subset(&self.covered)
+    }
+
+    pub(super) fn fail(&mut self) {
+        self.has_failed = true;
+    }
+
+    /// Keys to which nobody refers any more are not kept, and have to be seen again if somebody does.
+    fn forget_unwanted(&mut self) {
+        let Self { wanted, covered, facts, kept, .. } = self;
+        facts.certificates.retain(|id, _| wanted.contains(id));
+        kept.retain(|_, kept| !matches!(kept, Kept::Certificate(id) if !wanted.contains(id)));
+        if !covered.is_subset(wanted) {
+            *covered = Arc::new(covered.intersection(wanted).cloned().collect());
+        }
     }
 
     pub(super) fn cover(&mut self, ids: Arc<BTreeSet<Id>>) {
@@ -139,19 +164,19 @@ impl Edge {
 }
 
 impl Ledger {
-    /// Puts together what is known of gateways, if it may come out differently. Not while secrets have
-    /// still to be seen: what was said of gateways stays until then.
+    /// Puts together what is known of gateways, if it may come out differently. Those whose secrets
+    /// have still to be seen stay as they were.
     pub(crate) fn resolve(&mut self) {
         if !self.edge.unresolved || !self.is_settled() {
             return;
         }
         self.edge.wanted = Arc::new(secrets_of(&self.edge.facts));
-        if self.edge.is_waiting() {
-            return;
-        }
+        self.edge.forget_unwanted();
         self.edge.unresolved = false;
         let services = |name: &ServiceName| self.service(name);
-        let resolved = resolve(&self.edge.facts, &services);
+        let pending = self.edge.pending();
+        let before = Before { resolved: &self.edge.resolved, pending: &pending };
+        let resolved = resolve(&self.edge.facts, &services, &before);
         let before = std::mem::replace(&mut self.edge.resolved, resolved);
         let now = &self.edge.resolved;
         let gateways = before.gateways.keys().chain(now.gateways.keys());

@@ -4,10 +4,9 @@ use leno_model::{Name, Object, ReferenceGrant, RouteKind, ServiceName};
 use serde_json::Value;
 
 use super::{Ledger, Origin};
-use crate::gateway::RouteId;
+use crate::gateway::{ParentSaid, RouteId};
 use crate::source::record::Record;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
-use crate::words::GATEWAY_CONTROLLER;
 
 impl Ledger {
     /// What is to be said and does not stand in a status yet; `None` when that is as it was.
@@ -56,7 +55,10 @@ impl Ledger {
         let said = match record.form {
             Form::Nothing => Said::Nothing,
             Form::Gateway => Said::Gateway(edge.resolved.said.get(id)?.clone()),
-            Form::Class => Said::Class(edge.resolved.classes.get(&id.name)?.clone()),
+            Form::Class => {
+                let (generation, conditions) = edge.resolved.classes.get(&id.name)?.clone();
+                Said::Class(generation, conditions)
+            }
             Form::Current => Said::Current(refusal.clone().map_or(Ok(()), Err)),
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
@@ -72,14 +74,16 @@ impl Ledger {
                             accepted(missing.as_deref(), "NoMatchingParent")
                         }
                     };
-                    (parent.clone(), CONTROLLER, vec![accepted, resolved.clone()])
+                    ParentSaid {
+                        parent: parent.clone(),
+                        controller: CONTROLLER,
+                        generation: record.generation,
+                        conditions: vec![accepted, resolved.clone()],
+                    }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
                 let gateways = edge.resolved.parents.get(&route).into_iter().flatten();
-                let gateways = gateways.map(|(parent, conditions)| {
-                    (parent.clone(), GATEWAY_CONTROLLER, conditions.clone())
-                });
-                Said::Parents(parents.chain(gateways).collect())
+                Said::Parents(parents.chain(gateways.cloned()).collect())
             }
         };
         Some(Statement {

@@ -10,12 +10,14 @@ use serde_json::{Value, json};
 use super::*;
 use crate::status::Said;
 
+mod gateways;
+
 const PODS: usize = 0;
 const SERVICES: usize = 1;
 const NAMESPACES: usize = 2;
 
 fn kinds() -> Vec<Watched> {
-    crate::source::watched()
+    crate::source::watched(true)
 }
 
 fn index(kind: &str, group: &str) -> usize {
@@ -130,122 +132,6 @@ fn nothing_is_told_before_every_kind_is_listed() {
     assert!(ledger.progress().is_synced());
     assert_eq!(shown(ledger.flush()), ["+ Workload shop/a"]);
     assert!(ledger.flush().is_none(), "nothing is told twice");
-}
-
-/// A gateway of our class, and a route that leads from there to a service of the namespace.
-fn edge(ledger: &mut Ledger, to: &str) {
-    let group = "gateway.networking.k8s.io";
-    let now = "2025-01-01T00:00:00Z";
-    let class = json!({"controllerName": "leno.dev/gateway-controller"});
-    ledger.take(
-        index("GatewayClass", group),
-        custom(index("GatewayClass", group), "leno", now, class),
-    );
-    let listeners = json!([{"name": "http", "port": 80, "protocol": "HTTP"}]);
-    let gateway = json!({"gatewayClassName": "leno", "listeners": listeners});
-    ledger.take(index("Gateway", group), custom(index("Gateway", group), "edge", now, gateway));
-    let rules = json!([{"backendRefs": [{"name": to, "port": 80}]}]);
-    let route = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
-    ledger.take(index("HTTPRoute", group), custom(index("HTTPRoute", group), "r", now, route));
-    ledger.resolve();
-}
-
-#[test]
-fn pods_without_sidecars_are_told_where_gateways_lead_there() {
-    let mut ledger = settled();
-    ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
-    ledger.take(PODS, pod("other", json!({"labels": {"app": "db"}})));
-    ledger.take(SERVICES, service("web", 8080));
-    ledger.resolve();
-    assert_eq!(shown(ledger.flush()), ["+ Service shop/web"]);
-    edge(&mut ledger, "web");
-    let update = ledger.flush().unwrap();
-    let workload = update.changes.iter().find_map(|change| match change {
-        Change::Upsert(Object::Workload(workload)) => Some(workload.clone()),
-        _ => None,
-    });
-    let workload = workload.unwrap();
-    assert_eq!((workload.name.to_string().as_str(), workload.sidecar), ("shop/plain", false));
-    assert_eq!(workload.ports[0].port, 8080);
-    assert_eq!(shown(Some(update)), ["+ Workload shop/plain", "+ Gateway shop/edge"]);
-    ledger.take(index("HTTPRoute", "gateway.networking.k8s.io"), gone("shop", "r"));
-    ledger.resolve();
-    assert_eq!(shown(ledger.flush()), ["- Workload shop/plain", "+ Gateway shop/edge"]);
-    ledger.take(index("Gateway", "gateway.networking.k8s.io"), gone("shop", "edge"));
-    ledger.resolve();
-    assert_eq!(shown(ledger.flush()), ["- Gateway shop/edge"]);
-}
-
-#[test]
-fn listed_endpoints_are_told_where_gateways_lead_there() {
-    let slices = kinds().iter().position(|it| *it == Watched::Slices).unwrap();
-    let slice = |address: &str| {
-        let slice = serde_json::from_value(json!({
-            "metadata": {
-                "name": "db-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "db"},
-            },
-            "addressType": "IPv4", "ports": [{"name": "", "port": 5432}],
-            "endpoints": [{"addresses": [address]}],
-        }));
-        News::Seen(Box::new(Seen::slice(slice.unwrap())))
-    };
-    let mut ledger = settled();
-    let db: Served = serde_json::from_value(json!({
-        "metadata": {"name": "db", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]},
-    }))
-    .unwrap();
-    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(db))));
-    ledger.take(slices, slice("10.0.0.1"));
-    ledger.resolve();
-    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
-    edge(&mut ledger, "db");
-    let told = ["+ Workload shop/db-1.10-0-0-1", "+ Service shop/db", "+ Gateway shop/edge"];
-    assert_eq!(shown(ledger.flush()), told);
-    ledger.take(slices, slice("10.0.0.2"));
-    let told = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
-    assert_eq!(shown(ledger.flush()), told);
-    // Now it selects pods: those of slices are not its own any more.
-    ledger.take(SERVICES, service("db", 8080));
-    ledger.resolve();
-    assert_eq!(shown(ledger.flush()), ["- Workload shop/db-1.10-0-0-2", "+ Service shop/db"]);
-    ledger.take(slices, gone("shop", "db-1"));
-    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
-}
-
-#[test]
-fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
-    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
-    let group = "gateway.networking.k8s.io";
-    let now = "2025-01-01T00:00:00Z";
-    let mut ledger = Ledger::new(kinds());
-    for kind in 0..kinds().len() {
-        ledger.take(kind, News::Begin);
-    }
-    let class = json!({"controllerName": "leno.dev/gateway-controller"});
-    let kind = index("GatewayClass", group);
-    ledger.take(kind, custom(kind, "leno", now, class));
-    let tls = json!({"certificateRefs": [{"name": "cert"}]});
-    let listener = json!({"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls});
-    let kind = index("Gateway", group);
-    let gateway = json!({"gatewayClassName": "leno", "listeners": [listener]});
-    ledger.take(kind, custom(kind, "edge", now, gateway));
-    for kind in 0..kinds().len() {
-        let of_secrets = News::Covered(Arc::default());
-        ledger.take(kind, if kind == secrets { of_secrets } else { News::Complete });
-    }
-    ledger.resolve();
-    assert_eq!(ledger.progress().waiting(), ["Secret"]);
-    assert!(ledger.flush().is_none());
-    let wanted = Arc::clone(ledger.secrets());
-    assert_eq!(wanted.len(), 1);
-    ledger.take(secrets, News::Covered(wanted));
-    ledger.resolve();
-    assert!(ledger.progress().is_synced());
-    assert_eq!(shown(ledger.flush()), ["+ Gateway shop/edge"]);
-    // Later nobody waits for others; who may not read any says so.
-    ledger.take(secrets, News::Forbidden("no".to_owned()));
-    ledger.resolve();
-    assert!(ledger.flush().unwrap().warnings[0].to_string().starts_with("Secret:"));
 }
 
 #[test]
@@ -468,7 +354,7 @@ fn conditions(ledger: &mut Ledger) -> Vec<(&'static str, &'static str, &'static 
     let statements = ledger.statements().unwrap();
     let Some(statement) = statements.first() else { return Vec::new() };
     let all = match &statement.said {
-        Said::Parents(parents) => parents.iter().flat_map(|(_, _, all)| all.clone()).collect(),
+        Said::Parents(parents) => parents.iter().flat_map(|it| it.conditions.clone()).collect(),
         Said::Conditions(all) => all.clone(),
         other => panic!("{other:?}"),
     };

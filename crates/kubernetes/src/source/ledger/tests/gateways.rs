@@ -1,0 +1,198 @@
+//! What the ledger tells of gateways, and when.
+
+use super::*;
+
+/// A gateway of our class, and a route that leads from there to a service of the namespace.
+fn edge(ledger: &mut Ledger, to: &str) {
+    let group = "gateway.networking.k8s.io";
+    let now = "2025-01-01T00:00:00Z";
+    let class = json!({"controllerName": "leno.dev/gateway-controller"});
+    ledger.take(
+        index("GatewayClass", group),
+        custom(index("GatewayClass", group), "leno", now, class),
+    );
+    let listeners = json!([{"name": "http", "port": 80, "protocol": "HTTP"}]);
+    let gateway = json!({"gatewayClassName": "leno", "listeners": listeners});
+    ledger.take(index("Gateway", group), custom(index("Gateway", group), "edge", now, gateway));
+    let rules = json!([{"backendRefs": [{"name": to, "port": 80}]}]);
+    let route = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
+    ledger.take(index("HTTPRoute", group), custom(index("HTTPRoute", group), "r", now, route));
+    ledger.resolve();
+}
+
+#[test]
+fn pods_without_sidecars_are_told_where_gateways_lead_there() {
+    let mut ledger = settled();
+    ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    ledger.take(PODS, pod("other", json!({"labels": {"app": "db"}})));
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), ["+ Service shop/web"]);
+    edge(&mut ledger, "web");
+    let update = ledger.flush().unwrap();
+    let workload = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Workload(workload)) => Some(workload.clone()),
+        _ => None,
+    });
+    let workload = workload.unwrap();
+    assert_eq!((workload.name.to_string().as_str(), workload.sidecar), ("shop/plain", false));
+    assert_eq!(workload.ports[0].port, 8080);
+    assert_eq!(shown(Some(update)), ["+ Workload shop/plain", "+ Gateway shop/edge"]);
+    ledger.take(index("HTTPRoute", "gateway.networking.k8s.io"), gone("shop", "r"));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), ["- Workload shop/plain", "+ Gateway shop/edge"]);
+    ledger.take(index("Gateway", "gateway.networking.k8s.io"), gone("shop", "edge"));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), ["- Gateway shop/edge"]);
+}
+
+#[test]
+fn listed_endpoints_are_told_where_gateways_lead_there() {
+    let slices = kinds().iter().position(|it| *it == Watched::Slices).unwrap();
+    let slice = |address: &str| {
+        let slice = serde_json::from_value(json!({
+            "metadata": {
+                "name": "db-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "db"},
+            },
+            "addressType": "IPv4", "ports": [{"name": "", "port": 5432}],
+            "endpoints": [{"addresses": [address]}],
+        }));
+        News::Seen(Box::new(Seen::slice(slice.unwrap())))
+    };
+    let mut ledger = settled();
+    let db: Served = serde_json::from_value(json!({
+        "metadata": {"name": "db", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]},
+    }))
+    .unwrap();
+    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(db))));
+    ledger.take(slices, slice("10.0.0.1"));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+    edge(&mut ledger, "db");
+    let told = ["+ Workload shop/db-1.10-0-0-1", "+ Service shop/db", "+ Gateway shop/edge"];
+    assert_eq!(shown(ledger.flush()), told);
+    ledger.take(slices, slice("10.0.0.2"));
+    let told = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
+    assert_eq!(shown(ledger.flush()), told);
+    // Now it selects pods: those of slices are not its own any more.
+    ledger.take(SERVICES, service("db", 8080));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), ["- Workload shop/db-1.10-0-0-2", "+ Service shop/db"]);
+    ledger.take(slices, gone("shop", "db-1"));
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+}
+
+#[test]
+fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
+    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let group = "gateway.networking.k8s.io";
+    let now = "2025-01-01T00:00:00Z";
+    let mut ledger = Ledger::new(kinds());
+    for kind in 0..kinds().len() {
+        ledger.take(kind, News::Begin);
+    }
+    let class = json!({"controllerName": "leno.dev/gateway-controller"});
+    let kind = index("GatewayClass", group);
+    ledger.take(kind, custom(kind, "leno", now, class));
+    let tls = json!({"certificateRefs": [{"name": "cert"}]});
+    let listener = json!({"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls});
+    let kind = index("Gateway", group);
+    let gateway = json!({"gatewayClassName": "leno", "listeners": [listener]});
+    ledger.take(kind, custom(kind, "edge", now, gateway));
+    for kind in 0..kinds().len() {
+        let of_secrets = News::Covered(Arc::default());
+        ledger.take(kind, if kind == secrets { of_secrets } else { News::Complete });
+    }
+    ledger.resolve();
+    assert_eq!(ledger.progress().waiting, ["Secret"]);
+    assert!(ledger.flush().is_none());
+    let wanted = Arc::clone(ledger.secrets());
+    assert_eq!(wanted.len(), 1);
+    ledger.take(secrets, News::Covered(wanted));
+    ledger.resolve();
+    assert!(ledger.progress().is_synced());
+    assert_eq!(shown(ledger.flush()), ["+ Gateway shop/edge"]);
+    // Later nobody waits for others; who may not read any says so.
+    ledger.take(secrets, News::Forbidden("no".to_owned()));
+    ledger.resolve();
+    assert!(ledger.flush().unwrap().warnings[0].to_string().starts_with("Secret:"));
+}
+
+#[test]
+fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
+    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let group = "gateway.networking.k8s.io";
+    let now = "2025-01-01T00:00:00Z";
+    let gateway = |ledger: &mut Ledger, name: &str, port: u16, secret: Option<&str>| {
+        let mut listener = json!({"name": "l", "port": port, "protocol": "HTTP"});
+        if let Some(secret) = secret {
+            listener["protocol"] = json!("HTTPS");
+            listener["tls"] = json!({"certificateRefs": [{"name": secret}]});
+        }
+        let kind = index("Gateway", group);
+        let spec = json!({"gatewayClassName": "leno", "listeners": [listener]});
+        ledger.take(kind, custom(kind, name, now, spec));
+        ledger.resolve();
+    };
+    let mut ledger = Ledger::new(kinds());
+    for kind in 0..kinds().len() {
+        ledger.take(kind, News::Begin);
+    }
+    let class = json!({"controllerName": "leno.dev/gateway-controller"});
+    let kind = index("GatewayClass", group);
+    ledger.take(kind, custom(kind, "leno", now, class));
+    gateway(&mut ledger, "a", 443, Some("cert"));
+    for kind in 0..kinds().len() {
+        let of_secrets = News::Covered(Arc::default());
+        ledger.take(kind, if kind == secrets { of_secrets } else { News::Complete });
+    }
+    ledger.resolve();
+    assert!(ledger.flush().is_none());
+    // The mesh does not wait for secrets that nobody can read, nor do other gateways.
+    ledger.take(secrets, News::Failing("no".to_owned()));
+    ledger.resolve();
+    assert!(ledger.progress().is_synced());
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+    gateway(&mut ledger, "b", 80, None);
+    assert_eq!(shown(ledger.flush()), ["+ Gateway shop/b"]);
+    ledger.take(secrets, News::Covered(Arc::clone(ledger.secrets())));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), ["+ Gateway shop/a"]);
+    // It stays as it was until the new one has been seen; others go on.
+    gateway(&mut ledger, "a", 444, Some("other"));
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+    gateway(&mut ledger, "b", 81, None);
+    assert_eq!(shown(ledger.flush()), ["+ Gateway shop/b"]);
+}
+
+#[test]
+fn keys_to_which_nobody_refers_any_more_are_not_kept() {
+    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let mut ledger = settled();
+    edge(&mut ledger, "web");
+    let kind = index("Gateway", "gateway.networking.k8s.io");
+    let listener = json!({"name": "l", "port": 443, "protocol": "HTTPS",
+                          "tls": {"certificateRefs": [{"name": "cert"}]}});
+    let spec = |listener| json!({"gatewayClassName": "leno", "listeners": [listener]});
+    let now = "2025-01-01T00:00:00Z";
+    ledger.take(kind, custom(kind, "edge", now, spec(listener.clone())));
+    ledger.resolve();
+    let wanted = Arc::clone(ledger.secrets());
+    let secret = k8s_openapi::api::core::v1::Secret {
+        metadata: serde_json::from_value(json!({"name": "cert", "namespace": "shop"})).unwrap(),
+        ..Default::default()
+    };
+    ledger.take(secrets, News::Seen(Box::new(Seen::secret(secret, &wanted))));
+    ledger.take(secrets, News::Covered(wanted));
+    ledger.resolve();
+    assert_eq!(ledger.edge.facts.certificates.len(), 1);
+    let plain = json!({"name": "l", "port": 80, "protocol": "HTTP"});
+    ledger.take(kind, custom(kind, "edge", now, spec(plain)));
+    ledger.resolve();
+    assert_eq!(ledger.edge.facts.certificates.len(), 0);
+    // Who refers to it again waits until it has been seen again.
+    ledger.flush();
+    ledger.take(kind, custom(kind, "edge", now, spec(listener)));
+    ledger.resolve();
+    assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
+}
