@@ -330,19 +330,25 @@ pub(crate) async fn spoken(
             Ok(_) | Err(_) => Some(Spoken::Opaque),
         },
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
-            if early.is_empty() {
-                let mut phase = worker.phase.clone();
-                let begun = timeout(patience, poll_fn(|cx| io.poll_readable(cx)));
-                tokio::select! {
-                    // A request that is there is answered, also when a drain has begun.
-                    biased;
-                    begun = begun => begun.ok()?.ok()?,
-                    _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
+            let sniffed = loop {
+                if early.is_empty() {
+                    let mut phase = worker.phase.clone();
+                    let begun = timeout(patience, poll_fn(|cx| io.poll_readable(cx)));
+                    tokio::select! {
+                        // A request that is there is answered, also when a drain has begun.
+                        biased;
+                        begun = begun => begun.ok()?.ok()?,
+                        _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
+                    }
                 }
-            }
-            // Who stops half-way hears of it from whoever reads the head.
-            let sniffed = timeout(limits.head_timeout, detect(io, early)).await;
-            let sniffed = sniffed.unwrap_or(Sniffed::More);
+                match timeout(limits.head_timeout, detect(io, early)).await {
+                    Ok(sniffed) => break sniffed,
+                    // The kernel was hasty: nothing was said yet.
+                    Err(_) if early.is_empty() => {}
+                    // Who stops half-way hears of it from whoever reads the head.
+                    Err(_) => break Sniffed::More,
+                }
+            };
             Some(match (declared, sniffed) {
                 // The application's own: its bytes mean nothing to anybody in between.
                 (_, Sniffed::Tls) => Spoken::Opaque,

@@ -310,8 +310,8 @@ fn strangers_are_not_waited_for_as_long_as_applications() {
     run(async {
         let app = mirror("meshed").await;
         let limits = Limits {
-            head_timeout: Duration::from_millis(20),
-            idle_stranger: Duration::from_millis(150),
+            head_timeout: Duration::from_millis(400),
+            idle_stranger: Duration::from_millis(400),
             ..Setup::default().limits
         };
         let gate = Gate::within(limits, app.address, (Protocol::Http, app.address)).await;
