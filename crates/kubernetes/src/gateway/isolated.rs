@@ -2,10 +2,13 @@
 
 use leno_model::{HostPattern, TlsRule};
 
+/// The listeners of a port, each with its host name and its rules.
+pub(super) type Listeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
+
 /// The rules of a port, from those of its listeners. The listener with the most specific host name
 /// takes a session, and no other: names that another listener is for are taken from the rules of
 /// this one, and what a listener has no rule for leads nowhere.
-pub(super) fn isolated(listeners: Vec<(Option<HostPattern>, Vec<TlsRule>)>) -> Vec<TlsRule> {
+pub(super) fn isolated(listeners: Listeners) -> Vec<TlsRule> {
     let taken: Vec<HostPattern> = listeners.iter().filter_map(|(name, _)| name.clone()).collect();
     let taker = |name: &HostPattern| {
         let takers = taken.iter().filter(|taker| takes(taker, name));

@@ -8,7 +8,7 @@ use leno_model::{
 };
 use leno_registry::GatewayRules;
 
-use super::isolated::isolated;
+use super::isolated::{Listeners, isolated};
 use super::listener::{Judged, Speaks};
 
 /// A route at a listener.
@@ -32,7 +32,7 @@ pub(super) fn ports(
         of_listener.entry(one.listener).or_default().push(one);
     }
     let mut ports: BTreeMap<u16, Serves> = BTreeMap::new();
-    let mut through: BTreeMap<u16, Vec<(Option<HostPattern>, Vec<TlsRule>)>> = BTreeMap::new();
+    let mut through: BTreeMap<u16, Listeners> = BTreeMap::new();
     for (index, judged) in listeners.iter().enumerate().filter(|(_, it)| it.is_served()) {
         let (Some(speaks), Some(name)) = (judged.speaks, judged.name.clone()) else { continue };
         let routes = of_listener.remove(&index).unwrap_or_default();
