@@ -127,7 +127,7 @@ impl Copy {
         let endpoints = tagged(&worker, port, None)?;
         let ward = worker.ward(port, scene.version);
         let upstream = pick(&worker, (&endpoints, ward.as_deref()), None, None)?;
-        // Copies are for members of the mesh: a foreign peer would need another framing.
+        // A foreign member of the mesh would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
         }
@@ -144,8 +144,11 @@ impl Copy {
         };
         let outcome = match lease {
             Ok(Lease::Link(link)) => exchange(&worker, &link, &head, body).await,
-            Ok(Lease::Http1(mut connection)) if upstream.is_plain() => {
-                plain::exchange(&worker, &mut connection, &head, body).await
+            Ok(Lease::Http1(connection)) if upstream.is_plain() => {
+                plain::over_http1(&worker, (&upstream, connection), head, body).await
+            }
+            Ok(Lease::Http2(lease)) if upstream.is_plain() => {
+                plain::over_http2(&worker, (&upstream, lease), head, body).await
             }
             // It proves nothing: what was tried is not what failed.
             Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
