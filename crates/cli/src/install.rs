@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use leno_kubernetes::install::{
-    Extent, NodeNetwork, Options, Step, apply, manifests, removals, remove, wait_for_rollout,
-    wait_for_webhook,
+    Extent, NodeNetwork, Options, Step, apply, manifests, removals, remove, remove_gateways,
+    wait_for_rollout, wait_for_webhook,
 };
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
@@ -154,17 +154,21 @@ impl UninstallArgs {
             cluster::run(async {
                 let client = self.cluster.client().await?;
                 remove(&client, &removals, tell).await?;
+                remove_gateways(&client, tell).await?;
                 anyhow::Ok(())
             })?;
             eprintln!("pods keep their sidecars until they are restarted");
         } else {
             let names: Vec<String> = removals.iter().map(|it| yaml::name(it) + "\n").collect();
             output::print(&names.concat())?;
+            eprintln!("and, in every namespace, what was made for gateways: {MADE}");
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
+/// What is removed of gateways, by label.
+const MADE: &str = "Deployments, Services and ServiceAccounts with the label leno.dev/gateway";
 /// The image of this version.
 pub(crate) const IMAGE: &str = concat!("leno:", env!("CARGO_PKG_VERSION"));
 /// Once control planes are ready, a moment is enough.

@@ -1134,6 +1134,8 @@ pub struct TlsRule {
     pub hostnames: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "3")]
     pub backends: ::prost::alloc::vec::Vec<Backend>,
+    #[prost(uint32, tag = "4")]
+    pub ungranted_weight: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TcpRule {

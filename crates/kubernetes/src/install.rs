@@ -22,7 +22,7 @@ pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, examine};
 pub use kinds::crd_name;
-pub use remove::{Extent, removals, remove};
+pub use remove::{Extent, removals, remove, remove_gateways};
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -25,6 +25,8 @@ pub struct TlsRule {
     pub hostnames: Vec<HostPattern>,
     /// Where the sessions go, by weight. All weights 0: they are cut off.
     pub backends: Vec<WeightedBackend>,
+    /// The weight of backends that are not there or may not be led to: their share is cut off.
+    pub ungranted_weight: u32,
 }
 
 /// A host name, or all below one.

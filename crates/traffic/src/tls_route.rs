@@ -56,8 +56,8 @@ impl TlsRoutes {
         let Some(rule) = server_name.and_then(|name| self.rule(name)) else {
             return TlsChoice::NoRoute;
         };
-        let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
-        match by_weight(&rule.backends, total, draw) {
+        let total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
+        match by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), draw) {
             Some((_, backend)) => TlsChoice::To { rule, backend },
             None => TlsChoice::InvalidBackend { rule },
         }
@@ -90,7 +90,7 @@ pub enum TlsChoice<'a> {
     },
     /// Routes are attached, and none is for this server name.
     NoRoute,
-    /// The rule that decided has no backend with a weight.
+    /// The rule that decided has no backend with a weight, or none is there for this share.
     InvalidBackend {
         /// The rule.
         rule: &'a TlsRule,
@@ -113,6 +113,7 @@ mod tests {
             route: format!("shop/{route}").parse().unwrap(),
             hostnames: hostnames.iter().map(|name| name.parse().unwrap()).collect(),
             backends: backends.iter().map(backend).collect(),
+            ungranted_weight: 0,
         }
     }
 
@@ -139,6 +140,14 @@ mod tests {
             TlsChoice::NoRoute => "none".to_owned(),
             TlsChoice::InvalidBackend { rule } => format!("{} nobody", rule.route.name),
         }
+    }
+
+    #[test]
+    fn the_share_of_backends_that_are_not_there_is_cut_off() {
+        let rule = TlsRule { ungranted_weight: 3, ..rule("a", &["a.b"], &[("web", 1)]) };
+        let routes = routes(vec![rule]);
+        let reached = |draw| matches!(routes.choose(Some("a.b"), draw), TlsChoice::To { .. });
+        assert_eq!((0..8).filter(|draw| reached(*draw)).count(), 2);
     }
 
     #[test]

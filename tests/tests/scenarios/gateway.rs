@@ -98,6 +98,7 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         route: "bookinfo/route".parse().expect("a name"),
         hostnames: vec!["shop.example.com".parse().expect("a name")],
         backends: backends(&[("beside", 1)]),
+        ungranted_weight: 0,
     };
     edge.serve(vec![
         (https, Serves::Https(listeners.clone())),

@@ -145,6 +145,7 @@ pub(super) fn tls_rule_to_wire(rule: &TlsRule) -> proto::TlsRule {
         route: rule.route.to_string(),
         hostnames: rule.hostnames.iter().map(HostPattern::to_string).collect(),
         backends: rule.backends.iter().map(backend_to_wire).collect(),
+        ungranted_weight: rule.ungranted_weight,
     }
 }
 
@@ -156,6 +157,7 @@ pub(super) fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invali
         route: parsed("route", &wire.route)?,
         hostnames: each("hostnames", wire.hostnames, |text| parsed("", &text))?,
         backends: each("backends", wire.backends, backend_from_wire)?,
+        ungranted_weight: wire.ungranted_weight,
     })
 }
 

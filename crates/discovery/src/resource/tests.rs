@@ -442,11 +442,12 @@ fn service() -> impl Strategy<Value = ServiceView> {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
-    let tls_rule = (name(), vec(host, 1..3), vec(backend(), 0..3));
-    let tls_rule = tls_rule.prop_map(|(name, hostnames, backends)| TlsRule {
+    let tls_rule = (name(), vec(host, 1..3), vec(backend(), 0..3), any::<u32>());
+    let tls_rule = tls_rule.prop_map(|(name, hostnames, backends, ungranted_weight)| TlsRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         hostnames,
         backends,
+        ungranted_weight,
     });
     let tcp_rule = (name(), vec(backend(), 0..3), any::<u32>());
     let tcp_rule = tcp_rule.prop_map(|(name, backends, ungranted_weight)| TcpRule {

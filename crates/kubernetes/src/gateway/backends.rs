@@ -54,7 +54,7 @@ pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &
             rule.ungranted_weight = keep(&mut rule.backends).saturating_add(strange(0));
         }
         GatewayRules::Sessions(rule) => {
-            keep(&mut rule.backends);
+            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(strange(0));
         }
     }
     Led { rules, unresolved }
@@ -79,6 +79,14 @@ fn missing(
         let message = format!("there is no Service {service} with endpoints in the cluster");
         return Some(Reason::new("BackendNotFound", message));
     };
+    if let Some(policy) = facts.encrypts(&id) {
+        // It would be reached in clear text, against what its owner wants.
+        let message = format!(
+            "the BackendTLSPolicy {} wants TLS to {service}, which gateways do not speak to backends",
+            policy.name
+        );
+        return Some(Reason::new("UnsupportedProtocol", message));
+    }
     if known.ports.iter().any(|port| port.port == backend.port) {
         return None;
     }

@@ -1,6 +1,7 @@
 //! What is known of gateways, and of what they hang on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -19,6 +20,10 @@ pub(crate) struct Facts {
     pub(crate) gateways: BTreeMap<Id, GatewayFacts>,
     pub(crate) routes: BTreeMap<RouteId, RouteFacts>,
     pub(crate) grants: BTreeMap<Id, Grant>,
+    /// The services to which each BackendTLSPolicy wants TLS.
+    pub(crate) encrypted: BTreeMap<Id, BTreeSet<String>>,
+    /// The pods at each address.
+    pub(crate) pods: BTreeMap<IpAddr, BTreeSet<Id>>,
     /// Of the secrets that gateways refer to; why one is of no use, when it is not.
     pub(crate) certificates: BTreeMap<Id, Result<GatewayCertificate, String>>,
     /// The labels of namespaces.
@@ -35,6 +40,8 @@ pub(crate) enum Fact {
     Gateway(Box<GatewayFacts>),
     Route(&'static str, Box<RouteFacts>),
     Grant(Grant),
+    Encrypted(BTreeSet<String>),
+    Pod(IpAddr),
     Certificate(Result<GatewayCertificate, String>),
     Namespace(BTreeMap<String, String>),
     Deployment(bool),
@@ -69,6 +76,9 @@ pub(crate) struct GatewayFacts {
     pub(crate) spec: GatewaySpec,
 }
 
+/// Fields that are not known: somebody may rely on them, so that they are refused.
+pub(crate) type Rest = BTreeMap<String, Value>;
+
 /// What a Gateway asks for.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -83,6 +93,8 @@ pub(crate) struct GatewaySpec {
     /// Certificates of clients, and of the gateway as a client.
     #[serde(default)]
     pub(crate) tls: Option<Value>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// What everything that is made for a gateway has.
@@ -95,6 +107,8 @@ pub(crate) struct Infrastructure {
     pub(crate) annotations: BTreeMap<String, String>,
     #[serde(default)]
     pub(crate) parameters_ref: Option<Value>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// An address that somebody wants, or that there is.
@@ -119,6 +133,8 @@ pub(crate) struct Listener {
     pub(crate) tls: Option<ListenerTls>,
     #[serde(default)]
     pub(crate) allowed_routes: AllowedRoutes,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// What a listener does with TLS.
@@ -131,6 +147,8 @@ pub(crate) struct ListenerTls {
     pub(crate) certificate_refs: Vec<CertificateRef>,
     #[serde(default)]
     pub(crate) options: BTreeMap<String, String>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// Where a certificate is.
@@ -152,6 +170,8 @@ pub(crate) struct AllowedRoutes {
     pub(crate) namespaces: AllowedNamespaces,
     #[serde(default)]
     pub(crate) kinds: Vec<RouteKindRef>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// The namespaces of those.
@@ -161,6 +181,8 @@ pub(crate) struct AllowedNamespaces {
     pub(crate) from: Option<String>,
     #[serde(default)]
     pub(crate) selector: Option<LabelSelector>,
+    #[serde(flatten)]
+    pub(crate) rest: Rest,
 }
 
 /// A kind of routes.
@@ -208,6 +230,7 @@ pub(crate) struct Strange {
 
 /// Who may refer to what in the namespace of a grant.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Grant {
     #[serde(default)]
     pub(crate) from: Vec<GrantFrom>,
@@ -217,6 +240,7 @@ pub(crate) struct Grant {
 
 /// Objects of one kind in one namespace.
 #[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct GrantFrom {
     pub(crate) group: String,
     pub(crate) kind: String,
@@ -225,6 +249,7 @@ pub(crate) struct GrantFrom {
 
 /// One object of a kind, or all.
 #[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct GrantTo {
     #[serde(default)]
     pub(crate) group: String,
@@ -265,11 +290,27 @@ impl Facts {
         })
     }
 
+    /// The policy that wants TLS to a service.
+    pub(crate) fn encrypts(&self, service: &Id) -> Option<&Id> {
+        let of_namespace =
+            self.encrypted.iter().filter(|(id, _)| id.namespace == service.namespace);
+        of_namespace.filter(|(_, names)| names.contains(&service.name)).map(|(id, _)| id).next()
+    }
+
     /// The gateways of our classes.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (&Id, &GatewayFacts, &Class)> {
         let class = |facts: &GatewayFacts| self.classes.get(&facts.spec.gateway_class_name);
         self.gateways.iter().filter_map(move |(id, facts)| Some((id, facts, class(facts)?)))
     }
+}
+
+/// The first field that is not known and says something, as the API words "nothing" too.
+pub(crate) fn unknown(rest: &Rest) -> Option<&str> {
+    let says_nothing = |value: &Value| {
+        let of = |value: &Value| value.is_null() || *value == "None";
+        of(value) || value.pointer("/namespaces/from").is_some_and(of)
+    };
+    rest.iter().find(|(_, value)| !says_nothing(value)).map(|(key, _)| key.as_str())
 }
 
 impl Address {

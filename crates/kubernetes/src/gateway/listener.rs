@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use leno_model::{GatewayCertificate, HostPattern, Name};
 
-use super::facts::{CertificateRef, Facts, GATEWAY_GROUP, Listener};
+use super::facts::{CertificateRef, Facts, GATEWAY_GROUP, Listener, unknown};
 use crate::source::Id;
 use crate::status::Condition;
 use crate::words::HEALTH_PORT;
@@ -110,6 +110,12 @@ pub(super) fn judge<'a>(facts: &Facts, id: &Id, listeners: &'a [Listener]) -> Ve
 
 fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
     let (speaks, mut refusal) = spoken(listener);
+    if let Some(field) = unknown_field(listener)
+        && refusal.is_none()
+    {
+        let message = format!("{field} is not known, and would not be enforced: remove it");
+        refusal = Some(Reason::new("UnsupportedValue", message));
+    }
     if listener.port == HEALTH_PORT && speaks.is_some() {
         let message = format!("the kubelet asks at port {HEALTH_PORT}: use another");
         refusal = Some(Reason::new("PortUnavailable", message));
@@ -155,20 +161,34 @@ fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
     }
 }
 
+/// A field that somebody relies on and nobody would look at.
+fn unknown_field(listener: &Listener) -> Option<String> {
+    let tls = listener.tls.as_ref();
+    let option = tls.and_then(|tls| tls.options.keys().next());
+    let routes = &listener.allowed_routes;
+    let parts = [
+        ("", Some(&listener.rest)),
+        ("tls.", tls.map(|tls| &tls.rest)),
+        ("allowedRoutes.", Some(&routes.rest)),
+        ("allowedRoutes.namespaces.", Some(&routes.namespaces.rest)),
+    ];
+    let mut fields = parts.into_iter().filter_map(|(at, rest)| Some((at, unknown(rest?)?)));
+    let option = option.map(|option| format!("tls.options.{option}"));
+    option.or_else(|| fields.next().map(|(at, field)| format!("{at}{field}")))
+}
+
 fn spoken(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
     let tls = listener.tls.as_ref();
     let mode = tls.and_then(|tls| tls.mode.as_deref()).unwrap_or("Terminate");
     let unsupported = |message: String| Some(Reason::new("UnsupportedValue", message));
-    let option = tls.and_then(|tls| tls.options.keys().next());
-    let odd = option.and_then(|option| unsupported(format!("tls.options: {option} is not known")));
     match (listener.protocol.as_str(), mode) {
         ("HTTP", _) => (Some(Speaks::Http), None),
         ("TCP", _) => (Some(Speaks::Tcp), None),
-        ("HTTPS", "Terminate") => (Some(Speaks::Https), odd),
+        ("HTTPS", "Terminate") => (Some(Speaks::Https), None),
         ("HTTPS", mode) => {
             (Some(Speaks::Https), unsupported(format!("tls.mode {mode} is not for HTTPS")))
         }
-        ("TLS", "Passthrough") => (Some(Speaks::Passthrough), odd),
+        ("TLS", "Passthrough") => (Some(Speaks::Passthrough), None),
         ("TLS", mode) => {
             let message = format!("tls.mode {mode} is not supported for TLS: use Passthrough");
             (Some(Speaks::Terminate), unsupported(message))

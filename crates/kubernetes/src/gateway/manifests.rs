@@ -22,7 +22,7 @@ pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
         json!({
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": metadata(wish, &wish.account),
+            "metadata": account_metadata(wish, &wish.account),
             "automountServiceAccountToken": false,
         }),
         service(wish),
@@ -61,7 +61,9 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
     let mut labels = labels(wish);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
+    // What the cluster itself reads at pods is not for whoever may only write gateways.
     let mut annotations = annotations(wish);
+    annotations.retain(|key, _| !is_below(key, &DOMAINS));
     for (key, value) in scraping() {
         annotations.entry(key).or_insert(value.into());
     }
@@ -151,6 +153,27 @@ fn metadata(wish: &Wish, name: &str) -> Value {
     })
 }
 
+/// What its author wants is none of the account: annotations there give rights in clouds. By the
+/// gateway's own label everything would be found that has all of that.
+fn account_metadata(wish: &Wish, name: &str) -> Value {
+    let mut metadata = metadata(wish, name);
+    metadata["labels"] = json!({
+        "app.kubernetes.io/part-of": "leno",
+        GATEWAY_PART: wish.name.name.as_str(),
+    });
+    metadata["annotations"] = json!({});
+    metadata
+}
+
+/// Whether a key of a label or annotation is of one of these domains.
+pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
+    let Some((prefix, _)) = key.split_once('/') else { return false };
+    let is_below = |domain: &&str| {
+        prefix.strip_suffix(*domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    domains.iter().any(is_below)
+}
+
 /// What its author wants, and then ours, which counts.
 fn labels(wish: &Wish) -> Map<String, Value> {
     let wanted = wish.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
@@ -170,6 +193,9 @@ fn selector(wish: &Wish) -> Map<String, Value> {
     Map::from_iter([pair(GATEWAY_LABEL), pair(GATEWAY_PART)])
 }
 
+/// The domains of what the cluster itself reads.
+pub(super) const DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -186,7 +212,9 @@ mod tests {
             uid: "u-1".to_owned(),
             ports: vec![80, 443],
             labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
-            annotations: BTreeMap::from([("note".to_owned(), "b".to_owned())]),
+            annotations: ["note", "service.beta.kubernetes.io/internal"]
+                .map(|key| (key.to_owned(), "b".to_owned()))
+                .into(),
             service_type: "LoadBalancer",
             address: None,
             incomplete: true,

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
-use kube::core::DynamicObject;
-use kube::{Api, Client, ResourceExt as _};
+use kube::core::{DynamicObject, ObjectMeta};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client};
 use leno_model::GatewayName;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -17,7 +19,7 @@ use super::resolve::Wish;
 use crate::failure::in_words;
 use crate::inject::Settings;
 use crate::install::api_of;
-use crate::words::GATEWAY_PART;
+use crate::words::{CONTROL, GATEWAY_PART};
 
 /// Makes an account, a Service and a Deployment for each gateway that is wished for, while this
 /// control plane leads. They go with their gateway, which owns them. Never ends by itself.
@@ -27,11 +29,14 @@ pub async fn provision(
     wishes: watch::Receiver<Arc<Vec<Wish>>>,
     leading: watch::Receiver<bool>,
 ) {
-    Maker { client, made: HashMap::new() }.run(settings, wishes, leading).await;
+    let reporter = Reporter { controller: CONTROL.to_owned(), instance: None };
+    let recorder = Recorder::new(client.clone(), reporter);
+    Maker { client, recorder, made: HashMap::new() }.run(settings, wishes, leading).await;
 }
 
 struct Maker {
     client: Client,
+    recorder: Recorder,
     made: HashMap<GatewayName, Made>,
 }
 
@@ -40,6 +45,8 @@ struct Made {
     wish: Wish,
     settings: Settings,
     at: Instant,
+    /// How many times in a row the same was made.
+    times: u32,
     /// Why it was not, if it was not.
     refused: Option<String>,
 }
@@ -85,49 +92,130 @@ impl Maker {
         // What was whole and is not any more was taken away.
         let is_gone = wish.incomplete && !made.wish.incomplete;
         let is_same = Wish { incomplete: wish.incomplete, ..made.wish.clone() } == *wish
-            && made.settings == *settings
-            && !is_gone;
-        let soon = wish.incomplete || made.refused.is_some();
-        let patience = if soon { AGAIN_EVERY } else { WHOLE_AGAIN };
+            && made.settings == *settings;
+        // Whoever takes it away again and again, or lets nobody make it, is not asked without a pause.
+        let again = AGAIN_EVERY.saturating_mul(1 << made.times.min(5)).min(WHOLE_AGAIN);
+        let patience = match wish.incomplete || made.refused.is_some() {
+            true if is_gone && made.times == 0 => Duration::ZERO,
+            true => again,
+            false => WHOLE_AGAIN,
+        };
         !is_same || made.at.elapsed() >= patience
     }
 
     async fn make(&mut self, wish: &Wish, settings: &Settings) {
         let mut refused = None;
         for manifest in manifests(wish, settings) {
-            if let Err(why) = apply(&self.client, &manifest).await {
+            if let Err(why) = apply(&self.client, wish, &manifest).await {
                 refused = Some(why);
                 break;
             }
         }
-        let before = self.made.get(&wish.name).and_then(|made| made.refused.as_ref());
+        let before = self.made.get(&wish.name);
+        let known = before.and_then(|made| made.refused.as_ref());
+        let is_same = |made: &Made| {
+            made.at.elapsed() < WHOLE_AGAIN * 2
+                && made.settings == *settings
+                && Wish { incomplete: wish.incomplete, ..made.wish.clone() } == *wish
+        };
+        let times = before.filter(|made| is_same(made)).map_or(0, |made| made.times + 1);
         if let Some(why) = &refused
-            && before != Some(why)
+            && known != Some(why)
         {
             tracing::warn!(gateway = %wish.name, why, "what runs for a gateway cannot be made");
+            self.tell(wish, why).await;
         }
         let (wish, settings) = (wish.clone(), settings.clone());
         let at = Instant::now();
-        self.made.insert(wish.name.clone(), Made { wish, settings, at, refused });
+        self.made.insert(wish.name.clone(), Made { wish, settings, at, times, refused });
+    }
+
+    /// Whoever looks at the Gateway sees why nothing of it runs.
+    async fn tell(&self, wish: &Wish, why: &str) {
+        let gateway = ObjectReference {
+            api_version: Some("gateway.networking.k8s.io/v1".to_owned()),
+            kind: Some("Gateway".to_owned()),
+            name: Some(wish.name.name.to_string()),
+            namespace: Some(wish.name.namespace.to_string()),
+            uid: Some(wish.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "NotMade".to_owned(),
+            note: Some(why.chars().take(NOTE_CHARACTERS_MAX).collect()),
+            action: "Make".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &gateway).await {
+            tracing::debug!(gateway = %wish.name, %error, "an event cannot be written");
+        }
     }
 }
 
-/// Only what was made here before is changed: somebody else's object of the name stays.
-async fn apply(client: &Client, manifest: &Value) -> Result<(), String> {
+/// Only what was made for this very gateway is changed: everything else of the name stays as it is.
+async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), String> {
     let (object, api): (String, Api<DynamicObject>) = api_of(client, manifest);
     let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
     let failed = |error: kube::Error| format!("{object}: {}", in_words(&error));
-    let known = api.get_opt(name).await.map_err(failed)?;
-    if known.is_some_and(|known| !known.labels().contains_key(GATEWAY_PART)) {
-        return Err(format!("{object} belongs to somebody else: rename it, or the Gateway"));
+    let mut manifest = manifest.clone();
+    // What is not there is made without force, so that nothing is taken over that comes in between.
+    let mut parameters = PatchParams::apply(FIELD_MANAGER);
+    if let Some(known) = api.get_opt(name).await.map_err(failed)? {
+        if !is_of(wish, &known.metadata) {
+            return Err(format!("{object} belongs to somebody else: rename it, or the Gateway"));
+        }
+        manifest["metadata"]["uid"] = known.metadata.uid.into();
+        parameters = parameters.force();
     }
-    let parameters = PatchParams::apply(FIELD_MANAGER).force();
-    api.patch(name, &parameters, &Patch::Apply(manifest)).await.map_err(failed)?;
+    api.patch(name, &parameters, &Patch::Apply(&manifest)).await.map_err(failed)?;
     Ok(())
 }
 
+/// Whether an object was made for this gateway, and not for an earlier one of its name.
+fn is_of(wish: &Wish, meta: &ObjectMeta) -> bool {
+    let label = meta.labels.as_ref().and_then(|labels| labels.get(GATEWAY_PART));
+    let mut owners = meta.owner_references.iter().flatten();
+    label.is_some_and(|label| *label == wish.name.name.as_str())
+        && owners.any(|owner| owner.kind == "Gateway" && owner.uid == wish.uid)
+}
+
+/// An event's note has at most a kilobyte; characters may have four bytes.
+const NOTE_CHARACTERS_MAX: usize = 250;
 const FIELD_MANAGER: &str = "leno-gateway";
 /// How often what is not there yet is made again.
 const AGAIN_EVERY: Duration = Duration::from_secs(10);
 /// How often all is made again, whoever changed it.
 const WHOLE_AGAIN: Duration = Duration::from_secs(300);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_objects_of_this_very_gateway_are_ours() {
+        let wish = Wish {
+            name: "shop/edge".parse().unwrap(),
+            account: "leno-gateway-edge".to_owned(),
+            uid: "u-1".to_owned(),
+            ports: vec![80],
+            labels: [].into(),
+            annotations: [].into(),
+            service_type: "ClusterIP",
+            address: None,
+            incomplete: false,
+        };
+        let meta = |gateway: &str, uid: &str| {
+            let owner = json!({"apiVersion": "v1", "kind": "Gateway", "name": "edge", "uid": uid});
+            let meta = json!({"labels": {GATEWAY_PART: gateway}, "ownerReferences": [owner]});
+            serde_json::from_value::<ObjectMeta>(meta).unwrap()
+        };
+        assert!(is_of(&wish, &meta("edge", "u-1")));
+        assert!(!is_of(&wish, &meta("edge", "u-0")));
+        assert!(!is_of(&wish, &meta("other", "u-1")));
+        assert!(!is_of(&wish, &ObjectMeta { owner_references: None, ..meta("edge", "u-1") }));
+        assert!(!is_of(&wish, &ObjectMeta::default()));
+    }
+}

@@ -1,5 +1,6 @@
 //! Objects of the cluster as facts about gateways: pure, one object at a time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -16,7 +17,7 @@ use super::facts::{
 use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
 /// The kinds that only gateways need.
-pub(crate) const EDGE_KINDS: [ServedKind; 2] = [
+pub(crate) const EDGE_KINDS: [ServedKind; 3] = [
     ServedKind {
         group: GATEWAY_GROUP,
         kind: "GatewayClass",
@@ -26,6 +27,11 @@ pub(crate) const EDGE_KINDS: [ServedKind; 2] = [
         group: GATEWAY_GROUP,
         kind: "Gateway",
         api_versions: &["gateway.networking.k8s.io/v1"],
+    },
+    ServedKind {
+        group: GATEWAY_GROUP,
+        kind: "BackendTLSPolicy",
+        api_versions: &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1alpha3"],
     },
 ];
 
@@ -40,6 +46,7 @@ pub(crate) fn fact(kind: ServedKind, api_version: &str, object: &DynamicObject) 
         "GatewayClass" => class(meta, spec).map(Fact::Class),
         "Gateway" => gateway(meta, spec).map(|facts| Fact::Gateway(Box::new(facts))),
         "ReferenceGrant" => parsed::<Grant>(spec, meta).map(Fact::Grant),
+        "BackendTLSPolicy" => Some(Fact::Encrypted(encrypted(spec))),
         _ => {
             let facts = route(kind.kind, api_version, meta, spec)?;
             Some(Fact::Route(kind.kind, Box::new(facts)))
@@ -64,6 +71,14 @@ fn gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
         service_type: service_type(meta),
         spec: parsed(spec, meta)?,
     })
+}
+
+/// The services that a BackendTLSPolicy is about, whichever of their ports.
+fn encrypted(spec: &Value) -> BTreeSet<String> {
+    let targets = spec.get("targetRefs").and_then(Value::as_array).into_iter().flatten();
+    let services = targets.filter(|target| strange_kind(target).is_none());
+    let names = services.filter_map(|target| target.get("name").and_then(Value::as_str));
+    names.map(str::to_owned).collect()
 }
 
 fn service_type(meta: &ObjectMeta) -> Option<String> {

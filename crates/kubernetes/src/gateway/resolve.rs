@@ -1,20 +1,23 @@
 //! Gateways, routes and what they refer to, put together: what is served, said and made. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use leno_model::{Gateway, GatewayName, HostPattern, ServiceName, gateway_account};
 use serde_json::Value;
 
 use super::attach::{Attached, attach, gateway_of};
 use super::backends::{Led, Lookup, lead};
-use super::facts::{Address, Class, Facts, GatewayFacts, RouteFacts, RouteId};
+use super::facts::{
+    Address, Class, Facts, GatewayFacts, Infrastructure, RouteFacts, RouteId, unknown,
+};
 use super::listener::{Judged, Reason, judge, secret_of};
-use super::manifests::object_name;
+use super::manifests::{DOMAINS, is_below, object_name};
 use super::said::{GatewaySaid, ListenerSaid, ParentSaid, met};
 use super::served::{Carried, ports};
 use crate::source::Id;
 use crate::status::Condition;
-use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
+use crate::words::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
 
 /// What came of all gateways.
 #[derive(Default)]
@@ -213,6 +216,20 @@ fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
             format!("spec.tls.{part} is not supported, and would not be enforced: remove it");
         return Some(Reason::new("Invalid", message));
     }
+    let rests = [("", &spec.rest), ("infrastructure.", &spec.infrastructure.rest)];
+    let mut strange = rests.into_iter().filter_map(|(at, rest)| Some((at, unknown(rest)?)));
+    if let Some((at, field)) = strange.next() {
+        let message =
+            format!("spec.{at}{field} is not known, and would not be enforced: remove it");
+        return Some(Reason::new("Invalid", message));
+    }
+    let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
+    let reserved = labels.keys().find(|key| is_below(key, &PREFIXES) || is_below(key, &DOMAINS));
+    if let Some(key) = reserved.or_else(|| annotations.keys().find(|key| is_below(key, &PREFIXES)))
+    {
+        let message = format!("spec.infrastructure: {key} is not for users: remove it");
+        return Some(Reason::new("InvalidParameters", message));
+    }
     let unsupported =
         |it: &&Address| it.kind != "IPAddress" && !(it.kind == "Hostname" && it.value.is_empty());
     if let Some(address) = spec.addresses.iter().find(unsupported) {
@@ -286,6 +303,10 @@ fn parents(
             outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
         match outcome {
             Some(Err(reason)) => reason.unmet("Accepted"),
+            Some(Ok(attached)) if !is_taken(sides, &gateway_of(id, parent), attached) => {
+                let message = "neither its gateway nor any listener that it fits is accepted";
+                Reason::new("ListenersNotAccepted", message).unmet("Accepted")
+            }
             _ => met("Accepted", "Accepted", "in force"),
         }
     };
@@ -303,6 +324,15 @@ fn parents(
         })
     });
     ours.collect()
+}
+
+/// Whether a gateway is accepted, and any of these listeners.
+fn is_taken(sides: &BTreeMap<&Id, Side<'_>>, gateway: &Id, attached: &[Attached]) -> bool {
+    let side = sides.get(gateway).filter(|side| side.refusal.is_none());
+    let is_accepted = |(index, _): &Attached| {
+        side.and_then(|side| side.listeners.get(*index)).is_some_and(Judged::is_accepted)
+    };
+    attached.iter().any(is_accepted)
 }
 
 fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
@@ -352,7 +382,7 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
     let wanted: Vec<&Address> =
         side.facts.spec.addresses.iter().filter(|address| !address.value.is_empty()).collect();
     if !wanted.is_empty() {
-        there.retain(|address| wanted.iter().any(|it| it.value == address.value));
+        there.retain(|address| wanted.iter().any(|it| is_same(it, address)));
         if there.len() < wanted.len() {
             let message =
                 format!("{} of {} wanted addresses can be used", there.len(), wanted.len());
@@ -370,6 +400,12 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
         Reason::new("AddressNotAssigned", message)
     });
     (there, missing)
+}
+
+/// Addresses can be written in several ways.
+fn is_same(one: &Address, other: &Address) -> bool {
+    let ip = |address: &Address| address.value.parse::<IpAddr>().ok();
+    one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
 }
 
 fn wish(facts: &Facts, side: &Side<'_>, ports: Vec<u16>) -> Wish {

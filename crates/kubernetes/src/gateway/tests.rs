@@ -77,6 +77,7 @@ impl World {
                 self.facts.routes.insert(RouteId { kind, id }, *route);
             }
             Fact::Grant(grant) => drop(self.facts.grants.insert(id, grant)),
+            Fact::Encrypted(names) => drop(self.facts.encrypted.insert(id, names)),
             _ => panic!(),
         }
     }

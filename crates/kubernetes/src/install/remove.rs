@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use kube::api::{DeleteParams, DynamicObject};
-use kube::{Api, Client};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, DynamicObject, ListParams};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
 use super::apply::api_of;
 use super::{InstallError, Options, Step, manifests};
 use crate::webhook::WEBHOOK_SECRET;
-use crate::words::{AUTHORITY_SECRET, ROOTS_CONFIG_MAP};
+use crate::words::{AUTHORITY_SECRET, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
 /// How much is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +77,34 @@ pub async fn remove(
             Err(error) => return Err(InstallError::of("remove", &object, error)),
         };
         told(Step { object, done });
+    }
+    Ok(())
+}
+
+/// Removes what was made for gateways, in every namespace: it would run on, and nobody would look after
+/// it. To be called when no control plane is there that makes it again.
+///
+/// # Errors
+/// When the API server refuses; those before are removed.
+pub async fn remove_gateways(
+    client: &Client,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    for (version, kind) in [("apps/v1", "Deployment"), ("v1", "Service"), ("v1", "ServiceAccount")]
+    {
+        let (_, all) = api_of(client, &json!({"apiVersion": version, "kind": kind}));
+        let made = ListParams::default().labels(GATEWAY_PART);
+        let listed = all.list(&made).await;
+        for found in listed.map_err(|error| InstallError::of("list", kind, error))? {
+            let is_owned = |it: &OwnerReference| it.kind == "Gateway";
+            if !found.owner_references().iter().any(is_owned) {
+                continue;
+            }
+            let (name, namespace) = (found.name_any(), found.namespace());
+            let metadata = json!({"name": name, "namespace": namespace});
+            let manifest = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
+            remove(client, &[manifest], &mut told).await?;
+        }
     }
     Ok(())
 }

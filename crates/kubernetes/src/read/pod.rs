@@ -44,6 +44,14 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     Ok(plain)
 }
 
+/// Where a pod is that has an address of its own.
+#[must_use]
+pub fn address(pod: &Pod) -> Option<IpAddr> {
+    let is_of_node = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
+    let status = pod.status.as_ref().filter(|_| !is_of_node)?;
+    status.pod_ip.as_deref()?.parse().ok()
+}
+
 /// The workload, as if it had a sidecar.
 fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let meta = &pod.metadata;

@@ -1,7 +1,7 @@
 //! Endpoints that somebody lists become workloads that gateways reach.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use leno_model::{
@@ -29,6 +29,10 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         // The first is the one to use, by the API.
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
         let Some(address) = address else { continue };
+        if is_special(address) {
+            tracing::warn!(slice = own, namespace, %address, "an endpoint that is none of anybody's");
+            continue;
+        }
         let name = format!("{own}.{}", address.to_string().replace(['.', ':'], "-"));
         let Ok(name) = Name::new(name.trim_end_matches('-')) else { continue };
         found.push(Workload {
@@ -46,6 +50,21 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         });
     }
     found
+}
+
+/// Whether an address is the own machine's, or one at which clouds and nodes tell secrets: gateways do
+/// not lead there, whoever lists it.
+fn is_special(address: IpAddr) -> bool {
+    let is_local = match address.to_canonical() {
+        IpAddr::V4(it) => it.is_link_local() || it.is_broadcast(),
+        IpAddr::V6(it) => it.is_unicast_link_local(),
+    };
+    let address = address.to_canonical();
+    is_local
+        || address.is_loopback()
+        || address.is_unspecified()
+        || address.is_multicast()
+        || METADATA.contains(&address)
 }
 
 fn port(port: &EndpointPort) -> Option<WorkloadPort> {
@@ -73,6 +92,12 @@ pub(super) fn listed_port(name: Option<&Name>) -> Name {
     name.cloned().unwrap_or_else(|| Name::new("unnamed").expect("it is a name"))
 }
 
+/// Where clouds tell machines their credentials, beside link-local addresses.
+const METADATA: [IpAddr; 3] = [
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+];
 /// By which slices say of which service they are.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Keys of labels have no spaces.
@@ -102,6 +127,9 @@ mod tests {
                 {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
                 {"addresses": ["fd00::"]},
                 {"addresses": ["somewhere.example"]},
+                {"addresses": ["169.254.169.254"]},
+                {"addresses": ["::ffff:127.0.0.1"]},
+                {"addresses": ["fd00:ec2::254"]},
             ],
         }))
         .unwrap();

@@ -22,6 +22,7 @@ use super::kinds::Watched;
 use super::news::{Id, Item, News, Seen};
 use super::progress::Progress;
 use super::record::Record;
+use crate::gateway::Fact;
 use crate::read::{Custom, IN_DOUBT, Member, NamespaceAdmission, selects, with_target_ports};
 
 /// What is known of every object, and what of it has not been told yet.
@@ -187,12 +188,23 @@ impl Ledger {
         if seen.item.is_none() {
             self.forget_item(&origin);
         }
+        let before = self.edge.pod(&origin);
         match seen.fact {
             Some(fact) => {
+                if let Some(address) = before {
+                    self.edge.remove(&origin);
+                    self.touch_address(address);
+                }
+                if let Fact::Pod(address) = fact {
+                    self.touch_address(address);
+                }
                 self.edge.put(&origin, fact);
                 self.seen.insert(origin.clone(), listing);
             }
-            None => self.edge.remove(&origin),
+            None => {
+                self.edge.remove(&origin);
+                before.into_iter().for_each(|address| self.touch_address(address));
+            }
         }
         if let Some(record) = seen.record {
             self.unjudged = true;
@@ -291,7 +303,9 @@ impl Ledger {
     }
 
     fn forget(&mut self, origin: &Origin) {
+        let address = self.edge.pod(origin);
         self.edge.remove(origin);
+        address.into_iter().for_each(|address| self.touch_address(address));
         self.forget_item(origin);
     }
 
@@ -367,7 +381,8 @@ impl Ledger {
     fn current(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
-                let workload = self.workloads.get(name).or_else(|| self.listed.workload(name))?;
+                let listed = || self.listed.workload(name).filter(|it| !self.is_borrowed(it));
+                let workload = self.workloads.get(name).or_else(listed)?;
                 // Without a sidecar it is nothing to anybody but gateways that lead there.
                 if !workload.sidecar && !self.is_led_to(workload) {
                     return None;
@@ -411,6 +426,7 @@ impl Ledger {
         }
         rejected.extend(self.customs.duplicates());
         warnings.extend(self.overruled());
+        warnings.extend(self.borrowed());
         for standing in &self.kinds {
             let Some(why) = &standing.forbidden else { continue };
             let kind = standing.watched.word();

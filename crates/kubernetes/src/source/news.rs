@@ -14,8 +14,8 @@ use leno_registry::{Rejected, ServedKind, Warning};
 use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
-    Custom, Member, NamespaceAdmission, ServiceReading, custom, endpoints, member, namespace,
-    service,
+    Custom, Member, NamespaceAdmission, ServiceReading, address, custom, endpoints, member,
+    namespace, service,
 };
 
 /// What the stream of one kind tells.
@@ -78,7 +78,8 @@ impl Id {
 impl Seen {
     pub(crate) fn pod(pod: Pod) -> Self {
         let item = member(&pod).transpose().map(Item::Pod);
-        Self { id: Id::of(&pod), item, fact: None, record: None }
+        let fact = address(&pod).map(Fact::Pod);
+        Self { id: Id::of(&pod), item, fact, record: None }
     }
 
     pub(crate) fn service(served: ServedService) -> Self {

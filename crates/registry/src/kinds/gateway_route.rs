@@ -46,7 +46,12 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
             let hostnames = read_hostnames(&fields);
             let backends = tls_route::read_backends(&fields, &name, Reach::Anywhere);
             let hostnames = hostnames?;
-            let rule = TlsRule { route: name, hostnames: hostnames.clone(), backends: backends? };
+            let rule = TlsRule {
+                route: name,
+                hostnames: hostnames.clone(),
+                backends: backends?,
+                ungranted_weight: 0,
+            };
             Some(GatewayRoute { hostnames, rules: GatewayRules::Sessions(rule) })
         }
         Kind::GatewayTcpRoute => {

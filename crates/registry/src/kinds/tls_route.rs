@@ -12,7 +12,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
     let backends = read_backends(&fields, &route, Reach::Namespace)?;
-    let rule = TlsRule { route, hostnames: hostnames?, backends };
+    let rule = TlsRule { route, hostnames: hostnames?, backends, ungranted_weight: 0 };
     Some(TlsRoute { parents: parents?, rule })
 }
 

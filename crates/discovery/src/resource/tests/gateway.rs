@@ -32,6 +32,7 @@ fn gateway() -> Gateway {
         route: "bookinfo/b".parse().unwrap(),
         hostnames: vec!["b.example.com".parse().unwrap()],
         backends: vec![backend()],
+        ungranted_weight: 1,
     };
     let tcp = TcpRule {
         route: "bookinfo/c".parse().unwrap(),

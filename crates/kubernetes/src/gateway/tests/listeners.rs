@@ -45,6 +45,43 @@ fn each_protocol_takes_its_routes() {
 }
 
 #[test]
+fn what_is_not_known_is_not_ignored() {
+    let validation = json!({"caCertificateRefs": [{"name": "ca"}]});
+    let tls = json!({"mode": "Passthrough", "frontendValidation": validation});
+    for (protocol, more, expected) in [
+        ("TLS", json!({"tls": tls}), "UnsupportedValue"),
+        ("HTTP", json!({"allowedRoutes": {"only": ["a"]}}), "UnsupportedValue"),
+        ("HTTP", json!({"allowedRoutes": {"namespaces": {"only": ["a"]}}}), "UnsupportedValue"),
+        ("HTTP", json!({"guard": true}), "UnsupportedValue"),
+        ("HTTP", json!({"guard": null}), "Accepted"),
+    ] {
+        let world = World::new(json!([listener("l", 80, protocol, more.clone())]));
+        assert_eq!(judged(&world)[0].0[0], expected, "{more}");
+    }
+    let own = |key: &str| json!({"infrastructure": {"labels": {key: "a"}}});
+    let note = |key: &str| json!({"infrastructure": {"annotations": {key: "a"}}});
+    for (spec, expected) in [
+        (json!({"allowedListeners": {"namespaces": {"from": "All"}}}), "Invalid"),
+        (json!({"allowedListeners": {"namespaces": {"from": "None"}}}), "Accepted"),
+        (json!({"backendTLS": {}}), "Invalid"),
+        (json!({"infrastructure": {"odd": 1}}), "Invalid"),
+        (own("team"), "Accepted"),
+        (own("leno.dev/meshed"), "InvalidParameters"),
+        (own("topology.kubernetes.io/zone"), "InvalidParameters"),
+        (own("gateway.networking.k8s.io/gateway-name"), "InvalidParameters"),
+        (note("service.beta.kubernetes.io/internal"), "Accepted"),
+        (note("sub.leno.dev/x"), "InvalidParameters"),
+    ] {
+        let mut world = World::new(json!([]));
+        let mut gateway = spec.clone();
+        gateway["listeners"] = json!([listener("l", 80, "HTTP", json!({}))]);
+        world.gateway("edge", gateway);
+        let said = &world.resolve().said[&id("infra", "edge")];
+        assert_eq!(reason(&said.conditions, "Accepted"), expected, "{spec}");
+    }
+}
+
+#[test]
 fn kinds_of_routes_are_those_that_fit() {
     for (protocol, kinds, reason, left) in [
         ("HTTP", json!([{"kind": "HTTPRoute"}]), "ResolvedRefs", vec!["HTTPRoute"]),

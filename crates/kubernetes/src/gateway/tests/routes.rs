@@ -145,6 +145,36 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
 }
 
 #[test]
+fn backends_to_which_somebody_wants_tls_are_none() {
+    let mut world = World::new(json!([http("l", json!({}))]));
+    world.route(("HTTPRoute", "infra", "r"), json!({}), &[]);
+    let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}]});
+    world.put("BackendTLSPolicy", ("other", "p"), policy.clone());
+    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["Accepted", "ResolvedRefs"]);
+    world.put("BackendTLSPolicy", ("infra", "p"), policy);
+    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["Accepted", "UnsupportedProtocol"]);
+    assert!(world.resolve().backends.is_empty());
+}
+
+#[test]
+fn routes_are_not_in_force_where_nothing_is_accepted() {
+    let odd = http("odd", json!({"port": 15020}));
+    let mut world = World::new(json!([odd, http("good", json!({}))]));
+    for (parent, expected) in [
+        (json!({"sectionName": "odd"}), "ListenersNotAccepted"),
+        (json!({"sectionName": "good"}), "Accepted"),
+        (json!({}), "Accepted"),
+    ] {
+        world.route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
+        assert_eq!(world.parent("HTTPRoute", "infra", "r")[0], expected, "{parent}");
+    }
+    let spec = json!({"listeners": [http("good", json!({}))], "odd": 1});
+    world.gateway("edge", spec);
+    assert_eq!(world.parent("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
+    assert_eq!(world.resolve().said[&id("infra", "edge")].listeners[0].attached, 1);
+}
+
+#[test]
 fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
     let mut world = World::new(json!([http("l", json!({}))]));
     world.route(("HTTPRoute", "infra", "r"), json!({}), &["a.b"]);

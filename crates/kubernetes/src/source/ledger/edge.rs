@@ -1,9 +1,10 @@
 //! Gateways: what is known of them, and what came of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use leno_model::{Gateway, GatewayName, ObjectKey, ServiceName};
+use leno_model::{Gateway, GatewayName, Name, ObjectKey, ServiceName};
 
 use super::{Ledger, Origin};
 use crate::gateway::{Before, Fact, Facts, Resolved, RouteId, Wish, resolve, secrets_of};
@@ -34,6 +35,8 @@ enum Kept {
     Gateway(Id),
     Route(RouteId),
     Grant(Id),
+    Encrypted(Id),
+    Pod(IpAddr, Id),
     Certificate(Id),
     Namespace(String),
     Deployment(Id),
@@ -102,8 +105,23 @@ impl Edge {
         self.unresolved = true;
     }
 
+    /// Whether another pod has this address than those of a namespace.
+    pub(super) fn is_of_others(&self, address: IpAddr, namespace: &Name) -> bool {
+        let mut pods = self.facts.pods.get(&address).into_iter().flatten();
+        pods.any(|pod| pod.namespace != namespace.as_str())
+    }
+
+    /// The address of a pod.
+    pub(super) fn pod(&self, origin: &Origin) -> Option<IpAddr> {
+        match self.kept.get(origin) {
+            Some(Kept::Pod(address, _)) => Some(*address),
+            _ => None,
+        }
+    }
+
     pub(super) fn put(&mut self, origin: &Origin, fact: Fact) {
-        self.unresolved = true;
+        // Nothing else hangs on pods, of which there are many.
+        self.unresolved |= !matches!(fact, Fact::Pod(_));
         let (id, facts) = (origin.id.clone(), &mut self.facts);
         let kept = match fact {
             Fact::Class(class) => {
@@ -125,6 +143,14 @@ impl Edge {
             Fact::Grant(grant) => {
                 facts.grants.insert(id.clone(), grant);
                 Kept::Grant(id)
+            }
+            Fact::Encrypted(services) => {
+                facts.encrypted.insert(id.clone(), services);
+                Kept::Encrypted(id)
+            }
+            Fact::Pod(address) => {
+                facts.pods.entry(address).or_default().insert(id.clone());
+                Kept::Pod(address, id)
             }
             Fact::Certificate(certificate) => {
                 facts.certificates.insert(id.clone(), certificate);
@@ -148,9 +174,18 @@ impl Edge {
 
     pub(super) fn remove(&mut self, origin: &Origin) {
         let Some(kept) = self.kept.remove(origin) else { return };
-        self.unresolved = true;
+        self.unresolved |= !matches!(kept, Kept::Pod(..));
         let facts = &mut self.facts;
         match kept {
+            Kept::Encrypted(id) => drop(facts.encrypted.remove(&id)),
+            Kept::Pod(address, id) => {
+                if let Some(pods) = facts.pods.get_mut(&address) {
+                    pods.remove(&id);
+                    if pods.is_empty() {
+                        facts.pods.remove(&address);
+                    }
+                }
+            }
             Kept::Class(name) => drop(facts.classes.remove(&name)),
             Kept::Gateway(id) => drop(facts.gateways.remove(&id)),
             Kept::Route(id) => drop(facts.routes.remove(&id)),

@@ -1,8 +1,11 @@
 //! Services whose endpoints somebody lists, and those endpoints: gateways alone lead there.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use leno_model::{ObjectKey, Service, ServiceName, Workload, WorkloadName};
+
+use leno_registry::{Place, Warning};
 
 use super::services::Services;
 use super::{Ledger, Origin};
@@ -66,6 +69,32 @@ impl Ledger {
             self.listed.workloads.insert(workload.name.clone(), workload);
         }
         self.listed.by_slice.insert(origin.clone(), names);
+    }
+
+    /// Whether an address that somebody listed is that of a pod of another namespace.
+    pub(super) fn is_borrowed(&self, workload: &Workload) -> bool {
+        self.edge.is_of_others(workload.address, &workload.name.namespace)
+    }
+
+    /// A pod has come to this address, or has gone.
+    pub(super) fn touch_address(&mut self, address: IpAddr) {
+        let there = self.listed.workloads.iter().filter(|(_, it)| it.address == address);
+        self.dirty.extend(there.map(|(name, _)| ObjectKey::Workload(name.clone())));
+    }
+
+    /// What is said of listed addresses that are not led to.
+    pub(super) fn borrowed(&self) -> impl Iterator<Item = Warning> {
+        let all = self.listed.workloads.iter().filter(|(_, it)| self.is_borrowed(it));
+        all.map(|(name, workload)| Warning {
+            at: Place {
+                kind: Some("EndpointSlice".to_owned()),
+                name: Some(name.to_string()),
+                field: Some("endpoints".to_owned()),
+                ..Place::default()
+            },
+            problem: format!("{} is a pod of another namespace", workload.address),
+            remedy: "lead to a Service there, with a ReferenceGrant".to_owned(),
+        })
     }
 
     /// Whether gateways lead to a workload.

@@ -125,6 +125,7 @@ fn tls_rule(hostname: &str, backends: Vec<WeightedBackend>) -> TlsRule {
         route: "bookinfo/route".parse().unwrap(),
         hostnames: vec![hostname.parse().unwrap()],
         backends,
+        ungranted_weight: 0,
     }
 }
 

@@ -74,6 +74,20 @@ fn listed_endpoints_are_told_where_gateways_lead_there() {
     ledger.take(slices, slice("10.0.0.2"));
     let told = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
     assert_eq!(shown(ledger.flush()), told);
+    // Nor does anybody lead to pods of others by listing them.
+    let borrowed = |namespace: &str| {
+        let pod = json!({
+            "metadata": {"name": "a", "namespace": namespace}, "spec": {"containers": []},
+            "status": {"podIP": "10.0.0.2"},
+        });
+        News::Seen(Box::new(Seen::pod(serde_json::from_value(pod).unwrap())))
+    };
+    ledger.take(PODS, borrowed("bank"));
+    let update = ledger.flush().unwrap();
+    assert!(update.warnings[0].to_string().contains("a pod of another namespace"));
+    assert_eq!(shown(Some(update)), ["- Workload shop/db-1.10-0-0-2"]);
+    ledger.take(PODS, gone("bank", "a"));
+    assert_eq!(shown(ledger.flush()), ["+ Workload shop/db-1.10-0-0-2"]);
     // Now it selects pods: those of slices are not its own any more.
     ledger.take(SERVICES, service("db", 8080));
     ledger.resolve();
