@@ -297,7 +297,7 @@ impl Report<'_> {
     /// domain is not the one that is asked for.
     pub(crate) fn rejected(&self) -> Value {
         let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
-        warnings.extend(lint(&self.mesh.objects()));
+        warnings.extend(lint(&self.mesh.explained()));
         warnings.sort();
         warnings.dedup();
         json!({

@@ -4,6 +4,7 @@ mod attach;
 mod backends;
 mod certificate;
 mod facts;
+mod isolated;
 mod listener;
 mod manifests;
 mod provision;

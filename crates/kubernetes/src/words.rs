@@ -47,8 +47,6 @@ pub const MESHED_BY_SIDECAR: &str = "sidecar";
 pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
 /// The agent of a node: its DaemonSet, account and container.
 pub const CNI: &str = "leno-cni";
-/// Label of the pods of a gateway, with its name, as the Gateway API has it.
-pub const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 /// Label of everything that is made for a gateway, with its name.
 pub const GATEWAY_PART: &str = "leno.dev/gateway";
 /// The value of [`MESHED`] for the proxies of gateways.

@@ -1,5 +1,6 @@
 //! The admin page: read-only, on loopback, on the control thread.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub(crate) struct Admin {
     pub(crate) doors: Doors,
     /// It is to serve a gateway.
     pub(crate) is_gateway: bool,
+    /// Its ports were open once: those that are added later take nothing away from it.
+    pub(crate) was_open: Cell<bool>,
 }
 
 /// Answers until the listener is dropped with the control thread.

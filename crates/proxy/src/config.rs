@@ -201,6 +201,8 @@ pub struct Limits {
     /// A kept-alive connection without a request, a TCP connection without a byte either way, and
     /// a link without a stream are closed after this time.
     pub idle_connection: Duration,
+    /// The same of a stranger's kept-alive connection to a gateway.
+    pub idle_stranger: Duration,
     /// A kept-alive connection that has not been used for this long gives back what it needs to
     /// serve a request, until the next one comes.
     pub rest_after: Duration,
@@ -223,6 +225,7 @@ impl Default for Limits {
             discovery_timeout: Duration::from_secs(5),
             idle_subscription: Duration::from_secs(600),
             idle_connection: Duration::from_secs(3600),
+            idle_stranger: Duration::from_secs(75),
             rest_after: Duration::from_millis(100),
             body_stall_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),

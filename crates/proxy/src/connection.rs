@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -64,9 +64,9 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
         && !plaintext::is_mutual_tls(worker, spoken, &tcp).await
     {
         let io = Io::new(Stream::Plain(tcp));
-        let served = plain_inbound(worker, (port, spoken), io.clone(), peer);
-        let refused = worker.world.plaintext_refused();
-        if Box::pin(until(served, refused, &io)).await == Ended::Cut {
+        let mut served = Box::pin(plain_inbound(worker, (port, spoken), io.clone(), peer));
+        let refused = Box::pin(worker.world.plaintext_refused());
+        if until(served.as_mut(), refused, &io).await == Ended::Cut {
             tracing::info!(%peer, "a connection without mutual TLS is cut: it is refused now");
             worker.shard.refuse(Reason::PlaintextRefused.label());
         }
@@ -101,26 +101,26 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     session.expires = Some(expires);
     let account = session.identity.as_ref().map(|id| id.account.clone());
-    let served = serve_inbound(session, (port, expires), io.clone(), alpn);
-    let revoked = async {
+    let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
+    let revoked = pin!(async {
         match &account {
             Some(account) => worker.world.revoked(account).await,
             None => std::future::pending().await,
         }
-    };
+    });
     if until(served, revoked, &io).await == Ended::Cut {
         tracing::info!(%peer, "a connection of a revoked account is cut");
         worker.shard.refuse(Reason::RevokedPeer.label());
     }
 }
 
-/// Serves a connection to its end, which is near when it is forbidden from now on.
+/// Serves a connection to its end, which is near when it is forbidden from now on. Both are pinned
+/// where they are: moved in here, a connection would have room for them twice.
 async fn until(
-    served: impl Future<Output = ()>,
-    forbidden: impl Future<Output = ()>,
+    mut served: Pin<&mut impl Future<Output = ()>>,
+    forbidden: impl Future<Output = ()> + Unpin,
     io: &Io,
 ) -> Ended {
-    let mut served = pin!(served);
     tokio::select! {
         () = &mut served => return Ended::Whole,
         () = forbidden => {}
@@ -146,7 +146,8 @@ async fn plain_inbound(
 ) {
     worker.shard.add(Count::DownstreamPlaintext, 1);
     let mut early = BytesMut::new();
-    let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
+    let patience = worker.config.limits.idle_connection;
+    let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
         return;
     };
     let session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
@@ -289,7 +290,8 @@ async fn to_service(
         | Entrance::Address(_)
         | Entrance::Gateway { .. } => return,
     };
-    let Some(spoken) = spoken(worker, declared, &io, &mut early).await else {
+    let patience = worker.config.limits.idle_connection;
+    let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
         return;
     };
     let session = Session::new(worker.clone(), entrance, None, peer);
@@ -311,10 +313,10 @@ async fn to_service(
 }
 
 /// What is spoken on a connection to a service that declares this. Nothing when the client stays
-/// silent for as long as an idle connection may, or this proxy goes.
+/// silent for as long as `patience`, or this proxy goes.
 pub(crate) async fn spoken(
     worker: &Worker,
-    declared: Protocol,
+    (declared, patience): (Protocol, Duration),
     io: &Io,
     early: &mut BytesMut,
 ) -> Option<Spoken> {
@@ -328,19 +330,25 @@ pub(crate) async fn spoken(
             Ok(_) | Err(_) => Some(Spoken::Opaque),
         },
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
-            if early.is_empty() {
-                let mut phase = worker.phase.clone();
-                let begun = timeout(limits.idle_connection, poll_fn(|cx| io.poll_readable(cx)));
-                tokio::select! {
-                    // A request that is there is answered, also when a drain has begun.
-                    biased;
-                    begun = begun => begun.ok()?.ok()?,
-                    _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
+            let sniffed = loop {
+                if early.is_empty() {
+                    let mut phase = worker.phase.clone();
+                    let begun = timeout(patience, poll_fn(|cx| io.poll_readable(cx)));
+                    tokio::select! {
+                        // A request that is there is answered, also when a drain has begun.
+                        biased;
+                        begun = begun => begun.ok()?.ok()?,
+                        _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
+                    }
                 }
-            }
-            // Who stops half-way hears of it from whoever reads the head.
-            let sniffed = timeout(limits.head_timeout, detect(io, early)).await;
-            let sniffed = sniffed.unwrap_or(Sniffed::More);
+                match timeout(limits.head_timeout, detect(io, early)).await {
+                    Ok(sniffed) => break sniffed,
+                    // The kernel was hasty: nothing was said yet.
+                    Err(_) if early.is_empty() => {}
+                    // Who stops half-way hears of it from whoever reads the head.
+                    Err(_) => break Sniffed::More,
+                }
+            };
             Some(match (declared, sniffed) {
                 // The application's own: its bytes mean nothing to anybody in between.
                 (_, Sniffed::Tls) => Spoken::Opaque,
@@ -393,4 +401,4 @@ pub(crate) fn list(session: &Session, protocol: &'static str, target: String) ->
 }
 
 /// How long one handshake may hold its room among those under way: far beyond what it needs.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const ROOM_TIMEOUT: Duration = Duration::from_secs(2);

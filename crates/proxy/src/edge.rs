@@ -10,8 +10,9 @@ use rustls::ServerConfig;
 
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// A configuration for each port with TLS that ends there.
-pub(crate) type EdgeConfigs = BTreeMap<u16, Arc<ServerConfig>>;
+/// A configuration for each port with TLS that ends there; none where none can be made of what it
+/// is to show.
+pub(crate) type EdgeConfigs = BTreeMap<u16, Option<Arc<ServerConfig>>>;
 
 /// Those of a world; that of the world before while its
 /// certificates are the same, so that sessions can be resumed. What cannot be used is told, once.
@@ -32,9 +33,9 @@ pub(crate) fn configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> 
         Serves::Https(listeners) => Some((port.port, listeners)),
         Serves::Http(_) | Serves::Passthrough(_) | Serves::Tcp(_) => None,
     });
-    let configs = ports.filter_map(|(port, listeners)| {
+    let configs = ports.map(|(port, listeners)| {
         let kept = before.and_then(|before| kept(before, port, listeners));
-        Some((port, kept.or_else(|| built(gateway, port, listeners))?))
+        (port, kept.unwrap_or_else(|| built(gateway, port, listeners)))
     });
     configs.collect()
 }
@@ -43,12 +44,12 @@ fn kept(
     (plans, configs): (&Plans, &EdgeConfigs),
     port: u16,
     listeners: &[GatewayListener],
-) -> Option<Arc<ServerConfig>> {
+) -> Option<Option<Arc<ServerConfig>>> {
     let gateway = plans.snapshot.plan.gateway.as_deref()?;
     let before = gateway.ports.iter().find(|known| known.port == port)?;
     let Serves::Https(before) = &before.serves else { return None };
     let config = configs.get(&port)?;
-    shown(before).eq(shown(listeners)).then(|| Arc::clone(config))
+    shown(before).eq(shown(listeners)).then(|| config.clone())
 }
 
 /// What a configuration depends on.

@@ -11,7 +11,7 @@ use leno_traffic::GatewayPortPlan;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::connection::{Spoken, list, spoken};
+use crate::connection::{ROOM_TIMEOUT, Spoken, list, spoken};
 use crate::http::server::{refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
@@ -52,7 +52,9 @@ pub(crate) fn plan(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
 /// HTTP/1.1, or HTTP/2 whose client knows beforehand that it is spoken.
 async fn http(session: Session, io: Io) {
     let mut early = BytesMut::new();
-    let spoken = spoken(&session.worker, Protocol::Http2, &io, &mut early).await;
+    // Who comes in has something to ask.
+    let first = (Protocol::Http2, session.worker.config.limits.head_timeout);
+    let spoken = spoken(&session.worker, first, &io, &mut early).await;
     match spoken {
         None => {}
         Some(Spoken::Http1) => {
@@ -71,15 +73,19 @@ async fn http(session: Session, io: Io) {
 }
 
 async fn https(worker: &Rc<Worker>, edge: Edge, tcp: TcpStream, peer: SocketAddr) {
-    let config = worker.world.scene().and_then(|scene| scene.edge.get(&edge.port).cloned());
+    let config = worker.world.scene().and_then(|scene| scene.edge.get(&edge.port)?.clone());
     let Some(config) = config else {
         return worker.shard.refuse(Reason::HandshakeFailed.label());
     };
     let accepted = timeout(worker.config.limits.handshake_timeout, async {
-        // Closed never: the semaphore lives as long as the worker. Who is silent takes no room.
         tls::expect(&tcp).await?;
+        let greeted = tls::greeting(tcp).await?;
+        // Closed never: the semaphore lives as long as the worker. Who is silent takes no room,
+        // nor who stops in the middle of a word; who says no second one not for long.
         let _room = worker.handshakes.acquire().await;
-        tls::accept_stranger(config, tcp).await
+        timeout(ROOM_TIMEOUT, tls::accept_stranger(config, greeted))
+            .await
+            .unwrap_or(Err(Reason::HandshakeFailed))
     });
     let tls = match accepted.await.unwrap_or(Err(Reason::HandshakeFailed)) {
         Ok(tls) => tls,

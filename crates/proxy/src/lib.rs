@@ -25,6 +25,7 @@ mod gateway;
 mod health;
 mod http;
 mod http2;
+mod idle;
 mod io;
 mod keeper;
 mod link;
@@ -207,6 +208,7 @@ impl Proxy {
             removed,
             doors: self.doors.clone(),
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
+            was_open: false.into(),
         };
         let exporter = Exporter::new(self.config.clone(), world.clone(), telemetry.shard());
         let logged = world.clone();

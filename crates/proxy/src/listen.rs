@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use leno_model::Reason;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, LocalSet};
+use tokio::task::{JoinHandle, LocalSet};
 
 use crate::connection;
 use crate::drain::Phase;
@@ -23,14 +24,15 @@ pub(crate) enum Command {
         gate: Gate,
         listener: std::net::TcpListener,
     },
-    /// Accept no more connections there; those that are open go on.
-    Close { gate: Gate },
+    /// Accept no more connections there; those that are open go on. `closed` is dropped when its
+    /// socket is.
+    Close { gate: Gate, closed: mpsc::Sender<Infallible> },
 }
 
 /// Runs a data thread until it has drained or every sender of commands is gone.
 pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
     let open = Rc::new(Cell::new(0));
-    let mut accepting: HashMap<Gate, AbortHandle> = HashMap::new();
+    let mut accepting: HashMap<Gate, JoinHandle<()>> = HashMap::new();
     let mut phase = worker.phase.clone();
     let tasks = LocalSet::new();
     tasks
@@ -43,13 +45,15 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                 match command {
                     Some(Command::Open { gate, listener }) => {
                         let accept = accept(worker.clone(), gate.clone(), listener, open.clone());
-                        let task = tokio::task::spawn_local(accept).abort_handle();
-                        accepting.insert(gate, task);
+                        accepting.insert(gate, tokio::task::spawn_local(accept));
                     }
-                    Some(Command::Close { gate }) => {
+                    Some(Command::Close { gate, closed }) => {
                         if let Some(task) = accepting.remove(&gate) {
                             task.abort();
+                            // It ends in no other way.
+                            drop(task.await);
                         }
+                        drop(closed);
                     }
                     None => break,
                 }
@@ -97,7 +101,10 @@ async fn accept(
                 continue;
             }
         };
-        if open.get() >= worker.config.limits.connections_max {
+        let max = worker.config.limits.connections_max;
+        // Who is sent away needs a moment to go.
+        let is_made_room = || open.get() < max + max / 8 && worker.idle.shed();
+        if open.get() >= max && !is_made_room() {
             worker.shard.refuse(Reason::TooManyConnections.label());
             continue;
         }

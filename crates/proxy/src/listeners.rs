@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use leno_discovery::InboundListener;
 use leno_model::{GatewayPort, WorkloadPlan, WorkloadPort};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use crate::config::{Config, Interception};
 use crate::dial::prepare;
@@ -52,10 +54,18 @@ impl Listeners {
             })
             .map(|(name, _)| name.clone())
             .collect();
+        let (closed, mut open_still) = mpsc::channel(1);
+        let is_any_stale = !stale.is_empty();
         for name in stale {
             if let Some(open) = self.open.remove(&name) {
-                self.tell_all(|| Command::Close { gate: open.gate.clone() }).await;
+                let close = || Command::Close { gate: open.gate.clone(), closed: closed.clone() };
+                self.tell_all(close).await;
             }
+        }
+        drop(closed);
+        if is_any_stale {
+            // What opens now may want the same address. A thread that drains does not answer.
+            drop(timeout(CLOSE_TIMEOUT, open_still.recv()).await);
         }
         let mut problems = Vec::new();
         for (name, (gate, address)) in wanted {
@@ -243,5 +253,7 @@ fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpL
 
 /// What the doors are called that lead from the sidecar to its own application.
 const OWN: &str = "own-";
+/// How long the threads may take to close a socket.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections that may wait to be accepted; the kernel caps it at `somaxconn`.
 const BACKLOG: i32 = 1024;

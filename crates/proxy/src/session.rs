@@ -94,8 +94,19 @@ impl Session {
 
     /// How long its next request is waited for.
     pub(crate) fn patience(&self) -> Duration {
-        let idle = self.worker.config.limits.idle_connection;
+        let limits = &self.worker.config.limits;
+        let idle = if self.edge.is_some() { limits.idle_stranger } else { limits.idle_connection };
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
+    }
+
+    /// Resolves when this connection, on which nothing is asked, is to make room for another: only
+    /// strangers are sent away.
+    pub(crate) async fn shed(&self) {
+        match self.edge {
+            // Boxed: the others need no room for it.
+            Some(_) => Box::pin(self.worker.idle.wait()).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Whether the peer's certificate has expired.

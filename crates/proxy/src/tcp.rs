@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
+use crate::http::edge;
 use crate::http::message::{Reader, Writer};
 use crate::http::route::{self, Destination};
 use crate::io::Io;
@@ -285,10 +286,9 @@ async fn open_from_edge(
         GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute),
     };
     let backend = backend.ok_or(Reason::InvalidBackend)?;
-    let patience = limits.discovery_timeout;
-    let (scene, _) = worker.world.with_service(&backend.service, patience).await?;
-    worker.sweep(&scene);
-    let port = behind(&scene, backend, record)?;
+    let (scene, plan) = edge::service_of(session, backend).await?;
+    let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
+    record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
     open_among(worker, (&scene, port), record).await
 }

@@ -2,15 +2,17 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use leno_identity::{Credential, Peer, VerifyError, client_config, peer, reason_of, server_config};
 use leno_model::{Reason, Side, SpiffeId};
+use rustls::server::Acceptor;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsAcceptor};
 
 /// The link protocol of this version.
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
@@ -135,17 +137,27 @@ pub(crate) async fn accept(
     }
 }
 
+/// A stranger whose hello is there as a whole: what it costs to answer comes now.
+pub(crate) struct Greeted(StartHandshake<TcpStream>);
+
+/// Reads the hello of a stranger, which costs next to nothing. On failure the connection is cut.
+pub(crate) async fn greeting(tcp: TcpStream) -> Result<Greeted, Reason> {
+    let acceptor = LazyConfigAcceptor::new(Acceptor::default(), tcp);
+    let greeted = acceptor.await.map_err(|error| no_session(&error))?;
+    Ok(Greeted(greeted))
+}
+
 /// Terminates TLS of a stranger, who stays one. On failure the connection is cut.
 pub(crate) async fn accept_stranger(
     config: Arc<ServerConfig>,
-    tcp: TcpStream,
+    Greeted(greeted): Greeted,
 ) -> Result<TlsStream<TcpStream>, Reason> {
-    let accepted = TlsAcceptor::from(config).accept(tcp).into_fallible().await;
-    accepted.map_err(|(error, tcp)| {
-        tracing::debug!(%error, "a session with a stranger failed");
-        drop(tcp);
-        reason_of(&error, Side::Downstream)
-    })
+    greeted.into_stream(config).await.map_err(|error| no_session(&error))
+}
+
+fn no_session(error: &io::Error) -> Reason {
+    tracing::debug!(%error, "a session with a stranger failed");
+    reason_of(error, Side::Downstream)
 }
 
 fn refuse(tcp: &TcpStream, reason: Reason) -> Result<Accepted, Reason> {

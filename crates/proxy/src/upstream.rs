@@ -202,7 +202,8 @@ impl Application {
     /// A connection to the application, kept warm or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
-            return self.http2.lease(self.address, worker).await.map(Lease::Http2);
+            let patience = worker.config.limits.connect_timeout;
+            return self.http2.lease(self.address, worker, patience).await.map(Lease::Http2);
         }
         if let Some(connection) = self.pool.take() {
             worker.shard.add(Count::LeaseReused, 1);
@@ -214,7 +215,8 @@ impl Application {
 
     /// A connection of one's own, never shared with other requests.
     pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
-        connect::application(self.address, worker).await
+        let patience = worker.config.limits.connect_timeout;
+        connect::application(self.address, worker, patience).await
     }
 }
 

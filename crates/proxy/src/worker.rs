@@ -18,6 +18,7 @@ use crate::connections::Connections;
 use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
+use crate::idle::IdleStrangers;
 use crate::removed::RemovedEndpoints;
 use crate::seen::Outlets;
 use crate::tapped::ThreadView;
@@ -60,6 +61,8 @@ pub(crate) struct Worker {
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// What may be spent on retries; of services whose rules retry.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
+    /// The connections that make room for new ones.
+    pub(crate) idle: IdleStrangers,
     /// Copies of requests under way.
     pub(crate) mirrors: Rc<Cell<usize>>,
     /// The version of the world that `upstreams` was last swept against.
@@ -106,6 +109,7 @@ impl Worker {
             newcomers: RefCell::default(),
             applications: RefCell::default(),
             budgets: RefCell::default(),
+            idle: IdleStrangers::default(),
             mirrors: Rc::default(),
             swept: Cell::new(0),
             exchanges: Cell::new(0),

@@ -57,17 +57,6 @@ impl CompiledActions {
         })
     }
 
-    /// The same where strangers come in. What a rule says of these fields itself stays.
-    pub(crate) fn at_the_edge(mut self) -> Self {
-        let claims = FORWARDED.iter().map(|name| Box::from(*name));
-        let known = self.request.remove.iter().cloned();
-        let mut remove: Vec<Box<str>> = known.chain(claims).collect();
-        remove.sort();
-        remove.dedup();
-        self.request.remove = remove.into();
-        self
-    }
-
     /// Whether requests go nowhere: their answer is a redirection.
     #[must_use]
     pub fn redirects(&self) -> bool {
@@ -215,17 +204,6 @@ impl FieldEdits {
         kept.chain(appended).collect()
     }
 }
-
-/// What requests say of where they came from, and through whom: a stranger may say anything.
-const FORWARDED: &[&str] = &[
-    "forwarded",
-    "x-forwarded-client-cert",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-proto",
-    "x-real-ip",
-];
 
 /// Host and port of an authority.
 pub(crate) fn split_authority(authority: &str) -> (&str, Option<u16>) {

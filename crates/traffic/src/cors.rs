@@ -44,14 +44,15 @@ pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Opti
     if allowed {
         fields.extend(about_origin(cors, &origin));
     }
-    if preflight {
-        if allowed {
-            fields.extend(about_request(cors, request));
-        }
-        return Some(CrossOrigin::Preflight(fields));
+    if preflight && allowed {
+        fields.extend(about_request(cors, request));
     }
+    // Browsers look for it at answers to requests alone; the Gateway API wants it said at once.
     if allowed && let Some(exposed) = list(&cors.exposed, cors.credentials, None) {
         fields.push(("access-control-expose-headers", exposed));
+    }
+    if preflight {
+        return Some(CrossOrigin::Preflight(fields));
     }
     // What the application says about origins is not mixed with what the rule says.
     Some(CrossOrigin::Actual(beside(edits, &ANSWERS, fields)))
@@ -199,7 +200,7 @@ mod tests {
                 &only,
                 "OPTIONS",
                 &question,
-                "vary: origin; allow-origin: https://a.example; allow-methods: PUT, DELETE; allow-headers: x-a, x-b; max-age: 5",
+                "vary: origin; allow-origin: https://a.example; allow-methods: PUT, DELETE; allow-headers: x-a, x-b; max-age: 5; expose-headers: x-c",
             ),
             (&only, "OPTIONS", &[("origin", "https://b.example"), question[1]], "vary: origin"),
             (&any, "GET", &[page], "goes on; allow-origin: *; expose-headers: *"),
@@ -207,7 +208,7 @@ mod tests {
                 &any,
                 "OPTIONS",
                 &question,
-                "allow-origin: *; allow-methods: *; allow-headers: *; max-age: 5",
+                "allow-origin: *; allow-methods: *; allow-headers: *; max-age: 5; expose-headers: *",
             ),
             (
                 &trusted,

@@ -1,10 +1,11 @@
 //! Gateways, compiled: which listener a request is for, and which rule decides it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Gateway, GatewayListener, GatewayPort, HostPattern, HostRules, Name, RouteRule, Serves, TcpRule,
+    Gateway, GatewayListener, GatewayPort, HostPattern, HostRules, Name, RouteKind, RouteRule,
+    Serves, ServiceName, TcpRule,
 };
 
 use crate::action::split_authority;
@@ -23,6 +24,8 @@ pub struct GatewayPlan {
     pub ports: BTreeMap<u16, Arc<GatewayPortPlan>>,
     /// The rules that were left out since they cannot be used; the others are served.
     pub bad: Vec<BadPattern>,
+    /// The ports of services that rules lead calls of gRPC to.
+    calls: BTreeMap<ServiceName, BTreeSet<u16>>,
 }
 
 impl GatewayPlan {
@@ -36,13 +39,33 @@ impl GatewayPlan {
             (port.port, built)
         });
         let ports = ports.collect();
-        Self { gateway: Arc::clone(gateway), ports, bad }
+        Self { gateway: Arc::clone(gateway), ports, bad, calls: calls(gateway) }
+    }
+
+    /// Whether a rule leads calls of gRPC to this port of a service.
+    #[must_use]
+    pub fn takes_calls(&self, service: &ServiceName, port: u16) -> bool {
+        self.calls.get(service).is_some_and(|ports| ports.contains(&port))
     }
 
     fn unchanged(&self, port: &GatewayPort) -> Option<Arc<GatewayPortPlan>> {
         let same = self.gateway.ports.contains(port);
         self.ports.get(&port.port).filter(|_| same).cloned()
     }
+}
+
+fn calls(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
+    let listeners = gateway.ports.iter().flat_map(|port| match &port.serves {
+        Serves::Http(listeners) | Serves::Https(listeners) => &**listeners,
+        Serves::Passthrough(_) | Serves::Tcp(_) => &[],
+    });
+    let rules = listeners.flat_map(|listener| &listener.hosts).flat_map(|host| &host.rules);
+    let rules = rules.filter(|rule| rule.kind == RouteKind::Grpc);
+    let mut calls: BTreeMap<ServiceName, BTreeSet<u16>> = BTreeMap::new();
+    for backend in rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors)) {
+        calls.entry(backend.service.clone()).or_default().insert(backend.port);
+    }
+    calls
 }
 
 /// What one port of a gateway serves.
@@ -138,7 +161,7 @@ impl Listener {
         let by_host = Hosts::of(together.keys().copied());
         let routes = together.values().map(|rules| PortRoutes::of(rules, true));
         // All rules that are left compile.
-        let hosts = routes.filter_map(Result::ok).map(PortRoutes::at_the_edge).collect();
+        let hosts = routes.filter_map(Result::ok).collect();
         Self { name: listener.name.clone(), hosts, by_host }
     }
 }

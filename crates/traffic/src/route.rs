@@ -66,16 +66,6 @@ impl PortRoutes {
         })
     }
 
-    /// The same where requests of strangers come in: what they say of where they came from goes no
-    /// further.
-    pub(crate) fn at_the_edge(mut self) -> Self {
-        for rule in &mut self.rules {
-            let actions = rule.actions.take().map(Arc::unwrap_or_clone);
-            rule.actions = Some(Arc::new(actions.unwrap_or_default().at_the_edge()));
-        }
-        self
-    }
-
     /// Where a request goes; `draw` is a random number that chooses among weighted backends.
     #[must_use]
     pub fn choose(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {

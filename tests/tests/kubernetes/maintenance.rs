@@ -62,7 +62,7 @@ fn a_restarted_api_server_fails_no_request() {
 
 /// The process of this cluster's API server, which starts again when it ends.
 fn api_server() -> Option<u32> {
-    let config = std::env::var("KUBECONFIG").expect("no cluster: run ./test kubernetes");
+    let config = std::env::var_os("KUBECONFIG").expect("no cluster: run ./test kubernetes");
     let state = Path::new(&config).parent().expect("it is in the directory of the cluster's state");
     let certificate = format!("--tls-cert-file={}/pki/apiserver.crt", state.display());
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);

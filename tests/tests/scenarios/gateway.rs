@@ -109,16 +109,16 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         [("shop.example.com", &one, &two), ("cart.example.com", &two, &one)]
     {
         for (flag, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
-            let told = edge.curl(name, https, "/plain", certificate, &[flag]);
+            let told = edge.curl(name, https, certificate, &[flag]);
             assert_eq!(told, format!("200 {version}"), "{name}");
         }
-        assert_eq!(edge.curl(name, https, "/plain", other, &[]), "000 0", "{name}");
+        assert_eq!(edge.curl(name, https, other, &[]), "000 0", "{name}");
     }
     let host = ["-H", "Host: cart.example.com"];
-    assert_eq!(edge.curl("shop.example.com", https, "/plain", &one, &host), "421 2");
-    assert_eq!(edge.curl("else.example.com", https, "/plain", &one, &["-k"]), "000 0");
-    assert_eq!(edge.curl("shop.example.com", through, "/plain", &one, &[]), "200 2");
-    assert_eq!(edge.curl("cart.example.com", through, "/plain", &two, &[]), "000 0");
+    assert_eq!(edge.curl("shop.example.com", https, &one, &host), "421 2");
+    assert_eq!(edge.curl("else.example.com", https, &one, &["-k"]), "000 0");
+    assert_eq!(edge.curl("shop.example.com", through, &one, &[]), "200 2");
+    assert_eq!(edge.curl("cart.example.com", through, &two, &[]), "000 0");
     // A new certificate in place of the old one.
     let three = certificate("shop.example.com");
     let listeners = vec![secure(listeners[0].clone(), &three), listeners[1].clone()];
@@ -127,10 +127,10 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         (through, Serves::Passthrough(vec![passthrough])),
     ]);
     eventually("the new certificate is shown", PATIENCE, || {
-        (edge.curl("shop.example.com", https, "/plain", &three, &[]) == "200 2").then_some(())
+        (edge.curl("shop.example.com", https, &three, &[]) == "200 2").then_some(())
     });
-    assert_eq!(edge.curl("shop.example.com", https, "/plain", &one, &[]), "000 0");
-    assert_eq!(edge.curl("cart.example.com", https, "/plain", &two, &[]), "200 2");
+    assert_eq!(edge.curl("shop.example.com", https, &one, &[]), "000 0");
+    assert_eq!(edge.curl("cart.example.com", https, &two, &[]), "200 2");
 }
 
 #[test]

@@ -45,7 +45,9 @@ impl Occupants {
                 false => Occupant::Outside,
             };
         }
-        let Some(workload) = mesh.workload_at(address) else {
+        // Whoever calls a gateway comes in from outside, wherever he stands.
+        let workload = mesh.workload_at(address).filter(|it| mesh.gateway_of(it).is_none());
+        let Some(workload) = workload else {
             return Occupant::Outside;
         };
         let ports = self.ports(mesh, workload);
@@ -57,14 +59,17 @@ impl Occupants {
 
     /// Whether somebody with a sidecar is behind a service, or behind a service that its routes
     /// lead to. If not, its clients reach it as if there were no mesh: namespaces come in one by one.
+    /// The proxies of a gateway are no sidecars.
     fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service) -> bool {
         self.decided_by.insert(service.name.clone());
-        if mesh.behind(&service.name).next().is_some() {
+        let has_sidecars =
+            |name: &ServiceName| mesh.behind(name).any(|it| mesh.gateway_of(it).is_none());
+        if has_sidecars(&service.name) {
             return true;
         }
         let view = view(mesh, &Viewer::Anybody, service);
         self.decided_by.extend(backends(&view).cloned());
-        backends(&view).any(|name| mesh.behind(name).next().is_some())
+        backends(&view).any(has_sidecars)
     }
 
     /// The ports of a workload that services lead to. When several lead to one, it is the port of

@@ -202,6 +202,14 @@ impl<'a> Permitted<'a> {
             }
         }
     }
+
+    /// Whether it allows some workload behind a service; `None` where there is none that a policy
+    /// could be about.
+    fn allows_some(&self, mesh: &Mesh, service: &ServiceName) -> Option<bool> {
+        let mut workloads = mesh.behind(service).peekable();
+        workloads.peek()?;
+        Some(workloads.any(|workload| self.allows(workload)))
+    }
 }
 
 fn may_reach(
@@ -214,13 +222,10 @@ fn may_reach(
     }
     let mut services = std::iter::once(&view.name).chain(backends(view));
     services.any(|name| {
-        // Who has no sidecar enforces nothing.
-        if viewer.is_gateway() && mesh.bystanders_behind(name).next().is_some() {
-            return true;
-        }
-        let mut workloads = mesh.behind(name).peekable();
-        match workloads.peek() {
-            Some(_) => workloads.any(|workload| permitted.allows(workload)),
+        match permitted.allows_some(mesh, name) {
+            Some(allows) => allows,
+            // Who has no sidecar enforces nothing.
+            None if viewer.is_gateway() && mesh.bystanders_behind(name).next().is_some() => true,
             None => mesh.config().mode_in(&name.namespace) != TrafficMode::Strict,
         }
     })
@@ -311,7 +316,8 @@ fn endpoints(
         Some(Arc::new(Endpoint { id, address, account: Some(workload.account.clone()), tags }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
-    if viewer.is_gateway() {
+    // Who has no sidecar is no way around the policies about those of the same service.
+    if viewer.is_gateway() && permitted.allows_some(mesh, &service.name) != Some(false) {
         endpoints.extend(plain_endpoints(mesh, (service, port), &named));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
     }

@@ -39,6 +39,7 @@ impl Mesh {
     }
 
     /// All workloads without a sidecar, by name.
+    #[cfg(test)]
     pub(super) fn bystanders(&self) -> impl Iterator<Item = &Workload> {
         self.bystanders.by_name.values()
     }
@@ -59,7 +60,12 @@ impl Mesh {
         let workloads = account.iter().flat_map(|account| self.under(account));
         let workloads = workloads.filter_map(|workload| self.workload(workload));
         let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
-        touched.workloads.extend(proxies.map(|workload| workload.name.clone()));
+        for proxy in proxies {
+            touched.workloads.insert(proxy.name.clone());
+            // What is at its addresses is of the mesh, or not.
+            touched.services.extend(self.in_front_of(&proxy.name).map(|it| it.name.clone()));
+            self.touch_address_of(&proxy.name, touched);
+        }
     }
 
     pub(super) fn set_bystander(
@@ -68,8 +74,20 @@ impl Mesh {
         new: Option<Workload>,
         touched: &mut Touched,
     ) {
-        let old = self.bystanders.by_name.remove(name);
-        let differs = old != new;
+        let old = self.bystanders.by_name.get(name);
+        if old == new.as_ref() {
+            return;
+        }
+        // Readiness comes and goes: the same services choose it as long as its labels are the same.
+        if let (Some(old), Some(new)) = (old, &new)
+            && old.labels == new.labels
+        {
+            let services: Vec<ServiceName> = self.bystanders.selecting.of(name).cloned().collect();
+            self.bystanders.by_name.insert(name.clone(), new.clone());
+            services.iter().for_each(|service| self.touch_service(service, touched));
+            return;
+        }
+        self.bystanders.by_name.remove(name);
         let mut services = self.bystanders.selecting.take(name);
         for service in &services {
             self.bystanders.selected.remove(service, name);
@@ -82,7 +100,7 @@ impl Mesh {
             }
             self.bystanders.by_name.insert(name.clone(), new);
         }
-        for service in services.iter().filter(|_| differs) {
+        for service in &services {
             self.touch_service(service, touched);
         }
     }

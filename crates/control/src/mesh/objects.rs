@@ -1,14 +1,14 @@
 //! A mesh from its objects, and back.
 
-use leno_model::{Gateway, Object, RouteKind};
+use leno_model::{Object, RouteKind};
 
 use super::{Mesh, Touched};
 
 impl Mesh {
-    /// All objects, in the order of their keys within each kind.
-    pub(crate) fn objects(&self) -> Vec<Object> {
-        let workloads = self.workloads.values().chain(self.bystanders());
-        let workloads = workloads.cloned().map(Object::Workload);
+    /// What somebody wrote, for who explains it, in the order of their keys within each kind: without
+    /// the workloads that only gateways reach, and without gateways, which have keys.
+    pub(crate) fn explained(&self) -> Vec<Object> {
+        let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
         let routes = self.routes.all().cloned().map(|route| match route.kind {
             RouteKind::Grpc => Object::GrpcRoute(route),
@@ -34,8 +34,15 @@ impl Mesh {
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .chain(self.splits.all().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
-            .chain(self.gateways.values().map(|it| Object::Gateway(Gateway::clone(it))))
             .collect()
+    }
+
+    /// All objects.
+    #[cfg(test)]
+    pub(crate) fn objects(&self) -> Vec<Object> {
+        let gateways = self.gateways.values().map(|it| Object::Gateway((**it).clone()));
+        let bystanders = self.bystanders().cloned().map(Object::Workload);
+        self.explained().into_iter().chain(bystanders).chain(gateways).collect()
     }
 }
 

@@ -56,7 +56,7 @@ impl Owner {
                 let page = crate::metrics::expose(&report, &self.gauges, form);
                 return Answer::Metrics(form, page);
             }
-            Question::Objects => return Answer::Objects(self.mesh.objects()),
+            Question::Objects => return Answer::Objects(self.mesh.explained()),
             Question::Certificates => serde_json::to_value(report.certificates()),
             Question::Change(id) => serde_json::to_value(report.change(id)),
             Question::Changes => serde_json::to_value(report.changes()),

@@ -1,40 +1,32 @@
 //! What runs for one gateway, as objects: an account, a Service, and a Deployment of proxies.
 
-use leno_model::{GatewayName, gateway_account};
+use leno_model::{GATEWAY_LABEL, GatewayName};
 use serde_json::{Map, Value, json};
 
 use super::resolve::Wish;
 use crate::inject::{STATE, Settings, probe, scraping, token_directory, unprivileged, volumes};
 use crate::words::{
-    GATEWAY_LABEL, GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY,
-    PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE, TOKEN_PATH,
+    GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY, PROXY_CONTAINER, PROXY_UID,
+    ROOTS_VARIABLE, TOKEN_PATH,
 };
 
-/// The account of a gateway's proxies, by which the control plane knows them.
-pub(super) fn account_name(gateway: &str) -> String {
-    // It is the same in every namespace.
-    let name = GatewayName::new("default", gateway).ok();
-    let account = name.and_then(|name| gateway_account(&name));
-    account.map(|account| account.name.to_string()).unwrap_or_default()
-}
-
-/// The Service and the Deployment of a gateway; names of services have no dots.
-pub(super) fn object_name(gateway: &str) -> String {
-    account_name(gateway).replace('.', "-")
+/// The Service and the Deployment of a gateway whose proxies run under an account: names of services
+/// have no dots.
+pub(super) fn object_name(account: &str) -> String {
+    account.replace('.', "-")
 }
 
 /// Everything for one gateway, in the order in which it is applied.
 pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
-    let account = account_name(wish.name.name.as_str());
     vec![
         json!({
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": account_metadata(wish, &account),
+            "metadata": account_metadata(wish, &wish.account),
             "automountServiceAccountToken": false,
         }),
         service(wish),
-        deployment(wish, settings, &account),
+        deployment(wish, settings),
     ]
 }
 
@@ -59,13 +51,13 @@ fn service(wish: &Wish) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(wish, &object_name(wish.name.name.as_str())),
+        "metadata": metadata(wish, &object_name(&wish.account)),
         "spec": spec,
     })
 }
 
-fn deployment(wish: &Wish, settings: &Settings, account: &str) -> Value {
-    let name = object_name(wish.name.name.as_str());
+fn deployment(wish: &Wish, settings: &Settings) -> Value {
+    let name = object_name(&wish.account);
     let mut labels = labels(wish);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
@@ -89,7 +81,7 @@ fn deployment(wish: &Wish, settings: &Settings, account: &str) -> Value {
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
                 "spec": {
-                    "serviceAccountName": account,
+                    "serviceAccountName": wish.account,
                     "automountServiceAccountToken": false,
                     "terminationGracePeriodSeconds": 30,
                     "securityContext": {
@@ -216,6 +208,7 @@ mod tests {
     fn what_runs_for_a_gateway() {
         let wish = Wish {
             name: "shop/edge".parse().unwrap(),
+            account: "leno-gateway-edge".to_owned(),
             uid: "u-1".to_owned(),
             ports: vec![80, 443],
             labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
@@ -231,24 +224,5 @@ mod tests {
         let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
         let text = format!("{:#}\n", json!(manifests(&wish, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
-    }
-
-    #[test]
-    fn names_are_labels_and_services_have_no_dots() {
-        let long = "a".repeat(50);
-        for (gateway, account, object) in [
-            ("edge", "leno-gateway-edge", "leno-gateway-edge"),
-            ("a.b", "leno-gateway-a.b", "leno-gateway-a-b"),
-            (
-                &format!("{long}xyz"),
-                &format!("leno-gateway-{long}"),
-                &format!("leno-gateway-{long}"),
-            ),
-        ] {
-            assert_eq!(account_name(gateway), account);
-            assert_eq!(object_name(gateway), object);
-        }
-        let cut = format!("{}-b", "a".repeat(49));
-        assert_eq!(account_name(&cut), format!("leno-gateway-{}", "a".repeat(49)));
     }
 }

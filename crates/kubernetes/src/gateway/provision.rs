@@ -198,6 +198,7 @@ mod tests {
     fn only_objects_of_this_very_gateway_are_ours() {
         let wish = Wish {
             name: "shop/edge".parse().unwrap(),
+            account: "leno-gateway-edge".to_owned(),
             uid: "u-1".to_owned(),
             ports: vec![80],
             labels: [].into(),

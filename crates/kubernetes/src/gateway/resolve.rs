@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use leno_model::{Gateway, GatewayName, ServiceName};
+use leno_model::{Gateway, GatewayName, HostPattern, ServiceName, gateway_account};
 use serde_json::Value;
 
 use super::attach::{Attached, attach, gateway_of};
@@ -14,10 +14,10 @@ use super::facts::{
 use super::listener::{Judged, Reason, judge, secret_of};
 use super::manifests::{DOMAINS, is_below, object_name};
 use super::said::{GatewaySaid, ListenerSaid, ParentSaid, met};
-use super::served::{Carried, backends_of, ports};
+use super::served::{Carried, ports};
 use crate::source::Id;
 use crate::status::Condition;
-use crate::words::{GATEWAY_CONTROLLER, PREFIXES};
+use crate::words::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
 
 /// What came of all gateways.
 #[derive(Default)]
@@ -37,6 +37,8 @@ pub(crate) struct Resolved {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
     pub(crate) name: GatewayName,
+    /// What its proxies run under.
+    pub(crate) account: String,
     pub(crate) uid: String,
     pub(crate) ports: Vec<u16>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -57,6 +59,9 @@ pub(crate) struct Before<'a> {
 /// One gateway on its way.
 struct Side<'a> {
     id: &'a Id,
+    name: GatewayName,
+    /// What its proxies run under.
+    account: String,
     facts: &'a GatewayFacts,
     listeners: Vec<Judged<'a>>,
     refusal: Option<Reason>,
@@ -65,6 +70,13 @@ struct Side<'a> {
     carried: Vec<Carried>,
     /// Whether secrets have to be seen first.
     is_pending: bool,
+}
+
+impl Side<'_> {
+    /// Its Service, and its Deployment.
+    fn object(&self) -> Id {
+        Id { namespace: self.id.namespace.clone(), name: object_name(&self.account) }
+    }
 }
 
 /// The secrets that gateways refer to and may.
@@ -102,7 +114,7 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
         }
     }
     for (id, side) in sides {
-        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let name = side.name.clone();
         if side.is_pending {
             resolved.keep(before.resolved, id, name);
             continue;
@@ -114,12 +126,12 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.wishes.push(wish(facts, &side, name.clone(), numbers));
+            resolved.wishes.push(wish(facts, &side, numbers));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
-    let led_to = resolved.gateways.values().flat_map(backends_of).cloned();
-    resolved.backends = led_to.collect();
+    let led_to = resolved.gateways.values().flat_map(Gateway::backends);
+    resolved.backends = led_to.map(|backend| backend.service.clone()).collect();
     resolved
 }
 
@@ -140,10 +152,8 @@ fn classes(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
     let said = facts.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
-                let message = format!(
-                    "there are no parameters: use the annotation {}",
-                    crate::words::SERVICE_TYPE
-                );
+                let message =
+                    format!("there are no parameters: use the annotation {}", SERVICE_TYPE);
                 Reason::new("InvalidParameters", message).unmet("Accepted")
             }
             false => met("Accepted", "Accepted", "its gateways are served"),
@@ -159,12 +169,15 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
     let mut names = BTreeSet::new();
     let mut sides = BTreeMap::new();
     for (id, gateway, class) in ours {
+        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
+        let Some(account) = gateway_account(&name) else { continue };
+        let account = account.name.to_string();
         let service_type = service_type(gateway, class);
         let mut refusal = refusal(id, gateway, class);
         if let Err(reason) = &service_type {
             refusal.get_or_insert(reason.clone());
         }
-        if !names.insert((&id.namespace, object_name(&id.name))) {
+        if !names.insert((&id.namespace, object_name(&account))) {
             let message = "an older Gateway has a name that begins as this one does: use another";
             refusal.get_or_insert(Reason::new("Invalid", message));
         }
@@ -173,7 +186,17 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
         let carried = Vec::new();
         let is_pending = secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
         let facts = gateway;
-        let side = Side { id, facts, listeners, refusal, service_type, carried, is_pending };
+        let side = Side {
+            id,
+            name,
+            account,
+            facts,
+            listeners,
+            refusal,
+            service_type,
+            carried,
+            is_pending,
+        };
         sides.insert(id, side);
     }
     sides
@@ -183,10 +206,8 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
 fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
-        let message = format!(
-            "parametersRef: there are no parameters; use the annotation {}",
-            crate::words::SERVICE_TYPE
-        );
+        let message =
+            format!("parametersRef: there are no parameters; use the annotation {}", SERVICE_TYPE);
         return Some(Reason::new("InvalidParameters", message));
     }
     if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
@@ -225,7 +246,7 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
     let Some(written) = written else { return Ok(LOAD_BALANCER) };
     let known = SERVICE_TYPES.iter().find(|known| *known == written);
     known.copied().ok_or_else(|| {
-        let annotation = crate::words::SERVICE_TYPE;
+        let annotation = SERVICE_TYPE;
         let message =
             format!("{annotation}: {written:?} is none; use {}", SERVICE_TYPES.join(" or "));
         Reason::new("InvalidParameters", message)
@@ -249,7 +270,7 @@ fn parents(
             Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
-    let mut taken: BTreeMap<(Id, usize), Vec<Option<leno_model::HostPattern>>> = BTreeMap::new();
+    let mut taken: BTreeMap<(Id, usize), Vec<Option<HostPattern>>> = BTreeMap::new();
     let mut outcomes = Vec::new();
     let serving = route.good.as_deref();
     for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {
@@ -328,7 +349,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
         }
     };
     let (addresses, missing) = addresses(facts, side);
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let object = side.object();
     let runs = facts.deployments.get(&object).copied().unwrap_or_default();
     let obstacle = if serves_nothing {
         Some(Reason::new("Invalid", "nothing of it can be served"))
@@ -352,7 +373,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
 
 /// Where a gateway is reached, and why it is not, where it should be.
 fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+    let object = side.object();
     let entrance = facts.entrances.get(&object).cloned().unwrap_or_default();
     let mut there = match entrance.is_load_balancer {
         true => entrance.ingress,
@@ -374,7 +395,7 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
             "the Service {} has no address yet; where there is no load balancer, use the annotation \
              {}: ClusterIP",
             object.name,
-            crate::words::SERVICE_TYPE
+            SERVICE_TYPE
         );
         Reason::new("AddressNotAssigned", message)
     });
@@ -387,12 +408,13 @@ fn is_same(one: &Address, other: &Address) -> bool {
     one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
 }
 
-fn wish(facts: &Facts, side: &Side<'_>, name: GatewayName, ports: Vec<u16>) -> Wish {
-    let object = Id { namespace: side.id.namespace.clone(), name: object_name(&side.id.name) };
+fn wish(facts: &Facts, side: &Side<'_>, ports: Vec<u16>) -> Wish {
+    let object = side.object();
     let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &side.facts.spec.infrastructure;
     Wish {
-        name,
+        name: side.name.clone(),
+        account: side.account.clone(),
         uid: side.facts.uid.clone(),
         ports,
         labels: infrastructure.labels.clone(),

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Gateway, GatewayListener, GatewayName, GatewayPort, HostPattern, HostRules, RouteKind,
-    RouteName, RouteRule, Serves, ServiceName, TcpRule, TlsRule, WeightedBackend,
+    GatewayListener, GatewayName, GatewayPort, HostPattern, HostRules, RouteKind, RouteName,
+    RouteRule, Serves, TcpRule, TlsRule,
 };
 use leno_registry::GatewayRules;
 
+use super::isolated::{Listeners, isolated};
 use super::listener::{Judged, Speaks};
 
 /// A route at a listener.
@@ -31,6 +32,7 @@ pub(super) fn ports(
         of_listener.entry(one.listener).or_default().push(one);
     }
     let mut ports: BTreeMap<u16, Serves> = BTreeMap::new();
+    let mut through: BTreeMap<u16, Listeners> = BTreeMap::new();
     for (index, judged) in listeners.iter().enumerate().filter(|(_, it)| it.is_served()) {
         let (Some(speaks), Some(name)) = (judged.speaks, judged.name.clone()) else { continue };
         let routes = of_listener.remove(&index).unwrap_or_default();
@@ -55,10 +57,8 @@ pub(super) fn ports(
                 }
             }
             Speaks::Passthrough => {
-                let serves = ports.entry(port).or_insert_with(|| Serves::Passthrough(Vec::new()));
-                if let Serves::Passthrough(all) = serves {
-                    all.extend(routes.into_iter().filter_map(session));
-                }
+                let rules = routes.into_iter().filter_map(session).collect();
+                through.entry(port).or_default().push((judged.hostname.clone(), rules));
             }
             Speaks::Tcp => {
                 ports.insert(port, Serves::Tcp(connections(gateway, routes)));
@@ -66,25 +66,8 @@ pub(super) fn ports(
             Speaks::Terminate => {}
         }
     }
+    ports.extend(through.into_iter().map(|(port, it)| (port, Serves::Passthrough(isolated(it)))));
     ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
-}
-
-/// The services that a gateway leads to.
-pub(super) fn backends_of(gateway: &Gateway) -> Vec<&ServiceName> {
-    let mut all: Vec<&WeightedBackend> = Vec::new();
-    for port in &gateway.ports {
-        match &port.serves {
-            Serves::Http(listeners) | Serves::Https(listeners) => {
-                let hosts = listeners.iter().flat_map(|it| &it.hosts);
-                for rule in hosts.flat_map(|it| &it.rules) {
-                    all.extend(rule.backends.iter().chain(&rule.actions.mirrors));
-                }
-            }
-            Serves::Passthrough(rules) => all.extend(rules.iter().flat_map(|it| &it.backends)),
-            Serves::Tcp(rule) => all.extend(&rule.backends),
-        }
-    }
-    all.into_iter().map(|it| &it.service).collect()
 }
 
 /// The rules of requests by host name.

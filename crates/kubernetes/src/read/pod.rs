@@ -4,15 +4,14 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use leno_model::{
-    Admission, Name, Protocol, Service, ServiceAccount, TargetPort, Workload, WorkloadName,
-    WorkloadPort,
+    Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Workload,
+    WorkloadName, WorkloadPort,
 };
 use leno_registry::Rejected;
 
 use super::{admission, is_tcp, place, selects, spoken};
 use crate::words::{
-    CONTROL, GATEWAY_LABEL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER,
-    SYSTEM_NAMESPACE,
+    CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
 };
 
 /// A pod that is a member of the mesh, or that gateways may reach in clear text.

@@ -22,14 +22,18 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     let Some(doors) = admin.doors.now() else {
         return Some("opening the doors");
     };
-    let is_closed = |name: &String| !doors.contains_key(name);
+    let is_open = |name: String| doors.contains_key(&name);
     let gateway = || scene.plans.snapshot.plan.gateway.clone();
     match admin.is_gateway.then(gateway) {
         None => None,
         Some(None) => Some("waiting for a Gateway of which this is a proxy"),
         Some(Some(gateway)) => {
-            let mut doors = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
-            doors.any(|door| is_closed(&door)).then_some("opening the ports of the gateway")
+            // All were tried when one is open. One that is taken costs the others nothing.
+            let mut ports = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
+            if gateway.ports.is_empty() || ports.any(is_open) {
+                admin.was_open.set(true);
+            }
+            (!admin.was_open.get()).then_some("opening the ports of the gateway")
         }
     }
 }

@@ -117,6 +117,7 @@ fn phrase(status: u16) -> &'static str {
         404 => "Not Found",
         408 => "Request Timeout",
         409 => "Conflict",
+        421 => "Misdirected Request",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",

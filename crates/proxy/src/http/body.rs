@@ -251,7 +251,7 @@ fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, 
 
 impl Sink<'_> {
     /// Takes a piece; waits while the sink is full. `last`: nothing comes after it.
-    async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
+    pub(super) async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
                 let room = writer.room();
@@ -296,7 +296,7 @@ impl Sink<'_> {
     }
 
     /// Says that the body is complete; `told`: its last piece said so already.
-    async fn finish(&mut self, told: bool) -> Result<(), Broken> {
+    pub(super) async fn finish(&mut self, told: bool) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, chunked } => {
                 if *chunked {

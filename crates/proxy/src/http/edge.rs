@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use leno_model::{Reach, Reason, Scheme, WeightedBackend};
-use leno_traffic::{CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice};
+use leno_traffic::{
+    CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice, ServicePlan,
+};
+use leno_wire::http1::RequestHead;
 
 use super::exchange::Exchange;
 use super::request::{Aim, Request};
@@ -11,6 +14,7 @@ use super::route::{Bound, Destination, to_port};
 use crate::error::Failure;
 use crate::record::Record;
 use crate::session::{Edge, Session};
+use crate::world::Scene;
 
 /// Decides where a request goes that came in at a port of the gateway.
 pub(crate) async fn route(
@@ -59,13 +63,12 @@ pub(crate) async fn route(
     }
 }
 
-/// The endpoints of a backend. The services that the rules of a gateway lead to come without being
-/// asked for, perhaps a moment later than the rules.
-async fn to_backend(
+/// The service of a backend. Those that the rules of a gateway lead to come without being asked for,
+/// perhaps a moment later than the rules.
+pub(crate) async fn service_of(
     session: &Session,
-    (backend, view): (&WeightedBackend, &RequestView<'_>),
-    record: &mut Record<'_>,
-) -> Result<Bound, Failure> {
+    backend: &WeightedBackend,
+) -> Result<(Arc<Scene>, Arc<ServicePlan>), Reason> {
     let worker = &session.worker;
     let patience = worker.config.limits.discovery_timeout;
     let found = worker.world.with_service(&backend.service, patience).await;
@@ -74,26 +77,66 @@ async fn to_backend(
         reason => reason,
     })?;
     worker.sweep(&scene);
-    if plan.view.reach == Reach::Denied {
-        return Err(Reason::DeniedOutbound.into());
+    match plan.view.reach {
+        Reach::Denied => Err(Reason::DeniedOutbound),
+        Reach::Allowed => Ok((scene, plan)),
     }
+}
+
+/// The endpoints of a backend.
+async fn to_backend(
+    session: &Session,
+    (backend, view): (&WeightedBackend, &RequestView<'_>),
+    record: &mut Record<'_>,
+) -> Result<Bound, Failure> {
+    let worker = &session.worker;
+    let (scene, plan) = service_of(session, backend).await?;
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
     Ok(to_port(worker, (scene, port), view)?)
 }
 
+/// Takes away what a stranger says of where a request came from, and through whom: neither rules nor
+/// applications see it.
+pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
+    head.fields.retain(|field| !is_claim(field.name.of(bytes)));
+}
+
+/// Many applications take `_` for `-`: CGI knows no other.
+fn is_claim(name: &[u8]) -> bool {
+    let is = |byte: &u8, known: u8| {
+        (if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() }) == known
+    };
+    let begins = |known: &str| {
+        let begin = name.get(..known.len());
+        begin.is_some_and(|begin| {
+            begin.iter().zip(known.bytes()).all(|(byte, known)| is(byte, known))
+        })
+    };
+    CLAIMS_BEGIN.iter().any(|known| begins(known))
+        || CLAIMS.iter().any(|known| known.len() == name.len() && begins(known))
+}
+
+/// The fields by which proxies tell who is behind them.
+const CLAIMS: [&str; 6] =
+    ["forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "x-original-url", "x-rewrite-url"];
+/// The same, with whatever follows.
+const CLAIMS_BEGIN: [&str; 2] = ["x-forwarded-", "x-envoy-"];
+
 impl Exchange<'_, '_> {
     /// Tells the application where a request came from that strangers sent, where no rule says
-    /// something else.
+    /// something else, or that it is not to be told.
     pub(super) fn tell_of_client(&mut self, edge: &Edge, actions: Option<&Arc<CompiledActions>>) {
         let client = [
             ("x-forwarded-for", self.session.peer.ip().to_string()),
             ("x-forwarded-proto", edge.scheme.as_str().to_owned()),
         ];
         let is_said = |name: &str| {
-            let mut said = actions.iter().flat_map(|it| it.request.appended());
-            said.any(|(known, _)| known == name)
+            actions.is_some_and(|it| {
+                it.request.remove.iter().any(|known| **known == *name)
+                    || it.request.appended().any(|(known, _)| known == name)
+            })
         };
         let told = client.into_iter().filter(|(name, _)| !is_said(name));
         self.marks.extend(told.map(|(name, value)| (name.to_owned(), value)));

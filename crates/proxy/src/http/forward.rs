@@ -413,13 +413,13 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
     }
 }
 
-enum Http2Answer {
+pub(super) enum Http2Answer {
     Interim(http::response::Parts),
     Final(http::response::Parts, RecvStream),
 }
 
 /// The next head that an HTTP/2 upstream answers with.
-async fn http2_answer(response: &mut ResponseFuture) -> Result<Http2Answer, Reason> {
+pub(super) async fn http2_answer(response: &mut ResponseFuture) -> Result<Http2Answer, Reason> {
     let answered = poll_fn(|cx| {
         if let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx) {
             return Poll::Ready(Ok(Http2Answer::Interim(interim.into_parts().0)));

@@ -1,5 +1,7 @@
 //! Copies of requests for other services: sent beside the request, bounded, their answers unread.
 
+mod plain;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -125,8 +127,8 @@ impl Copy {
         let endpoints = tagged(&worker, port, None)?;
         let ward = worker.ward(port, scene.version);
         let upstream = pick(&worker, (&endpoints, ward.as_deref()), None, None)?;
-        // Copies are for members of the mesh: a foreign peer would need another framing.
-        if upstream.is_foreign() {
+        // A foreign member of the mesh would need another framing.
+        if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
         }
         // What bounds requests bounds copies, and how they end tells about the endpoint as well.
@@ -142,6 +144,12 @@ impl Copy {
         };
         let outcome = match lease {
             Ok(Lease::Link(link)) => exchange(&worker, &link, &head, body).await,
+            Ok(Lease::Http1(connection)) if upstream.is_plain() => {
+                plain::over_http1(&worker, (&upstream, connection), head, body).await
+            }
+            Ok(Lease::Http2(lease)) if upstream.is_plain() => {
+                plain::over_http2(&worker, (&upstream, lease), head, body).await
+            }
             // It proves nothing: what was tried is not what failed.
             Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
             Err(reason) => Err(reason),

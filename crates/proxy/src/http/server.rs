@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::body::Source;
+use super::edge;
 use super::exchange::Exchange;
 use super::message::{ReadError, Reader, Writer};
 use super::request::Request;
@@ -47,6 +48,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
                 matches!(waited, Ok(Ok(())))
             }
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+            () = session.shed() => false,
         };
         if !is_asked {
             io.close().await;
@@ -78,6 +80,9 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
             None => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
+        if session.edge.is_some() {
+            edge::disown(&mut head, &bytes);
+        }
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
         let upgrade = head.upgrade && bodiless;
         let request = Request { bytes, head: &head, upgrade };
@@ -144,6 +149,7 @@ async fn next_request(
             Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
         },
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::End,
+        () = session.shed(), if !rests => Next::End,
     }
 }
 

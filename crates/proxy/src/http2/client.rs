@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use h2::Ping;
@@ -68,19 +68,18 @@ impl Drop for Http2Lease {
 }
 
 impl Http2Pool {
-    /// A connection to the application on which a stream may be opened now, within the time for
-    /// connecting.
+    /// A connection to the application on which a stream may be opened now, within `patience`.
     pub(crate) async fn lease(
         &self,
         address: SocketAddr,
         worker: &Rc<Worker>,
+        patience: Duration,
     ) -> Result<Http2Lease, Reason> {
         if let Some(ready) = self.ready() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(ready);
         }
-        let patience = worker.config.limits.connect_timeout;
-        timeout(patience, self.make_room(address, worker))
+        timeout(patience, self.make_room(address, worker, patience))
             .await
             .unwrap_or(Err(Reason::ConnectTimeout))
     }
@@ -90,13 +89,14 @@ impl Http2Pool {
         &self,
         address: SocketAddr,
         worker: &Rc<Worker>,
+        patience: Duration,
     ) -> Result<Http2Lease, Reason> {
         let _opening = self.opening.lock().await;
         if let Some(ready) = self.room().await {
             return Ok(ready);
         }
         worker.shard.add(Count::LeaseOpened, 1);
-        let connected = connect::application(address, worker).await?;
+        let connected = connect::application(address, worker, patience).await?;
         let send = greet(connected.reader.io.clone(), connected).await?;
         Ok(self.add(send, None))
     }

@@ -1,9 +1,10 @@
 //! Serving HTTP/2: each stream of a connection walks the corridor by itself.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
@@ -23,6 +24,7 @@ use super::{
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::http::body::Source;
+use crate::http::edge;
 use crate::http::exchange::Exchange;
 use crate::http::grpc;
 use crate::http::request::Request;
@@ -35,7 +37,8 @@ use crate::session::Session;
 /// Serves one connection until either side ends it. `early`: what was read of it already.
 pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
     let patience = session.worker.config.limits.handshake_timeout;
-    let shaken = builder().handshake(Transport::new(io.clone(), early));
+    let at_the_edge = session.edge.is_some();
+    let shaken = builder(at_the_edge).handshake(Transport::new(io.clone(), early));
     let Ok(Ok(connection)) = timeout(patience, shaken).await else {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
@@ -45,6 +48,7 @@ pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
 
 async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Bytes>) {
     let streams = Rc::new(Cell::new(0_usize));
+    let resets = session.edge.is_some().then(|| Rc::new(Resets::default()));
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
     loop {
@@ -58,12 +62,29 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
                 connection.graceful_shutdown();
                 continue;
             }
+            () = session.shed(), if !ending => {
+                if streams.get() == 0 {
+                    ending = true;
+                    connection.graceful_shutdown();
+                }
+                continue;
+            }
         };
         match accepted {
+            Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.are_too_many()) => {
+                session.worker.shard.refuse(Reason::BadRequest.label());
+                connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
+                drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
+                return;
+            }
             Ok(Some(Ok((request, respond)))) => {
                 let (session, open) = (session.clone(), Open::new(&streams));
+                let resets = resets.clone();
                 tokio::task::spawn_local(async move {
-                    serve_stream(&session, request, respond).await;
+                    let served = serve_stream(&session, request, respond).await;
+                    if let (Served::Unwanted, Some(resets)) = (served, resets) {
+                        resets.count(Instant::now());
+                    }
                     drop(open);
                 });
             }
@@ -78,6 +99,36 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
             Err(_) => {}
         }
     }
+}
+
+/// The streams that a stranger took back before anything of their answers was out: each has cost an
+/// exchange, and him nothing.
+#[derive(Default)]
+struct Resets {
+    since: Cell<Option<Instant>>,
+    count: Cell<u32>,
+}
+
+impl Resets {
+    fn count(&self, now: Instant) {
+        let is_over = |since: Instant| now.duration_since(since) > RESETS_PERIOD;
+        if self.since.get().is_none_or(is_over) {
+            self.since.set(Some(now));
+            self.count.set(0);
+        }
+        self.count.set(self.count.get() + 1);
+    }
+
+    fn are_too_many(&self) -> bool {
+        self.count.get() > RESETS_MAX
+    }
+}
+
+/// What became of a stream.
+enum Served {
+    Answered,
+    /// Its client took it back before.
+    Unwanted,
 }
 
 /// Counts one open stream while it lives.
@@ -100,7 +151,7 @@ async fn serve_stream(
     session: &Session,
     request: http::Request<RecvStream>,
     respond: SendResponse<Bytes>,
-) {
+) -> Served {
     let worker = &session.worker;
     let reply = Reply::new(respond);
     let (mut parts, body) = request.into_parts();
@@ -124,9 +175,12 @@ async fn serve_stream(
                 None,
             )
             .await;
-            return;
+            return Served::Answered;
         }
     };
+    if session.edge.is_some() {
+        edge::disown(&mut lent, &bytes);
+    }
     let request = Request { bytes, head: &lent, upgrade };
     let mut source = match lent.body {
         BodyLength::Empty if !upgrade => Source::Empty,
@@ -136,13 +190,16 @@ async fn serve_stream(
     let mut exchange = pin!(exchange.run());
     tokio::select! {
         biased;
-        () = reply.gone() => {}
+        () = reply.gone() => if reply.is_unanswered() {
+            return Served::Unwanted;
+        },
         went_well = &mut exchange => {
             if !went_well {
                 reply.reset();
             }
         }
     }
+    Served::Answered
 }
 
 /// Reads the head as one of HTTP/1.1, by the same strict rules.
@@ -175,11 +232,11 @@ fn is_grpc(fields: &http::HeaderMap) -> bool {
     kind.is_some_and(|kind| grpc::is_call(kind.as_bytes()))
 }
 
-fn builder() -> Builder {
+fn builder(at_the_edge: bool) -> Builder {
     let mut builder = Builder::new();
     builder
         .enable_connect_protocol()
-        .max_concurrent_streams(STREAMS_MAX)
+        .max_concurrent_streams(if at_the_edge { EDGE_STREAMS_MAX } else { STREAMS_MAX })
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
@@ -195,6 +252,11 @@ fn builder() -> Builder {
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Streams open at once on one connection.
 const STREAMS_MAX: u32 = 256;
+/// The same of a stranger's connection to a gateway.
+const EDGE_STREAMS_MAX: u32 = 100;
+/// Streams that a stranger may take back on one connection in so much time (CVE-2023-44487).
+const RESETS_MAX: u32 = 200;
+const RESETS_PERIOD: Duration = Duration::from_secs(10);
 /// Streams that were reset and are still remembered, or not yet looked at (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 64;
 /// Small frames of a client that may wait for a slow application on one connection; each costs

@@ -197,6 +197,11 @@ impl Reply {
         .await;
     }
 
+    /// Whether no part of the answer is out.
+    pub(super) fn is_unanswered(&self) -> bool {
+        matches!(*self.0.borrow(), State::Unanswered(_))
+    }
+
     /// Gives the stream up: what was sent of the answer is not whole.
     pub(super) fn reset(&self) {
         match &mut *self.0.borrow_mut() {

@@ -3,11 +3,17 @@
 mod fixture;
 mod sessions;
 
-use leno_model::{Protocol, Redirect, RuleActions, Scheme, Serves};
+use std::time::Duration;
+
+use leno_model::{
+    FieldMatch, Protocol, Redirect, RouteKind, RuleActions, Scheme, Serves, ValueMatch,
+};
+use leno_telemetry::Count;
 use tokio::io::AsyncWriteExt as _;
 
-use super::fixture::{Application, Client, End, OK, run, until};
+use super::fixture::{Application, Client, End, OK, Setup, run, until};
 use super::http2::{application, call, connect, whole};
+use crate::config::Limits;
 use fixture::{Gate, HTTP, TCP, backend, host, http, listener, rule, tcp_rule};
 
 /// Answers with the request's own head.
@@ -74,14 +80,34 @@ fn applications_hear_who_came_in_and_not_what_strangers_claim() {
         for path in ["/", "/plain"] {
             let request = format!(
                 "GET {path} HTTP/1.1\r\nhost: a\r\nX-Forwarded-For: 192.0.2.1\r\nForwarded: for=me\r\n\
-                 x-forwarded-proto: https\r\nX-Forwarded-Client-Cert: By=me\r\nx-real-ip: 1\r\nx: y\r\n\r\n"
+                 x-forwarded-proto: https\r\nX-Forwarded-Client-Cert: By=me\r\nx-real-ip: 1\r\nX_Forwarded_For: 2\r\nx: y\r\nx-forwarded-prefix: /a\r\n\
+                 X-Client-IP: 3\r\nx_envoy-original_path: /b\r\ntrue-client-ip: 4\r\n\
+                 x-forwards: z\r\n\r\n"
             );
             let told = client.ask(&request).await.text().to_ascii_lowercase();
             let fields: Vec<&str> = told.lines().skip(1).collect();
-            let expected =
-                ["host: a", "x: y", "x-forwarded-for: 127.0.0.1", "x-forwarded-proto: http"];
+            let expected = [
+                "host: a",
+                "x: y",
+                "x-forwards: z",
+                "x-forwarded-for: 127.0.0.1",
+                "x-forwarded-proto: http",
+            ];
             assert_eq!(fields, expected, "{path}");
         }
+        // Nor do they decide which rule it is; and a rule may want nothing to be told.
+        let mut claimed = rule("/", backend("idle"));
+        claimed.matches[0].headers = vec![FieldMatch {
+            name: "x-forwarded-for".into(),
+            value: ValueMatch::Exact("me".into()),
+        }];
+        let mut silent = rule("/", backend("plain"));
+        silent.actions.request_headers.remove = vec!["x-forwarded-for".to_owned()];
+        let rules = vec![claimed, silent];
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
+        let answer = client.ask("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: me\r\n\r\n").await;
+        assert_eq!(answer.verdict(), (200, None));
+        assert!(!answer.text().contains("x-forwarded-for"), "{}", answer.text());
     });
 }
 
@@ -199,6 +225,103 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
         let response = response.await.unwrap();
         // Unimplemented, as a call that no rule is about (grpc/doc/http-grpc-status-mapping.md).
         assert_eq!(response.headers()["grpc-status"], "12");
+    });
+}
+
+#[test]
+fn copies_reach_applications_without_a_sidecar() {
+    run(async {
+        let (app, copied) = (mirror("meshed").await, Application::canned(OK).await);
+        let gate = Gate::new(app.address, (Protocol::Http, copied.address)).await;
+        let mut copying = rule("/", backend("ratings"));
+        let mut mirrors = backend("plain");
+        mirrors[0].weight = 1_000_000;
+        copying.actions.mirrors = mirrors;
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", vec![copying])])])]);
+        let mut client = Client::connect(gate.at(HTTP).await).await;
+        for (count, sent) in [
+            "GET /a HTTP/1.1\r\nhost: a\r\n\r\n",
+            "POST /b HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc",
+            "POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert!(client.ask(sent).await.text().starts_with("meshed "));
+            until(|| gate.mesh.client.telemetry.count(Count::MirrorsAnswered) == count as u64 + 1).await;
+        }
+        let seen = copied.requests();
+        let told: Vec<_> = seen.iter().map(|request| request.body.as_slice()).collect();
+        assert_eq!(told, [&b""[..], b"abc", b"abc"]);
+        assert!(seen[1].head.starts_with("POST /b "), "{}", seen[1].head);
+        assert_eq!(copied.accepted.get(), 1, "a connection is used again");
+    });
+}
+
+#[test]
+fn calls_go_in_http2_to_ports_that_declare_nothing() {
+    run(async {
+        let app = application(|_, mut respond| async move {
+            let mut trailers = http::HeaderMap::new();
+            trailers.insert("grpc-status", "0".parse().unwrap());
+            let head = http::Response::builder().header("content-type", "application/grpc");
+            let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
+            stream.send_trailers(trailers).unwrap();
+        })
+        .await;
+        let gate = Gate::new(app.address, (Protocol::Detect, app.address)).await;
+        let mut calls = rule("/shop.Cart", backend("plain"));
+        calls.kind = RouteKind::Grpc;
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", vec![calls])])])]);
+        let mut client = connect(gate.at(HTTP).await).await;
+        let (response, _) = client.send_request(call("/shop.Cart/Add"), true).unwrap();
+        let (_, trailers) = whole(response.await.unwrap().into_body()).await;
+        assert_eq!(trailers.unwrap()["grpc-status"], "0");
+    });
+}
+
+#[test]
+fn who_takes_requests_back_again_and_again_is_told_to_calm_down() {
+    run(async {
+        let app =
+            Application::start(|mut client| async move { while client.head().await.is_some() {} })
+                .await;
+        let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
+        let rules = vec![rule("/", backend("plain"))];
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
+        let mut client = connect(gate.at(HTTP).await).await;
+        for count in 1..=300 {
+            let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+            tokio::select! {
+                answer = response => {
+                    let reason = answer.unwrap_err().reason();
+                    assert_eq!((reason, count > 200), (Some(h2::Reason::ENHANCE_YOUR_CALM), true));
+                    return;
+                }
+                () = until(|| app.accepted.get() == count) => stream.send_reset(h2::Reason::CANCEL),
+            }
+        }
+        panic!("it may go on for ever");
+    });
+}
+
+#[test]
+fn strangers_are_not_waited_for_as_long_as_applications() {
+    run(async {
+        let app = mirror("meshed").await;
+        let limits = Limits {
+            head_timeout: Duration::from_millis(400),
+            idle_stranger: Duration::from_millis(400),
+            ..Setup::default().limits
+        };
+        let gate = Gate::within(limits, app.address, (Protocol::Http, app.address)).await;
+        let rules = vec![rule("/", backend("ratings"))];
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
+        let mut silent = Client::connect(gate.at(HTTP).await).await;
+        assert_eq!(silent.end().await, End::Clean);
+        let mut idle = Client::connect(gate.at(HTTP).await).await;
+        let asked = idle.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert_eq!((asked.status, idle.end().await), (200, End::Clean));
     });
 }
 

@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use leno_identity::{peer, reason_of, server_name};
-use leno_model::{EndpointId, Reason, Side, SpiffeId};
+use leno_model::{EndpointId, Protocol, Reason, Side, SpiffeId};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_wire::link::Role;
 use tokio::net::TcpStream;
@@ -91,12 +91,13 @@ pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Resul
 /// A lease of an endpoint without a sidecar, in what its service says is spoken there.
 pub(crate) async fn plainly(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
     let address = upstream.endpoint.address;
+    let patience = upstream.patience(worker);
     let leased = match speaks(upstream, worker) {
-        Speaks::Http2 => upstream.http2.lease(address, worker).await.map(Lease::Http2),
+        Speaks::Http2 => upstream.http2.lease(address, worker, patience).await.map(Lease::Http2),
         Speaks::Http1 => {
             worker.shard.add(Count::LeaseOpened, 1);
             upstream.is_foreign.set(true);
-            let connected = application(address, worker).await;
+            let connected = application(address, worker, patience).await;
             connected.map(|connection| Lease::Http1(Box::new(connection)))
         }
     };
@@ -110,17 +111,24 @@ pub(crate) async fn plain_bytes(
     worker: &Rc<Worker>,
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::LeaseOpened, 1);
-    let connected = application(upstream.endpoint.address, worker).await;
+    let patience = upstream.patience(worker);
+    let connected = application(upstream.endpoint.address, worker, patience).await;
     note(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
     connected
 }
 
 fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
     let EndpointId { service, port, .. } = &upstream.endpoint.id;
-    let scene = worker.world.scene();
-    let plan = scene.as_ref().and_then(|scene| scene.plans.service(service));
-    let port = plan.and_then(|plan| plan.ports.get(port));
-    port.map_or(Speaks::Http1, |port| port.protocol.into())
+    let Some(scene) = worker.world.scene() else { return Speaks::Http1 };
+    let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(port));
+    let gateway = scene.plans.gateway.as_ref();
+    match plan.map_or(Protocol::Detect, |port| port.protocol) {
+        // Where calls of gRPC are led to and nobody says what is spoken, it can only be this.
+        Protocol::Detect if gateway.is_some_and(|it| it.takes_calls(service, *port)) => {
+            Speaks::Http2
+        }
+        protocol => protocol.into(),
+    }
 }
 
 /// Learns from an attempt to connect.
@@ -250,14 +258,15 @@ fn count_of(outcome: Result<(), Reason>) -> Count {
     }
 }
 
-/// A new connection to the application behind this sidecar.
+/// A new connection to the application behind this sidecar, or to one that has none, within
+/// `patience`.
 pub(crate) async fn application(
     address: SocketAddr,
     worker: &Worker,
+    patience: Duration,
 ) -> Result<Http1Upstream, Reason> {
     let place = worker.places.clone().try_acquire_owned();
     let place = place.map_err(|_| Reason::TooManyConnections)?;
-    let patience = worker.config.limits.connect_timeout;
     let tcp = tokio::time::timeout(patience, tcp(address, worker))
         .await
         .map_err(|_| Reason::ConnectTimeout)??;

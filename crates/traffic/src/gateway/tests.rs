@@ -148,23 +148,6 @@ fn a_rule_that_cannot_be_used_costs_no_other() {
 }
 
 #[test]
-fn what_strangers_say_of_where_they_came_from_goes_no_further() {
-    let mut listener = listener("any", "", &[("", &[("a", "/"), ("b", "/b")])]);
-    listener.hosts[0].rules[1].actions.request_headers = HeaderEdits {
-        set: vec![Header { name: "x-forwarded-proto".into(), value: "https".into() }],
-        ..HeaderEdits::default()
-    };
-    let port = built(vec![listener]);
-    let fields = [("X-Forwarded-For", "::1"), ("Forwarded", "for=me"), ("a", "b")];
-    let fields: Vec<(String, String)> =
-        fields.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    let rules = port.listeners[0].hosts[0].rules();
-    let left = |rule: usize| rules[rule].actions.as_ref().unwrap().request.applied(&fields);
-    assert_eq!(left(0), [("a".to_owned(), "b".to_owned())]);
-    assert_eq!(left(1)[1], ("x-forwarded-proto".to_owned(), "https".to_owned()));
-}
-
-#[test]
 fn redirections_are_to_the_scheme_and_port_of_the_listener_where_nothing_else_is_said() {
     let at = |redirect: Redirect, scheme, port| {
         let mut listener = listener("any", "", &[("", &[("a", "/")])]);

@@ -107,12 +107,11 @@ impl Edge {
         SocketAddr::from((Ipv4Addr::LOCALHOST, port))
     }
 
-    /// The status and the version of HTTP that curl tells of, which trusts this certificate alone.
+    /// The status and the version of HTTP that curl tells of `/plain`, trusting this certificate alone.
     pub(super) fn curl(
         &self,
         host: &str,
         port: u16,
-        path: &str,
         certificate: &GatewayCertificate,
         more: &[&str],
     ) -> String {
@@ -123,7 +122,7 @@ impl Edge {
             .args(["--resolve", &format!("{host}:{port}:127.0.0.1"), "--cacert"])
             .arg(&roots)
             .args(more)
-            .arg(format!("https://{host}:{port}{path}"))
+            .arg(format!("https://{host}:{port}/plain"))
             .output()
             .expect("curl is installed");
         String::from_utf8_lossy(&curl.stdout).into_owned()

@@ -1,6 +1,6 @@
 //! What the proxies of a gateway know, and nobody else.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use leno_model::{
     Change, Gateway, GatewayListener, GatewayPort, HostRules, Name, Object, ObjectKey,
@@ -148,15 +148,44 @@ fn a_gateway_touches_its_proxies_and_nobody_else() {
 #[test]
 fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
     let mut mesh = mesh(&strict(
-        "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
+        "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
+         spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
          bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
          spec: {serviceAccount: leno-gateway-edge}\n",
     ));
-    mesh.apply(Change::Upsert(Object::Gateway(gateway(&["details", "reviews-v1"]))));
-    let plain = bystander("details-0", "{app: details}", [10, 9, 0, 1]);
-    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    mesh.apply(Change::Upsert(Object::Gateway(gateway(&["details", "reviews-v1", "ratings"]))));
+    for (name, labels) in [("details-0", "{app: details}"), ("ratings-0", "{app: ratings}")] {
+        let plain = bystander(name, labels, [10, 9, 0, 1]);
+        mesh.apply(Change::Upsert(Object::Workload(plain)));
+    }
     let edge = known(&mesh, "edge-1", &[]);
-    let details = endpoints(&edge, "details");
-    assert_eq!(details.len(), 1, "no policy lets it call the one with a sidecar: {details:?}");
-    assert_eq!(edge.snapshot.services[&service("reviews-v1")].reach, Reach::Denied);
+    assert_eq!(endpoints(&edge, "ratings").len(), 1);
+    // No policy lets it call those with a sidecar, and who has none beside them is no way around.
+    for name in ["details", "reviews-v1"] {
+        assert_eq!(edge.snapshot.services[&service(name)].reach, Reach::Denied, "{name}");
+    }
+}
+
+#[test]
+fn whoever_calls_a_gateway_comes_in_from_outside() {
+    let mut mesh = cluster();
+    let (pod, address) = (IpAddr::from([10, 1, 0, 9]), IpAddr::from([10, 96, 0, 9]));
+    let proxy = mesh.workload(&workload("edge-1")).unwrap().clone();
+    mesh.apply(Change::Upsert(Object::Workload(Workload { address: pod, ..proxy })));
+    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: bookinfo}\n\
+                spec: {selector: {gateway.networking.k8s.io/gateway-name: edge}, ports: [{port: 80}]}";
+    let Some(Object::Service(mut edge)) = objects(yaml).pop() else { panic!("a service") };
+    edge.addresses.insert(address);
+    // Without the one that only says that it is a proxy.
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
+    mesh.apply(Change::Upsert(Object::Service(edge)));
+    let at = |mesh: &Mesh, at| {
+        let found = occupants(mesh, &BTreeSet::from([at]));
+        Occupant::clone(&found.at[&at])
+    };
+    assert_eq!([at(&mesh, pod), at(&mesh, address)], [Occupant::Outside, Occupant::Outside]);
+    let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
+    let touched = mesh.apply(gone);
+    assert!(touched.addresses.contains(&pod) && touched.services.contains(&service("edge")));
+    assert_eq!(at(&mesh, address), Occupant::Service(service("edge")));
 }

@@ -189,6 +189,29 @@ fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
 }
 
 #[test]
+fn a_session_is_for_the_most_specific_listener_of_its_port() {
+    let listener = |name: &str, hostname: &str| {
+        json!({"name": name, "port": 443, "protocol": "TLS", "hostname": hostname,
+               "tls": {"mode": "Passthrough"}})
+    };
+    let listeners = [("wide", "*.b"), ("narrow", "*.x.b"), ("exact", "a.b")];
+    let listeners: Vec<_> = listeners.map(|(name, hostname)| listener(name, hostname)).into();
+    let mut world = World::new(json!(listeners));
+    let wide = json!({"sectionName": "wide"});
+    world.route(("TLSRoute", "infra", "one"), wide.clone(), &["*.b"]);
+    world.route(("TLSRoute", "infra", "two"), wide, &["q.x.b", "c.b"]);
+    world.route(("TLSRoute", "infra", "three"), json!({"sectionName": "exact"}), &["a.b"]);
+    let resolved = world.resolve();
+    let gateway = resolved.gateways.values().next().unwrap();
+    let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
+    let shown: Vec<String> =
+        rules.iter().map(|it| format!("{:?} {}", it.hostnames, it.backends.len())).collect();
+    // What no rule of `narrow` is about leads nowhere.
+    let nowhere = "[Below(b), Below(x.b), Exact(a.b)] 0";
+    assert_eq!(shown, ["[Below(b)] 1", "[Exact(c.b)] 1", "[Exact(a.b)] 1", nowhere]);
+}
+
+#[test]
 fn sessions_and_connections_have_their_ports() {
     let listeners = json!([
         {"name": "tls", "port": 443, "protocol": "TLS", "hostname": "*.b", "tls": {"mode": "Passthrough"}},

@@ -17,8 +17,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, server};
 
+use crate::config::Limits;
 use crate::session::Entrance;
-use crate::tests::fixture::{Mesh, PORT, endpoint, plan, view};
+use crate::tests::fixture::{Mesh, PORT, Setup, endpoint, plan, view};
 
 /// Ports of gateways; in tests each is reached at another one, which the kernel chose.
 pub(super) const HTTP: u16 = 8080;
@@ -35,7 +36,16 @@ pub(super) struct Gate {
 impl Gate {
     /// `ratings` has a sidecar and is at the first address, `plain` has none and is at the other.
     pub(super) async fn new(meshed: SocketAddr, (protocol, plain): (Protocol, SocketAddr)) -> Self {
-        let setup = super::super::fixture::Setup { protocol, ..Default::default() };
+        Self::within(Setup::default().limits, meshed, (protocol, plain)).await
+    }
+
+    /// The same with other limits.
+    pub(super) async fn within(
+        limits: Limits,
+        meshed: SocketAddr,
+        (protocol, plain): (Protocol, SocketAddr),
+    ) -> Self {
+        let setup = Setup { protocol, limits, ..Default::default() };
         let mesh = Mesh::new(meshed, setup).await;
         Self { mesh, plain: (protocol, RefCell::new(vec![bare("plain-1", plain)])) }
     }

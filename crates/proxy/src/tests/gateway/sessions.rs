@@ -5,7 +5,8 @@ use leno_model::{GatewayCertificate, GatewayListener, Protocol, Serves, TlsRule}
 
 use super::fixture::{Gate, HTTPS, TLS, accept, backend, certificate, host, listener, rule, tls};
 use super::mirror;
-use crate::tests::fixture::{Application, Client, OK, run};
+use crate::config::Limits;
+use crate::tests::fixture::{Application, Client, OK, Setup, run};
 use crate::tests::http2::whole;
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
@@ -47,6 +48,26 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
         plaintext.send(get("a.com")).await;
         plaintext.last().await;
         assert_eq!(gate.mesh.client.telemetry.refusals()["plaintext-refused"], 1);
+    });
+}
+
+#[test]
+fn half_a_hello_keeps_nobody_out() {
+    run(async {
+        let app = mirror("meshed").await;
+        let limits = Limits { handshakes_max: 1, ..Setup::default().limits };
+        let gate = Gate::within(limits, app.address, (Protocol::Http, app.address)).await;
+        let one = certificate(&["a.com"]);
+        gate.serve(vec![(HTTPS, Serves::Https(vec![shown("one", "", &[&one])]))]);
+        let address = gate.at(HTTPS).await;
+        let mut slow = Client::connect(address).await;
+        // A record of 512 bytes of which four come.
+        slow.send(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
+        for _ in 0..3 {
+            let session = tls(address, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
+            assert_eq!(Client::new(session).ask(&get("a.com")).await.status, 200);
+        }
+        drop(slow);
     });
 }
 

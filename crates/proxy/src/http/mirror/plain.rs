@@ -1,0 +1,121 @@
+//! Copies for endpoints without a sidecar, which is spoken to in HTTP/1.1 or HTTP/2.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use leno_model::Reason;
+use leno_wire::http1::{
+    BodyLength, Framing, Parsed, RequestEdits, RequestHead, ResponseHead, write_request,
+};
+
+use super::ANSWER_BYTES_MAX;
+use crate::error::upstream_reason;
+use crate::http::body::{Piece, Sink, Source};
+use crate::http::forward::{Http2Answer, http2_answer};
+use crate::http::request::Request;
+use crate::http2::client::Http2Lease;
+use crate::http2::head;
+use crate::http2::stream::{Outgoing, Received};
+use crate::upstream::{Destined, Http1Upstream, Upstream};
+use crate::worker::Worker;
+
+/// Sends a copy over a connection of HTTP/1.1, and reads its answer; the status of that.
+pub(super) async fn over_http1(
+    worker: &Worker,
+    (upstream, mut connection): (&Rc<Upstream>, Box<Http1Upstream>),
+    bytes: Bytes,
+    body: Vec<Piece>,
+) -> Result<u16, Reason> {
+    let mut lent = worker.request_heads.lend();
+    parse(&mut lent, &bytes)?;
+    let request = Request { bytes, head: &lent, upgrade: false };
+    let answers = request.answers();
+    let framing = match request.head.body {
+        BodyLength::Empty if !body.is_empty() => Framing::Chunked,
+        _ => Framing::Keep,
+    };
+    let edits = RequestEdits { framing, ..RequestEdits::default() };
+    let Http1Upstream { reader, writer, .. } = &mut *connection;
+    write_request(&request.bytes, request.head, &edits, writer.room());
+    give(Sink::Http1 { writer, chunked: framing == Framing::Chunked }, body).await?;
+    let mut head = ResponseHead::default();
+    loop {
+        let answer = reader.response(&mut head, answers).await;
+        answer.map_err(|error| upstream_reason(&error))?;
+        if !head.is_interim() {
+            break;
+        }
+    }
+    if head.tunnel {
+        return Err(Reason::UpstreamMalformed);
+    }
+    let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
+    let is_whole = discard(&mut Source::http1(reader, head.body)).await?;
+    if is_whole && reusable {
+        Destined::Upstream(upstream.clone()).give_back(connection);
+    }
+    Ok(head.status)
+}
+
+/// The same over a stream of HTTP/2.
+pub(super) async fn over_http2(
+    worker: &Worker,
+    (upstream, mut lease): (&Upstream, Http2Lease),
+    bytes: Bytes,
+    body: Vec<Piece>,
+) -> Result<u16, Reason> {
+    let asked = {
+        let mut lent = worker.request_heads.lend();
+        parse(&mut lent, &bytes)?;
+        let request = Request { bytes, head: &lent, upgrade: false };
+        let aim = request.aim()?;
+        let target = std::str::from_utf8(request.head.target.of(&request.bytes));
+        let address = upstream.endpoint.address.to_string();
+        let authority = if aim.authority.is_empty() { &address } else { aim.authority };
+        let place = ("http", authority, target.unwrap_or_default());
+        head::request_to(&request.bytes, request.head, place)?
+    };
+    let sent = lease.send.send_request(asked, body.is_empty());
+    let (mut response, stream) = sent.map_err(|_| Reason::UpstreamRefused)?;
+    if !body.is_empty() {
+        let patience = worker.config.limits.body_stall_timeout;
+        give(Sink::Http2 { stream: Outgoing::new(stream), patience }, body).await?;
+    }
+    loop {
+        if let Http2Answer::Final(parts, body) = http2_answer(&mut response).await? {
+            discard(&mut Source::Http2(Received::new(body))).await?;
+            return Ok(parts.status.as_u16());
+        }
+    }
+}
+
+fn parse(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
+    match head.parse(bytes) {
+        Ok(Parsed::Complete(_)) => Ok(()),
+        Ok(Parsed::Partial) | Err(_) => Err(Reason::HeadTooLarge),
+    }
+}
+
+async fn give(mut sink: Sink<'_>, body: Vec<Piece>) -> Result<(), Reason> {
+    let mut rest = body.len();
+    for piece in body {
+        rest -= 1;
+        sink.push(piece, rest == 0).await.map_err(|_| Reason::UpstreamReset)?;
+    }
+    sink.finish(true).await.map_err(|_| Reason::UpstreamReset)
+}
+
+/// Reads an answer to its end, or as far as is worth it; whether it was the end.
+async fn discard(source: &mut Source<'_>) -> Result<bool, Reason> {
+    let mut bytes = 0_usize;
+    while bytes < ANSWER_BYTES_MAX {
+        let next = poll_fn(|cx| source.poll_next(cx)).await;
+        match next.map_err(|error| upstream_reason(&error))? {
+            None => return Ok(true),
+            Some(Piece::Data(data)) => bytes = bytes.saturating_add(data.len()),
+            Some(Piece::Trailers(_)) => {}
+        }
+    }
+    Ok(false)
+}

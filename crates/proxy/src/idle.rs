@@ -1,0 +1,71 @@
+//! Strangers' connections that wait for a request: the one that has waited longest makes room.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use tokio::sync::Notify;
+
+/// The connections of strangers to one thread on which nothing is asked now.
+#[derive(Default)]
+pub(crate) struct IdleStrangers {
+    waiting: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    next: Cell<u64>,
+}
+
+impl IdleStrangers {
+    /// Is among them until dropped; resolves when this one is to go.
+    pub(crate) async fn wait(&self) {
+        let place = Place { all: self, number: self.next.get() };
+        self.next.set(place.number + 1);
+        let shed = Rc::new(Notify::new());
+        self.waiting.borrow_mut().insert(place.number, shed.clone());
+        shed.notified().await;
+    }
+
+    /// Sends the one away that has waited longest. False: there is none.
+    pub(crate) fn shed(&self) -> bool {
+        let first = self.waiting.borrow_mut().pop_first();
+        first.is_some_and(|(_, shed)| {
+            shed.notify_one();
+            true
+        })
+    }
+}
+
+struct Place<'a> {
+    all: &'a IdleStrangers,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.all.waiting.borrow_mut().remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn the_one_that_waited_longest_goes_first() {
+        let all = IdleStrangers::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
+        {
+            let mut gone = pin!(all.wait());
+            assert!(gone.as_mut().poll(&mut cx).is_pending());
+        }
+        assert!(!all.shed(), "who has something to ask is not idle");
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        assert!(all.shed());
+        assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(()));
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        assert!(all.shed() && !all.shed());
+    }
+}
