@@ -1,8 +1,7 @@
 //! Which listener and which rule, by host, path and session.
 
 use leno_model::{
-    Header, HeaderEdits, PathMatch, Redirect, RequestMatch, RouteKind, RuleActions, Scheme,
-    ServiceName, WeightedBackend,
+    PathMatch, Redirect, RequestMatch, RouteKind, RuleActions, Scheme, ServiceName, WeightedBackend,
 };
 
 use super::*;
