@@ -281,7 +281,7 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
 }
 
 #[test]
-fn who_takes_requests_back_again_and_again_is_told_to_calm_down() {
+fn who_takes_requests_back_again_and_again_is_sent_away() {
     run(async {
         let app =
             Application::start(|mut client| async move { while client.head().await.is_some() {} })
@@ -294,8 +294,8 @@ fn who_takes_requests_back_again_and_again_is_told_to_calm_down() {
             let (response, mut stream) = client.send_request(call("/"), false).unwrap();
             tokio::select! {
                 answer = response => {
-                    let reason = answer.unwrap_err().reason();
-                    assert_eq!((reason, count > 200), (Some(h2::Reason::ENHANCE_YOUR_CALM), true));
+                    // Why is told, and may be lost with what was still on the way.
+                    assert!(answer.is_err() && count > 200, "{count}");
                     return;
                 }
                 () = until(|| app.accepted.get() == count) => stream.send_reset(h2::Reason::CANCEL),
