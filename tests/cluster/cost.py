@@ -19,6 +19,7 @@ def control_planes():
     """Process and address of each."""
     found = {}
     pods = json.loads(kubectl("-n", "leno-system", "get", "pods", "-o", "json"))["items"]
+    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods}
     for path in glob.glob("/proc/[0-9]*/environ"):
         try:
