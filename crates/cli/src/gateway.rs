@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use leno_proxy::{Config, Interception};
 
+use crate::duration::parse_duration;
 use crate::limits;
 use crate::proxy::{MemberArgs, ServingArgs, serve};
 
@@ -24,6 +26,10 @@ pub(crate) struct GatewayArgs {
     /// ready once it has a certificate, knows its gateway and listens at all ports of that
     #[arg(long, value_name = "ADDRESS")]
     health: Option<SocketAddr>,
+    /// How long it serves on after SIGTERM before it drains: whoever sends connections here may
+    /// hear later that it goes. A second SIGTERM ends that
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
+    linger: Duration,
     #[command(flatten)]
     serving: ServingArgs,
 }
@@ -32,12 +38,13 @@ impl GatewayArgs {
     /// Runs the proxy until SIGTERM or SIGINT, then drains.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         limits::raise_open_files();
+        let linger = self.linger;
         let config = self.into_config()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(serve(config, false))?;
+        runtime.block_on(serve(config, false, linger))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -73,5 +80,5 @@ gateway.networking.k8s.io/gateway-name: NAME and run under the account leno-gate
 Ports that come and go with the Gateway are opened and closed while it runs; new certificates
 are shown to new connections.
 
-SIGTERM and SIGINT drain: requests under way finish, within --drain-timeout.
+SIGTERM and SIGINT drain, after --linger: requests under way finish, within --drain-timeout.
 ";

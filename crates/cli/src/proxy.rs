@@ -7,6 +7,7 @@ mod settings;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -59,7 +60,7 @@ impl ProxyArgs {
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(serve(config, supervised))?;
+        runtime.block_on(serve(config, supervised, Duration::ZERO))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -72,8 +73,12 @@ impl ProxyArgs {
     }
 }
 
-/// Runs a proxy until it is told to stop.
-pub(crate) async fn serve(config: Config, supervised: bool) -> anyhow::Result<()> {
+/// Runs a proxy until it is told to stop, and for as long as it lingers.
+pub(crate) async fn serve(
+    config: Config,
+    supervised: bool,
+    linger: Duration,
+) -> anyhow::Result<()> {
     let workload = config.workload.clone();
     let access = describe(&config.interception);
     let proxy = Proxy::start(config).await?;
@@ -81,7 +86,7 @@ pub(crate) async fn serve(config: Config, supervised: bool) -> anyhow::Result<()
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
     let reports = report::reports(proxy.doors(), admin, supervised)?;
-    let stop = stop::signals()?;
+    let stop = stop::signals_and_then(linger)?;
     // Reports end with the proxy: nobody is told about doors that are closed.
     tokio::select! {
         ended = proxy.run(stop) => ended?,

@@ -1,5 +1,7 @@
 //! The signals that ask us to stop.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -14,6 +16,22 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// Resolves so long after the first of them, or at the second.
+///
+/// # Errors
+/// As [`signals`].
+pub(crate) fn signals_and_then(linger: Duration) -> anyhow::Result<impl Future<Output = ()>> {
+    let first = signals()?;
+    Ok(async move {
+        first.await;
+        let Ok(second) = signals() else { return };
+        tokio::select! {
+            () = tokio::time::sleep(linger) => {}
+            () = second => {}
         }
     })
 }

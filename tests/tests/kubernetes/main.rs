@@ -6,6 +6,8 @@ mod by_plugin;
 #[cfg(test)]
 mod connectivity;
 #[cfg(test)]
+mod gateways;
+#[cfg(test)]
 mod injection;
 #[cfg(test)]
 mod maintenance;

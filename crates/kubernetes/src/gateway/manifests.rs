@@ -83,7 +83,7 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
                 "spec": {
                     "serviceAccountName": wish.account,
                     "automountServiceAccountToken": false,
-                    "terminationGracePeriodSeconds": 30,
+                    "terminationGracePeriodSeconds": 40,
                     "securityContext": {
                         "runAsNonRoot": true,
                         "runAsUser": PROXY_UID,
@@ -113,6 +113,8 @@ fn container(settings: &Settings) -> Value {
             "--service-account-token", TOKEN_PATH,
             "--state", STATE,
             "--health", format!("0.0.0.0:{HEALTH_PORT}"),
+            // Nodes hear a moment later that the pod goes.
+            "--linger", "5s",
         ],
         "env": [
             field("POD_NAME", "metadata.name"),
