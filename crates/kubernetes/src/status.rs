@@ -1,5 +1,6 @@
 //! What the mesh says of objects, written into their status by one control plane of all.
 
+pub(crate) mod event;
 mod lease;
 mod statement;
 
@@ -12,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::Recorder;
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -40,8 +41,7 @@ pub async fn keep_statuses(
     statements: watch::Receiver<Arc<Vec<Statement>>>,
     leading: watch::Receiver<bool>,
 ) {
-    let reporter = Reporter { controller: CONTROL.to_owned(), instance: Some(name) };
-    let recorder = Recorder::new(client.clone(), reporter);
+    let recorder = event::recorder(client.clone(), Some(name));
     Scribe { recorder, client, written: HashMap::new() }.run(statements, leading).await;
 }
 
@@ -149,16 +149,7 @@ impl Scribe {
             uid: Some(target.uid.clone()),
             ..ObjectReference::default()
         };
-        let event = Event {
-            type_: EventType::Warning,
-            reason: "Refused".to_owned(),
-            note: Some(refusal.chars().take(NOTE_CHARACTERS_MAX).collect()),
-            action: "Read".to_owned(),
-            secondary: None,
-        };
-        if let Err(error) = self.recorder.publish(&event, &object).await {
-            tracing::debug!(%target, %error, "an event cannot be written");
-        }
+        event::warn(&self.recorder, &object, ("Refused", "Read"), refusal).await;
     }
 }
 
@@ -166,5 +157,3 @@ impl Scribe {
 const AGAIN_EVERY: Duration = Duration::from_secs(10);
 /// After this time the same is written again, if it still does not stand there.
 const SAME_AGAIN: Duration = Duration::from_secs(60);
-/// An event's note has at most a kilobyte; characters may have four bytes.
-const NOTE_CHARACTERS_MAX: usize = 250;

@@ -19,6 +19,7 @@ use crate::crew::Crew;
 use crate::drain::Phase;
 use crate::first_bytes::detect;
 use crate::gateway;
+use crate::handshake;
 use crate::http::message::Writer;
 use crate::http::route;
 use crate::http::server::{Served, refuse, serve};
@@ -72,28 +73,16 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
         }
         return;
     }
-    let patience = worker.config.limits.handshake_timeout;
     let Some(credential) = worker.world.credential() else {
         return;
     };
-    let accepted = timeout(patience, async {
+    let accepting = async {
         tls::expect(&tcp).await?;
-        // Closed never: the semaphore lives as long as the worker. Who is silent takes no room,
-        // and who stops half-way not for long.
-        let _room = worker.handshakes.acquire().await;
-        timeout(ROOM_TIMEOUT, tls::accept(&worker.tls, &credential, tcp))
-            .await
-            .unwrap_or(Err(Reason::HandshakeFailed))
-    });
-    let accepted = match accepted.await.unwrap_or(Err(Reason::HandshakeFailed)) {
-        Ok(accepted) => accepted,
-        Err(reason) => {
-            tracing::debug!(%peer, reason = reason.label(), "an inbound connection was refused");
-            worker.shard.add(Count::DownstreamHandshakeFailed, 1);
-            return worker.shard.refuse(reason.label());
-        }
+        handshake::in_room(worker, tls::accept(&worker.tls, &credential, tcp)).await
     };
-    worker.shard.add(Count::DownstreamHandshake, 1);
+    let Some(accepted) = handshake::finished(worker, peer, accepting).await else {
+        return;
+    };
     let expires = tls::until(accepted.peer.not_after);
     let identity = Some(Rc::new(accepted.peer.id));
     let alpn = accepted.tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
@@ -399,6 +388,3 @@ pub(crate) fn list(session: &Session, protocol: &'static str, target: String) ->
         since: Instant::now(),
     })
 }
-
-/// How long one handshake may hold its room among those under way: far beyond what it needs.
-pub(crate) const ROOM_TIMEOUT: Duration = Duration::from_secs(2);

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use leno_model::{Protocol, Reason, Scheme};
-use leno_telemetry::Count;
 use leno_traffic::GatewayPortPlan;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
-use crate::connection::{ROOM_TIMEOUT, Spoken, list, spoken};
+use crate::connection::{Spoken, list, spoken};
+use crate::handshake;
 use crate::http::server::{refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
@@ -77,25 +76,15 @@ async fn https(worker: &Rc<Worker>, edge: Edge, tcp: TcpStream, peer: SocketAddr
     let Some(config) = config else {
         return worker.shard.refuse(Reason::HandshakeFailed.label());
     };
-    let accepted = timeout(worker.config.limits.handshake_timeout, async {
+    let accepting = async {
         tls::expect(&tcp).await?;
+        // Who stops in the middle of a word takes no room either.
         let greeted = tls::greeting(tcp).await?;
-        // Closed never: the semaphore lives as long as the worker. Who is silent takes no room,
-        // nor who stops in the middle of a word; who says no second one not for long.
-        let _room = worker.handshakes.acquire().await;
-        timeout(ROOM_TIMEOUT, tls::accept_stranger(config, greeted))
-            .await
-            .unwrap_or(Err(Reason::HandshakeFailed))
-    });
-    let tls = match accepted.await.unwrap_or(Err(Reason::HandshakeFailed)) {
-        Ok(tls) => tls,
-        Err(reason) => {
-            tracing::debug!(%peer, reason = reason.label(), "a stranger was refused");
-            worker.shard.add(Count::DownstreamHandshakeFailed, 1);
-            return worker.shard.refuse(reason.label());
-        }
+        handshake::in_room(worker, tls::accept_stranger(config, greeted)).await
     };
-    worker.shard.add(Count::DownstreamHandshake, 1);
+    let Some(tls) = handshake::finished(worker, peer, accepting).await else {
+        return;
+    };
     let (_, session) = tls.get_ref();
     let server_name = session.server_name().map(str::to_owned);
     let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);

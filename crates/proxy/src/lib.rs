@@ -22,6 +22,7 @@ mod export;
 mod first_bytes;
 mod follow;
 mod gateway;
+mod handshake;
 mod health;
 mod http;
 mod http2;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
 use kube::core::{DynamicObject, ObjectMeta};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::Recorder;
 use kube::{Api, Client};
 use leno_model::GatewayName;
 use serde_json::Value;
@@ -19,7 +19,8 @@ use super::resolve::Wish;
 use crate::failure::in_words;
 use crate::inject::Settings;
 use crate::install::api_of;
-use crate::words::{CONTROL, GATEWAY_PART};
+use crate::status::event;
+use crate::words::GATEWAY_PART;
 
 /// Makes an account, a Service and a Deployment for each gateway that is wished for, while this
 /// control plane leads. They go with their gateway, which owns them. Never ends by itself.
@@ -29,8 +30,7 @@ pub async fn provision(
     wishes: watch::Receiver<Arc<Vec<Wish>>>,
     leading: watch::Receiver<bool>,
 ) {
-    let reporter = Reporter { controller: CONTROL.to_owned(), instance: None };
-    let recorder = Recorder::new(client.clone(), reporter);
+    let recorder = event::recorder(client.clone(), None);
     Maker { client, recorder, made: HashMap::new() }.run(settings, wishes, leading).await;
 }
 
@@ -140,16 +140,7 @@ impl Maker {
             uid: Some(wish.uid.clone()),
             ..ObjectReference::default()
         };
-        let event = Event {
-            type_: EventType::Warning,
-            reason: "NotMade".to_owned(),
-            note: Some(why.chars().take(NOTE_CHARACTERS_MAX).collect()),
-            action: "Make".to_owned(),
-            secondary: None,
-        };
-        if let Err(error) = self.recorder.publish(&event, &gateway).await {
-            tracing::debug!(gateway = %wish.name, %error, "an event cannot be written");
-        }
+        event::warn(&self.recorder, &gateway, ("NotMade", "Make"), why).await;
     }
 }
 
@@ -180,8 +171,6 @@ fn is_of(wish: &Wish, meta: &ObjectMeta) -> bool {
         && owners.any(|owner| owner.kind == "Gateway" && owner.uid == wish.uid)
 }
 
-/// An event's note has at most a kilobyte; characters may have four bytes.
-const NOTE_CHARACTERS_MAX: usize = 250;
 const FIELD_MANAGER: &str = "leno-gateway";
 /// How often what is not there yet is made again.
 const AGAIN_EVERY: Duration = Duration::from_secs(10);
