@@ -15,7 +15,6 @@ run kubernetes --test-threads 4 by_plugin connectivity
 if grep -rl leno "$KC_STATE"/n*/opt/cni/bin "$KC_STATE"/n*/etc/cni/net.d; then
   echo "the network of a node still knows Leno" >&2; exit 1
 fi
-$KUBECTL wait --for=delete namespace/leno-system --timeout=60s
 "$KC_HERE/helm.sh" install leno "$KC_HERE/../../deploy/helm/leno" --namespace leno-system \
   --create-namespace --set "image=$KC_IMAGE" --wait
 run kubernetes connectivity

@@ -163,7 +163,14 @@ impl Namespace {
     fn describe(&self) -> String {
         let pods = self.kubectl(&["get", "pods", "-o", "wide"]);
         let events = self.kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
-        let logs = self.kubectl(&["logs", "--all-containers", "--prefix", "--tail=15", "-l", ""]);
+        let logs = self.kubectl(&[
+            "logs",
+            "--all-containers",
+            "--prefix",
+            "--tail=15",
+            "-l",
+            "none!=none",
+        ]);
         let texts = [pods, events, logs].map(|output| [output.stdout, output.stderr].concat());
         String::from_utf8_lossy(&texts.concat()).into_owned()
     }

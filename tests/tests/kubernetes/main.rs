@@ -6,6 +6,8 @@ mod by_plugin;
 #[cfg(test)]
 mod connectivity;
 #[cfg(test)]
+mod demonstrations;
+#[cfg(test)]
 mod gateways;
 #[cfg(test)]
 mod injection;

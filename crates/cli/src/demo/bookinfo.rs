@@ -1,7 +1,7 @@
 //! Bookinfo: five small real HTTP services that know nothing of the mesh around them.
 //!
-//! Each runs as a process of its own and reaches the others only through the HTTP proxy named
-//! in `http_proxy`, as any unmodified application would.
+//! Each runs as a process of its own and reaches the others as any unmodified application would:
+//! through the HTTP proxy named in `http_proxy`, or, in a pod, by their names.
 
 mod answer;
 mod catalogue;
@@ -9,6 +9,7 @@ mod details;
 mod gateway;
 pub(crate) mod manifests;
 mod page;
+pub(crate) mod pods;
 mod productpage;
 mod ratings;
 mod reviews;
@@ -54,7 +55,7 @@ pub(crate) struct ServiceOptions {
     /// Which reviews to be: v1 shows no stars, v2 black ones, v3 red ones
     #[arg(long, value_enum, default_value_t = ReviewsVersion::V1)]
     pub(crate) version: ReviewsVersion,
-    /// The HTTP proxy through which other services are reached
+    /// The HTTP proxy through which other services are reached; without one, by their names, at port 9080
     #[arg(long, env = "http_proxy", hide_env_values = true)]
     pub(crate) http_proxy: Option<HttpProxy>,
 }
@@ -84,7 +85,7 @@ impl DemoServiceArgs {
 /// Serves until SIGTERM or SIGINT, then finishes what is under way, within a bound.
 /// Must run inside a [`LocalSet`].
 pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow::Result<()> {
-    let application = application(kind, &options)?;
+    let application = application(kind, &options);
     let address = SocketAddr::new(options.address, options.port);
     let listener = TcpListener::bind(address)
         .await
@@ -102,23 +103,18 @@ pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow:
     Ok(())
 }
 
-fn application(kind: ServiceKind, options: &ServiceOptions) -> anyhow::Result<Application> {
-    let upstream = || {
-        let proxy = options.http_proxy.clone().with_context(|| {
-            format!("{kind:?} calls other services: give --http-proxy or set http_proxy")
-        })?;
-        Ok::<_, anyhow::Error>(Upstream::new(proxy))
-    };
-    Ok(match kind {
-        ServiceKind::Productpage => Application::Productpage(upstream()?),
+fn application(kind: ServiceKind, options: &ServiceOptions) -> Application {
+    let upstream = || Upstream::new(options.http_proxy.clone());
+    match kind {
+        ServiceKind::Productpage => Application::Productpage(upstream()),
         ServiceKind::Details => Application::Details,
         ServiceKind::Ratings => Application::Ratings,
-        ServiceKind::Gateway => Application::Gateway(upstream()?),
+        ServiceKind::Gateway => Application::Gateway(upstream()),
         ServiceKind::Reviews => match options.version.stars() {
             None => Application::PlainReviews(options.version),
-            Some(color) => Application::RatedReviews(options.version, color, upstream()?),
+            Some(color) => Application::RatedReviews(options.version, color, upstream()),
         },
-    })
+    }
 }
 
 #[cfg(test)]

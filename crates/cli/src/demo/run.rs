@@ -10,6 +10,7 @@ use leno_control::Config;
 use tokio::task::LocalSet;
 
 use super::bookinfo::manifests::{Ports, manifests};
+use super::bookinfo::pods;
 use super::observe::{observe, refuses_plaintext};
 use super::report::DemoReport;
 use super::traffic::{ask_as_stranger, drive_bookinfo, keep_flowing};
@@ -21,7 +22,7 @@ use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
 use crate::up::{LocalMesh, Options, Output, Standing};
-use crate::{limits, output, stop};
+use crate::{install, limits, output, stop};
 
 /// Arguments of `leno demo`.
 #[derive(Debug, Args)]
@@ -39,6 +40,22 @@ pub(crate) struct DemoArgs {
     /// How to print the report
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportFormat,
+    /// Run nothing, and print bookinfo for a Kubernetes cluster that has Leno
+    #[arg(long, conflicts_with_all = ["duration", "serve", "page", "output"])]
+    kubernetes: bool,
+    /// The image of Leno, which has the services of bookinfo too
+    #[arg(long, value_name = "IMAGE", requires = "kubernetes", default_value = install::IMAGE,
+          value_parser = image)]
+    image: String,
+}
+
+/// An image's name; nothing that could end a line of the manifests.
+fn image(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"./:@_-".contains(&byte);
+    if text.is_empty() || !text.bytes().all(plain) {
+        return Err("write it as REGISTRY/NAME:TAG".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// How the report is printed.
@@ -54,6 +71,10 @@ enum ReportFormat {
 impl DemoArgs {
     /// Runs the demo; succeeds only if all of it held.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
+        if self.kubernetes {
+            output::print(&pods::manifests(&self.image))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let options = Options {
             access_log: AccessLogArgs::default(),
             limits: SidecarLimitArgs::default(),
@@ -208,6 +229,7 @@ Examples:
   leno demo
   leno demo --duration 10s -o json
   leno demo --serve
+  leno demo --kubernetes --image registry.example.org/leno:0.1.0 | kubectl apply --server-side -f -
 
 It runs bookinfo in a mesh of its own on free ports of this machine, without root: a product
 page, details, three versions of reviews behind a 90/10 split, ratings and a gateway in front of

@@ -67,8 +67,9 @@ pub async fn remove(
         let (object, api) = api_of(client, manifest);
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
         let done = match api.delete(name, &DeleteParams::foreground()).await {
-            // Its pods put their nodes right, for which they need what is removed next.
-            Ok(_) if manifest["kind"] == "DaemonSet" => {
+            // The pods of the one put their nodes right, for which they need what is removed next; into
+            // the other nothing can be installed while it goes.
+            Ok(_) if manifest["kind"] == "DaemonSet" || manifest["kind"] == "Namespace" => {
                 let gone = until_gone(&api, name).await;
                 gone.map_err(|error| InstallError::of("get", &object, error))?
             }

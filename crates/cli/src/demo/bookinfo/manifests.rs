@@ -72,10 +72,15 @@ pub(crate) fn manifests(ports: &Ports, binary: &str) -> String {
     let mut documents = vec![MESH.to_owned()];
     documents.extend(applications(ports).iter().map(|workload| workload.render(binary)));
     documents.extend(clients(ports).iter().map(Client::render));
-    documents.extend(SERVICES.iter().map(|(name, selector)| service(name, selector)));
-    documents.push(REVIEWS_SPLIT.to_owned());
-    documents.extend(PERMISSIONS.iter().map(Permission::render));
+    documents.extend(services_and_rules());
     format!("{CAPTION}{}", documents.join("---\n"))
+}
+
+/// What is the same wherever bookinfo runs.
+pub(super) fn services_and_rules() -> Vec<String> {
+    let services = SERVICES.iter().map(|(name, selector)| service(name, selector));
+    let permissions = PERMISSIONS.iter().map(Permission::render);
+    services.chain([REVIEWS_SPLIT.to_owned()]).chain(permissions).collect()
 }
 
 /// A workload with an application of ours.

@@ -1,6 +1,7 @@
-//! Calls to other services through the HTTP proxy, over connections that are kept.
+//! Calls to other services, through an HTTP proxy or straight to them, over connections that are kept.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,17 +10,18 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{HOST, HeaderName};
-use hyper::{HeaderMap, Request, Response, StatusCode, Uri, body::Incoming};
+use hyper::{HeaderMap, Request, Response, StatusCode, body::Incoming};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The way to all other services: one HTTP proxy, asked in absolute form.
+/// The way to all other services.
 pub(super) struct Upstream {
-    proxy: HttpProxy,
-    idle: RefCell<Vec<SendRequest<Empty<Bytes>>>>,
+    way: Way,
+    /// What is open and unused, by the service that it leads to; a proxy is one such.
+    idle: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
     /// Drives the open connections; dropped, and they close, with the service.
     drivers: RefCell<JoinSet<()>>,
 }
@@ -33,9 +35,11 @@ pub(super) struct Reply {
 }
 
 impl Upstream {
-    /// Connects nothing yet.
-    pub(super) fn new(proxy: HttpProxy) -> Self {
-        Self { proxy, idle: RefCell::default(), drivers: RefCell::default() }
+    /// Through the proxy, or where there is none straight to the services, by the names that they
+    /// have in a namespace of Kubernetes. Connects nothing yet.
+    pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
+        let way = proxy.map_or(Way::Straight, Way::Proxy);
+        Self { way, idle: RefCell::default(), drivers: RefCell::default() }
     }
 
     /// GETs JSON from a service of the shop; anything but 200 is an error.
@@ -74,31 +78,34 @@ impl Upstream {
 
     async fn exchange(
         &self,
-        service: &str,
+        service: &'static str,
         target: &str,
         headers: &HeaderMap,
     ) -> Result<Reply, Cause> {
+        let hop = self.way.hop(service);
+        let request = || self.way.request(service, target, headers);
         // The proxy may close a kept connection at the very moment of its next use. A GET may
         // be sent again (RFC 9110 section 9.2.2), once, and on a connection that is new.
-        if let Some(mut sender) = self.take_idle().await
-            && let Ok(response) = sender.send_request(request(service, target, headers)?).await
+        if let Some(mut sender) = self.take_idle(hop).await
+            && let Ok(response) = sender.send_request(request()?).await
         {
-            return self.collect(sender, response).await;
+            return self.collect(hop, sender, response).await;
         }
-        let mut sender = self.connect().await?;
-        let response =
-            sender.send_request(request(service, target, headers)?).await.map_err(Cause::Broken)?;
-        self.collect(sender, response).await
+        let mut sender = self.connect(service).await?;
+        let response = sender.send_request(request()?).await.map_err(Cause::Broken)?;
+        self.collect(hop, sender, response).await
     }
 
     async fn collect(
         &self,
+        hop: &'static str,
         sender: SendRequest<Empty<Bytes>>,
         response: Response<Incoming>,
     ) -> Result<Reply, Cause> {
         let (head, body) = response.into_parts();
         let body = Limited::new(body, REPLY_BYTES_MAX).collect().await.map_err(Cause::Body)?;
         let mut idle = self.idle.borrow_mut();
+        let idle = idle.entry(hop).or_default();
         if idle.len() < IDLE_CONNECTIONS_MAX && !sender.is_closed() {
             idle.push(sender);
         }
@@ -106,18 +113,17 @@ impl Upstream {
     }
 
     /// The connection used last, so that the surplus of a busy time falls idle and is closed.
-    async fn take_idle(&self) -> Option<SendRequest<Empty<Bytes>>> {
+    async fn take_idle(&self, hop: &str) -> Option<SendRequest<Empty<Bytes>>> {
         loop {
-            let mut sender = self.idle.borrow_mut().pop()?;
+            let mut sender = self.idle.borrow_mut().get_mut(hop)?.pop()?;
             if sender.ready().await.is_ok() {
                 return Some(sender);
             }
         }
     }
 
-    async fn connect(&self) -> Result<SendRequest<Empty<Bytes>>, Cause> {
-        let address = (self.proxy.host.as_str(), self.proxy.port);
-        let stream = TcpStream::connect(address).await.map_err(Cause::Connect)?;
+    async fn connect(&self, service: &str) -> Result<SendRequest<Empty<Bytes>>, Cause> {
+        let stream = TcpStream::connect(self.way.address(service)).await.map_err(Cause::Connect)?;
         stream.set_nodelay(true).map_err(Cause::Connect)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(Cause::Broken)?;
         let mut drivers = self.drivers.borrow_mut();
@@ -130,23 +136,56 @@ impl Upstream {
     }
 }
 
-fn request(
-    service: &str,
-    target: &str,
-    headers: &HeaderMap,
-) -> Result<Request<Empty<Bytes>>, Cause> {
-    let authority = format!("{service}.bookinfo:9080");
-    let uri: Uri = format!("http://{authority}{target}").parse().map_err(Cause::Target)?;
-    let mut request = Request::new(Empty::new());
-    *request.uri_mut() = uri;
-    let host = authority.parse().expect("names of the shop's services are header text");
-    request.headers_mut().insert(HOST, host);
-    for name in &PROPAGATED_HEADERS {
-        for value in headers.get_all(name) {
-            request.headers_mut().append(name, value.clone());
+/// How other services are reached.
+enum Way {
+    /// One HTTP proxy, asked in absolute form.
+    Proxy(HttpProxy),
+    /// Each by its own name.
+    Straight,
+}
+
+impl Way {
+    /// What connections to this service are kept under.
+    fn hop(&self, service: &'static str) -> &'static str {
+        match self {
+            Self::Proxy(_) => "",
+            Self::Straight => service,
         }
     }
-    Ok(request)
+
+    /// Host and port to connect to.
+    fn address<'a>(&'a self, service: &'a str) -> (&'a str, u16) {
+        match self {
+            Self::Proxy(proxy) => (&proxy.host, proxy.port),
+            Self::Straight => (service, PORT),
+        }
+    }
+
+    fn request(
+        &self,
+        service: &str,
+        target: &str,
+        headers: &HeaderMap,
+    ) -> Result<Request<Empty<Bytes>>, Cause> {
+        let (authority, uri) = match self {
+            Self::Proxy(_) => {
+                let authority = format!("{service}.bookinfo:{PORT}");
+                let uri = format!("http://{authority}{target}");
+                (authority, uri)
+            }
+            Self::Straight => (format!("{service}:{PORT}"), target.to_owned()),
+        };
+        let mut request = Request::new(Empty::new());
+        *request.uri_mut() = uri.parse().map_err(Cause::Target)?;
+        let host = authority.parse().expect("names of the shop's services are header text");
+        request.headers_mut().insert(HOST, host);
+        for name in &PROPAGATED_HEADERS {
+            for value in headers.get_all(name) {
+                request.headers_mut().append(name, value.clone());
+            }
+        }
+        Ok(request)
+    }
 }
 
 /// Where the HTTP proxy is: `http://host:port`, as in `http_proxy`.
@@ -244,6 +283,9 @@ static PROPAGATED_HEADERS: [HeaderName; 13] = [
     HeaderName::from_static("x-cloud-trace-context"),
     HeaderName::from_static("end-user"),
 ];
+
+/// Where the services of the shop are, under their own names.
+pub(super) const PORT: u16 = 9080;
 
 /// Where a sidecar says why it answered in place of the service.
 const REASON_HEADER: &str = "leno-reason";

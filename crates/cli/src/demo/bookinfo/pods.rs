@@ -1,0 +1,140 @@
+//! Bookinfo in a cluster: what `leno demo --kubernetes` prints.
+
+use super::manifests::services_and_rules;
+
+/// All of bookinfo for `kubectl apply`: a namespace of the mesh, pods of the image, and the same
+/// services and rules as on one machine.
+pub(crate) fn manifests(image: &str) -> String {
+    let mut documents = vec![NAMESPACE.to_owned()];
+    documents.extend(ACCOUNTS.iter().map(|account| {
+        format!(
+            "apiVersion: v1\n\
+             kind: ServiceAccount\n\
+             metadata: {{name: {account}, namespace: bookinfo}}\n"
+        )
+    }));
+    documents.extend(PODS.iter().map(|pods| pods.render(image)));
+    documents.extend(services_and_rules());
+    format!("{CAPTION}{}", documents.join("---\n"))
+}
+
+/// A Deployment of one pod.
+struct Pods {
+    name: &'static str,
+    app: &'static str,
+    version: &'static str,
+    /// The command line after the name of the program.
+    arguments: &'static [&'static str],
+    /// Whether somebody asks it.
+    serves: bool,
+}
+
+impl Pods {
+    const fn service(
+        name: &'static str,
+        app: &'static str,
+        version: &'static str,
+        arguments: &'static [&'static str],
+    ) -> Self {
+        Self { name, app, version, arguments, serves: true }
+    }
+
+    fn render(&self, image: &str) -> String {
+        let Self { name, app, version, arguments, serves } = self;
+        let arguments = arguments.iter().map(|argument| format!("\"{argument}\""));
+        let arguments = arguments.collect::<Vec<_>>().join(", ");
+        let serving = if *serves {
+            "        ports: [{name: http, containerPort: 9080}]\n        \
+             readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 2}\n"
+        } else {
+            ""
+        };
+        format!(
+            "apiVersion: apps/v1\n\
+             kind: Deployment\n\
+             metadata: {{name: {name}, namespace: bookinfo}}\n\
+             spec:\n  \
+               selector: {{matchLabels: {{app: {app}, version: {version}}}}}\n  \
+               template:\n    \
+                 metadata: {{labels: {{app: {app}, version: {version}}}}}\n    \
+                 spec:\n      \
+                   serviceAccountName: {app}\n      \
+                   automountServiceAccountToken: false\n      \
+                   securityContext: {{runAsNonRoot: true, runAsUser: 65532, seccompProfile: {{type: RuntimeDefault}}}}\n      \
+                   containers:\n      \
+                   - name: {app}\n        \
+                     image: {image}\n        \
+                     args: [{arguments}]\n\
+             {serving}        \
+                     resources: {{requests: {{cpu: 10m, memory: 8Mi}}, limits: {{memory: 64Mi}}}}\n        \
+                     securityContext: {{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {{drop: [ALL]}}}}\n"
+        )
+    }
+}
+
+const CAPTION: &str = "\
+# Bookinfo for a cluster that has Leno and the kinds of SMI and of the Gateway API.
+";
+
+const NAMESPACE: &str = "\
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: bookinfo
+  labels: {leno.dev/injection: enabled}
+  annotations: {leno.dev/traffic-mode: strict}
+";
+
+const ACCOUNTS: [&str; 6] =
+    ["productpage", "details", "reviews", "ratings", "gateway-ratings", "traffic"];
+
+/// `"--address", "0.0.0.0", "--port", "9080"` behind what a service is.
+macro_rules! served {
+    ($($word:literal),+) => {
+        &["demo-service", $($word),+, "--address", "0.0.0.0", "--port", "9080"]
+    };
+}
+
+const PODS: [Pods; 8] = [
+    Pods::service("productpage", "productpage", "v1", served!("productpage")),
+    Pods::service("details", "details", "v1", served!("details")),
+    Pods::service("reviews-v1", "reviews", "v1", served!("reviews", "--version", "v1")),
+    Pods::service("reviews-v2", "reviews", "v2", served!("reviews", "--version", "v2")),
+    Pods::service("reviews-v3", "reviews", "v3", served!("reviews", "--version", "v3")),
+    Pods::service("ratings", "ratings", "v1", served!("ratings")),
+    Pods::service("gateway-ratings", "gateway-ratings", "v1", served!("gateway")),
+    Pods {
+        name: "traffic",
+        app: "traffic",
+        version: "v1",
+        arguments: &[
+            "load",
+            "--rate=5",
+            "--connections=2",
+            "--duration=24h",
+            "http://productpage:9080/productpage?id=1",
+        ],
+        serves: false,
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::Cli;
+
+    #[test]
+    fn what_is_printed_is_as_it_was_looked_at() {
+        expect_test::expect_file!["golden/pods.yaml"].assert_eq(&manifests("leno:test"));
+    }
+
+    #[test]
+    fn every_command_is_one_that_the_program_has() {
+        for pods in &PODS {
+            let line = std::iter::once("leno").chain(pods.arguments.iter().copied());
+            Cli::try_parse_from(line).unwrap();
+        }
+    }
+}

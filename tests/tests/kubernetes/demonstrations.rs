@@ -1,0 +1,326 @@
+//! The applications that meshes are shown with: bookinfo as `leno demo` prints it, and the shape of
+//! OSM's bookstore with its objects.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
+use leno_tests::eventually;
+use leno_tests::leno;
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn bookinfo_sells_in_strict_mode() {
+    let namespace = Namespace::with_metadata(
+        "bookinfo",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+    );
+    let manifests = leno().args(["demo", "--kubernetes", "--image", &image()]).output().unwrap();
+    let manifests = printed(&manifests);
+    let (first, rest) = manifests.split_once("---\n").expect("the first document is the namespace");
+    assert!(first.contains("kind: Namespace") && !rest.contains("kind: Namespace"));
+    let ours = format!("namespace: {}", namespace.name());
+    namespace.apply(&rest.replace("namespace: bookinfo", &ours));
+    namespace.client("traffic");
+    namespace.client("stranger");
+    namespace.wait_ready();
+
+    let product = "http://productpage:9080/api/v1/products/1";
+    namespace.expect_curl("traffic", &[product], 0, 200);
+    namespace.expect_curl("traffic", &["http://gateway-ratings:9080/ratings/1"], 0, 200);
+    namespace.expect_curl("traffic", &["http://ratings:9080/ratings/1"], 0, 403);
+    namespace.expect_curl("stranger", &[product], 0, 403);
+    namespace.expect_curl("stranger", &["http://ratings:9080/ratings/1"], 0, 403);
+
+    let version = |user: &[&str]| {
+        let body = namespace.curl("traffic", &[&[product][..], user].concat()).body;
+        let version =
+            ["v1", "v2", "v3"].into_iter().find(|v| body.contains(&format!("\"version\":\"{v}\"")));
+        version.unwrap_or_else(|| panic!("no version of reviews in {body}"))
+    };
+    let mut seen = BTreeSet::new();
+    eventually("versions 1 and 3 of reviews answer", PATIENT, || {
+        seen.insert(version(&[]));
+        (seen.len() > 1).then_some(())
+    });
+    assert_eq!(seen, BTreeSet::from(["v1", "v3"]));
+    for _ in 0..10 {
+        assert_eq!(version(&["-H", "end-user: jason"]), "v2");
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_bookstore_sells_to_whom_its_policies_allow() {
+    let shop = Bookstore::open();
+
+    // Permissive: who asks is served.
+    shop.expect("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
+    shop.expect("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
+
+    // Strict, with SMI: the buyer only, and nothing but what its routes name.
+    shop.warehouse.apply(
+        &WAREHOUSE_POLICIES
+            .replace("STORE", shop.store.name())
+            .replace("WAREHOUSE", shop.warehouse.name()),
+    );
+    shop.allow(&["bookbuyer"]);
+    for namespace in [&shop.store, &shop.warehouse] {
+        annotate(namespace, "leno.dev/traffic-mode=strict");
+    }
+    shop.expect("bookthief", "403", &[]);
+    shop.expect("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
+
+    // The thief is let in, and is refused again. No route fits what it asks at `/books-bought`, since
+    // that one wants another client: as in OSM, there is nothing there then.
+    shop.allow(&["bookbuyer", "bookthief"]);
+    shop.expect_at("bookthief", "/buy-a-book/new", "200", &["bookstore-v1", "bookstore-v2"]);
+    shop.expect_at("bookthief", "/books-bought", "404", &[]);
+    shop.allow(&["bookbuyer"]);
+    shop.expect("bookthief", "403", &[]);
+
+    // The split moves from one version to the other.
+    for (weights, sellers) in [
+        ((100, 0), &["bookstore-v1"][..]),
+        ((50, 50), &["bookstore-v1", "bookstore-v2"]),
+        ((0, 100), &["bookstore-v2"]),
+    ] {
+        shop.split(weights);
+        shop.expect("bookbuyer", "200", sellers);
+    }
+}
+
+/// The namespaces of the demonstration.
+struct Bookstore {
+    buyer: Namespace,
+    thief: Namespace,
+    store: Namespace,
+    warehouse: Namespace,
+}
+
+impl Bookstore {
+    fn open() -> Self {
+        let meshed = |name| Namespace::new(name, Injection::Enabled);
+        let shop = Self {
+            buyer: meshed("bookbuyer"),
+            thief: meshed("bookthief"),
+            store: meshed("bookstore"),
+            warehouse: meshed("bookwarehouse"),
+        };
+        let store_at = format!("bookstore.{}:14001", shop.store.name());
+        let warehouse_at = format!("bookwarehouse.{}:14001", shop.warehouse.name());
+        let database_at = format!("mysql.{}:3306", shop.warehouse.name());
+        shop.warehouse.apply(&format!(
+            "{MYSQL}---\n{}",
+            part(
+                "bookwarehouse",
+                "bookwarehouse",
+                &format!("warehouse, -database, '{database_at}'")
+            )
+        ));
+        for name in ["bookstore-v1", "bookstore-v2"] {
+            let arguments = format!("store, -name, {name}, -warehouse, '{warehouse_at}'");
+            shop.store.apply(&part(name, "bookstore", &arguments));
+        }
+        for (namespace, name) in [(&shop.buyer, "bookbuyer"), (&shop.thief, "bookthief")] {
+            let arguments = format!("buyer, -name, {name}, -store, '{store_at}'");
+            namespace.apply(&part(name, name, &arguments));
+        }
+        shop.store.apply(&service("bookstore", "app: bookstore"));
+        for namespace in [&shop.warehouse, &shop.store, &shop.buyer, &shop.thief] {
+            namespace.wait_ready();
+        }
+        shop
+    }
+
+    /// Applies OSM's objects, with these customers of the store.
+    fn allow(&self, customers: &[&str]) {
+        let sources: String = customers
+            .iter()
+            .map(|customer| {
+                let home = if *customer == "bookbuyer" { &self.buyer } else { &self.thief };
+                format!(
+                    "  - {{kind: ServiceAccount, name: {customer}, namespace: {}}}\n",
+                    home.name()
+                )
+            })
+            .collect();
+        let target = |version: &str| {
+            format!(
+                "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
+                 metadata: {{name: {version}}}\nspec:\n  \
+                   destination: {{kind: ServiceAccount, name: {version}, namespace: {store}}}\n  \
+                   rules:\n  \
+                   - {{kind: HTTPRouteGroup, name: bookstore-service-routes, matches: [buy-a-book, books-bought]}}\n  \
+                   sources:\n{sources}",
+                store = self.store.name(),
+            )
+        };
+        let targets = target("bookstore-v1") + &target("bookstore-v2");
+        self.store.apply(&format!("{STORE_ROUTES}{targets}"));
+    }
+
+    fn split(&self, (one, two): (u32, u32)) {
+        self.store.apply(&format!(
+            "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: bookstore-split}}, spec: \
+             {{service: bookstore.{}, backends: [{{service: bookstore-v1, weight: {one}}}, \
+             {{service: bookstore-v2, weight: {two}}}]}}}}",
+            self.store.name()
+        ));
+    }
+
+    /// Waits until all of a customer's attempts end so.
+    fn expect(&self, customer: &str, status: &str, sellers: &[&str]) {
+        for path in ["/books-bought", "/buy-a-book/new"] {
+            self.expect_at(customer, path, status, sellers);
+        }
+    }
+
+    /// Waits until the last forty attempts at a path ended so, with exactly these sellers among them.
+    fn expect_at(&self, customer: &str, path: &str, status: &str, sellers: &[&str]) {
+        let home = if customer == "bookbuyer" { &self.buyer } else { &self.thief };
+        let wanted: BTreeSet<&str> = sellers.iter().copied().collect();
+        let mut last = String::new();
+        eventually(
+            &format!("{customer} gets {status} at {path} from {sellers:?}"),
+            PATIENT,
+            || {
+                let log = home.kubectl(&[
+                    "logs",
+                    "-l",
+                    &format!("app={customer}"),
+                    "-c",
+                    "app",
+                    "--tail=80",
+                ]);
+                let log = printed(&log);
+                let attempts: Vec<Vec<&str>> = log
+                    .lines()
+                    .map(|line| line.split(' ').collect::<Vec<_>>())
+                    .filter(|words| words[0] == path)
+                    .collect();
+                let well = attempts.len() >= 39 && attempts.iter().all(|words| words[1] == status);
+                let from: BTreeSet<&str> =
+                    attempts.iter().filter_map(|words| words.get(2).copied()).collect();
+                let latest = attempts.last().map(|words| words.join(" ")).unwrap_or_default();
+                if latest != last {
+                    eprintln!("{customer}: {latest}");
+                    last = latest;
+                }
+                // Who is refused is told why by the mesh, in whatever words.
+                let held = well && (wanted.is_empty() || from == wanted);
+                last = log.clone();
+                held.then_some(())
+            },
+        );
+    }
+}
+
+fn annotate(namespace: &Namespace, annotation: &str) {
+    printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
+}
+
+/// A part of the shop: account, Deployment, and the Service of its name.
+fn part(name: &str, app: &str, arguments: &str) -> String {
+    let selector = format!("app: {app}, part: {name}");
+    format!(
+        "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: {name}}}
+spec:
+  selector: {{matchLabels: {{{selector}}}}}
+  template:
+    metadata: {{labels: {{{selector}}}}}
+    spec:
+      serviceAccountName: {name}
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {{name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [bookstore, {arguments}]}}
+---
+{}",
+        service(name, &selector)
+    )
+}
+
+fn service(name: &str, selector: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, spec: {{selector: {{{selector}}}, ports: [
+  {{name: http, port: 14001, appProtocol: http}}]}}}}
+"
+    )
+}
+
+/// The database: a StatefulSet, whose protocol lets the server speak first.
+const MYSQL: &str = "
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: mysql}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: mysql}
+spec: {clusterIP: None, selector: {app: mysql}, ports: [{name: client, port: 3306, appProtocol: tcp-server-first}]}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: mysql}
+spec:
+  serviceName: mysql
+  selector: {matchLabels: {app: mysql}}
+  template:
+    metadata: {labels: {app: mysql}}
+    spec:
+      serviceAccountName: mysql
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [tcp, -listen, ':3306', -banner, mysql]}
+";
+
+/// What one may ask the store for.
+const STORE_ROUTES: &str = "
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: bookstore-service-routes}
+spec:
+  matches:
+  - name: books-bought
+    pathRegex: /books-bought
+    methods: [GET]
+    headers: [{user-agent: '.*-http-client/*.*'}, {client-app: bookbuyer}]
+  - {name: buy-a-book, pathRegex: '.*a-book.*new', methods: [GET]}
+  - {name: update-books-bought, pathRegex: /update-books-bought, methods: [POST]}
+";
+
+/// What the store may ask the warehouse for, and that the database.
+const WAREHOUSE_POLICIES: &str = "
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: bookwarehouse-service-routes}
+spec:
+  matches: [{name: restock-books, methods: [POST]}]
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: bookwarehouse}
+spec:
+  destination: {kind: ServiceAccount, name: bookwarehouse, namespace: WAREHOUSE}
+  rules: [{kind: HTTPRouteGroup, name: bookwarehouse-service-routes, matches: [restock-books]}]
+  sources:
+  - {kind: ServiceAccount, name: bookstore-v1, namespace: STORE}
+  - {kind: ServiceAccount, name: bookstore-v2, namespace: STORE}
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {name: mysql}
+spec: {matches: {ports: [3306]}}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: mysql}
+spec:
+  destination: {kind: ServiceAccount, name: mysql, namespace: WAREHOUSE}
+  rules: [{kind: TCPRoute, name: mysql}]
+  sources: [{kind: ServiceAccount, name: bookwarehouse, namespace: WAREHOUSE}]
+";
+
+const PATIENT: Duration = Duration::from_secs(120);
