@@ -1,5 +1,6 @@
 //! The applications that meshes are shown with: bookinfo as `leno demo` prints it, and the shape of
 //! OSM's bookstore with its objects.
+#![allow(clippy::print_stderr, reason = "what buyers saw last says why a scenario failed")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;
