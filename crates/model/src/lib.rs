@@ -63,7 +63,7 @@ pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
 pub use rate_limit::{Each, PortLimits, Rate, RateLimits, RateRule};
-pub use reason::{Reason, Retry, Side};
+pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend,

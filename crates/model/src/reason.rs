@@ -1,5 +1,9 @@
 //! Why a request or connection failed: the closed list behind statuses, metrics and documents.
 
+/// The field of an answer of a sidecar's own that says why; gateways keep it to the reason alone, and
+/// pass none on.
+pub const REASON_FIELD: &str = "leno-reason";
+
 /// Who is at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {

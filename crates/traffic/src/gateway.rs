@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Gateway, GatewayListener, GatewayPort, HostPattern, HostRules, Name, RouteKind, RouteRule,
-    Serves, ServiceName, TcpRule,
+    Gateway, GatewayListener, GatewayPort, HostPattern, HostRules, Name, REASON_FIELD, RouteKind,
+    RouteRule, Serves, ServiceName, TcpRule,
 };
 
 use crate::action::split_authority;
@@ -155,7 +155,7 @@ impl Listener {
         // What is said of one host name in several places is said of it together.
         let mut together: BTreeMap<Option<&HostPattern>, Vec<RouteRule>> = BTreeMap::new();
         for HostRules { hostname, rules } in &listener.hosts {
-            let rules = rules.iter().filter(|rule| is_usable(rule, bad)).cloned();
+            let rules = rules.iter().filter(|rule| is_usable(rule, bad)).map(untold);
             together.entry(hostname.as_ref()).or_default().extend(rules);
         }
         let by_host = Hosts::of(together.keys().copied());
@@ -164,6 +164,13 @@ impl Listener {
         let hosts = routes.filter_map(Result::ok).collect();
         Self { name: listener.name.clone(), hosts, by_host }
     }
+}
+
+/// The rule, which keeps from strangers what sidecars say of themselves in answers.
+fn untold(rule: &RouteRule) -> RouteRule {
+    let mut rule = rule.clone();
+    rule.actions.response_headers.remove.push(REASON_FIELD.to_owned());
+    rule
 }
 
 /// Whether all patterns of a rule can be used.

@@ -109,9 +109,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.responder.close_after();
         }
         let bodiless = self.request.method() == "HEAD";
-        let workload = &self.session.worker.config.workload;
         let edits = self.edits_of_failure();
-        rescue::answer(&failure, workload, self.responder, (bodiless, is_call), edits.as_ref())
+        rescue::answer(&failure, self.session, self.responder, (bodiless, is_call), edits.as_ref())
             .await
     }
 

@@ -2,20 +2,21 @@
 
 use std::borrow::Cow;
 
-use leno_model::{Reason, Retry, Side, WorkloadName};
+use leno_model::{REASON_FIELD, Reason, Retry, Side};
 use leno_traffic::FieldEdits;
 use leno_wire::link::ResetCode;
 
 use super::answer::Answer;
 use super::respond::Responder;
 use crate::error::Failure;
+use crate::session::Session;
 
-/// Answers for the upstream that did not. `bodiless`: the client reads no body. `is_call`: it looks
+/// Answers for the upstream that did not. Strangers are told the reason, and no names. `bodiless`: the client reads no body. `is_call`: it looks
 /// for a status of gRPC. `edits`: what pages of other origins are told. False: nothing can be
 /// answered, the client is cut off.
 pub(crate) async fn answer(
     failure: &Failure,
-    workload: &WorkloadName,
+    session: &Session,
     responder: &mut Responder<'_>,
     (bodiless, is_call): (bool, bool),
     edits: Option<&FieldEdits>,
@@ -24,9 +25,15 @@ pub(crate) async fn answer(
     if status == 0 {
         return false;
     }
-    let side = side(failure.reason.side());
+    let is_stranger = session.edge.is_some();
     let label = failure.reason.label();
-    let why = format!("{label};side={side};workload=\"{workload}\"");
+    let why = if is_stranger {
+        Cow::Borrowed(label)
+    } else {
+        let side = side(failure.reason.side());
+        let workload = &session.worker.config.workload;
+        Cow::Owned(format!("{label};side={side};workload=\"{workload}\""))
+    };
     match responder {
         // Nothing reached the application: the client's sidecar may know another endpoint.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
@@ -41,7 +48,7 @@ pub(crate) async fn answer(
         responder if is_told_to_call(failure, responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
             let fields = [
-                ("leno-reason", &*why),
+                (REASON_FIELD, &*why),
                 ("content-type", "application/grpc"),
                 (GRPC_STATUS, &*code),
                 ("grpc-message", failure.reason.caption()),
@@ -51,8 +58,8 @@ pub(crate) async fn answer(
             Answer { status: 200, fields: &fields, text: "", edits }.send(responder, true).await
         }
         responder => {
-            let text = body(failure);
-            let fields = [("leno-reason", &*why), ("content-type", "text/plain; charset=utf-8")];
+            let text = body(failure, is_stranger);
+            let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
             let answer = Answer { status, fields: &fields, text: &text, edits };
@@ -80,7 +87,7 @@ fn with_own<'a>(
 ) -> Vec<(&'a str, Cow<'a, str>)> {
     let is_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS);
     let ours = |name: &str| match name {
-        "leno-reason" | "date" => true,
+        REASON_FIELD | "date" => true,
         "content-type" => is_call,
         name => is_call && name.starts_with("grpc-"),
     };
@@ -97,14 +104,14 @@ fn with_own<'a>(
     fields.into_iter().chain(own).collect()
 }
 
-fn body(failure: &Failure) -> String {
+fn body(failure: &Failure, is_stranger: bool) -> String {
     if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
         return body;
     }
     let caption = failure.reason.caption();
     match &failure.policy {
-        Some(policy) => format!("leno: {caption} ({} {policy})\n", policy.kind()),
-        None => format!("leno: {caption}\n"),
+        Some(policy) if !is_stranger => format!("leno: {caption} ({} {policy})\n", policy.kind()),
+        _ => format!("leno: {caption}\n"),
     }
 }
 

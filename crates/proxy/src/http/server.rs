@@ -162,8 +162,7 @@ pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served
     let mut responder =
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
-    let workload = &session.worker.config.workload;
-    if rescue::answer(&failure, workload, &mut responder, (false, false), None).await {
+    if rescue::answer(&failure, session, &mut responder, (false, false), None).await {
         drop(record);
         io.linger().await;
     }
@@ -202,9 +201,8 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             let reason = downstream_reason(&error);
             record.reason = Some(reason);
             record.status = reason.status();
-            let workload = &session.worker.config.workload;
             let failure = Failure::from(reason);
-            rescue::answer(&failure, workload, &mut responder, (false, false), None).await;
+            rescue::answer(&failure, session, &mut responder, (false, false), None).await;
         }
     }
 }

@@ -167,14 +167,8 @@ async fn serve_stream(
             let mut record = Record::open(session, "http");
             record.reason = Some(reason);
             record.status = reason.status();
-            rescue::answer(
-                &Failure::from(reason),
-                &worker.config.workload,
-                &mut responder,
-                (false, false),
-                None,
-            )
-            .await;
+            rescue::answer(&Failure::from(reason), session, &mut responder, (false, false), None)
+                .await;
             return Served::Answered;
         }
     };

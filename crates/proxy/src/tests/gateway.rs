@@ -112,6 +112,30 @@ fn applications_hear_who_came_in_and_not_what_strangers_claim() {
 }
 
 #[test]
+fn strangers_are_told_reasons_and_no_names() {
+    run(async {
+        let plain = Application::answering(|_| {
+            "HTTP/1.1 403 Forbidden\r\nleno-reason: denied;workload=\"shop/web-1\"\r\n\
+             content-length: 0\r\n\r\n"
+                .to_owned()
+        })
+        .await;
+        let gate = Gate::new(plain.address, (Protocol::Http, plain.address)).await;
+        let rules = vec![rule("/plain", backend("plain")), rule("/none", backend("idle"))];
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
+        let mut client = Client::connect(gate.at(HTTP).await).await;
+        for (path, status, told) in [
+            ("/plain", 403, None),
+            ("/none", 503, Some("no-endpoint")),
+            ("/a", 404, Some("no-route")),
+        ] {
+            let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+            assert_eq!((answer.status, answer.field("leno-reason")), (status, told), "{path}");
+        }
+    });
+}
+
+#[test]
 fn redirections_are_to_the_port_that_the_stranger_came_to() {
     run(async {
         let app = mirror("meshed").await;

@@ -12,6 +12,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{HOST, HeaderName};
 use hyper::{HeaderMap, Request, Response, StatusCode, body::Incoming};
 use hyper_util::rt::TokioIo;
+use leno_model::REASON_FIELD;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -51,7 +52,7 @@ impl Upstream {
     ) -> Result<T, UpstreamError> {
         let reply = self.call(service, target, headers).await?;
         let cause = if reply.status != StatusCode::OK {
-            let reason = reply.headers.get(REASON_HEADER);
+            let reason = reply.headers.get(REASON_FIELD);
             Cause::Status {
                 status: reply.status,
                 reason: reason.and_then(|value| value.to_str().ok()).map(str::to_owned),
@@ -286,9 +287,6 @@ static PROPAGATED_HEADERS: [HeaderName; 13] = [
 
 /// Where the services of the shop are, under their own names.
 pub(super) const PORT: u16 = 9080;
-
-/// Where a sidecar says why it answered in place of the service.
-const REASON_HEADER: &str = "leno-reason";
 
 /// Longer than any answer of the demo should take, shorter than a person's patience.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
