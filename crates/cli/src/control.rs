@@ -15,6 +15,7 @@ use leno_registry::FileSource;
 
 use crate::data_directory::{DataArgs, DataDirectory, create_private};
 use crate::duration::{parse_duration, parse_positive};
+use crate::everywhere::listening;
 use crate::explain::playground;
 use crate::{limits, stop};
 
@@ -30,10 +31,10 @@ pub(crate) struct ControlArgs {
     #[command(flatten)]
     cluster: kubernetes::ClusterArgs,
     /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
     /// Where it listens for sidecars; with port 0 the kernel chooses
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010", value_parser = listening)]
     listen: SocketAddr,
     /// Another control plane of the same mesh; may be given again. One list may serve all of them:
     /// an own address in it is passed over
@@ -262,7 +263,7 @@ Examples:
     leno control -f mesh/ --data /var/lib/leno-1 --shared /srv/leno --listen 192.0.2.1:15010 \\
         --peer 192.0.2.1:15010,192.0.2.2:15010,192.0.2.3:15010
   In a cluster, with all that it tells of pods, services and rules:
-    leno control --kubernetes --listen 0.0.0.0:15010 --health 0.0.0.0:15020 --data /var/lib/leno
+    leno control --kubernetes --listen [::]:15010 --health [::]:15020 --data /var/lib/leno
 ";
 
 #[cfg(test)]

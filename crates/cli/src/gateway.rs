@@ -1,6 +1,6 @@
 //! `leno gateway`: one proxy of a gateway, where strangers come in.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use clap::Args;
 use leno_proxy::{Config, Interception};
 
 use crate::duration::parse_duration;
+use crate::everywhere::{any, listening};
 use crate::limits;
 use crate::proxy::{MemberArgs, ServingArgs, serve};
 
@@ -24,7 +25,7 @@ pub(crate) struct GatewayArgs {
     bind: Option<IpAddr>,
     /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics. It is
     /// ready once it has a certificate, knows its gateway and listens at all ports of that
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
     /// How long it serves on after SIGTERM before it drains: whoever sends connections here may
     /// hear later that it goes. A second SIGTERM ends that
@@ -57,20 +58,12 @@ impl GatewayArgs {
     }
 }
 
-/// Every address of the machine.
-fn any() -> IpAddr {
-    match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {
-        Ok(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        Err(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-    }
-}
-
 const EXAMPLES: &str = "\
 Examples:
   In a pod of Kubernetes, as the control plane has it for each Gateway of the class `leno`:
     leno gateway --workload $(POD_NAMESPACE)/$(POD_NAME) --trust-domain cluster.local \\
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
-        --service-account-token /var/run/secrets/leno.dev/token --health 0.0.0.0:15020
+        --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
   At one address of the machine only:
     leno gateway --workload shop/edge-1 --token-file edge-1.token --bind 192.0.2.7

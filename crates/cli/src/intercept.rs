@@ -6,10 +6,10 @@ mod verify;
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Args, Parser};
 use leno_kubernetes::words::{HEALTH_PORT, PROXY_UID};
-use leno_proxy::{INBOUND_PORT, OUTBOUND_PORT};
+use leno_proxy::{INBOUND_PORT, LOOK_UP_PORT, OUTBOUND_PORT};
 
 use crate::range::Range;
 use rules::{Chain, Hook, Match, Rule, Verdict};
@@ -33,6 +33,10 @@ pub(crate) struct InterceptArgs {
     /// Ports of the application that others reach directly, without mutual TLS
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
     exclude_inbound_ports: Vec<u16>,
+    /// The application's look-ups of names, to port 53 over UDP and TCP, go to the sidecar, which is
+    /// started with --dns too; whatever ranges are excluded
+    #[arg(long)]
+    dns: bool,
     /// Network interfaces whose connections are left alone
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = interface)]
     exclude_interfaces: Vec<String>,
@@ -55,6 +59,7 @@ struct Line {
 impl InterceptArgs {
     /// Replaces the rules of this network namespace, all at once.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        self.check()?;
         if self.verify {
             verify::verify()?;
         } else if self.dry_run {
@@ -78,7 +83,20 @@ impl InterceptArgs {
     pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
         let words = std::iter::once("intercept").chain(words.iter().map(String::as_str));
         let line = Line::try_parse_from(words);
-        Ok(line.context("options of `leno intercept` that make no sense")?.intercept)
+        let intercept = line.context("options of `leno intercept` that make no sense")?.intercept;
+        intercept.check()?;
+        Ok(intercept)
+    }
+
+    /// Refuses options that contradict each other.
+    fn check(&self) -> anyhow::Result<()> {
+        if self.dns && self.exclude_outbound_ports.contains(&LOOK_UPS) {
+            bail!(
+                "--dns leads port 53 to the sidecar, and --exclude-outbound-ports leaves it alone: \
+                 remove one of them"
+            );
+        }
+        Ok(())
     }
 
     /// Replaces the rules of the network namespace of this thread, all at once.
@@ -103,6 +121,12 @@ impl InterceptArgs {
         }));
         rules.push(leave(Match::To(LOOPBACK.to_owned())));
         rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(leave));
+        if self.dns {
+            rules.extend([Match::UdpPort(LOOK_UPS), Match::Port(LOOK_UPS)].map(|what| Rule {
+                matches: vec![what],
+                verdict: Verdict::Redirect(LOOK_UP_PORT),
+            }));
+        }
         rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(leave));
         rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(leave));
         let redirect = |first: Option<Match>| Rule {
@@ -151,12 +175,15 @@ fn interface(text: &str) -> Result<String, String> {
 }
 
 const LOOPBACK: &str = "lo";
+/// Where names are looked up (RFC 1035 §4.2).
+const LOOK_UPS: u16 = 53;
 
 const EXAMPLES: &str = "\
 Examples:
   leno intercept                                          in a pod, before its sidecar starts
   leno intercept --exclude-outbound-ports 25,5432         mail and the database go directly
   leno intercept --exclude-outbound-ranges 10.0.0.0/8,fd00::/8
+  leno intercept --dns                                    names of services without cluster DNS
   leno intercept --dry-run                                see the rules
   leno intercept --verify                                 did the node's network plugin set them
 
@@ -180,6 +207,7 @@ mod tests {
             "--exclude-outbound-ranges=192.0.2.0/24,2001:db8::/32",
             "--exclude-inbound-ports=9000",
             "--exclude-interfaces=eth1",
+            "--dns",
         ]);
         expect_test::expect![[r#"
             add table inet leno
@@ -192,6 +220,8 @@ mod tests {
                 ip6 daddr 2001:db8::1/128 tcp dport 9 redirect to :15001
                 oifname "lo" return
                 oifname "eth1" return
+                udp dport 53 redirect to :15053
+                tcp dport 53 redirect to :15053
                 tcp dport 25 return
                 tcp dport 5432 return
                 ip daddr 192.0.2.0/24 return
@@ -218,6 +248,16 @@ mod tests {
         assert!(text.contains("ip daddr 10.0.0.0/8 meta l4proto tcp redirect to :15001\n"));
         assert!(text.contains("ip6 daddr fd00::/8 meta l4proto tcp redirect to :15001\n"));
         assert!(!text.contains("    meta l4proto tcp redirect to :15001\n"), "{text}");
+    }
+
+    #[test]
+    fn look_ups_are_left_alone_unless_they_are_asked_for() {
+        let text = rules::to_text(&parse(&[]).unwrap().chains());
+        assert!(!text.contains("dport 53"), "{text}");
+        let both = ["--dns".to_owned(), "--exclude-outbound-ports=25,53".to_owned()];
+        let refused = InterceptArgs::from_words(&both).unwrap_err().to_string();
+        assert!(refused.contains("remove one"), "{refused}");
+        assert!(InterceptArgs::from_words(&both[..1]).is_ok());
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod data_directory;
 mod demo;
 mod diagnose;
 mod duration;
+mod everywhere;
 mod exec;
 mod explain;
 mod figures;

@@ -14,6 +14,7 @@ use clap::Args;
 use leno_proxy::{Config, Interception, Probes, Proxy};
 use rustix::process::Signal;
 
+use crate::everywhere::listening;
 use crate::{exec, limits, stop};
 
 pub(crate) use access_log::AccessLogArgs;
@@ -30,7 +31,7 @@ pub(crate) struct ProxyArgs {
     member: MemberArgs,
     /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics, and
     /// /probe/CONTAINER/KIND for the probes of the application that LENO_PROBES tells of
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
     #[arg(long, env = "LENO_PROBES", hide = true)]
     probes: Option<Probes>,
@@ -114,7 +115,7 @@ Examples:
   In a pod of Kubernetes, as the injector has it:
     leno proxy --workload $(POD_NAMESPACE)/$(POD_NAME) --trust-domain cluster.local \\
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
-        --service-account-token /var/run/secrets/leno.dev/token --health 0.0.0.0:15020
+        --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
 SIGTERM and SIGINT drain: requests under way finish, within --drain-timeout.
 ";

@@ -5,13 +5,14 @@ mod address;
 mod plan;
 mod service;
 mod split;
+mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_discovery::Doubt;
-use leno_model::{Occupant, ServiceName, Snapshot, Workload};
+use leno_model::{Occupant, ServiceName, Snapshot, Whereabouts, Workload};
 
 use self::plan::plan;
 use self::service::{backends, unheard};
@@ -21,6 +22,7 @@ pub(crate) use self::access::missing;
 pub(crate) use self::address::occupants;
 pub(crate) use self::service::{Viewer, Views, view};
 pub(crate) use self::split::{rivals, tcp_rival};
+pub(crate) use self::whereabouts::whereabouts;
 
 /// What one workload's sidecar should know, before it is numbered and sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,14 +74,20 @@ pub(crate) fn world(
             }
         }
     }
-    let snapshot = Arc::new(Snapshot { plan, services, addresses: BTreeMap::new() });
-    World { snapshot, absent }
+    let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
+    World { snapshot: Arc::new(Snapshot { plan, services, addresses, names }), absent }
 }
 
 impl World {
     /// The same, and what is at the addresses that were asked for.
     pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<Occupant>>) -> Self {
         Arc::make_mut(&mut self.snapshot).addresses = at;
+        self
+    }
+
+    /// The same, and what the names stand for that were looked up.
+    pub(crate) fn with_names(mut self, names: BTreeMap<ServiceName, Arc<Whereabouts>>) -> Self {
+        Arc::make_mut(&mut self.snapshot).names = names;
         self
     }
 }

@@ -570,6 +570,8 @@ fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
                 && old.account == new.account
                 && old.admission == new.admission
                 && old.ready == new.ready
+                // Names may stand for them.
+                && old.addresses().eq(new.addresses())
         }
         (None, None) => true,
         _ => false,

@@ -31,6 +31,7 @@ use crate::publish::{Audience, Cause, Contact};
 use crate::server::{Gauges, Guests};
 use crate::status::Status;
 use crate::watch::Remarks;
+use wishes::Wishes;
 
 pub(crate) use applicants::Applicant;
 
@@ -357,16 +358,22 @@ impl Owner {
                 self.listeners(connection, &listeners, now)
             }
             Event::Subscribe { connection, services } => {
-                self.subscribe(connection, (services, Vec::new()));
+                self.subscribe(connection, Wishes::services(services));
             }
             Event::Unsubscribe { connection, services } => {
-                self.unsubscribe(connection, (&services, &[]));
+                self.unsubscribe(connection, &Wishes::services(services));
             }
             Event::Ask { connection, addresses } => {
-                self.subscribe(connection, (Vec::new(), addresses));
+                self.subscribe(connection, Wishes::addresses(addresses));
             }
             Event::Forget { connection, addresses } => {
-                self.unsubscribe(connection, (&[], &addresses));
+                self.unsubscribe(connection, &Wishes::addresses(addresses));
+            }
+            Event::LookUp { connection, names } => {
+                self.subscribe(connection, Wishes::names(names));
+            }
+            Event::ForgetNames { connection, names } => {
+                self.unsubscribe(connection, &Wishes::names(names));
             }
             Event::Applied { connection, change, refused, bytes } => {
                 self.audience.applied(connection, (change, refused), bytes, now.clock);
@@ -408,7 +415,7 @@ impl Owner {
     fn connected(&mut self, connected: Connected, now: Now) {
         let connection = connected.connection;
         let workload = connected.hello.workload.clone();
-        let wishes = (connected.hello.services.clone(), connected.hello.addresses.clone());
+        let wishes = Wishes::of(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
         let Some(peer) = self.guests.peer(connection) else {
             tracing::debug!(%workload, %connection, "its connection has ended already");

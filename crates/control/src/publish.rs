@@ -11,7 +11,7 @@ use leno_discovery::{ChangeId, ConnectionId, Doubt};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
-use crate::compile::{Views, doubt, occupants, wanted, world};
+use crate::compile::{Views, doubt, occupants, wanted, whereabouts, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 use crate::publish::rounds::Sent;
@@ -248,14 +248,18 @@ impl Audience {
         let mut wanted = wanted(workload, &contact.subscriptions);
         let asked = contact.addresses.clone();
         let found = occupants(mesh, &asked);
+        let looked_up = contact.names.clone();
+        let names = whereabouts(mesh, &looked_up);
         wanted.extend(found.services);
-        let world = world(mesh, workload, &wanted, &mut self.views).with_addresses(found.at);
+        let world = world(mesh, workload, &wanted, &mut self.views);
+        let world = world.with_addresses(found.at).with_names(names);
         let doubt = match settling {
             Settling::Yes => doubt(mesh, workload, &world).with_addresses(found.unheard),
             Settling::No => Doubt::default(),
         };
         self.tally.compiled += 1;
-        let depends = world.snapshot.services.keys().chain(&world.absent).chain(&found.decided_by);
+        let depends = world.snapshot.services.keys().chain(&world.absent);
+        let depends = depends.chain(&found.decided_by).chain(&looked_up);
         self.depend(connection, depends.cloned().collect());
         self.ask(connection, asked);
         let change = self.newest;

@@ -64,7 +64,7 @@ pub(crate) async fn accept(
         };
         match accepted {
             Ok((tcp, from)) => {
-                let Some(stranger) = strangers.admit(from.ip()) else {
+                let Some(stranger) = strangers.admit(from.ip().to_canonical()) else {
                     server.gauges.refuse(ConnectionError::Crowd.reason());
                     tracing::debug!(%from, "too many connections of there are strangers");
                     continue;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::envelope::{
     addresses_to_wire, delta_from_wire, hello_to_wire, issued_from_wire, listeners_to_wire,
-    nack_to_wire, services_to_wire,
+    looked_up_to_wire, nack_to_wire, services_to_wire,
 };
 use crate::frame::{
     FrameError, FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
@@ -102,6 +102,10 @@ pub enum Request {
     Ask(Vec<IpAddr>),
     /// It no longer wants to know of these addresses.
     Forget(Vec<IpAddr>),
+    /// It wants to know from now on what these names stand for, in addition.
+    LookUp(Vec<ServiceName>),
+    /// It no longer wants to know of these names.
+    ForgetNames(Vec<ServiceName>),
     /// Its inbound listeners are now these.
     Listeners(Vec<InboundListener>),
     /// It wants a new certificate.
@@ -305,6 +309,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             }
             Request::Forget(addresses) => {
                 self.send(from_proxy::Message::Unsubscribe(addresses_to_wire(&addresses)))
+            }
+            Request::LookUp(names) => {
+                self.send(from_proxy::Message::Subscribe(looked_up_to_wire(&names)))
+            }
+            Request::ForgetNames(names) => {
+                for part in names.chunks(SERVICES_PER_MESSAGE_MAX) {
+                    self.send(from_proxy::Message::Unsubscribe(looked_up_to_wire(part)))?;
+                }
+                Ok(())
             }
             Request::Listeners(listeners) => {
                 self.send(from_proxy::Message::Listeners(listeners_to_wire(&listeners)))

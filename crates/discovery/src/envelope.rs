@@ -19,6 +19,7 @@ pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
         ResourceKey::Plan => Resource::Plan(proto::Nothing {}),
         ResourceKey::Service(name) => Resource::Service(name.to_string()),
         ResourceKey::Address(address) => Resource::Address(ip_address_to_wire(*address)),
+        ResourceKey::Name(name) => Resource::Name(name.to_string()),
         ResourceKey::Endpoint(id) => Resource::Endpoint(proto::EndpointKey {
             service: id.service.to_string(),
             port: id.port.into(),
@@ -36,6 +37,7 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
         Some(Resource::Address(bytes)) => {
             ip_address("key.address", &bytes).map(ResourceKey::Address)
         }
+        Some(Resource::Name(name)) => parsed("key.name", &name).map(ResourceKey::Name),
         Some(Resource::Endpoint(key)) => Ok(ResourceKey::Endpoint(EndpointId {
             service: parsed("key.endpoint.service", &key.service)?,
             port: port("key.endpoint.port", key.port)?,
@@ -49,11 +51,23 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         ResourceKey::Address(address) => {
             Some(proto::HeldAddress { address: ip_address_to_wire(*address), version: version.0 })
         }
-        ResourceKey::Plan | ResourceKey::Service(_) | ResourceKey::Endpoint(_) => None,
+        ResourceKey::Plan
+        | ResourceKey::Service(_)
+        | ResourceKey::Endpoint(_)
+        | ResourceKey::Name(_) => None,
+    });
+    let held_names = held.iter().filter_map(|(key, version)| match key {
+        ResourceKey::Name(name) => {
+            Some(proto::HeldName { name: name.to_string(), version: version.0 })
+        }
+        ResourceKey::Plan
+        | ResourceKey::Service(_)
+        | ResourceKey::Endpoint(_)
+        | ResourceKey::Address(_) => None,
     });
     let held = held
         .iter()
-        .filter(|(key, _)| !matches!(key, ResourceKey::Address(_)))
+        .filter(|(key, _)| !matches!(key, ResourceKey::Address(_) | ResourceKey::Name(_)))
         .map(|(key, version)| proto::Held { key: Some(key_to_wire(key)), version: version.0 });
     proto::Hello {
         protocol: crate::PROTOCOL,
@@ -68,6 +82,8 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         edition: hello.edition,
         addresses: hello.addresses.iter().copied().map(ip_address_to_wire).collect(),
         held_addresses: held_addresses.collect(),
+        looked_up: hello.looked_up.iter().map(ToString::to_string).collect(),
+        held_names: held_names.collect(),
     }
 }
 
@@ -89,6 +105,7 @@ pub(crate) fn hello_from_wire(
         session: wire.session,
         edition: wire.edition,
         addresses: addresses_from_wire(wire.addresses)?,
+        looked_up: services_from_wire(&wire.looked_up)?,
     };
     let held = wire.held.into_iter();
     let held = held.map(|held| Ok((key_from_wire(held.key)?, Version(held.version))));
@@ -96,7 +113,11 @@ pub(crate) fn hello_from_wire(
         let address = ip_address("held_addresses.address", &held.address)?;
         Ok((ResourceKey::Address(address), Version(held.version)))
     });
-    let held = held.chain(addresses);
+    let names = wire.held_names.into_iter().map(|held| {
+        let name = parsed("held_names.name", &held.name)?;
+        Ok((ResourceKey::Name(name), Version(held.version)))
+    });
+    let held = held.chain(addresses).chain(names);
     Ok((hello, held.collect::<Result<_, _>>()?))
 }
 
@@ -128,12 +149,17 @@ pub(crate) fn services_to_wire<'a>(
     services: impl IntoIterator<Item = &'a ServiceName>,
 ) -> proto::Services {
     let names = services.into_iter().map(ToString::to_string).collect();
-    proto::Services { names, addresses: Vec::new() }
+    proto::Services { names, ..proto::Services::default() }
 }
 
 pub(crate) fn addresses_to_wire(addresses: &[IpAddr]) -> proto::Services {
     let addresses = addresses.iter().copied().map(ip_address_to_wire).collect();
-    proto::Services { names: Vec::new(), addresses }
+    proto::Services { addresses, ..proto::Services::default() }
+}
+
+pub(crate) fn looked_up_to_wire(names: &[ServiceName]) -> proto::Services {
+    let looked_up = names.iter().map(ToString::to_string).collect();
+    proto::Services { looked_up, ..proto::Services::default() }
 }
 
 pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, Invalid> {

@@ -56,6 +56,20 @@ pub enum Event {
         /// At least one.
         addresses: Vec<IpAddr>,
     },
+    /// It wants to know from now on what these names stand for, in addition.
+    LookUp {
+        /// Who.
+        connection: ConnectionId,
+        /// At least one. The owner bounds how many it remembers for a connection.
+        names: Vec<ServiceName>,
+    },
+    /// It no longer wants to know of these names.
+    ForgetNames {
+        /// Who.
+        connection: ConnectionId,
+        /// At least one.
+        names: Vec<ServiceName>,
+    },
     /// It has applied everything up to this change, but for what it refuses.
     Applied {
         /// Who.

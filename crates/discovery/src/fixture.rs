@@ -1,7 +1,7 @@
 //! A small world for tests: a gateway, services of one port, and routes between them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leno_model::{
     Access, AccessRule, Caller, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
     Occupant, PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind,
     RouteRule, RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain,
-    UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    UrlRewrite, ValueMatch, WeightedBackend, Whereabouts, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 
 use crate::key::ChangeId;
@@ -23,6 +23,8 @@ pub(crate) fn world() -> Update {
     update.absent.insert(named("missing"));
     let occupant = Arc::new(Occupant::Outside);
     Arc::make_mut(&mut update.snapshot).addresses.insert([10, 96, 0, 7].into(), occupant);
+    let whereabouts: Whereabouts = [IpAddr::from([10, 96, 0, 7])].into_iter().collect();
+    Arc::make_mut(&mut update.snapshot).names.insert(named("reviews"), Arc::new(whereabouts));
     update
 }
 
@@ -32,6 +34,7 @@ pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView
         plan: Arc::new(plan()),
         services: services.collect(),
         addresses: BTreeMap::new(),
+        names: BTreeMap::new(),
     };
     Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
 }
@@ -137,6 +140,7 @@ pub(crate) fn hello() -> Hello {
         version: "0.1.0".into(),
         services: vec![named("reviews")],
         addresses: vec![[10, 96, 0, 7].into()],
+        looked_up: vec![named("reviews")],
         session: 1,
         edition: 0,
     }

@@ -14,6 +14,7 @@ pub(crate) struct Holdings {
     pub(crate) plan: Option<Version>,
     pub(crate) services: BTreeMap<ServiceName, HeldService>,
     pub(crate) addresses: BTreeMap<IpAddr, Version>,
+    pub(crate) names: BTreeMap<ServiceName, Version>,
 }
 
 /// What a proxy holds of one service.
@@ -30,6 +31,7 @@ impl Holdings {
             ResourceKey::Plan => self.plan,
             ResourceKey::Service(name) => self.services.get(name)?.version,
             ResourceKey::Address(address) => self.addresses.get(address).copied(),
+            ResourceKey::Name(name) => self.names.get(name).copied(),
             ResourceKey::Endpoint(id) => {
                 let place = (id.port, id.workload.clone());
                 self.services.get(&id.service)?.endpoints.get(&place).copied()
@@ -45,6 +47,9 @@ impl Holdings {
             }
             ResourceKey::Address(address) => {
                 self.addresses.insert(address, version);
+            }
+            ResourceKey::Name(name) => {
+                self.names.insert(name, version);
             }
             ResourceKey::Endpoint(id) => {
                 let service = self.services.entry(id.service).or_default();
@@ -62,6 +67,9 @@ impl Holdings {
             }
             ResourceKey::Address(address) => {
                 self.addresses.remove(address);
+            }
+            ResourceKey::Name(name) => {
+                self.names.remove(name);
             }
             ResourceKey::Endpoint(id) => {
                 if let Some(service) = self.services.get_mut(&id.service) {
@@ -97,7 +105,8 @@ impl Holdings {
         self.services = shared;
     }
 
-    /// Every resource: the plan, then each service before its endpoints, then addresses.
+    /// Every resource: the plan, then each service before its endpoints, then addresses and
+    /// names.
     pub(crate) fn list(&self) -> Vec<(ResourceKey, Version)> {
         let plan = self.plan.map(|version| (ResourceKey::Plan, version));
         let services = self.services.iter().flat_map(|(name, service)| {
@@ -111,7 +120,9 @@ impl Holdings {
         let addresses = self.addresses.iter();
         let addresses =
             addresses.map(|(address, version)| (ResourceKey::Address(*address), *version));
-        plan.into_iter().chain(services).chain(addresses).collect()
+        let names = self.names.iter();
+        let names = names.map(|(name, version)| (ResourceKey::Name(name.clone()), *version));
+        plan.into_iter().chain(services).chain(addresses).chain(names).collect()
     }
 }
 

@@ -16,28 +16,31 @@ pub enum ResourceKey {
     Endpoint(EndpointId),
     /// What is at an address.
     Address(IpAddr),
+    /// What the name of a service stands for.
+    Name(ServiceName),
 }
 
 impl ResourceKey {
-    /// The service that the resource belongs to; `None` for the plan and addresses.
+    /// The service that the resource belongs to; `None` for the plan, addresses and names.
     #[must_use]
     pub fn service(&self) -> Option<&ServiceName> {
         match self {
-            Self::Plan | Self::Address(_) => None,
+            Self::Plan | Self::Address(_) | Self::Name(_) => None,
             Self::Service(name) => Some(name),
             Self::Endpoint(id) => Some(&id.service),
         }
     }
 }
 
-/// `plan`, `service namespace/name`, `endpoint namespace/name:port at namespace/workload` or
-/// `address IP`.
+/// `plan`, `service namespace/name`, `endpoint namespace/name:port at namespace/workload`,
+/// `address IP` or `name namespace/name`.
 impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plan => f.write_str("plan"),
             Self::Service(name) => write!(f, "service {name}"),
             Self::Address(address) => write!(f, "address {address}"),
+            Self::Name(name) => write!(f, "name {name}"),
             Self::Endpoint(id) => {
                 write!(f, "endpoint {}:{} at {}", id.service, id.port, id.workload)
             }

@@ -67,5 +67,11 @@ pub const SUBSCRIPTIONS_MAX: usize = 4096;
 /// How many addresses one proxy may ask for; as with services.
 pub const ADDRESSES_MAX: usize = 4096;
 
+/// How many names one proxy may ask for; as with services.
+pub const NAMES_MAX: usize = 1024;
+
+/// The most addresses that a name stands for: who is behind more is left to the cluster's resolver.
+pub const ADDRESSES_OF_NAME_MAX: usize = resource::ADDRESSES_OF_NAME_MAX;
+
 /// The version of the contract, checked in the first message of a stream.
 pub const PROTOCOL: u32 = 1;

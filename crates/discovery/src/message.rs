@@ -27,6 +27,8 @@ pub struct Hello {
     pub services: Vec<ServiceName>,
     /// The addresses that it has asked for as the stream begins.
     pub addresses: Vec<IpAddr>,
+    /// The names that it has looked up as the stream begins.
+    pub looked_up: Vec<ServiceName>,
     /// Rises with each stream of this workload; 0 when it does not say.
     pub session: u64,
     /// Which signer and which roots its certificate is of; 0 when it does not say.

@@ -86,6 +86,10 @@ pub struct Hello {
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
     #[prost(message, repeated, tag = "23")]
     pub held_addresses: ::prost::alloc::vec::Vec<HeldAddress>,
+    #[prost(string, repeated, tag = "84")]
+    pub looked_up: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "85")]
+    pub held_names: ::prost::alloc::vec::Vec<HeldName>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Held {
@@ -102,8 +106,15 @@ pub struct HeldAddress {
     pub version: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldName {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(fixed64, tag = "2")]
+    pub version: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Key {
-    #[prost(oneof = "key::Resource", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "key::Resource", tags = "1, 2, 3, 4, 65")]
     pub resource: ::core::option::Option<key::Resource>,
 }
 /// Nested message and enum types in `Key`.
@@ -118,6 +129,8 @@ pub mod key {
         Endpoint(super::EndpointKey),
         #[prost(bytes, tag = "4")]
         Address(::prost::alloc::vec::Vec<u8>),
+        #[prost(string, tag = "65")]
+        Name(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -224,6 +237,8 @@ pub struct Services {
     pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(string, repeated, tag = "63")]
+    pub looked_up: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Listeners {
@@ -485,6 +500,11 @@ pub struct GatewayCertificate {
     pub chain: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Whereabouts {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Occupant {

@@ -20,11 +20,12 @@ mod service;
 mod sight;
 mod tag;
 mod treatment;
+mod whereabouts;
 
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use leno_model::{Endpoint, Occupant, ServiceView, WorkloadPlan};
+use leno_model::{Endpoint, Occupant, ServiceName, ServiceView, Whereabouts, WorkloadPlan};
 use prost::Message;
 
 use crate::key::ResourceKey;
@@ -34,6 +35,8 @@ pub(crate) use field::{
     Invalid, account, each, ip_address, ip_address_to_wire, parsed, port, socket_address,
     socket_address_to_wire,
 };
+
+pub(crate) use whereabouts::ADDRESSES_OF_NAME_MAX;
 
 /// One resource, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +49,8 @@ pub enum Resource {
     Endpoint(Endpoint),
     /// What is at an address.
     Occupant(IpAddr, Occupant),
+    /// What the name of a service stands for.
+    Whereabouts(ServiceName, Whereabouts),
 }
 
 impl Resource {
@@ -65,6 +70,8 @@ impl Resource {
             }
             ResourceKey::Address(address) => read(content, occupant::from_wire)
                 .map(|occupant| Self::Occupant(*address, occupant)),
+            ResourceKey::Name(name) => read(content, whereabouts::from_wire)
+                .map(|whereabouts| Self::Whereabouts(name.clone(), whereabouts)),
         }
         .map_err(|invalid| InvalidResource {
             key: upsert.key.clone(),
@@ -96,6 +103,12 @@ pub fn encode_endpoint(endpoint: &Endpoint) -> Bytes {
 #[must_use]
 pub fn encode_occupant(occupant: &Occupant) -> Bytes {
     occupant::to_wire(occupant).encode_to_vec().into()
+}
+
+/// What the name of a service stands for, as it travels; the name is in its key.
+#[must_use]
+pub fn encode_whereabouts(whereabouts: &Whereabouts) -> Bytes {
+    whereabouts::to_wire(whereabouts).encode_to_vec().into()
 }
 
 /// A resource that cannot be what it says.

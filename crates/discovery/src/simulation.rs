@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use leno_model::{EndpointId, Occupant, OccupantPort, ServiceName, ServiceView, Snapshot};
+use leno_model::{
+    EndpointId, Occupant, OccupantPort, ServiceName, ServiceView, Snapshot, Whereabouts,
+};
 
 use crate::doubt::Doubt;
 use crate::fixture::{endpoint, named, plan, route, service};
@@ -51,6 +53,7 @@ struct Simulation {
     chance: Chance,
     services: BTreeMap<ServiceName, ServiceView>,
     addresses: BTreeMap<IpAddr, Arc<Occupant>>,
+    names: BTreeMap<ServiceName, Arc<Whereabouts>>,
     ports_swapped: bool,
     change: u64,
     publisher: Publisher,
@@ -70,6 +73,7 @@ impl Simulation {
             chance: Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             services: BTreeMap::new(),
             addresses: BTreeMap::new(),
+            names: BTreeMap::new(),
             ports_swapped: false,
             change: 0,
             publisher: Publisher::new(Vec::new()),
@@ -84,7 +88,8 @@ impl Simulation {
     fn step(&mut self) {
         match self.chance.below(100) {
             0..20 => self.change_something(),
-            20..25 => self.move_address(),
+            20..23 => self.move_address(),
+            23..25 => self.move_name(),
             25..30 => self.ports_swapped = !self.ports_swapped,
             30..40 => drop(self.offer(Certainty::Full)),
             40..45 => drop(self.offer(Certainty::Partial)),
@@ -139,6 +144,17 @@ impl Simulation {
         self.addresses.insert(address, Arc::new(occupant));
     }
 
+    /// A name stands for something else, or nobody asks for it any more.
+    fn move_name(&mut self) {
+        let name = named(NAMES[self.chance.below(NAMES.len())]);
+        let count = u8::try_from(self.chance.below(4)).unwrap();
+        if count == 3 {
+            return drop(self.names.remove(&name));
+        }
+        let whereabouts = (0..count).map(|last| IpAddr::from([10, 0, 1, last])).collect();
+        self.names.insert(name, Arc::new(whereabouts));
+    }
+
     /// The world as the control plane would compile it now.
     fn world(&mut self) -> Update {
         self.change += 1;
@@ -154,7 +170,8 @@ impl Simulation {
         let used = used.map(|backend| backend.service.clone());
         let absent = used.filter(|name| !services.contains_key(name)).collect();
         let addresses = self.addresses.clone();
-        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses });
+        let names = self.names.clone();
+        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names });
         Update { snapshot, absent, change: ChangeId(self.change) }
     }
 

@@ -8,7 +8,9 @@ use crate::holdings::endpoints_of;
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Update, Upsert};
 use crate::proto;
-use crate::resource::{encode_endpoint, encode_occupant, encode_plan, encode_service};
+use crate::resource::{
+    encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
+};
 
 impl Update {
     /// This world for the disk, versioned and checksummed; read by
@@ -65,7 +67,8 @@ pub enum UnusableWorld {
     Invalid(String),
 }
 
-/// Every resource of a snapshot: the plan, then each service before its endpoints, then addresses.
+/// Every resource of a snapshot: the plan, then each service before its endpoints, then addresses and
+/// names.
 fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
     let plan = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
     let services = snapshot.services.iter().flat_map(|(name, view)| {
@@ -81,7 +84,11 @@ fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
         key: ResourceKey::Address(*address),
         content: encode_occupant(occupant),
     });
-    std::iter::once(plan).chain(services).chain(addresses)
+    let names = snapshot.names.iter().map(|(name, whereabouts)| Upsert {
+        key: ResourceKey::Name(name.clone()),
+        content: encode_whereabouts(whereabouts),
+    });
+    std::iter::once(plan).chain(services).chain(addresses).chain(names)
 }
 
 /// What a stored world begins with; the last byte is the version of the format.

@@ -77,9 +77,13 @@ impl Subscriber {
         };
         let services = staging.services(before, &absent)?;
         let addresses = staging.addresses(before);
+        let names = staging.names(before);
         let snapshot = match before.map(|before| &before.snapshot) {
             Some(old)
-                if Arc::ptr_eq(&old.plan, &plan) && services.is_none() && addresses.is_none() =>
+                if Arc::ptr_eq(&old.plan, &plan)
+                    && services.is_none()
+                    && addresses.is_none()
+                    && names.is_none() =>
             {
                 Arc::clone(old)
             }
@@ -91,6 +95,7 @@ impl Subscriber {
                 addresses: addresses
                     .or_else(|| old.map(|old| old.addresses.clone()))
                     .unwrap_or_default(),
+                names: names.or_else(|| old.map(|old| old.names.clone())).unwrap_or_default(),
             }),
         };
         let update = Update { snapshot, absent, change: delta.change };

@@ -16,7 +16,7 @@ use leno_registry::{Place, Rejected, port_name_protocol};
 pub(crate) use custom::{Custom, custom};
 pub use namespace::{NamespaceAdmission, namespace};
 pub(crate) use ours::is_service_parent;
-pub use pod::{Member, address, member, with_target_ports};
+pub use pod::{Member, addresses, member, with_target_ports};
 pub use service::{ServiceReading, service};
 pub use slice::endpoints;
 

@@ -31,6 +31,7 @@ pub mod tap;
 pub mod tcp_rule;
 pub mod tls_route;
 pub mod traffic_split;
+pub mod whereabouts;
 pub mod workload;
 
 pub use access_policy::{
@@ -68,7 +69,7 @@ pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend,
 };
-pub use service::{Protocol, Service, ServicePort, TargetPort};
+pub use service::{Families, Protocol, Service, ServicePort, TargetPort};
 pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
     RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
@@ -91,4 +92,5 @@ pub use tap::{
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use traffic_split::{SplitBackend, TrafficSplit};
+pub use whereabouts::Whereabouts;
 pub use workload::{Door, Workload, WorkloadPort};

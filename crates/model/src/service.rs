@@ -20,6 +20,32 @@ pub struct Service {
     pub addresses: BTreeSet<IpAddr>,
     /// Whether workloads that are not ready are behind it too.
     pub unready: bool,
+    /// Of which versions of IP the addresses are that its name leads to, where it has none itself.
+    pub families: Families,
+}
+
+/// Versions of IP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Families {
+    /// Version 4 alone.
+    V4,
+    /// Version 6 alone.
+    V6,
+    /// Both.
+    #[default]
+    Both,
+}
+
+impl Families {
+    /// Whether an address is of one of them.
+    #[must_use]
+    pub const fn has(self, address: IpAddr) -> bool {
+        match self {
+            Self::V4 => address.is_ipv4(),
+            Self::V6 => address.is_ipv6(),
+            Self::Both => true,
+        }
+    }
 }
 
 /// One port of a service.

@@ -20,6 +20,7 @@ use crate::sight::Sight;
 use crate::tag::{Caller, LaneRule, TagRules};
 use crate::tcp_rule::TcpRule;
 use crate::tls_route::TlsRule;
+use crate::whereabouts::Whereabouts;
 use crate::workload::{Door, WorkloadPort};
 
 /// All that one workload's sidecar knows. Built whole, never changed; requests hold one.
@@ -31,6 +32,8 @@ pub struct Snapshot {
     pub services: BTreeMap<ServiceName, Arc<ServiceView>>,
     /// What is at the addresses that it asked for.
     pub addresses: BTreeMap<IpAddr, Arc<Occupant>>,
+    /// What the names that it looked up stand for.
+    pub names: BTreeMap<ServiceName, Arc<Whereabouts>>,
 }
 
 /// What a sidecar is for: the workload behind it and the rules at its door.

@@ -1,6 +1,6 @@
 //! A workload: one running instance of an application, and the doors it is given.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::identity::ServiceAccount;
@@ -21,6 +21,8 @@ pub struct Workload {
     pub ports: Vec<WorkloadPort>,
     /// The address that the application listens on, as seen from its sidecar.
     pub address: IpAddr,
+    /// Others that it has: of the other version of IP, where a cluster gives addresses of both.
+    pub other_addresses: BTreeSet<IpAddr>,
     /// The command that starts the application; empty when somebody else starts it.
     pub run: Vec<String>,
     /// Environment of `run`, on top of the supervisor's own.
@@ -35,6 +37,13 @@ pub struct Workload {
     /// Whether a sidecar stands beside it. Without one it is of no account to sidecars; gateways
     /// reach it all the same, in clear text.
     pub sidecar: bool,
+}
+
+impl Workload {
+    /// All of its addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(self.address).chain(self.other_addresses.iter().copied())
+    }
 }
 
 /// One port of a workload's application.

@@ -8,6 +8,7 @@ use leno_identity::Roots;
 use leno_model::{AccessLog, TrustDomain, WorkloadName};
 
 use crate::control_address::ControlAddress;
+use crate::look_ups::ClusterDomain;
 use crate::probes::Probes;
 
 /// What a proxy is told at its start.
@@ -28,6 +29,9 @@ pub struct Config {
     pub account_token: Option<AccountToken>,
     /// How the application's traffic reaches the proxy.
     pub interception: Interception,
+    /// Answering the application's name look-ups, where they are redirected too; otherwise they are
+    /// left alone.
+    pub look_ups: Option<LookUps>,
     /// The loopback address of the admin page; port 0 lets the kernel choose.
     pub admin: SocketAddr,
     /// Where anybody may ask whether it is well, and the kubelet about the application; nowhere when
@@ -84,6 +88,8 @@ pub enum Interception {
         outbound_v6: Option<SocketAddr>,
         /// Where redirected inbound connections arrive.
         inbound: SocketAddr,
+        /// The same over the other version of IP, where others reach the namespace by both.
+        inbound_other: Option<SocketAddr>,
         /// Where the application's name look-ups arrive. Without it somebody else answers them, and
         /// destinations are recognised by their address, with the control plane's help.
         dns: Option<SocketAddr>,
@@ -109,6 +115,7 @@ impl Interception {
             outbound_v6: (versions == Versions::Both)
                 .then(|| SocketAddr::from((Ipv6Addr::LOCALHOST, OUTBOUND_PORT))),
             inbound: SocketAddr::new(address, INBOUND_PORT),
+            inbound_other: None,
             dns: Some(SocketAddr::new(loopback, DNS_PORT)),
             mark: Some(MARK),
         }
@@ -118,9 +125,10 @@ impl Interception {
     /// cluster answers name look-ups.
     #[must_use]
     pub fn in_pod(address: IpAddr, versions: Versions) -> Self {
-        let any = match address {
-            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+        let (any, other) = match address {
+            IpAddr::V4(_) => (v4, Some(v6).filter(|_| versions == Versions::Both)),
+            IpAddr::V6(_) => (v6, Some(v4)),
         };
         match Self::redirected(address, versions) {
             Self::Redirect { address, outbound, outbound_v6, .. } => Self::Redirect {
@@ -128,6 +136,7 @@ impl Interception {
                 outbound,
                 outbound_v6,
                 inbound: SocketAddr::new(any, INBOUND_PORT),
+                inbound_other: other.map(|other| SocketAddr::new(other, INBOUND_PORT)),
                 dns: None,
                 mark: None,
             },
@@ -139,6 +148,38 @@ impl Interception {
     #[must_use]
     pub fn is_by_address(&self) -> bool {
         matches!(self, Self::Redirect { dns: None, .. })
+    }
+}
+
+/// How the application's name look-ups are answered, which arrive by redirection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LookUps {
+    /// Where they arrive, over UDP and TCP.
+    pub at: Vec<SocketAddr>,
+    /// Under which services have names.
+    pub domain: ClusterDomain,
+    /// The file that names those who answer what the mesh does not know.
+    pub resolvers: PathBuf,
+}
+
+impl LookUps {
+    /// As in a pod: where `leno intercept --dns` leads them, passed on by `/etc/resolv.conf`, which
+    /// tells the domain too unless one is given.
+    #[must_use]
+    pub fn in_pod(domain: Option<ClusterDomain>, versions: Versions) -> Self {
+        let resolvers = PathBuf::from("/etc/resolv.conf");
+        let searched = || {
+            let text = std::fs::read_to_string(&resolvers).unwrap_or_default();
+            ClusterDomain::searched(&text).unwrap_or_default()
+        };
+        let domain = domain.unwrap_or_else(searched);
+        let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, LOOK_UP_PORT));
+        let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, LOOK_UP_PORT));
+        let at = match versions {
+            Versions::V4 => vec![v4],
+            Versions::Both => vec![v4, v6],
+        };
+        Self { at, domain, resolvers }
     }
 }
 
@@ -155,6 +196,8 @@ pub enum Versions {
 pub const OUTBOUND_PORT: u16 = 15_001;
 /// Where redirected inbound connections arrive.
 pub const INBOUND_PORT: u16 = 15_003;
+/// Where redirected look-ups of names arrive.
+pub const LOOK_UP_PORT: u16 = 15_053;
 /// The firewall mark of a proxy's own connections, which redirection leaves alone.
 pub const MARK: u32 = 0x1e90;
 /// Where resolvers ask (RFC 1035 §4.2).
@@ -260,6 +303,7 @@ impl Config {
                 inbound: loopback,
                 http_proxy: Some(SocketAddr::new(loopback, 0)),
             },
+            look_ups: None,
             admin: SocketAddr::new(loopback, 0),
             health: None,
             probes: Probes::default(),

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use leno_discovery::{ADDRESSES_MAX, Request, SUBSCRIPTIONS_MAX};
+use leno_discovery::{ADDRESSES_MAX, NAMES_MAX, Request, SUBSCRIPTIONS_MAX};
 use leno_traffic::backoff;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -41,15 +41,19 @@ pub(crate) async fn keep_subscriptions(
     }
 }
 
-/// At most one request about services, and two about addresses: some may have to make room.
-type Wishes = [Option<Request>; 3];
+/// At most one request about services, and two about addresses and about names: some may have to
+/// make room.
+type Wishes = [Option<Request>; 5];
 
 fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Wishes {
     let mut subscribed = follower.subscribed.borrow_mut();
     let crowded = follower.asked.borrow().len() > ADDRESSES_MAX / 4 * 3;
     let forgotten = if crowded { forget(follower, IDLE_IF_CROWDED) } else { None };
+    let crowded = follower.looked_up.borrow().len() > NAMES_MAX / 4 * 3;
+    let lost = if crowded { forget_names(follower, IDLE_IF_CROWDED) } else { None };
     let mut asked = follower.asked.borrow_mut();
-    let (mut services, mut addresses) = (Vec::new(), Vec::new());
+    let mut looked_up = follower.looked_up.borrow_mut();
+    let (mut services, mut addresses, mut names) = (Vec::new(), Vec::new(), Vec::new());
     for want in batch.drain(..) {
         match want {
             Want::Service(service) => {
@@ -62,20 +66,29 @@ fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Wishes {
                     addresses.push(address);
                 }
             }
+            Want::Name(name) => {
+                if looked_up.len() < NAMES_MAX && looked_up.insert(name.clone()) {
+                    names.push(name);
+                }
+            }
         }
     }
     let services = (!services.is_empty()).then_some(Request::Subscribe(services));
     let addresses = (!addresses.is_empty()).then_some(Request::Ask(addresses));
-    [forgotten, services, addresses]
+    let names = (!names.is_empty()).then_some(Request::LookUp(names));
+    [forgotten, lost, services, addresses, names]
 }
 
 /// The queue is full: what could not be said is not so, and whoever needs it asks again.
 fn take_back(follower: &Follower, unsent: Request) {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut asked = follower.asked.borrow_mut();
+    let mut looked_up = follower.looked_up.borrow_mut();
     match unsent {
         Request::Ask(addresses) => asked.retain(|address| !addresses.contains(address)),
         Request::Forget(addresses) => asked.extend(addresses),
+        Request::LookUp(names) => looked_up.retain(|name| !names.contains(name)),
+        Request::ForgetNames(names) => looked_up.extend(names),
         Request::Subscribe(services) => subscribed.retain(|service| !services.contains(service)),
         Request::Unsubscribe(services) => subscribed.extend(services),
         Request::Listeners(_) | Request::Renew { .. } | Request::Tapped { .. } => {}
@@ -86,7 +99,8 @@ fn unsubscribe(follower: &Follower, after: Duration) -> Wishes {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut idle = follower.world.idle_services(after);
     idle.retain(|service| subscribed.remove(service));
-    [(!idle.is_empty()).then_some(Request::Unsubscribe(idle)), forget(follower, after), None]
+    let services = (!idle.is_empty()).then_some(Request::Unsubscribe(idle));
+    [services, forget(follower, after), forget_names(follower, after), None, None]
 }
 
 /// Lets go of addresses to which nobody has connected for this long.
@@ -95,6 +109,14 @@ fn forget(follower: &Follower, after: Duration) -> Option<Request> {
     let mut idle = follower.world.idle_addresses(after);
     idle.retain(|address| asked.remove(address));
     (!idle.is_empty()).then_some(Request::Forget(idle))
+}
+
+/// Lets go of names that nobody has looked up for this long.
+fn forget_names(follower: &Follower, after: Duration) -> Option<Request> {
+    let mut looked_up = follower.looked_up.borrow_mut();
+    let mut idle = follower.world.idle_names(after);
+    idle.retain(|name| looked_up.remove(name));
+    (!idle.is_empty()).then_some(Request::ForgetNames(idle))
 }
 
 /// Keeps the doors in step with the plan, and tells the control plane where they are. A door whose

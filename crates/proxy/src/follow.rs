@@ -48,6 +48,10 @@ pub(crate) struct Follower {
     pub(crate) subscribed: RefCell<BTreeSet<ServiceName>>,
     /// The same for addresses.
     pub(crate) asked: RefCell<BTreeSet<IpAddr>>,
+    /// The same for names that were looked up.
+    pub(crate) looked_up: RefCell<BTreeSet<ServiceName>>,
+    /// A control plane is told of what is wanted, and tells of changes.
+    pub(crate) connected: Cell<bool>,
     /// What is listening now, for each hello.
     pub(crate) listening: RefCell<Vec<InboundListener>>,
     /// The proxy is going: nothing is announced any more.
@@ -77,6 +81,8 @@ impl Follower {
             telemetry,
             subscribed: RefCell::default(),
             asked: RefCell::default(),
+            looked_up: RefCell::default(),
+            connected: Cell::new(false),
             listening: RefCell::default(),
             withdrawn: Cell::new(false),
             admin,
@@ -98,6 +104,7 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
         for address in &control {
             let began = Instant::now();
             let ended = follow_one(&follower, address, &mut subscriber, &mut requests).await;
+            follower.connected.set(false);
             follower.telemetry.set(Level::ControlConnected, 0);
             tracing::warn!(control = %address, reason = %ended, "the control plane is out of reach; serving on");
             let lasted = matches!(ended, Ended::Stream(_)) && began.elapsed() > STABLE;
@@ -128,6 +135,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
     let known = update.snapshot.services.keys().chain(&update.absent);
     follower.subscribed.borrow_mut().extend(known.cloned());
     follower.asked.borrow_mut().extend(update.snapshot.addresses.keys());
+    follower.looked_up.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
 }
 
@@ -156,6 +164,7 @@ async fn follow_one(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         services: follower.subscribed.borrow().iter().cloned().collect(),
         addresses: follower.asked.borrow().iter().copied().collect(),
+        looked_up: follower.looked_up.borrow().iter().cloned().collect(),
         session: session(SystemTime::now()),
         edition: credential.edition(),
     };
@@ -255,6 +264,7 @@ fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
     }
     follower.shard.add(Count::SnapshotApplied, 1);
     follower.telemetry.set(Level::SnapshotServices, update.snapshot.services.len() as u64);
+    follower.connected.set(true);
     follower.keeper.keep(update);
     Ok(())
 }

@@ -32,6 +32,7 @@ mod keeper;
 mod link;
 mod listen;
 mod listeners;
+mod look_ups;
 mod names;
 mod opened;
 mod outside;
@@ -71,10 +72,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 
 pub use config::{
-    AccountToken, Config, INBOUND_PORT, Interception, Limits, LogChoice, MARK, OUTBOUND_PORT,
-    OnExpiry, TrustedRoots, Versions,
+    AccountToken, Config, INBOUND_PORT, Interception, LOOK_UP_PORT, Limits, LogChoice, LookUps,
+    MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots, Versions,
 };
 pub use control_address::{ControlAddress, InvalidAddress};
+pub use look_ups::{BadDomain, ClusterDomain};
 pub use probes::{Probes, ProbesError};
 
 use crate::admin::Admin;
@@ -301,6 +303,9 @@ fn control(
     let listeners = Listeners::new(workers, state);
     if let Interception::Redirect { dns: Some(dns), .. } = follower.config.interception {
         tasks.spawn_local(dns::serve(follower.clone(), dns));
+    }
+    if let Some(look_ups) = &follower.config.look_ups {
+        look_ups::serve(tasks, &follower, look_ups);
     }
     tasks.spawn_local(follow::follow(follower.clone(), inbox));
     tasks.spawn_local(desk::keep_subscriptions(follower.clone(), wanted, requests.clone()));

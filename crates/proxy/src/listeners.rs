@@ -93,6 +93,7 @@ impl Listeners {
                 | Entrance::Pinned { .. },
             )
             | Gate::Inbound
+            | Gate::InboundOther
             | Gate::Outbound
             | Gate::OutboundV6 => None,
         };
@@ -121,7 +122,11 @@ impl Listeners {
         let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
         let own = own.filter_map(|(_, open)| match open.gate {
             Gate::Fixed(Entrance::Inbound { port }) => Some((port, open.address)),
-            Gate::Fixed(_) | Gate::Inbound | Gate::Outbound | Gate::OutboundV6 => None,
+            Gate::Fixed(_)
+            | Gate::Inbound
+            | Gate::InboundOther
+            | Gate::Outbound
+            | Gate::OutboundV6 => None,
         });
         own.collect()
     }
@@ -137,9 +142,11 @@ impl Listeners {
             Gate::Fixed(Entrance::Gateway { .. }) if wanted.ip().is_unspecified() => {
                 bind_for(wanted, wanted.is_ipv4())?
             }
-            Gate::Fixed(_) | Gate::Inbound | Gate::Outbound | Gate::OutboundV6 => {
-                self.bind(name, wanted)?
-            }
+            Gate::Fixed(_)
+            | Gate::Inbound
+            | Gate::InboundOther
+            | Gate::Outbound
+            | Gate::OutboundV6 => self.bind(name, wanted)?,
         };
         let address = first.local_addr()?;
         // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would let another
@@ -215,8 +222,12 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
                 wanted.insert(format!("gateway-{port}"), (gate, address));
             }
         }
-        Interception::Redirect { inbound, outbound, outbound_v6, .. } => {
+        Interception::Redirect { inbound, inbound_other, outbound, outbound_v6, .. } => {
             wanted.insert("redirected-inbound".to_owned(), (Gate::Inbound, *inbound));
+            if let Some(inbound) = inbound_other {
+                let name = "redirected-inbound-other".to_owned();
+                wanted.insert(name, (Gate::InboundOther, *inbound));
+            }
             wanted.insert("redirected-outbound".to_owned(), (Gate::Outbound, *outbound));
             if let Some(outbound) = outbound_v6 {
                 let name = "redirected-outbound-v6".to_owned();

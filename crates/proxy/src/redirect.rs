@@ -21,6 +21,8 @@ pub(crate) enum Gate {
     OutboundV6,
     /// Connections of others to the application's ports, redirected in its network namespace.
     Inbound,
+    /// The same over the other version of IP.
+    InboundOther,
 }
 
 impl Gate {
@@ -43,7 +45,7 @@ impl Gate {
                 let service = service.ok_or(Reason::UnknownService)?;
                 Ok(Entrance::Service { service, port: wanted.port() })
             }
-            Self::Inbound => {
+            Self::Inbound | Self::InboundOther => {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
                 let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
                 let ports = &scene.plans.snapshot.plan.ports;

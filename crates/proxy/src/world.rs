@@ -11,7 +11,7 @@ use leno_discovery::Update;
 use leno_identity::Credential;
 use leno_model::{
     Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Reason, ServiceAccount,
-    ServiceName,
+    ServiceName, Whereabouts,
 };
 use leno_traffic::{BadPattern, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
@@ -48,7 +48,9 @@ pub(crate) struct Scene {
     /// Services that were asked for.
     known: BTreeMap<ServiceName, Known>,
     /// Addresses that were asked for.
-    addresses: FxHashMap<IpAddr, KnownAddress>,
+    addresses: FxHashMap<IpAddr, KnownAnswer<Occupant>>,
+    /// Names that were looked up.
+    names: FxHashMap<ServiceName, KnownAnswer<Whereabouts>>,
     /// The sessions that end at ports of the gateway, by port; kept while their certificates are.
     pub(crate) edge: EdgeConfigs,
     /// Counts up with each swap.
@@ -70,6 +72,8 @@ pub(crate) enum Want {
     Service(ServiceName),
     /// What is at an address.
     Address(IpAddr),
+    /// What a name stands for.
+    Name(ServiceName),
 }
 
 /// One version of the world, and a service that it knows.
@@ -82,13 +86,13 @@ struct Known {
     usage: Arc<Usage>,
 }
 
-/// An address that was asked for.
-struct KnownAddress {
-    occupant: Arc<Occupant>,
+/// What the control plane said of an address or a name.
+struct KnownAnswer<A> {
+    answer: Arc<A>,
     usage: Arc<Usage>,
 }
 
-/// Whether a service or an address is used; survives swaps.
+/// Whether a service, an address or a name is used; survives swaps.
 #[derive(Default)]
 struct Usage {
     /// A request went there since somebody looked last.
@@ -173,7 +177,10 @@ impl World {
             (name.clone(), Known { plan: plans.service(name).cloned(), usage })
         };
         let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
-        let addresses = known_addresses(&plans.snapshot.addresses, previous.as_deref(), now);
+        let before = previous.as_deref();
+        let addresses =
+            known_answers(&plans.snapshot.addresses, before.map(|scene| &scene.addresses), now);
+        let names = known_answers(&plans.snapshot.names, before.map(|scene| &scene.names), now);
         let edge =
             edge::configs(&plans, previous.as_ref().map(|scene| (&scene.plans, &scene.edge)));
         let version = *self.version.borrow() + 1;
@@ -184,7 +191,7 @@ impl World {
         };
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
-        self.scene.store(Some(Arc::new(Scene { plans, known, addresses, edge, version })));
+        self.scene.store(Some(Arc::new(Scene { plans, known, addresses, names, edge, version })));
         self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
@@ -345,11 +352,34 @@ impl World {
         let Some(scene) = self.scene() else {
             return Vec::new();
         };
-        let now = self.seconds();
-        let oldest = now.saturating_sub(idle.as_secs());
-        let known = scene.addresses.iter();
-        let idle = known.filter(|(_, known)| known.usage.look(now) < oldest);
-        idle.map(|(address, _)| *address).collect()
+        idle_keys(&scene.addresses, idle, self.seconds())
+    }
+
+    /// The names that nobody has looked up for `idle`.
+    pub(crate) fn idle_names(&self, idle: Duration) -> Vec<ServiceName> {
+        let Some(scene) = self.scene() else {
+            return Vec::new();
+        };
+        idle_keys(&scene.names, idle, self.seconds())
+    }
+
+    /// What a name stands for, if the control plane said so.
+    pub(crate) fn whereabouts(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
+        let scene = self.scene.load();
+        let known = scene.as_ref()?.names.get(name)?;
+        known.usage.note();
+        Some(Arc::clone(&known.answer))
+    }
+
+    /// Whether it is known what is at an address.
+    pub(crate) fn knows_address(&self, address: IpAddr) -> bool {
+        self.scene.load().as_ref().is_some_and(|scene| scene.addresses.contains_key(&address))
+    }
+
+    /// Asks for it if there is room for the question: nobody waits for the answer, and who needs it
+    /// asks again.
+    pub(crate) fn want_in_passing(&self, want: Want) {
+        self.wants.try_send(want).ok();
     }
 
     /// Asks for it, as soon as the control thread has room for the question.
@@ -362,7 +392,7 @@ impl World {
         let scene = self.scene.load();
         let known = scene.as_ref()?.addresses.get(&address)?;
         known.usage.note();
-        Some(Arc::clone(&known.occupant))
+        Some(Arc::clone(&known.answer))
     }
 
     fn look_up(&self, service: &ServiceName) -> Option<Result<Found, Reason>> {
@@ -378,25 +408,37 @@ impl World {
     }
 }
 
-fn known_addresses(
-    addresses: &BTreeMap<IpAddr, Arc<Occupant>>,
-    previous: Option<&Scene>,
+/// What is known of addresses or names, with how they were used before.
+fn known_answers<K: Clone + Eq + std::hash::Hash, A>(
+    answers: &BTreeMap<K, Arc<A>>,
+    before: Option<&FxHashMap<K, KnownAnswer<A>>>,
     now: u64,
-) -> FxHashMap<IpAddr, KnownAddress> {
-    let known = |(address, occupant): (&IpAddr, &Arc<Occupant>)| {
-        let before = previous.and_then(|scene| scene.addresses.get(address));
+) -> FxHashMap<K, KnownAnswer<A>> {
+    let known = |(key, answer): (&K, &Arc<A>)| {
+        let before = before.and_then(|before| before.get(key));
         let usage = before.map(|known| known.usage.clone());
         let usage = usage
             .unwrap_or_else(|| Arc::new(Usage { seen: AtomicU64::new(now), ..Usage::default() }));
-        (*address, KnownAddress { occupant: Arc::clone(occupant), usage })
+        (key.clone(), KnownAnswer { answer: Arc::clone(answer), usage })
     };
-    addresses.iter().map(known).collect()
+    answers.iter().map(known).collect()
+}
+
+/// Those that nobody has used for `idle`.
+fn idle_keys<K: Clone, A>(
+    known: &FxHashMap<K, KnownAnswer<A>>,
+    idle: Duration,
+    now: u64,
+) -> Vec<K> {
+    let oldest = now.saturating_sub(idle.as_secs());
+    let idle = known.iter().filter(|(_, known)| known.usage.look(now) < oldest);
+    idle.map(|(key, _)| key.clone()).collect()
 }
 
 impl Scene {
     /// The endpoints of workloads that are reached by their own addresses.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
-        let ports = self.addresses.values().flat_map(|known| match &*known.occupant {
+        let ports = self.addresses.values().flat_map(|known| match &*known.answer {
             Occupant::Workload { ports, .. } => Some(ports.values()),
             Occupant::Service(_) | Occupant::Outside => None,
         });

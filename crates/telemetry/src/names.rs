@@ -242,6 +242,15 @@ closed_list! {
         /// It was dropped because the collector did not take it.
         SpansRefused ["refused"];
     }
+    "leno_look_ups_total" ["result"]
+    "Look-ups of names by the application that were led to the sidecar, by what became of them." {
+        /// The mesh knew the name.
+        LookUpsAnswered ["answered"];
+        /// A name server answered.
+        LookUpsForwarded ["forwarded"];
+        /// No name server answered in time, there were too many at once, or it was no look-up.
+        LookUpsFailed ["failed"];
+    }
     "leno_series_folded_total" []
     "Sets of labels counted under the service `other`, because there were too many." {
         /// A set of labels was folded.

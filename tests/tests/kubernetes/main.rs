@@ -2,6 +2,8 @@
 //! Leno and runs them; each has namespaces of its own.
 
 #[cfg(test)]
+mod both_versions;
+#[cfg(test)]
 mod by_plugin;
 #[cfg(test)]
 mod connectivity;

@@ -1,6 +1,7 @@
 //! What `leno intercept` makes of a network namespace, as `nft` shows it.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
+mod look_ups;
 mod plugin;
 
 use std::fs::Permissions;
@@ -17,6 +18,7 @@ const OPTIONS: &[&str] = &[
     "--exclude-outbound-ranges=192.0.2.0/24,10.128.0.0/9,2001:db8::/32,203.0.113.7",
     "--exclude-inbound-ports=9000",
     "--exclude-interfaces=eth1,net.2",
+    "--dns",
 ];
 
 /// A network namespace of this test's own, gone when dropped.
@@ -194,7 +196,12 @@ impl Pods {
 
     /// Leads the connections of a pod to a sidecar without any rights, and starts that.
     fn mesh(&mut self, host: u32, workload: &str) {
-        let output = self.at(host).intercept(&[]);
+        self.mesh_with(host, workload, &[]);
+    }
+
+    /// The same with options that both know.
+    fn mesh_with(&mut self, host: u32, workload: &str, options: &[&str]) {
+        let output = self.at(host).intercept(options);
         assert!(output.status.success(), "{output:?}");
         let own = self.directory.path().join(workload);
         std::fs::create_dir(&own).unwrap();
@@ -211,6 +218,7 @@ impl Pods {
         command.arg(self.address(host)).arg("--workload").arg(format!("shop/{workload}"));
         command.arg("--control").arg(self.control.address().to_string());
         command.arg("--token-file").arg(&token).arg("--state").arg(own.join("state"));
+        command.args(options);
         self.running.push(Program::start(workload, &mut command));
     }
 

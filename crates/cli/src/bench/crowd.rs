@@ -197,6 +197,7 @@ impl Life {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     services: wanted.keys().cloned().collect(),
                     addresses: Vec::new(),
+                    looked_up: Vec::new(),
                     session: since_1970(),
                     edition: credential.edition(),
                 };

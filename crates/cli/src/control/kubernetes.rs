@@ -27,6 +27,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::told;
+use crate::everywhere::listening;
 
 /// Arguments of a control plane in a cluster.
 #[derive(Debug, Args)]
@@ -36,7 +37,7 @@ pub(super) struct ClusterArgs {
     #[arg(long, conflicts_with_all = ["file", "peers", "shared", "issuer"], requires = "pod_ip")]
     pub(super) kubernetes: bool,
     /// Where it answers the API server's webhooks
-    #[arg(long, value_name = "ADDRESS", requires = "kubernetes")]
+    #[arg(long, value_name = "ADDRESS", requires = "kubernetes", value_parser = listening)]
     webhook: Option<SocketAddr>,
     /// The trust domain of the mesh, while no MeshConfig says it
     #[arg(long, env = "LENO_TRUST_DOMAIN", value_name = "NAME", value_parser = TrustDomain::new, hide = true)]

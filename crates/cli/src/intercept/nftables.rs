@@ -176,12 +176,8 @@ fn questions(question: &Match) -> Vec<Expressions> {
         Match::To(name) => vec![meta(MetaKey::Oifname), equals(padded(name))],
         Match::From(name) => vec![meta(MetaKey::Iifname), equals(padded(name))],
         Match::Tcp => vec![meta(MetaKey::L4Proto), equals(vec![TCP])],
-        Match::Port(port) => vec![
-            meta(MetaKey::L4Proto),
-            equals(vec![TCP]),
-            header(BASE_TRANSPORT, PORT_OFFSET, 2),
-            equals(port.to_be_bytes().to_vec()),
-        ],
+        Match::Port(port) => to_port(TCP, *port),
+        Match::UdpPort(port) => to_port(UDP, *port),
         Match::In(range) => {
             let (family, offset, first) = match range.first() {
                 IpAddr::V4(first) => (NFPROTO_IPV4, 16, first.octets().to_vec()),
@@ -197,6 +193,15 @@ fn questions(question: &Match) -> Vec<Expressions> {
             ]
         }
     }
+}
+
+fn to_port(protocol: u8, port: u16) -> Vec<Expressions> {
+    vec![
+        meta(MetaKey::L4Proto),
+        equals(vec![protocol]),
+        header(BASE_TRANSPORT, PORT_OFFSET, 2),
+        equals(port.to_be_bytes().to_vec()),
+    ]
 }
 
 fn consequences(verdict: Verdict) -> Vec<Expressions> {
@@ -264,7 +269,9 @@ fn padded(name: &str) -> Vec<u8> {
 
 /// `IPPROTO_TCP`.
 const TCP: u8 = 6;
-/// Where the destination port is in a TCP header.
+/// `IPPROTO_UDP`.
+const UDP: u8 = 17;
+/// Where the destination port is in a header of TCP or UDP.
 const PORT_OFFSET: u32 = 2;
 /// `NFT_PAYLOAD_NETWORK_HEADER`.
 const BASE_NETWORK: u32 = 1;

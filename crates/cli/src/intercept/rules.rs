@@ -38,6 +38,8 @@ pub(super) enum Match {
     From(String),
     /// TCP, to this port.
     Port(u16),
+    /// UDP, to this port.
+    UdpPort(u16),
     /// To an address of this range.
     In(Range),
     /// TCP.
@@ -94,6 +96,7 @@ impl fmt::Display for Match {
             Self::To(name) => write!(f, "oifname \"{name}\""),
             Self::From(name) => write!(f, "iifname \"{name}\""),
             Self::Port(port) => write!(f, "tcp dport {port}"),
+            Self::UdpPort(port) => write!(f, "udp dport {port}"),
             Self::In(range) => write!(f, "{} daddr {range}", range.version()),
             Self::Tcp => f.write_str("meta l4proto tcp"),
         }

@@ -1,14 +1,15 @@
 //! The options of a sidecar that have defaults: addresses, threads, the log, limits and times.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use leno_proxy::{Config, Interception, OnExpiry, Versions};
+use leno_proxy::{ClusterDomain, Config, Interception, LookUps, OnExpiry, Versions};
 
 use super::access_log::AccessLogArgs;
 use crate::duration::parse_duration;
+use crate::everywhere::has_v6;
 use crate::limits::SidecarLimitArgs;
 
 /// Options of `leno proxy` that may be left out.
@@ -31,6 +32,14 @@ pub(crate) struct SettingArgs {
     /// names: destinations are recognised by their address. As in a pod, where it needs no rights
     #[arg(long, requires = "redirected")]
     uid_exempt: bool,
+    /// The application's look-ups of names are answered for services that the mesh knows, and passed
+    /// on by /etc/resolv.conf otherwise; they come by `leno intercept --dns`
+    #[arg(long, requires = "uid_exempt")]
+    dns: bool,
+    /// The domain of the cluster, under which services have names
+    /// [default: the one that /etc/resolv.conf searches, else cluster.local]
+    #[arg(long, value_name = "DOMAIN", requires = "dns")]
+    cluster_domain: Option<ClusterDomain>,
     #[command(flatten)]
     serving: ServingArgs,
 }
@@ -69,12 +78,14 @@ impl SettingArgs {
             Some(address) => Interception::redirected(address, self.versions()),
             None => Interception::Doors { inbound: self.inbound, http_proxy: self.http_proxy.0 },
         };
+        config.look_ups =
+            self.dns.then(|| LookUps::in_pod(self.cluster_domain.clone(), self.versions()));
         self.serving.apply(config);
     }
 
     fn versions(&self) -> Versions {
         // `leno intercept` redirects both versions in a pod, whichever of them it has.
-        let has_both = self.uid_exempt && UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
+        let has_both = self.uid_exempt && has_v6();
         match self.redirected_v6 || has_both {
             true => Versions::Both,
             false => Versions::V4,
@@ -191,7 +202,16 @@ mod tests {
             panic!("{:?}", pod.interception)
         };
         assert_eq!((address, inbound), ([10, 1, 2, 3].into(), "0.0.0.0:15003".parse().unwrap()));
-        for bad in ["--uid-exempt", "--http-proxy=on", "--cores=0", "--head-timeout=0s"] {
+        let line =
+            ["--redirected=10.1.2.3", "--uid-exempt", "--dns", "--cluster-domain=Corp.Example."];
+        let look_ups = self::config(&line).look_ups.unwrap();
+        assert_eq!(look_ups.domain.to_string(), "corp.example");
+        assert_eq!(look_ups.at[0], "127.0.0.1:15053".parse().unwrap());
+        assert!(
+            Line::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())
+                .is_err()
+        );
+        for bad in ["--dns", "--uid-exempt", "--http-proxy=on", "--cores=0", "--head-timeout=0s"] {
             assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
         }
     }

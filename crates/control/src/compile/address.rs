@@ -166,6 +166,27 @@ mod tests {
     }
 
     #[test]
+    fn a_workload_is_at_its_addresses_of_both_versions() {
+        let mut mesh = cluster();
+        let name = workload("details-1");
+        let mut dual = mesh.workload(&name).unwrap().clone();
+        let other: IpAddr = "fd00:1::7".parse().unwrap();
+        dual.other_addresses.insert(other);
+        let touched = mesh.apply(Change::Upsert(Object::Workload(dual.clone())));
+        assert!(touched.addresses.contains(&other) && touched.addresses.contains(&dual.address));
+        let found = occupants(&mesh, &BTreeSet::from([other, dual.address]));
+        assert_eq!(found.at[&other], found.at[&dual.address]);
+        assert!(
+            matches!(&*found.at[&other], Occupant::Workload { workload, .. } if *workload == name)
+        );
+        dual.other_addresses.clear();
+        let touched = mesh.apply(Change::Upsert(Object::Workload(dual)));
+        assert!(touched.addresses.contains(&other));
+        let found = occupants(&mesh, &BTreeSet::from([other]));
+        assert_eq!(*found.at[&other], Occupant::Outside);
+    }
+
+    #[test]
     fn a_service_without_sidecars_is_outside_unless_its_routes_lead_to_one() {
         let mut mesh = cluster();
         let is_routed = |mesh: &Mesh| {

@@ -21,14 +21,14 @@ impl Addresses {
         new: Option<&Workload>,
         touched: &mut Touched,
     ) {
-        if let Some(old) = old {
-            self.workloads.remove(&old.address, &old.name);
+        for (workload, address) in old.into_iter().flat_map(addresses_at) {
+            self.workloads.remove(&address, &workload.name);
         }
-        if let Some(new) = new.filter(|new| !new.address.is_loopback()) {
-            self.workloads.insert(&new.address, &new.name);
+        for (workload, address) in new.into_iter().flat_map(addresses_at) {
+            self.workloads.insert(&address, &workload.name);
         }
-        let both = old.into_iter().chain(new).map(|workload| workload.address);
-        touched.addresses.extend(both.filter(|address| !address.is_loopback()));
+        let both = old.into_iter().chain(new).flat_map(addresses_at);
+        touched.addresses.extend(both.map(|(_, address)| address));
     }
 
     /// A service is new, another one than before, or gone.
@@ -47,6 +47,12 @@ impl Addresses {
         let both = old.iter().chain(&new).flat_map(addresses_of);
         touched.addresses.extend(both.map(|(_, address)| *address));
     }
+}
+
+/// Those that others reach it by.
+fn addresses_at(workload: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
+    let addresses = workload.addresses().filter(|address| !address.is_loopback());
+    addresses.map(move |address| (workload, address))
 }
 
 fn addresses_of<'a>(service: &&'a Service) -> impl Iterator<Item = (&'a Service, &'a IpAddr)> {
@@ -71,7 +77,7 @@ impl Mesh {
 
     /// What is at the address of a workload may look different now.
     pub(super) fn touch_address_of(&self, workload: &WorkloadName, touched: &mut Touched) {
-        let address = self.workload(workload).map(|workload| workload.address);
-        touched.addresses.extend(address.filter(|address| !address.is_loopback()));
+        let addresses = self.workload(workload).into_iter().flat_map(addresses_at);
+        touched.addresses.extend(addresses.map(|(_, address)| address));
     }
 }

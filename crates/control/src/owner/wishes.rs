@@ -1,55 +1,87 @@
-//! What proxies want to know: services that they use, addresses that they ask for.
+//! What proxies want to know: services that they use, addresses and names that they ask for.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use leno_discovery::{ADDRESSES_MAX, ConnectionId};
+use leno_discovery::{ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX};
 use leno_model::ServiceName;
 
 use super::Owner;
+use crate::publish::Contact;
+
+/// What a proxy wants to know, or no longer.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) services: Vec<ServiceName>,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) names: Vec<ServiceName>,
+}
+
+impl Wishes {
+    /// All that a proxy wants as it connects.
+    pub(super) fn of(hello: &Hello) -> Self {
+        Self {
+            services: hello.services.clone(),
+            addresses: hello.addresses.clone(),
+            names: hello.looked_up.clone(),
+        }
+    }
+
+    pub(super) fn services(services: Vec<ServiceName>) -> Self {
+        Self { services, ..Self::default() }
+    }
+
+    pub(super) fn addresses(addresses: Vec<IpAddr>) -> Self {
+        Self { addresses, ..Self::default() }
+    }
+
+    pub(super) fn names(names: Vec<ServiceName>) -> Self {
+        Self { names, ..Self::default() }
+    }
+}
 
 impl Owner {
     /// Subscribes, and answers: even without services, since the plan is an answer too.
-    pub(super) fn subscribe(
-        &mut self,
-        connection: ConnectionId,
-        (services, addresses): (Vec<ServiceName>, Vec<IpAddr>),
-    ) {
+    pub(super) fn subscribe(&mut self, connection: ConnectionId, wishes: Wishes) {
         let Some(contact) = self.audience.contact(connection) else {
             return;
         };
-        for service in services {
-            if contact.subscriptions.len() >= self.limits.subscriptions {
-                tracing::warn!(workload = %contact.workload, "it uses too many services");
-                break;
-            }
-            contact.subscriptions.insert(service);
+        let room = self.limits.subscriptions;
+        let fits = [
+            take(&mut contact.subscriptions, wishes.services, room),
+            take(&mut contact.addresses, wishes.addresses, ADDRESSES_MAX),
+            take(&mut contact.names, wishes.names, NAMES_MAX),
+        ];
+        if fits.contains(&false) {
+            tracing::warn!(workload = %contact.workload, "it wants to know of too much");
         }
-        for address in addresses {
-            if contact.addresses.len() >= ADDRESSES_MAX {
-                tracing::warn!(workload = %contact.workload, "it asks for too many addresses");
-                break;
-            }
-            contact.addresses.insert(address);
-        }
-        let settling = self.start.settling();
-        self.audience.answer(connection, &self.mesh, settling);
+        self.satisfy(connection);
     }
 
-    pub(super) fn unsubscribe(
-        &mut self,
-        connection: ConnectionId,
-        (services, addresses): (&[ServiceName], &[IpAddr]),
-    ) {
+    pub(super) fn unsubscribe(&mut self, connection: ConnectionId, wishes: &Wishes) {
         let Some(contact) = self.audience.contact(connection) else {
             return;
         };
-        for service in services {
-            contact.subscriptions.remove(service);
-        }
-        for address in addresses {
-            contact.addresses.remove(address);
-        }
+        let Contact { subscriptions, addresses, names, .. } = contact;
+        subscriptions.retain(|known| !wishes.services.contains(known));
+        addresses.retain(|known| !wishes.addresses.contains(known));
+        names.retain(|known| !wishes.names.contains(known));
+        self.satisfy(connection);
+    }
+
+    fn satisfy(&mut self, connection: ConnectionId) {
         let settling = self.start.settling();
         self.audience.answer(connection, &self.mesh, settling);
     }
+}
+
+/// Takes note of what is wanted, as far as there is room.
+fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: Vec<T>, room: usize) -> bool {
+    for one in wanted {
+        if known.len() >= room {
+            return false;
+        }
+        known.insert(one);
+    }
+    true
 }

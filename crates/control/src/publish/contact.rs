@@ -22,6 +22,8 @@ pub(crate) struct Contact {
     pub(crate) subscriptions: BTreeSet<ServiceName>,
     /// The addresses that it wants to know of.
     pub(crate) addresses: BTreeSet<IpAddr>,
+    /// The names that it looked up.
+    pub(crate) names: BTreeSet<ServiceName>,
     /// When its last certificate expires: it may not outlive that.
     pub(crate) expires: SystemTime,
     pub(crate) since: Instant,
@@ -58,6 +60,7 @@ impl Contact {
             peer,
             subscriptions: BTreeSet::new(),
             addresses: BTreeSet::new(),
+            names: BTreeSet::new(),
             since: now,
             admin: hello.admin,
             pid: hello.pid,

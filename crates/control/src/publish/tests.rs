@@ -46,6 +46,7 @@ impl Theatre {
             version: String::new(),
             services: Vec::new(),
             addresses: Vec::new(),
+            looked_up: Vec::new(),
             session: 1,
             edition: 0,
         };

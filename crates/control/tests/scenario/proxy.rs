@@ -189,6 +189,7 @@ fn hello(
         version: "test".to_owned(),
         services: services.to_vec(),
         addresses: Vec::new(),
+        looked_up: Vec::new(),
         session: 1,
         edition: 0,
     }

@@ -9,12 +9,15 @@ use super::sendable::Kept;
 use crate::holdings::{HeldService, Holdings, endpoints_of};
 use crate::key::ResourceKey;
 use crate::message::Upsert;
-use crate::resource::{encode_endpoint, encode_occupant, encode_plan, encode_service};
+use crate::resource::{
+    encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
+};
 
 /// All differences between what a proxy holds and what it should hold.
 ///
 /// In the order of the fields each prefix keeps its references: endpoints leave before the port
-/// that they served, and come after it; addresses come after the services that they stand for;
+/// that they served, and come after it; addresses come after the services that they stand for,
+/// and names last;
 /// services leave when nothing refers to them any more.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
@@ -22,6 +25,7 @@ pub(super) struct Draft {
     upserts: Vec<Upsert>,
     endpoints: Vec<Upsert>,
     addresses: Vec<Upsert>,
+    names: Vec<Upsert>,
     removed: Vec<ResourceKey>,
 }
 
@@ -44,6 +48,7 @@ impl Draft {
             }
         }
         draft.add_addresses(snapshot, agreed, held, kept);
+        draft.add_names(snapshot, agreed, held, kept);
         for (name, service) in &held.services {
             if !snapshot.services.contains_key(name) {
                 draft.remove_service(name, service, kept);
@@ -57,6 +62,7 @@ impl Draft {
             && self.upserts.is_empty()
             && self.endpoints.is_empty()
             && self.addresses.is_empty()
+            && self.names.is_empty()
             && self.removed.is_empty()
     }
 
@@ -67,6 +73,7 @@ impl Draft {
     /// What can never be sent.
     pub(super) fn oversized(&self) -> impl Iterator<Item = &Upsert> {
         let all = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
+        let all = all.chain(&self.names);
         all.filter(|upsert| upsert.content.len() > RESOURCE_BYTES_MAX)
     }
 
@@ -86,6 +93,7 @@ impl Draft {
         let mut upserts = self.upserts;
         upserts.extend(self.endpoints);
         upserts.extend(self.addresses);
+        upserts.extend(self.names);
         upserts.retain(|upsert| fits(cost(&upsert.key) + upsert.content.len()));
         removed.extend(self.removed.into_iter().filter(|key| key_fits(key, &mut fits)));
         (upserts, removed, whole)
@@ -122,6 +130,32 @@ impl Draft {
         }
         let gone = held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
         let gone = gone.map(|address| ResourceKey::Address(*address));
+        self.removed.extend(gone.filter(|key| !kept.contains(key, None)));
+    }
+
+    /// What names stand for, and those that nobody asks for any more.
+    fn add_names(
+        &mut self,
+        snapshot: &Snapshot,
+        agreed: Option<&Snapshot>,
+        held: &Holdings,
+        kept: Kept<'_>,
+    ) {
+        for (name, whereabouts) in &snapshot.names {
+            let before = agreed.and_then(|agreed| agreed.names.get(name));
+            if before.is_some_and(|before| same(before, whereabouts)) {
+                continue;
+            }
+            let key = ResourceKey::Name(name.clone());
+            let upsert = Upsert { key, content: encode_whereabouts(whereabouts) };
+            let version = upsert.version();
+            let is_held = held.names.get(name) == Some(&version);
+            if !is_held && !kept.contains(&upsert.key, Some(version)) {
+                self.names.push(upsert);
+            }
+        }
+        let gone = held.names.keys().filter(|held| !snapshot.names.contains_key(held));
+        let gone = gone.map(|name| ResourceKey::Name(name.clone()));
         self.removed.extend(gone.filter(|key| !kept.contains(key, None)));
     }
 
@@ -217,7 +251,9 @@ fn cost(key: &ResourceKey) -> usize {
     let names = match key {
         ResourceKey::Plan => 0,
         ResourceKey::Address(_) => ADDRESS_BYTES_MAX,
-        ResourceKey::Service(name) => name.namespace.as_str().len() + name.name.as_str().len(),
+        ResourceKey::Service(name) | ResourceKey::Name(name) => {
+            name.namespace.as_str().len() + name.name.as_str().len()
+        }
         ResourceKey::Endpoint(id) => {
             let EndpointId { service, workload, .. } = id;
             service.namespace.as_str().len()

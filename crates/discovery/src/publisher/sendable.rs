@@ -35,7 +35,8 @@ pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings)
     let shown = snapshot.services.iter().filter(|(name, _)| !hidden.contains(name));
     let services = shown.map(|(name, view)| (name.clone(), Arc::clone(view))).collect();
     let addresses = snapshot.addresses.clone();
-    Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services, addresses })
+    let names = snapshot.names.clone();
+    Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services, addresses, names })
 }
 
 /// What a proxy keeps as it has it.
@@ -53,7 +54,7 @@ impl Kept<'_> {
         let uncertain = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.doubt.contains(id),
             ResourceKey::Address(address) => self.doubt.is_about(address),
-            ResourceKey::Plan | ResourceKey::Service(_) => false,
+            ResourceKey::Plan | ResourceKey::Service(_) | ResourceKey::Name(_) => false,
         };
         uncertain || self.withheld.contains(key, version)
     }

@@ -8,7 +8,9 @@ use crate::envelope::{REASON_BYTES_MAX, cut};
 use crate::holdings::{Holdings, endpoints_of};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Refusal, Update};
-use crate::resource::{encode_endpoint, encode_occupant, encode_plan, encode_service};
+use crate::resource::{
+    encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
+};
 
 /// Resources that the proxy refused, at most one entry for each that it was ever sent.
 #[derive(Debug, Default)]
@@ -160,6 +162,7 @@ fn wanted(snapshot: &Snapshot, key: &ResourceKey) -> Option<Version> {
         ResourceKey::Plan => encode_plan(&snapshot.plan),
         ResourceKey::Service(name) => encode_service(snapshot.services.get(name)?),
         ResourceKey::Address(address) => encode_occupant(snapshot.addresses.get(address)?),
+        ResourceKey::Name(name) => encode_whereabouts(snapshot.names.get(name)?),
         ResourceKey::Endpoint(id) => {
             let mut endpoints = endpoints_of(snapshot.services.get(&id.service)?);
             encode_endpoint(endpoints.find(|(_, endpoint)| endpoint.id == *id)?.1)

@@ -200,6 +200,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             Some(from_proxy::Message::Unsubscribe(wire)) if !wire.addresses.is_empty() => {
                 Event::Forget { connection, addresses: addresses_from_wire(wire.addresses)? }
             }
+            Some(from_proxy::Message::Subscribe(wire)) if !wire.looked_up.is_empty() => {
+                Event::LookUp { connection, names: services_from_wire(&wire.looked_up)? }
+            }
+            Some(from_proxy::Message::Unsubscribe(wire)) if !wire.looked_up.is_empty() => {
+                Event::ForgetNames { connection, names: services_from_wire(&wire.looked_up)? }
+            }
             Some(from_proxy::Message::Subscribe(wire)) => {
                 Event::Subscribe { connection, services: services_from_wire(&wire.names)? }
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Endpoint, EndpointId, ObjectKey, Occupant, PortView, ServiceName, ServiceView, WeightedBackend,
-    WorkloadName, WorkloadPlan,
+    Whereabouts, WorkloadName, WorkloadPlan,
 };
 
 use crate::holdings::endpoints_of;
@@ -24,6 +24,7 @@ pub(super) struct Staging {
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
     /// `None` for those that nobody asks for any more.
     addresses: BTreeMap<IpAddr, Option<Arc<Occupant>>>,
+    names: BTreeMap<ServiceName, Option<Arc<Whereabouts>>>,
 }
 
 /// Endpoints of one service by port and workload; `None` for those that are gone.
@@ -61,23 +62,15 @@ impl Staging {
         &self,
         before: Option<&Update>,
     ) -> Option<BTreeMap<IpAddr, Arc<Occupant>>> {
-        let old = before.map(|before| &before.snapshot.addresses);
-        let differs = |(address, new): (&IpAddr, &Option<Arc<Occupant>>)| {
-            old.and_then(|old| old.get(address)) != new.as_ref()
-        };
-        if !self.addresses.iter().any(differs) {
-            return None;
-        }
-        let mut addresses = old.cloned().unwrap_or_default();
-        for (address, new) in &self.addresses {
-            match new {
-                // An equal one stays the one that it was.
-                Some(new) if addresses.get(address) == Some(new) => {}
-                Some(new) => drop(addresses.insert(*address, Arc::clone(new))),
-                None => drop(addresses.remove(address)),
-            }
-        }
-        Some(addresses)
+        answers(&self.addresses, before.map(|before| &before.snapshot.addresses))
+    }
+
+    /// What names stand for as it would be; `None` when nothing differs.
+    pub(super) fn names(
+        &self,
+        before: Option<&Update>,
+    ) -> Option<BTreeMap<ServiceName, Arc<Whereabouts>>> {
+        answers(&self.names, before.map(|before| &before.snapshot.names))
     }
 
     /// The services as they would be, all references checked; `None` when none differs.
@@ -120,6 +113,9 @@ impl Staging {
             ResourceKey::Address(address) => {
                 self.addresses.insert(*address, None);
             }
+            ResourceKey::Name(name) => {
+                self.names.insert(name.clone(), None);
+            }
             ResourceKey::Endpoint(EndpointId { service, port, workload }) => {
                 let changes = self.endpoints.entry(service.clone()).or_default();
                 changes.insert((*port, workload.clone()), None);
@@ -136,6 +132,9 @@ impl Staging {
             }
             Resource::Occupant(address, occupant) => {
                 self.addresses.insert(address, Some(Arc::new(occupant)));
+            }
+            Resource::Whereabouts(name, whereabouts) => {
+                self.names.insert(name, Some(Arc::new(whereabouts)));
             }
             Resource::Endpoint(endpoint) => {
                 let EndpointId { service, port, workload } = endpoint.id.clone();
@@ -221,6 +220,28 @@ impl Staging {
             });
         }
     }
+}
+
+/// Answers as they would be with what is new and what is gone; `None` when nothing differs.
+fn answers<K: Ord + Clone, A: PartialEq>(
+    news: &BTreeMap<K, Option<Arc<A>>>,
+    old: Option<&BTreeMap<K, Arc<A>>>,
+) -> Option<BTreeMap<K, Arc<A>>> {
+    let differs =
+        |(key, new): (&K, &Option<Arc<A>>)| old.and_then(|old| old.get(key)) != new.as_ref();
+    if !news.iter().any(differs) {
+        return None;
+    }
+    let mut answers = old.cloned().unwrap_or_default();
+    for (key, new) in news {
+        match new {
+            // An equal one stays the one that it was.
+            Some(new) if answers.get(key) == Some(new) => {}
+            Some(new) => drop(answers.insert(key.clone(), Arc::clone(new))),
+            None => drop(answers.remove(key)),
+        }
+    }
+    Some(answers)
 }
 
 fn without_endpoints(view: &ServiceView) -> ServiceView {

@@ -41,7 +41,7 @@ pub(crate) enum Fact {
     Route(&'static str, Box<RouteFacts>),
     Grant(Grant),
     Encrypted(BTreeSet<String>),
-    Pod(IpAddr),
+    Pod(BTreeSet<IpAddr>),
     Certificate(Result<GatewayCertificate, String>),
     Namespace(BTreeMap<String, String>),
     Deployment(bool),

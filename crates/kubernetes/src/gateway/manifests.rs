@@ -112,7 +112,7 @@ fn container(settings: &Settings) -> Value {
             "--trust-domain", settings.trust_domain.to_string(),
             "--service-account-token", TOKEN_PATH,
             "--state", STATE,
-            "--health", format!("0.0.0.0:{HEALTH_PORT}"),
+            "--health", format!("[::]:{HEALTH_PORT}"),
             // Nodes hear a moment later that the pod goes.
             "--linger", "5s",
         ],

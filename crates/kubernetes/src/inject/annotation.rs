@@ -35,6 +35,12 @@ pub enum InjectError {
         /// What would be one, with an example.
         expected: &'static str,
     },
+    /// Port 53 is to be led to the sidecar, and to be left alone.
+    #[error(
+        "annotation `leno.dev/dns: proxy` leads port 53 to the sidecar, and \
+         `outbound-port-exclusion-list` leaves it alone; remove one of them"
+    )]
+    LookUps,
     /// A container that nothing could be told from the sidecar.
     #[error(
         "container {container} runs as user {uid}, which is the sidecar's: its connections would go \

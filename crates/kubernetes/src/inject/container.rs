@@ -52,6 +52,9 @@ impl Sidecar<'_> {
         add("exclude-inbound-ports", joined(&exclusions.inbound_ports));
         add("exclude-outbound-ranges", joined(&exclusions.outbound_ranges));
         add("include-outbound-ranges", joined(&exclusions.included_ranges));
+        if self.wishes.dns {
+            args.push("--dns".to_owned());
+        }
         args
     }
 
@@ -71,6 +74,14 @@ impl Sidecar<'_> {
     }
 
     fn container(&self) -> Value {
+        let mut container = self.basic();
+        if let (true, Some(args)) = (self.wishes.dns, container["args"].as_array_mut()) {
+            args.push("--dns".into());
+        }
+        container
+    }
+
+    fn basic(&self) -> Value {
         json!({
             "name": PROXY_CONTAINER,
             "image": self.wishes.image,
@@ -83,7 +94,7 @@ impl Sidecar<'_> {
                 "--state", STATE,
                 "--redirected", "$(POD_IP)",
                 "--uid-exempt",
-                "--health", format!("0.0.0.0:{HEALTH_PORT}"),
+                "--health", format!("[::]:{HEALTH_PORT}"),
             ],
             "env": self.environment(),
             "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],

@@ -387,3 +387,28 @@ fn versions_with_native_sidecars() {
         assert_eq!(has_native_sidecars("1", minor), expected, "{minor}");
     }
 }
+
+#[test]
+fn look_ups_go_to_the_sidecar_where_an_annotation_says_so() {
+    let led = |pod_says: &str, namespace_says: &str| {
+        let facts = namespace("leno.dev/injection=enabled", namespace_says);
+        match inject(&pod("", pod_says), Demand::Namespace(&facts), &settings()) {
+            Ok(Outcome::Injected { pod, .. }) => {
+                let has = |index: usize| {
+                    let args = pod["spec"]["initContainers"][index]["args"].as_array().unwrap();
+                    args.contains(&json!("--dns"))
+                };
+                assert_eq!(has(0), has(1));
+                has(0).to_string()
+            }
+            other => format!("{other:?}"),
+        }
+    };
+    assert_eq!(led("", ""), "false");
+    assert_eq!(led("leno.dev/dns=proxy", ""), "true");
+    assert_eq!(led("", "leno.dev/dns=proxy"), "true");
+    assert_eq!(led("leno.dev/dns=cluster", "leno.dev/dns=proxy"), "false");
+    assert!(led("leno.dev/dns=yes", "").contains("leno.dev/dns"));
+    let both = "leno.dev/dns=proxy leno.dev/outbound-port-exclusion-list=53";
+    assert!(led(both, "").contains("LookUps"));
+}

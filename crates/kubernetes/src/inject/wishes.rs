@@ -60,6 +60,8 @@ pub(super) struct Wishes {
     pub(super) image: String,
     /// Whether annotations for Prometheus are wanted.
     pub(super) scraped: bool,
+    /// Whether the sidecar answers look-ups of names.
+    pub(super) dns: bool,
 }
 
 impl Wishes {
@@ -85,11 +87,16 @@ impl Wishes {
             }
             None => settings.image.clone(),
         };
+        let dns = written.dns()?;
+        if dns && exclusions.outbound_ports.contains(&LOOK_UPS) {
+            return Err(InjectError::LookUps);
+        }
         Ok(Self {
             exclusions,
             resources: written.resources(settings)?,
             image,
             scraped: written.scraped()?,
+            dns,
         })
     }
 }
@@ -183,6 +190,20 @@ impl<'a> Written<'a> {
         Ok(resources)
     }
 
+    /// Under our own prefix only: nobody else has it.
+    fn dns(&self) -> Result<bool, InjectError> {
+        let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(DNS)?.as_str()));
+        let of_pod = of_pod(self.pod, "annotations", DNS).map(|text| (Of::Pod, text));
+        match of_pod.or_else(of_namespace) {
+            None | Some((_, "cluster")) => Ok(false),
+            Some((_, "proxy")) => Ok(true),
+            Some((of, text)) => {
+                let expected = "who answers names; use `proxy` or `cluster`";
+                Err(invalid(of, DNS.to_owned(), text, expected))
+            }
+        }
+    }
+
     fn scraped(&self) -> Result<bool, InjectError> {
         match self.first("metrics") {
             Some((of, key, text)) => switch(of, &key, text),
@@ -207,6 +228,11 @@ fn amount(text: &str) -> Option<f64> {
     let number: f64 = number.parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number * factor)
 }
+
+/// Who answers look-ups of names.
+const DNS: &str = "leno.dev/dns";
+/// Where names are looked up (RFC 1035 §4.2).
+const LOOK_UPS: u16 = 53;
 
 const UNITS: &[(&str, f64)] = &[
     ("", 1.0),

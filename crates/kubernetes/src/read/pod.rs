@@ -1,8 +1,9 @@
 //! A pod becomes a workload: a member of the mesh with a sidecar, and without one what gateways reach.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use leno_model::{
     Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Workload,
     WorkloadName, WorkloadPort,
@@ -44,12 +45,19 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     Ok(plain)
 }
 
-/// Where a pod is that has an address of its own.
+/// Where a pod is that has addresses of its own.
 #[must_use]
-pub fn address(pod: &Pod) -> Option<IpAddr> {
+pub fn addresses(pod: &Pod) -> BTreeSet<IpAddr> {
     let is_of_node = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
-    let status = pod.status.as_ref().filter(|_| !is_of_node)?;
-    status.pod_ip.as_deref()?.parse().ok()
+    let status = pod.status.as_ref().filter(|_| !is_of_node);
+    status.map(addresses_in).unwrap_or_default()
+}
+
+/// All of a pod's addresses: of both versions of IP, where the cluster has both.
+fn addresses_in(status: &PodStatus) -> BTreeSet<IpAddr> {
+    let others = status.pod_ips.iter().flatten().map(|it| it.ip.as_str());
+    let all = status.pod_ip.as_deref().into_iter().chain(others);
+    all.filter_map(|text| text.parse().ok()).collect()
 }
 
 /// The workload, as if it had a sidecar.
@@ -61,6 +69,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     }
     let address = status.pod_ip.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
     let Some(address) = address else { return Ok(None) };
+    let mut other_addresses = addresses_in(status);
+    other_addresses.remove(&address);
     let refused = |field: &str, problem: String, remedy: &str| {
         Box::new(Rejected { at: place(meta, "Pod", field), problem, remedy: remedy.to_owned() })
     };
@@ -85,6 +95,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         labels: meta.labels.clone().unwrap_or_default(),
         ports: declared_ports(spec),
         address,
+        other_addresses,
         run: Vec::new(),
         env: std::collections::BTreeMap::new(),
         doors: Vec::new(),

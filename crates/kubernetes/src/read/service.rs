@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Service as Served, ServicePort as ServedPort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::ObjectMeta;
-use leno_model::{Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
+use leno_model::{Families, Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
 use leno_registry::{Rejected, Warning, app_protocol};
 
 use super::slice::{listed_port, listed_selector};
@@ -91,6 +91,7 @@ pub fn service(service: &Served) -> ServiceReading {
         ports,
         addresses: addresses(spec),
         unready: spec.publish_not_ready_addresses == Some(true),
+        families: families(spec),
     };
     match is_listed {
         true => ServiceReading::Listed(service, warnings),
@@ -113,6 +114,16 @@ fn named(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
 fn addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
     let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
     all.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// The versions of IP that it has; a cluster that does not say has one.
+fn families(spec: &ServiceSpec) -> Families {
+    let has = |family: &str| spec.ip_families.iter().flatten().any(|it| it == family);
+    match (has("IPv4"), has("IPv6")) {
+        (true, false) => Families::V4,
+        (false, true) => Families::V6,
+        (true, true) | (false, false) => Families::Both,
+    }
 }
 
 /// The port, and whether its `appProtocol` is known.
@@ -217,6 +228,18 @@ mod tests {
         }));
         assert_eq!(service.addresses, BTreeSet::new());
         assert!(!service.unready);
+        assert_eq!(service.families, Families::Both);
+        for (written, expected) in [
+            (json!(["IPv4"]), Families::V4),
+            (json!(["IPv6"]), Families::V6),
+            (json!(["IPv6", "IPv4"]), Families::Both),
+        ] {
+            let spec = json!({
+                "clusterIP": "None", "ipFamilies": written, "selector": {"app": "db"},
+                "ports": [{"port": 5432}],
+            });
+            assert_eq!(ours(spec).0.families, expected);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Endpoints that somebody lists become workloads that gateways reach.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
@@ -41,6 +41,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             account: account.clone(),
             ports: ports.clone(),
             address,
+            other_addresses: BTreeSet::new(),
             run: Vec::new(),
             env: BTreeMap::new(),
             doors: Vec::new(),

@@ -191,12 +191,12 @@ impl Ledger {
         let before = self.edge.pod(&origin);
         match seen.fact {
             Some(fact) => {
-                if let Some(address) = before {
+                if !before.is_empty() {
                     self.edge.remove(&origin);
-                    self.touch_address(address);
+                    before.into_iter().for_each(|address| self.touch_address(address));
                 }
-                if let Fact::Pod(address) = fact {
-                    self.touch_address(address);
+                if let Fact::Pod(addresses) = &fact {
+                    addresses.iter().for_each(|address| self.touch_address(*address));
                 }
                 self.edge.put(&origin, fact);
                 self.seen.insert(origin.clone(), listing);

@@ -14,7 +14,7 @@ use leno_registry::{Rejected, ServedKind, Warning};
 use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
-    Custom, Member, NamespaceAdmission, ServiceReading, address, custom, endpoints, member,
+    Custom, Member, NamespaceAdmission, ServiceReading, addresses, custom, endpoints, member,
     namespace, service,
 };
 
@@ -78,7 +78,7 @@ impl Id {
 impl Seen {
     pub(crate) fn pod(pod: Pod) -> Self {
         let item = member(&pod).transpose().map(Item::Pod);
-        let fact = address(&pod).map(Fact::Pod);
+        let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
         Self { id: Id::of(&pod), item, fact, record: None }
     }
 

@@ -273,7 +273,8 @@ impl Sidecar {
             services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
         let plan = WorkloadPlan { sight: self.sight.clone(), ..plan };
         let addresses = self.addresses.borrow().clone();
-        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses });
+        let names = BTreeMap::new();
+        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names });
         let absent = BTreeSet::from([ServiceName::new("bookinfo", "absent").unwrap()]);
         let update = Update { snapshot, absent, change: ChangeId(1) };
         self.worker.world.swap(&update).unwrap();

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use leno_model::{Protocol, Service, ServiceName, ServicePort, TargetPort};
+use leno_model::{Families, Protocol, Service, ServiceName, ServicePort, TargetPort};
 
 use super::Head;
 use crate::document::Value;
@@ -50,6 +50,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         ports,
         addresses: BTreeSet::new(),
         unready: fields.find("publishNotReadyAddresses").and_then(Field::boolean).unwrap_or(false),
+        families: Families::Both,
     })
 }
 

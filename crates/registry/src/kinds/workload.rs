@@ -1,6 +1,6 @@
 //! Reads `leno.dev/v1alpha1` `Workload`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_model::{
@@ -35,6 +35,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         labels: head.labels,
         ports,
         address,
+        other_addresses: BTreeSet::new(),
         run,
         env,
         doors,

@@ -88,6 +88,7 @@ fn reads_the_promised_form_as_written() {
         }],
         admission: Default::default(),
         ready: true,
+        other_addresses: Default::default(),
         sidecar: true,
     };
     let service = Service {
@@ -101,6 +102,7 @@ fn reads_the_promised_form_as_written() {
         }],
         addresses: Default::default(),
         unready: false,
+        families: leno_model::Families::Both,
     };
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     assert_eq!(

@@ -74,7 +74,8 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         gateway: None,
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
-    Arc::new(Snapshot { plan: Arc::new(plan), services, addresses: BTreeMap::new() })
+    let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
+    Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names })
 }
 
 #[test]

@@ -36,7 +36,7 @@ enum Kept {
     Route(RouteId),
     Grant(Id),
     Encrypted(Id),
-    Pod(IpAddr, Id),
+    Pod(BTreeSet<IpAddr>, Id),
     Certificate(Id),
     Namespace(String),
     Deployment(Id),
@@ -111,11 +111,11 @@ impl Edge {
         pods.any(|pod| pod.namespace != namespace.as_str())
     }
 
-    /// The address of a pod.
-    pub(super) fn pod(&self, origin: &Origin) -> Option<IpAddr> {
+    /// The addresses of a pod.
+    pub(super) fn pod(&self, origin: &Origin) -> BTreeSet<IpAddr> {
         match self.kept.get(origin) {
-            Some(Kept::Pod(address, _)) => Some(*address),
-            _ => None,
+            Some(Kept::Pod(addresses, _)) => addresses.clone(),
+            _ => BTreeSet::new(),
         }
     }
 
@@ -148,9 +148,11 @@ impl Edge {
                 facts.encrypted.insert(id.clone(), services);
                 Kept::Encrypted(id)
             }
-            Fact::Pod(address) => {
-                facts.pods.entry(address).or_default().insert(id.clone());
-                Kept::Pod(address, id)
+            Fact::Pod(addresses) => {
+                for address in &addresses {
+                    facts.pods.entry(*address).or_default().insert(id.clone());
+                }
+                Kept::Pod(addresses, id)
             }
             Fact::Certificate(certificate) => {
                 facts.certificates.insert(id.clone(), certificate);
@@ -178,11 +180,13 @@ impl Edge {
         let facts = &mut self.facts;
         match kept {
             Kept::Encrypted(id) => drop(facts.encrypted.remove(&id)),
-            Kept::Pod(address, id) => {
-                if let Some(pods) = facts.pods.get_mut(&address) {
-                    pods.remove(&id);
-                    if pods.is_empty() {
-                        facts.pods.remove(&address);
+            Kept::Pod(addresses, id) => {
+                for address in addresses {
+                    if let Some(pods) = facts.pods.get_mut(&address) {
+                        pods.remove(&id);
+                        if pods.is_empty() {
+                            facts.pods.remove(&address);
+                        }
                     }
                 }
             }

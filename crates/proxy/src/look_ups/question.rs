@@ -1,0 +1,214 @@
+//! A look-up as it came: whether it is for the address of a service, and the answer to that. No IO.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::{A, AAAA, SOA};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use leno_model::{ServiceName, Whereabouts};
+
+use super::Over;
+
+/// The domain of a cluster, under which its services have names: `cluster.local` in most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterDomain(Vec<String>);
+
+impl Default for ClusterDomain {
+    fn default() -> Self {
+        Self(vec!["cluster".to_owned(), "local".to_owned()])
+    }
+}
+
+impl FromStr for ClusterDomain {
+    type Err = BadDomain;
+
+    fn from_str(text: &str) -> Result<Self, BadDomain> {
+        let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+        let is_label = |label: &str| {
+            let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            (1..=LABEL_BYTES_MAX).contains(&label.len())
+                && label.bytes().all(good)
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        };
+        match text.len() <= DOMAIN_BYTES_MAX && text.split('.').all(is_label) {
+            true => Ok(Self(text.split('.').map(str::to_owned).collect())),
+            false => Err(BadDomain),
+        }
+    }
+}
+
+impl ClusterDomain {
+    /// The one under which a `resolv.conf` looks for services: `svc.DOMAIN` is in its search list.
+    #[must_use]
+    pub fn searched(text: &str) -> Option<Self> {
+        let mut words = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("search "))
+            .flat_map(str::split_ascii_whitespace);
+        words.find_map(|word| word.strip_prefix("svc.")?.parse().ok())
+    }
+}
+
+impl fmt::Display for ClusterDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("."))
+    }
+}
+
+/// A text that is no domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("is not the domain of a cluster; use one such as cluster.local")]
+pub struct BadDomain;
+
+/// What a packet is.
+#[derive(Debug)]
+pub(super) enum Reading {
+    /// No look-up, whoever reads it.
+    Nonsense,
+    /// One that is not for the mesh to answer.
+    Foreign,
+    /// One for the addresses of a service.
+    Service(Box<Asked>),
+}
+
+/// A look-up for the addresses of a service.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) service: ServiceName,
+    query: Message,
+    question: Query,
+    zone: Name,
+}
+
+/// Reads a look-up. What is not understood in full is somebody else's.
+pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> Reading {
+    let [_, _, flags, _, _, _, _, _, _, _, _, _, ..] = packet else {
+        return Reading::Nonsense;
+    };
+    if flags & IS_ANSWER != 0 {
+        return Reading::Nonsense;
+    }
+    match Message::from_vec(packet).ok().and_then(|query| asked(query, domain)) {
+        Some(asked) => Reading::Service(Box::new(asked)),
+        None => Reading::Foreign,
+    }
+}
+
+fn asked(query: Message, domain: &ClusterDomain) -> Option<Asked> {
+    let [question] = query.queries() else { return None };
+    let is_plain = query.op_code() == OpCode::Query
+        && query.answers().is_empty()
+        && query.name_servers().is_empty()
+        && query.additionals().is_empty()
+        && query.extensions().as_ref().is_none_or(|edns| edns.version() == 0)
+        && question.query_class() == DNSClass::IN
+        && matches!(question.query_type(), RecordType::A | RecordType::AAAA);
+    if !is_plain {
+        return None;
+    }
+    let service = service_of(question.name(), domain)?;
+    let zone = Name::from_labels(domain.0.iter().map(String::as_bytes)).ok()?;
+    let question = question.clone();
+    Some(Asked { service, query, question, zone })
+}
+
+/// The service that `NAME.NAMESPACE.svc.DOMAIN` means.
+fn service_of(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
+    let mut labels = name.iter();
+    let (name, namespace) = (text(labels.next()?)?, text(labels.next()?)?);
+    let rest = std::iter::once("svc").chain(domain.0.iter().map(String::as_str));
+    let is_same = labels.len() == domain.0.len() + 1
+        && labels.zip(rest).all(|(label, wanted)| label.eq_ignore_ascii_case(wanted.as_bytes()));
+    is_same.then(|| ServiceName::new(&namespace, &name).ok()).flatten()
+}
+
+fn text(label: &[u8]) -> Option<String> {
+    std::str::from_utf8(label).ok().map(str::to_ascii_lowercase)
+}
+
+impl Asked {
+    /// The answer: the addresses of the version that was asked for, or that there are none.
+    pub(super) fn answer(&self, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
+        let mut reply = reply_to(&self.query);
+        reply.set_authoritative(true);
+        reply.add_query(self.question.clone());
+        let mut records: Vec<Record> =
+            found.addresses().iter().filter_map(|it| self.record(*it)).collect();
+        // Clients take the first one.
+        let first = usize::from(self.query.id()) % records.len().max(1);
+        records.rotate_left(first);
+        if records.is_empty() {
+            reply.add_name_server(self.nothing()?);
+        }
+        reply.add_answers(records);
+        let edns = self.query.extensions().as_ref();
+        if edns.is_some() {
+            let mut own = Edns::new();
+            own.set_max_payload(PACKET_BYTES_MAX).set_version(0);
+            reply.set_edns(own);
+        }
+        let bytes = reply.to_vec().ok()?;
+        let room = edns.map_or(0, Edns::max_payload).clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
+        if over == Over::Tcp || bytes.len() <= usize::from(room) {
+            return Some(bytes);
+        }
+        // The client asks again, over TCP.
+        reply.take_answers();
+        reply.set_truncated(true);
+        reply.to_vec().ok()
+    }
+
+    fn record(&self, address: IpAddr) -> Option<Record> {
+        let data = match (self.question.query_type(), address) {
+            (RecordType::A, IpAddr::V4(address)) => RData::A(A(address)),
+            (RecordType::AAAA, IpAddr::V6(address)) => RData::AAAA(AAAA(address)),
+            _ => return None,
+        };
+        Some(Record::from_rdata(self.question.name().clone(), TTL_SECONDS, data))
+    }
+
+    /// What says that there is nothing of the kind, and for how long (RFC 2308 §3).
+    fn nothing(&self) -> Option<Record> {
+        let server = Name::from_ascii("ns.dns").ok()?.append_domain(&self.zone).ok()?;
+        let person = Name::from_ascii("hostmaster").ok()?.append_domain(&self.zone).ok()?;
+        let times = (7200, 1800, 86_400);
+        let soa = SOA::new(server, person, 1, times.0, times.1, times.2, TTL_SECONDS);
+        Some(Record::from_rdata(self.zone.clone(), TTL_SECONDS, RData::SOA(soa)))
+    }
+}
+
+/// Says that nobody could answer; `None` when it was no look-up that anybody understands.
+pub(super) fn failure(packet: &[u8]) -> Option<Vec<u8>> {
+    let query = Message::from_vec(packet).ok()?;
+    let mut reply = reply_to(&query);
+    reply.add_queries(query.queries().iter().take(1).cloned());
+    reply.set_response_code(ResponseCode::ServFail);
+    reply.to_vec().ok()
+}
+
+fn reply_to(query: &Message) -> Message {
+    let mut reply = Message::new();
+    reply.set_id(query.id()).set_message_type(MessageType::Response);
+    reply.set_op_code(query.op_code()).set_recursion_available(true);
+    reply.set_recursion_desired(query.recursion_desired());
+    reply.set_checking_disabled(query.checking_disabled());
+    reply
+}
+
+/// How long an application may remember an answer.
+const TTL_SECONDS: u32 = 5;
+/// What every client takes over UDP (RFC 1035 §2.3.4).
+const PACKET_BYTES_MIN: u16 = 512;
+/// What passes without being cut on its way.
+const PACKET_BYTES_MAX: u16 = 1232;
+/// The bit in a header by which answers differ from questions.
+const IS_ANSWER: u8 = 0x80;
+const LABEL_BYTES_MAX: usize = 63;
+/// The longest domain that leaves room for the names of services.
+const DOMAIN_BYTES_MAX: usize = 120;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+use hickory_proto::op::Message;
+
+use super::*;
+
+fn packet(name: &str, kind: RecordType) -> Vec<u8> {
+    packet_with(name, kind, |_| {})
+}
+
+fn packet_with(name: &str, kind: RecordType, change: impl FnOnce(&mut Message)) -> Vec<u8> {
+    let mut message = Message::new();
+    message.set_id(7).set_recursion_desired(true);
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    change(&mut message);
+    message.to_vec().unwrap()
+}
+
+fn service(packet: &[u8]) -> Option<Asked> {
+    match read(packet, &ClusterDomain::default()) {
+        Reading::Service(asked) => Some(*asked),
+        Reading::Foreign | Reading::Nonsense => None,
+    }
+}
+
+fn many(count: u8) -> Whereabouts {
+    (0..count).map(|last| IpAddr::from([10, 0, 0, last])).collect()
+}
+
+#[test]
+fn only_full_names_of_services_are_for_the_mesh() {
+    for (name, expected) in [
+        ("web.shop.svc.cluster.local.", Some("shop/web")),
+        ("WEB.Shop.SVC.cluster.LOCAL.", Some("shop/web")),
+        ("pod-1.web.shop.svc.cluster.local.", None),
+        ("shop.svc.cluster.local.", None),
+        ("web.shop.pod.cluster.local.", None),
+        ("web.shop.svc.", None),
+        ("web.shop.", None),
+        ("web.shop.svc.cluster.local.shop.svc.cluster.local.", None),
+        ("we_b.shop.svc.cluster.local.", None),
+        ("example.com.", None),
+        (".", None),
+    ] {
+        let found = service(&packet(name, RecordType::A)).map(|asked| asked.service.to_string());
+        assert_eq!(found.as_deref(), expected, "{name}");
+    }
+    let other: ClusterDomain = "Corp.example.".parse().unwrap();
+    let there = packet("web.shop.svc.corp.example.", RecordType::A);
+    assert!(matches!(read(&there, &other), Reading::Service(_)));
+    for bad in ["", ".", "a..b", "-a", "a_b", &"a.".repeat(70)] {
+        assert_eq!(bad.parse::<ClusterDomain>(), Err(BadDomain), "{bad}");
+    }
+}
+
+#[test]
+fn the_domain_is_the_one_that_is_searched() {
+    let searched = |text| ClusterDomain::searched(text).map(|it| it.to_string());
+    let text =
+        "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
+    assert_eq!(searched(text).as_deref(), Some("corp.example"));
+    assert_eq!(searched("search example.com\n"), None);
+}
+
+#[test]
+fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
+    let name = "web.shop.svc.cluster.local.";
+    for kind in [RecordType::SRV, RecordType::TXT, RecordType::ANY, RecordType::PTR] {
+        assert!(matches!(read(&packet(name, kind), &ClusterDomain::default()), Reading::Foreign));
+    }
+    type Change = fn(&mut Message);
+    let changes: [Change; 4] = [
+        |it| {
+            it.set_op_code(OpCode::Notify);
+        },
+        |it| {
+            it.add_query(it.queries()[0].clone());
+        },
+        |it| {
+            it.queries_mut()[0].set_query_class(DNSClass::CH);
+        },
+        |it| {
+            let mut edns = Edns::new();
+            edns.set_version(1);
+            it.set_edns(edns);
+        },
+    ];
+    for change in changes {
+        let packet = packet_with(name, RecordType::A, change);
+        assert!(matches!(read(&packet, &ClusterDomain::default()), Reading::Foreign));
+    }
+    let answer = packet_with(name, RecordType::A, |it| {
+        it.set_message_type(MessageType::Response);
+    });
+    assert!(matches!(read(&answer, &ClusterDomain::default()), Reading::Nonsense));
+}
+
+#[test]
+fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
+    let both: Whereabouts =
+        [IpAddr::from([10, 0, 0, 9]), "fd00::9".parse().unwrap()].into_iter().collect();
+    for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
+        let asked = service(&packet("Web.shop.svc.cluster.local.", kind)).unwrap();
+        let reply = Message::from_vec(&asked.answer(&both, Over::Udp).unwrap()).unwrap();
+        assert_eq!((reply.id(), reply.response_code()), (7, ResponseCode::NoError));
+        assert!(reply.authoritative() && reply.recursion_available() && reply.recursion_desired());
+        let [record] = reply.answers() else { panic!("{reply}") };
+        assert_eq!(record.data().to_string(), expected);
+        assert_eq!(
+            (record.ttl(), record.name().to_ascii()),
+            (5, "Web.shop.svc.cluster.local.".to_owned())
+        );
+    }
+    let asked = service(&packet("web.shop.svc.cluster.local.", RecordType::AAAA)).unwrap();
+    let reply = Message::from_vec(&asked.answer(&many(1), Over::Udp).unwrap()).unwrap();
+    assert_eq!((reply.answers().len(), reply.response_code()), (0, ResponseCode::NoError));
+    assert_eq!(reply.name_servers()[0].record_type(), RecordType::SOA);
+}
+
+#[test]
+fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
+    let read = |payload: Option<u16>, over, count| {
+        let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
+            if let Some(payload) = payload {
+                let mut edns = Edns::new();
+                edns.set_max_payload(payload);
+                it.set_edns(edns);
+            }
+        });
+        let bytes = service(&packet).unwrap().answer(&many(count), over).unwrap();
+        let reply = Message::from_vec(&bytes).unwrap();
+        assert_eq!(reply.extensions().is_some(), payload.is_some());
+        (reply.truncated(), reply.answers().len())
+    };
+    assert_eq!(read(None, Over::Udp, 20), (false, 20));
+    assert_eq!(read(None, Over::Udp, 64), (true, 0));
+    assert_eq!(read(None, Over::Tcp, 64), (false, 64));
+    assert_eq!(read(Some(1232), Over::Udp, 64), (false, 64));
+    assert_eq!(read(Some(0), Over::Udp, 64), (true, 0));
+    assert_eq!(read(Some(u16::MAX), Over::Udp, 64), (false, 64));
+}
+
+#[test]
+fn of_many_addresses_not_everybody_gets_the_same_first() {
+    let first = |id| {
+        let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
+            it.set_id(id);
+        });
+        let bytes = service(&packet).unwrap().answer(&many(3), Over::Udp).unwrap();
+        Message::from_vec(&bytes).unwrap().answers()[0].data().to_string()
+    };
+    assert_eq!([0, 1, 2, 3].map(first), ["10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.0"]);
+}
+
+#[test]
+fn a_failure_repeats_the_question() {
+    let asked = packet("example.com.", RecordType::TXT);
+    let reply = Message::from_vec(&failure(&asked).unwrap()).unwrap();
+    assert_eq!((reply.response_code(), reply.queries().len()), (ResponseCode::ServFail, 1));
+    assert_eq!(failure(&asked[..15]), None);
+}
+
+/// Whatever comes is read without harm, and what is taken for a look-up can be answered.
+#[test]
+fn hostile_packets_do_no_harm() {
+    let harmless = |packet: &[u8]| {
+        drop(failure(packet));
+        if let Some(asked) = service(packet) {
+            let answer = asked.answer(&many(64), Over::Udp).unwrap();
+            assert!(answer.len() <= usize::from(PACKET_BYTES_MAX));
+        }
+    };
+    let good = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
+        it.set_edns(Edns::new());
+    });
+    for end in 0..=good.len() {
+        harmless(&good[..end]);
+    }
+    // A name that points at itself, or at what points back; a count that nothing follows.
+    let mut loops = good[..12].to_vec();
+    loops.extend([0xc0, 12, 0, 1, 0, 1]);
+    harmless(&loops);
+    let mut loops = good[..12].to_vec();
+    loops.extend([1, b'a', 0xc0, 16, 0xc0, 12, 0, 1, 0, 1]);
+    harmless(&loops);
+    for count in 4..12 {
+        let mut many = good.clone();
+        many[count] = 0xff;
+        harmless(&many);
+    }
+    let mut seed = 1_u64;
+    for _ in 0..20_000 {
+        let mut packet = good.clone();
+        for _ in 0..=seed % 4 {
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let at = usize::try_from(seed >> 33).unwrap() % packet.len();
+            packet[at] = (seed >> 25) as u8;
+        }
+        harmless(&packet);
+    }
+}

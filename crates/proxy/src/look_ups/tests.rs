@@ -1,0 +1,242 @@
+//! Look-ups over real sockets, with a name server that answers as it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use hickory_proto::op::{Message, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+use leno_discovery::{ChangeId, Update};
+use leno_model::{Access, Snapshot, TrustDomain};
+use leno_telemetry::Telemetry;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::config::Config;
+use crate::state::StateDir;
+use crate::tests::fixture::{plan, run, workload};
+use crate::world::World;
+
+const WEB: &str = "web.shop.svc.cluster.local.";
+
+/// A sidecar without interception, whose name server is at a port of its own.
+struct Bench {
+    answerer: Rc<Answerer>,
+    telemetry: Arc<Telemetry>,
+    scratch: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(servers: &str, port: u16) -> (Self, mpsc::Receiver<Want>) {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("resolv.conf");
+        std::fs::write(&file, servers).unwrap();
+        let path = scratch.path().join("state");
+        let config =
+            Config::sidecar(workload("web-1"), TrustDomain::new("a").unwrap(), path.clone());
+        let state = StateDir::open(&path).unwrap();
+        let (world, wanted) = World::new(state.names(), std::time::Instant::now());
+        let telemetry = Telemetry::new();
+        let told = (telemetry.clone(), world);
+        let admin = ([127, 0, 0, 1], 0).into();
+        let follower = Rc::new(Follower::new(Arc::new(config), told, state, admin, 0));
+        follower.connected.set(true);
+        let answerer = Answerer {
+            follower,
+            domain: ClusterDomain::default(),
+            resolvers: Resolvers::new(file, port),
+            silent_until: Cell::new(None),
+        };
+        (Self { answerer: Rc::new(answerer), telemetry, scratch }, wanted)
+    }
+
+    /// The control plane said this.
+    fn know(&self, names: &[(&str, &[IpAddr])]) {
+        let names = names.iter().map(|(name, addresses)| {
+            (name.parse().unwrap(), Arc::new(addresses.iter().copied().collect()))
+        });
+        let snapshot = Snapshot {
+            plan: Arc::new(plan("web", Access::Permissive)),
+            services: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            names: names.collect(),
+        };
+        let snapshot = Arc::new(snapshot);
+        let update = Update { snapshot, absent: BTreeSet::new(), change: ChangeId(1) };
+        self.answerer.follower.world.swap(&update).unwrap();
+    }
+
+    async fn ask(&self, name: &str, over: Over) -> Option<Message> {
+        let reply = self.answerer.reply(&packet(name), over).await?;
+        Some(Message::from_vec(&reply).unwrap())
+    }
+
+    fn counts(&self) -> [u64; 3] {
+        [Count::LookUpsAnswered, Count::LookUpsForwarded, Count::LookUpsFailed]
+            .map(|count| self.telemetry.count(count))
+    }
+}
+
+fn packet(name: &str) -> Vec<u8> {
+    let mut message = Message::new();
+    message.set_id(7).set_recursion_desired(true);
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    message.to_vec().unwrap()
+}
+
+/// What nobody else would say.
+fn refusal(query: &[u8]) -> Vec<u8> {
+    let mut answer = query.to_vec();
+    answer[2] |= 0x80;
+    answer[3] = 0x05;
+    answer
+}
+
+/// A name server that refuses everything, over UDP and TCP, after an answer to somebody else.
+async fn name_server() -> u16 {
+    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let port = udp.local_addr().unwrap().port();
+    let tcp = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    tokio::task::spawn_local(async move {
+        let mut packet = [0; 512];
+        loop {
+            let (length, from) = udp.recv_from(&mut packet).await.unwrap();
+            let mut other = refusal(&packet[..length]);
+            other[0] ^= 1;
+            udp.send_to(&other, from).await.unwrap();
+            udp.send_to(&refusal(&packet[..length]), from).await.unwrap();
+        }
+    });
+    tokio::task::spawn_local(async move {
+        loop {
+            let (mut stream, _) = tcp.accept().await.unwrap();
+            let length = stream.read_u16().await.unwrap();
+            let mut query = vec![0; usize::from(length)];
+            stream.read_exact(&mut query).await.unwrap();
+            stream.write_all(&resolvers::framed(&refusal(&query))).await.unwrap();
+        }
+    });
+    port
+}
+
+#[test]
+fn what_the_mesh_knows_is_answered_and_all_else_passed_on() {
+    run(async {
+        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[("shop/web", &[[10, 96, 0, 9].into()]), ("shop/elsewhere", &[])]);
+        for over in [Over::Udp, Over::Tcp] {
+            let reply = bench.ask(WEB, over).await.unwrap();
+            assert_eq!(reply.answers()[0].data().ip_addr(), Some([10, 96, 0, 9].into()));
+            for name in ["elsewhere.shop.svc.cluster.local.", "example.com."] {
+                let reply = bench.ask(name, over).await.unwrap();
+                assert_eq!(reply.response_code(), ResponseCode::Refused, "{name}");
+            }
+        }
+        assert_eq!(bench.counts(), [2, 4, 0]);
+        // The application is about to connect.
+        assert_eq!(wanted.try_recv(), Ok(Want::Address([10, 96, 0, 9].into())));
+    });
+}
+
+#[test]
+fn a_name_is_asked_for_once_and_its_answer_waited_for() {
+    run(async {
+        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[]);
+        let answered = async {
+            let want = wanted.recv().await;
+            assert_eq!(want, Some(Want::Name("shop/web".parse().unwrap())));
+            bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        };
+        let (reply, ()) = tokio::join!(bench.ask(WEB, Over::Udp), answered);
+        assert_eq!(reply.unwrap().answers().len(), 1);
+        assert_eq!(bench.counts(), [1, 0, 0]);
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_control_plane_that_says_nothing() {
+    run(async {
+        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[]);
+        let began = Instant::now();
+        assert!(bench.ask(WEB, Over::Udp).await.is_some());
+        assert!(began.elapsed() >= PATIENCE);
+        // It did not answer: for a while nobody waits at all, but everybody asks.
+        assert!(bench.answerer.silent_until.get().is_some());
+        assert!(bench.ask("api.shop.svc.cluster.local.", Over::Udp).await.is_some());
+        assert_eq!(wanted.try_recv(), Ok(Want::Name("shop/web".parse().unwrap())));
+        assert_eq!(wanted.try_recv(), Ok(Want::Name("shop/api".parse().unwrap())));
+        // Without a control plane what is known may be old.
+        bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        bench.answerer.follower.connected.set(false);
+        let reply = bench.ask(WEB, Over::Udp).await.unwrap();
+        assert_eq!(reply.response_code(), ResponseCode::Refused);
+        assert_eq!(bench.counts(), [0, 3, 0]);
+    });
+}
+
+#[test]
+fn names_beyond_the_bound_are_left_to_the_resolvers() {
+    run(async {
+        let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[]);
+        let many = (0..NAMES_MAX).map(|index| format!("shop/s{index}").parse().unwrap());
+        bench.answerer.follower.looked_up.borrow_mut().extend(many);
+        assert!(bench.ask(WEB, Over::Udp).await.is_some());
+        assert!(bench.answerer.silent_until.get().is_none(), "it waited");
+        assert_eq!(bench.counts(), [0, 1, 0]);
+    });
+}
+
+#[test]
+fn the_next_name_server_is_asked_when_one_fails() {
+    run(async {
+        let port = name_server().await;
+        // Nobody is at the first one.
+        let (bench, _wanted) = Bench::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
+        let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
+        assert_eq!(reply.response_code(), ResponseCode::Refused);
+        let nobody = "nameserver 127.0.0.3\n";
+        std::fs::write(bench.scratch.path().join("resolv.conf"), nobody).unwrap();
+        let (bench, _wanted) = Bench::new(nobody, port);
+        for over in [Over::Udp, Over::Tcp] {
+            let reply = bench.ask("example.com.", over).await.unwrap();
+            assert_eq!((reply.response_code(), reply.queries().len()), (ResponseCode::ServFail, 1));
+        }
+        assert_eq!(bench.counts(), [0, 0, 2]);
+    });
+}
+
+#[test]
+fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
+    run(async {
+        let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+        let (slots, more) = (semaphore(4), semaphore(4));
+        tokio::task::spawn_local(bench.answerer.clone().packets(free, slots));
+        tokio::task::spawn_local(bench.answerer.clone().connections(free, more));
+        tokio::task::yield_now().await;
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        client.connect(free).await.unwrap();
+        let mut packet_back = [0; 512];
+        for nonsense in [&b""[..], b"hello", &refusal(&packet(WEB))] {
+            client.send(nonsense).await.unwrap();
+        }
+        client.send(&packet(WEB)).await.unwrap();
+        let length = client.recv(&mut packet_back).await.unwrap();
+        assert_eq!(Message::from_vec(&packet_back[..length]).unwrap().answers().len(), 1);
+        let mut tcp = TcpStream::connect(free).await.unwrap();
+        for _ in 0..2 {
+            tcp.write_all(&resolvers::framed(&packet(WEB))).await.unwrap();
+            let length = tcp.read_u16().await.unwrap();
+            let mut reply = vec![0; usize::from(length)];
+            tcp.read_exact(&mut reply).await.unwrap();
+            assert_eq!(Message::from_vec(&reply).unwrap().answers().len(), 1);
+        }
+        // Too long for a question: it ends.
+        tcp.write_all(&[0xff, 0xff]).await.unwrap();
+        assert!(tcp.read_u8().await.is_err());
+        assert_eq!(bench.counts(), [3, 0, 3]);
+    });
+}

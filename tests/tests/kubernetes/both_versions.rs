@@ -1,0 +1,135 @@
+//! Both versions of IP, and names that sidecars answer.
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
+use leno_tests::eventually;
+
+/// A service with addresses of both versions in front of the HTTP test application.
+const BOTH: &str = "{apiVersion: v1, kind: Service, metadata: {name: both}, spec: {selector: {app: server},
+  ipFamilyPolicy: RequireDualStack, ports: [{name: http, port: 80, targetPort: 8080}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: six}, spec: {selector: {app: server}, clusterIP: None,
+  ipFamilyPolicy: SingleStack, ipFamilies: [IPv6], ports: [{name: http, port: 8080}]}}
+";
+
+fn has_both_versions() -> bool {
+    let ranges = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].spec.podCIDRs}"]));
+    ranges.contains("::")
+}
+
+/// What the sidecar of a pod counts; nothing while it counted nothing.
+fn counted(namespace: &Namespace, from: &str, address: &str, metric: &str) -> u64 {
+    let url = format!("http://{address}:15020/metrics");
+    let metrics = namespace.curl(from, &[&url]).body;
+    let lines = metrics.lines().filter(|line| line.starts_with(metric));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+fn field(namespace: &Namespace, object: &str, path: &str) -> String {
+    printed(&namespace.kubectl(&["get", object, "-o", &format!("jsonpath={path}")]))
+        .trim()
+        .to_owned()
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn services_and_pods_are_reached_by_both_versions_of_ip() {
+    if !has_both_versions() {
+        return eprintln!("skipped: the cluster has one version of IP");
+    }
+    let meshed = Namespace::new("both", Injection::Enabled);
+    let strange = Namespace::new("six", Injection::Disabled);
+    meshed.apply(&http_server("server", 1, ""));
+    meshed.apply(BOTH);
+    meshed.client("client");
+    strange.client("client");
+    meshed.wait_ready();
+    strange.wait_ready();
+    let service = field(&meshed, "service/both", "{.spec.clusterIPs[1]}");
+    let pods = "{.items[0].status.podIPs[*].ip}";
+    let pod = printed(&meshed.kubectl(&[
+        "get",
+        "pods",
+        "-l",
+        "app=server",
+        "-o",
+        &format!("jsonpath={pods}"),
+    ]));
+    let (four, six) = pod.trim().split_once(' ').expect("two addresses");
+    assert!(service.contains(':') && six.contains(':'), "{service} {pod}");
+    let mutual = || {
+        counted(&meshed, "client", four, "leno_handshakes_total{side=\"downstream\",result=\"ok\"}")
+    };
+    for url in [
+        format!("http://[{service}]/"),
+        format!("http://[{six}]:8080/"),
+        format!("http://{four}:8080/"),
+        "http://six:8080/".to_owned(),
+    ] {
+        meshed.expect_curl("client", &[&url], 0, 200);
+        // Who has no sidecar is refused by either version.
+        let named = url.replace("//six:", &format!("//six.{}:", meshed.name()));
+        strange.expect_curl("client", &[&named], 56, 0);
+    }
+    assert!(mutual() > 0, "it was mutual TLS");
+    let requests = "leno_requests_total{direction=\"inbound\"";
+    assert!(counted(&meshed, "client", four, requests) >= 20);
+    // The kubelet's port is reached by both.
+    assert_eq!(strange.curl("client", &[&format!("http://[{six}]:15020/readyz")]).status, 200);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn names_are_answered_by_the_sidecar_where_that_is_said() {
+    let meshed = Namespace::with_metadata(
+        "names",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/dns: proxy}",
+    );
+    let plain = Namespace::new("unnamed", Injection::Disabled);
+    meshed.http_server("server", 2);
+    meshed.client("client");
+    meshed.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
+         ports: [{name: http, port: 8080}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: elsewhere}, spec: {type: ExternalName, externalName: kubernetes.default.svc.cluster.local}}",
+    );
+    plain.http_server("server", 1);
+    meshed.wait_ready();
+    plain.wait_ready();
+    let own = field(&meshed, "pod/client", "{.status.podIP}");
+    let count = |result: &str| {
+        let metric = format!("leno_look_ups_total{{result=\"{result}\"}}");
+        counted(&meshed, "client", &own, &metric)
+    };
+    eventually("a name is answered here", Duration::from_secs(30), || {
+        meshed.curl("client", &["http://server/"]);
+        (count("answered") > 0).then_some(())
+    });
+    let before = count("answered");
+    for url in [
+        "http://server/".to_owned(),
+        "http://headless:8080/".to_owned(),
+        format!("http://server.{}/", plain.name()),
+        format!("http://server.{}.svc.cluster.local./", meshed.name()),
+    ] {
+        meshed.expect_curl("client", &[&url], 0, 200);
+    }
+    assert!(count("answered") >= before + 20);
+    // What the mesh does not know, others do.
+    let forwarded = count("forwarded");
+    let answer = meshed.curl("client", &["-k", "https://elsewhere/api"]);
+    assert!(matches!(answer.status, 401 | 403), "{answer:?}");
+    assert_eq!(meshed.curl("client", &["http://nobody.example.com/"]).exit, 6);
+    assert!(count("forwarded") > forwarded);
+    // Headless services have as many addresses as there are pods that are ready.
+    let found = || {
+        let output = meshed.exec("client", &["nslookup", "headless"]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.lines().filter(|line| line.starts_with("Address")).count()
+    };
+    let both = found();
+    printed(&meshed.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    eventually("one is gone", Duration::from_secs(60), || (found() == both - 1).then_some(()));
+}
