@@ -3,6 +3,7 @@
 pub(crate) mod changes;
 mod connections;
 mod removed;
+mod rules;
 mod sidecars;
 mod table;
 
@@ -66,6 +67,9 @@ enum Topic {
     /// Access policies
     #[value(alias = "policy")]
     Policies,
+    /// Rules that decided something within the last hour: of routes and of policies of every kind
+    #[value(alias = "rule")]
+    Rules,
     /// Documents that are refused, and warnings
     Rejected,
 }
@@ -81,6 +85,7 @@ impl Topic {
             Self::Changes => "/changes",
             Self::Routes => "/routes",
             Self::Policies => "/policies",
+            Self::Rules => "/traffic",
             Self::Rejected => "/rejected",
         }
     }
@@ -121,6 +126,13 @@ impl GetArgs {
                 format => output::print(&removed::table(&found).render(format)),
             };
         }
+        if self.topic == Topic::Rules {
+            let found = parsed::<TrafficStatus>(answer)?.rules;
+            return match self.output {
+                Format::Json => output::print_json(&found),
+                format => output::print(&rules::table(&found).render(format)),
+            };
+        }
         if self.output == Format::Json {
             return output::print_json(&answer);
         }
@@ -136,12 +148,14 @@ impl GetArgs {
                 table::services(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await)
             }
             Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
-            Topic::Connections | Topic::Removed | Topic::Proxies => {
+            Topic::Connections | Topic::Removed | Topic::Proxies | Topic::Rules => {
                 table::proxies(&parsed::<Vec<_>>(answer)?)
             }
             Topic::Changes => changes::table(&parsed::<Vec<_>>(answer)?),
             Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await),
-            Topic::Policies => table::policies(&parsed::<Vec<_>>(answer)?),
+            Topic::Policies => {
+                table::policies(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await)
+            }
         };
         output::print(&listing.render(self.output))
     }
@@ -242,5 +256,6 @@ Examples:
   leno get certificates --data /var/lib/leno -o json
   leno get rejected
   leno get routes -o wide
+  leno get rules
   leno get proxies --stale
 ";

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use leno_control::status::ServiceStatus;
+use leno_control::status::{ServiceStatus, Status};
 use leno_model::{ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX};
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
 use crate::get::{Mesh, parsed};
-use crate::output::{shown, unsteering};
+use crate::output::{self, shown, unsteering};
 use crate::stop;
 
 /// Arguments of `leno tap`.
@@ -19,8 +19,11 @@ use crate::stop;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TapArgs {
     /// The service that is called, NAMESPACE/NAME or NAME.NAMESPACE
-    #[arg(value_parser = service)]
-    service: ServiceName,
+    #[arg(value_parser = service, required_unless_present = "page")]
+    service: Option<ServiceName>,
+    /// Print what to open in a browser for live requests; whoever has it may see them
+    #[arg(long, conflicts_with = "service")]
+    page: bool,
     /// Only requests whose path begins so
     #[arg(long, value_name = "PREFIX")]
     path: Option<String>,
@@ -84,13 +87,16 @@ impl TapArgs {
 
     async fn follow(&self) -> anyhow::Result<()> {
         let mesh = Mesh::at(&self.data.path()?);
-        self.find(&mesh).await?;
+        let Some(service) = &self.service else {
+            return open_page(&mesh).await;
+        };
+        find(&mesh, service).await?;
         let stop = stop::signals()?;
         let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
             shown.print(&HEADER.map(str::to_owned).join("  "))?;
         }
-        let path = self.path();
+        let path = self.path(service);
         let mut is_over = false;
         let lines = mesh.follow(&path, |line| shown.line(line));
         tokio::select! {
@@ -112,21 +118,7 @@ impl TapArgs {
         }
     }
 
-    /// Says so when there is no such service, rather than waiting for its requests for ever.
-    async fn find(&self, mesh: &Mesh) -> anyhow::Result<()> {
-        let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
-        let name = self.service.to_string();
-        if services.iter().any(|service| service.name == name) {
-            return Ok(());
-        }
-        let known: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
-        match known.is_empty() {
-            true => bail!("there is no service {name}: the mesh has none"),
-            false => bail!("there is no service {name}; there are {}", known.join(", ")),
-        }
-    }
-
-    fn path(&self) -> String {
+    fn path(&self, service: &ServiceName) -> String {
         let side = match self.side {
             Side::Both => "both",
             Side::Client => "client",
@@ -138,7 +130,7 @@ impl TapArgs {
             ("status", self.status.map(|status| status.to_string())),
             ("from", self.from.as_ref().map(ToString::to_string)),
         ];
-        let mut path = format!("/tap?service={}&side={side}", encoded(&self.service.to_string()));
+        let mut path = format!("/tap?service={}&side={side}", encoded(&service.to_string()));
         path.push_str(&format!("&per_second={}", self.rate));
         for (name, value) in optional {
             if let Some(value) = value {
@@ -146,6 +138,29 @@ impl TapArgs {
             }
         }
         path
+    }
+}
+
+/// Says so when there is no such service, rather than waiting for its requests for ever.
+async fn find(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
+    let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
+    let name = service.to_string();
+    if services.iter().any(|found| found.name == name) {
+        return Ok(());
+    }
+    let known: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
+    match known.is_empty() {
+        true => bail!("there is no service {name}: the mesh has none"),
+        false => bail!("there is no service {name}; there are {}", known.join(", ")),
+    }
+}
+
+/// Tells what to open in a browser.
+async fn open_page(mesh: &Mesh) -> anyhow::Result<()> {
+    let status: Status = parsed(mesh.ask("/status").await?)?;
+    match status.live {
+        Some(live) => output::print(&format!("{live}\n")),
+        None => bail!("the control plane has no page: start it without `--page off`"),
     }
 }
 
@@ -264,6 +279,7 @@ Examples:
   leno tap shop/stock                                  requests for a service, as they end
   leno tap shop/stock --status 5xx --path /orders      those that fail
   leno tap shop/stock --from shop/web --side client -o json --count 10
+  leno tap --page                                      the same in a browser
 
 It shows no bodies, no queries and no headers but those of the access log. Only whoever may open
 the admin socket of the control plane can tap, and only sidecars that are connected to it tell.
@@ -289,12 +305,14 @@ mod tests {
     fn filters_arrive_encoded() {
         let tap = args(&["stock.shop", "--path=/a b?", "--status=5xx", "--from=shop/web"]).unwrap();
         assert_eq!(
-            tap.path(),
+            tap.path(tap.service.as_ref().unwrap()),
             "/tap?service=shop%2Fstock&side=both&per_second=100&path=%2Fa%20b%3F&status=500-599\
              &from=shop%2Fweb"
         );
         for bad in [
-            &["stock"][..],
+            &[][..],
+            &["shop/stock", "--page"],
+            &["stock"],
             &["shop/stock", "--status=6xx"],
             &["shop/stock", "--from=web"],
             &["shop/stock", "--rate=0"],

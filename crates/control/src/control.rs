@@ -323,7 +323,7 @@ impl Ground {
             taps: Arc::new(Taps::new(drawn())),
         });
         let following = self.following(server.events.clone());
-        self.show(&mut tasks, &questions);
+        self.show(&mut tasks, &questions, &server.taps);
         let admin = Arc::new(Admin {
             questions: questions.clone(),
             invitations: Arc::clone(&invitations),
@@ -370,10 +370,11 @@ impl Ground {
     }
 
     /// Begins to serve the page for browsers, if there is one.
-    fn show(&mut self, tasks: &mut JoinSet<()>, questions: &Questions) {
+    fn show(&mut self, tasks: &mut JoinSet<()>, questions: &Questions, taps: &Arc<Taps>) {
         let Some(page) = self.page.take() else { return };
         let playground = self.config.playground.clone();
-        let serving = page.serve(questions.clone(), playground, self.stop.subscribe());
+        let asked = (playground, Arc::clone(taps));
+        let serving = page.serve(questions.clone(), asked, self.stop.subscribe());
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 
@@ -408,6 +409,7 @@ impl Ground {
             report_every: self.config.report_every,
             began: now,
             page: self.page.as_ref().map(Page::url),
+            live: self.page.as_ref().map(Page::live_url),
         }
         .with(first, &self.trust_domain(), edition)
     }

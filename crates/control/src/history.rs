@@ -3,6 +3,7 @@
 //! Everything here is bounded and forgets: a control plane that starts anew begins with nothing, and
 //! one of several knows only what its own sidecars tell. Time is an argument.
 
+mod hits;
 mod ring;
 mod track;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 use leno_discovery::{Direction, Traffic, TrafficSeries};
 use leno_model::{RouteKind, RouteName, ServiceAccount, ServiceName, WorkloadName};
 
+use self::hits::Hits;
 use self::ring::Batch;
 use self::track::{REACH, Track};
 use crate::mesh::{Attached, Mesh, Route};
@@ -27,6 +29,7 @@ pub(crate) struct History {
     sidecars: BTreeMap<WorkloadName, Told>,
     /// When requests of an account last arrived at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, BTreeMap<ServiceAccount, Duration>>,
+    hits: Hits,
     pub(crate) tally: Tally,
 }
 
@@ -95,6 +98,7 @@ impl History {
             let counted = series.service.is_none() && told.folded > 0;
             self.tally.folded += u64::from(!kept && !counted);
         }
+        self.tally.folded += self.hits.take(mesh, &told.rules, at);
         let told = Told {
             at,
             span: told.span,
@@ -179,6 +183,7 @@ impl History {
             };
             there && exists(to) && fresh(track)
         });
+        self.hits.sweep(mesh, at);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
         self.verified.retain(|server, clients| {
             clients.retain(|_, last| *last + VERIFIED_REACH > at);
@@ -213,6 +218,7 @@ impl History {
             services: self.services.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             routes: self.routes.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
+            rules: self.hits.status(at),
             sidecars: sidecars.map(|(name, told)| told.status(name, at, fresh)).collect(),
         }
     }

@@ -61,6 +61,8 @@ pub(crate) struct Owner {
     pub(crate) began: Instant,
     /// Where the page is.
     pub(crate) page: Option<String>,
+    /// What to open there for live requests.
+    pub(crate) live: Option<String>,
 }
 
 /// What waits for the owner, as of its last look.

@@ -1,7 +1,7 @@
 //! The page for browsers: files that are part of the program, and the answers of the admin socket.
 //!
-//! It only reads. On loopback whoever is on this machine may look; anywhere else only who has the
-//! token. A page of another site can neither read it (no CORS), frame it nor reach it by a name of
+//! It only reads. On loopback whoever is on this machine may look; anywhere else, and at live requests
+//! everywhere, only who has the token. A page of another site can neither read it (no CORS), frame it nor reach it by a name of
 //! its own: what is asked for by a name is refused, since only an address cannot be rebound.
 
 use std::io;
@@ -9,20 +9,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, HeaderMap, HeaderName,
     HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, Request, Response, StatusCode};
+use leno_discovery::Taps;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 use crate::admin::{Questions, answered, ask_owner, question, stopping};
-use crate::answering::{Answering, serve_all, text, typed};
+use crate::answering::{Answering, serve_all, text, typed, typed_body};
 use crate::owner::{Answer, Question};
 use crate::playground::{Asked, Playground};
+use crate::tap::Lines;
 
 /// Where the page is and who may see it.
 #[derive(Debug)]
@@ -31,6 +33,9 @@ pub(crate) struct Page {
     address: SocketAddr,
     /// What has to be shown; nothing on loopback.
     token: Option<String>,
+    /// What has to be shown for live requests, on loopback too: not every user of the machine may
+    /// see them.
+    live: String,
 }
 
 impl Page {
@@ -38,11 +43,9 @@ impl Page {
     pub(crate) async fn open(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        let token = match address.ip().is_loopback() {
-            true => None,
-            false => Some(leno_identity::secret()?),
-        };
-        Ok(Self { listener, address, token })
+        let live = leno_identity::secret()?;
+        let token = (!address.ip().is_loopback()).then(|| live.clone());
+        Ok(Self { listener, address, token, live })
     }
 
     /// What to open in a browser. It lets in: tell it to operators only.
@@ -51,6 +54,14 @@ impl Page {
             Some(token) => format!("http://{}/?token={token}", self.address),
             None => format!("http://{}/", self.address),
         }
+    }
+
+    /// What to open for live requests: a browser sends what stands behind the `#` to nobody, and
+    /// the page shows it with its questions.
+    pub(crate) fn live_url(&self) -> String {
+        let page = self.url();
+        let page = page.split('?').next().unwrap_or_default();
+        format!("{page}#/live/{}", self.live)
     }
 
     /// Where it listens.
@@ -62,12 +73,14 @@ impl Page {
     pub(crate) async fn serve(
         self,
         questions: Questions,
-        playground: Option<Playground>,
+        (playground, taps): (Option<Playground>, Arc<Taps>),
         stop: watch::Receiver<bool>,
     ) {
         let (asking, explaining) = (Semaphore::new(1), Arc::new(Semaphore::new(1)));
         let key = self.token.map(|token| Key::new(token, self.address.port()));
-        let desk = Arc::new(Desk { questions, key, playground, asking, explaining });
+        let live = self.live;
+        let desk = Desk { questions, key, live, playground, taps, asking, explaining };
+        let desk = Arc::new(desk);
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
     }
 }
@@ -76,7 +89,10 @@ impl Page {
 struct Desk {
     questions: Questions,
     key: Option<Key>,
+    /// What has to be shown for live requests where no key is.
+    live: String,
     playground: Option<Playground>,
+    taps: Arc<Taps>,
     /// One question at a time, however many browsers there are: the owner of the mesh has other
     /// work.
     asking: Semaphore,
@@ -99,17 +115,20 @@ impl Key {
 }
 
 impl Answering for Desk {
-    type Body = Full<Bytes>;
+    type Body = Either<Full<Bytes>, Lines>;
 
     /// Browsers open another one.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Self::Body> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response = match admit(self.key.as_ref(), &parts.headers, target) {
-            Entry::Admitted => self.admitted(&parts.method, target).await,
-            Entry::Turned(response) => *response,
+            Entry::Admitted => match target.strip_prefix("/api/tap?") {
+                Some(query) if parts.method == Method::GET => self.tap(&parts.headers, query),
+                _ => self.admitted(&parts.method, target).await.map(Either::Left),
+            },
+            Entry::Turned(response) => response.map(Either::Left),
         };
         protect(response.headers_mut());
         response
@@ -148,6 +167,19 @@ impl Desk {
 }
 
 impl Desk {
+    /// Live requests, for who shows the token with the question itself: cookies go to every port of a
+    /// host, and on loopback that may be somebody else's.
+    fn tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {
+        let shown = bearer(headers).is_some_and(|shown| is_equal(shown, &self.live));
+        if !shown && self.key.is_none() {
+            return text(StatusCode::UNAUTHORIZED, NO_LIVE.to_owned()).map(Either::Left);
+        }
+        match Lines::open(&self.taps, query) {
+            Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
+            Err((status, problem)) => text(status, format!("{problem}\n")).map(Either::Left),
+        }
+    }
+
     /// How the control plane stands, without where the page is: that would tell scripts the token.
     async fn status(&self) -> Response<Full<Bytes>> {
         let Some(Answer::Json(mut status)) = answered(&self.questions, Question::Status).await
@@ -156,6 +188,7 @@ impl Desk {
         };
         if let Some(fields) = status.as_object_mut() {
             fields.remove("page");
+            fields.remove("live");
         }
         typed(StatusCode::OK, "application/json", format!("{status:#}\n"))
     }
@@ -215,8 +248,7 @@ fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
         response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
         return Entry::Turned(Box::new(response));
     }
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let bearer = bearer.and_then(|value| value.strip_prefix("Bearer "));
+    let bearer = bearer(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
     let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
@@ -224,6 +256,11 @@ fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
         true => Entry::Admitted,
         false => turned(StatusCode::UNAUTHORIZED, NO_TOKEN),
     }
+}
+
+/// What a question shows by itself.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
 /// Whether a `Host` is an address or `localhost`: any other name may be somebody else's, who lets
@@ -272,6 +309,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/graph.js", SCRIPT, include_str!("page/graph.js")),
     ("/plot.js", SCRIPT, include_str!("page/plot.js")),
     ("/views.js", SCRIPT, include_str!("page/views.js")),
+    ("/live.js", SCRIPT, include_str!("page/live.js")),
 ];
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -282,6 +320,8 @@ const CONNECTIONS_MAX: usize = 32;
 
 const REBOUND: &str = "this page is asked for by a name that may be somebody else's: open it by \
                        its address or as localhost\n";
+
+const NO_LIVE: &str = "live requests are for who may tap: open what `leno tap --page` prints\n";
 
 const NO_TOKEN: &str = "this page needs its token: `leno status` beside the control plane says \
                         what to open\n";

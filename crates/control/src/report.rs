@@ -40,6 +40,7 @@ pub(crate) struct Report<'a> {
     pub(crate) queues: Queues,
     pub(crate) history: Tally,
     pub(crate) page: Option<&'a str>,
+    pub(crate) live: Option<&'a str>,
     pub(crate) now: Instant,
     pub(crate) wall: SystemTime,
 }
@@ -72,6 +73,7 @@ impl Report<'_> {
             rejected: self.remarks.rejected.len(),
             certificate_lifetime_seconds: self.certifier.lifetime().as_secs(),
             page: self.page.map(str::to_owned),
+            live: self.live.map(str::to_owned),
             change,
             convergence: ConvergenceStatus {
                 changes: convergence.count(),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use traffic::{
-    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RECENT_STEPS, RateStatus,
+    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RECENT_STEPS, RateStatus, RuleStatus,
     SidecarTraffic, TrafficStatus,
 };
 
@@ -51,6 +51,9 @@ pub struct Status {
     /// Where its page is, if it has one.
     #[serde(default)]
     pub page: Option<String>,
+    /// What to open there for live requests.
+    #[serde(default)]
+    pub live: Option<String>,
     /// The newest change, if there was any since the start.
     pub change: Option<ChangeStatus>,
     /// How long changes took from being seen to being applied by the last proxy they concern.

@@ -48,7 +48,7 @@ pub use server::{ServeError, serve};
 pub use stored::UnusableWorld;
 pub use subscriber::{Staged, Subscriber};
 pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};
-pub use traffic::{Direction, Traffic, TrafficSeries};
+pub use traffic::{Direction, RuleHits, Traffic, TrafficSeries};
 
 /// The protocol of a workload's stream, agreed in the TLS handshake.
 pub const ALPN: &[u8] = b"leno-discovery/1";

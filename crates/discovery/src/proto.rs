@@ -163,6 +163,21 @@ pub struct Traffic {
     pub cpu_us: u64,
     #[prost(uint64, tag = "5")]
     pub memory_kib: u64,
+    #[prost(message, repeated, tag = "46")]
+    pub rules: ::prost::alloc::vec::Vec<RuleHits>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuleHits {
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub rule: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "5")]
+    pub hits: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrafficSeries {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Reason, RouteName, ServiceAccount, ServiceName};
+use leno_model::{Name, Reason, RouteName, RuleKind, ServiceAccount, ServiceName};
 
 use crate::proto;
 use crate::resource::{Invalid, account, parsed};
@@ -20,6 +20,23 @@ pub struct Traffic {
     pub cpu: Duration,
     /// Its resident memory, without what is of files.
     pub memory_kib: u64,
+    /// The rules that decided something; at most [`RULES_MAX`], further ones are not sent.
+    pub rules: Vec<RuleHits>,
+}
+
+/// How often one rule decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleHits {
+    /// The kind of the object that holds it.
+    pub kind: RuleKind,
+    /// The namespace of that object.
+    pub namespace: Name,
+    /// Its name.
+    pub name: Name,
+    /// The rule in it: its name, or its place from 0; empty where an object is one rule.
+    pub rule: String,
+    /// How often.
+    pub hits: u64,
 }
 
 /// Requests and byte streams that ended and have these in common.
@@ -73,6 +90,17 @@ pub(crate) fn traffic_to_wire(traffic: &Traffic) -> proto::Traffic {
         folded: traffic.folded,
         cpu_us: u64::try_from(traffic.cpu.as_micros()).unwrap_or(u64::MAX),
         memory_kib: traffic.memory_kib,
+        rules: traffic.rules.iter().take(RULES_MAX).map(rule_to_wire).collect(),
+    }
+}
+
+fn rule_to_wire(rule: &RuleHits) -> proto::RuleHits {
+    proto::RuleHits {
+        kind: rule.kind.as_str().to_owned(),
+        namespace: rule.namespace.to_string(),
+        name: rule.name.to_string(),
+        rule: rule.rule.clone(),
+        hits: rule.hits,
     }
 }
 
@@ -107,7 +135,7 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
 /// folded: a proxy of a newer release may tell what this one cannot read, and figures are no reason
 /// to end a stream.
 pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
-    let told = wire.series.len();
+    let told = wire.series.len().saturating_add(wire.rules.len());
     let read = |(index, series)| {
         series_from_wire(series).inspect_err(|invalid| {
             tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "a series of traffic is left out");
@@ -115,14 +143,32 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     };
     let series = wire.series.into_iter().take(SERIES_MAX).enumerate();
     let series: Vec<_> = series.filter_map(|indexed| read(indexed).ok()).collect();
-    let left_out = u32::try_from(told - series.len()).unwrap_or(u32::MAX);
+    let rules = wire.rules.into_iter().take(RULES_MAX).filter_map(|rule| rule_from_wire(rule).ok());
+    let rules: Vec<_> = rules.collect();
+    let left_out = u32::try_from(told - series.len() - rules.len()).unwrap_or(u32::MAX);
     Traffic {
         span: Duration::from_millis(wire.span_ms.into()),
         series,
         folded: wire.folded.saturating_add(left_out),
         cpu: Duration::from_micros(wire.cpu_us),
         memory_kib: wire.memory_kib,
+        rules,
     }
+}
+
+/// A rule of a kind that only a newer proxy knows is left out.
+fn rule_from_wire(wire: proto::RuleHits) -> Result<RuleHits, Invalid> {
+    if wire.rule.len() > RULE_BYTES_MAX {
+        return Err(Invalid::new("rule", format!("is longer than {RULE_BYTES_MAX} bytes")));
+    }
+    let kind = RuleKind::from_word(&wire.kind);
+    Ok(RuleHits {
+        kind: kind.ok_or_else(|| Invalid::new("kind", "is no kind of rule"))?,
+        namespace: parsed("namespace", &wire.namespace)?,
+        name: parsed("name", &wire.name)?,
+        rule: wire.rule,
+        hits: wire.hits,
+    })
 }
 
 fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid> {
@@ -189,6 +235,12 @@ fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, Invalid> {
 /// stays below what a proxy may say at once. Usual ones have 150 bytes.
 pub const SERIES_MAX: usize = 128;
 
+/// How many rules one message carries.
+pub const RULES_MAX: usize = 128;
+
+/// No name of a rule is longer.
+const RULE_BYTES_MAX: usize = 253;
+
 /// The least time between two of these messages, whatever a control plane asks for.
 pub const REPORT_EVERY_MIN: Duration = Duration::from_secs(1);
 
@@ -223,6 +275,37 @@ mod tests {
         }
     }
 
+    fn rule(kind: &str, rule: &str) -> RuleHits {
+        RuleHits {
+            kind: RuleKind::from_word(kind).unwrap(),
+            namespace: Name::new("bookinfo").unwrap(),
+            name: Name::new("ratings").unwrap(),
+            rule: rule.to_owned(),
+            hits: 7,
+        }
+    }
+
+    #[test]
+    fn a_rule_that_is_other_than_agreed_is_left_out_and_the_others_count() {
+        type Spoil = fn(&mut proto::RuleHits);
+        let cases: [Spoil; 4] = [
+            |rule| rule.kind = "RuleOfNextYear".into(),
+            |rule| rule.namespace.clear(),
+            |rule| rule.name = "a/b".into(),
+            |rule| rule.rule = "r".repeat(RULE_BYTES_MAX + 1),
+        ];
+        for spoil in cases {
+            let mut wire = traffic_to_wire(&traffic());
+            spoil(&mut wire.rules[0]);
+            let read = traffic_from_wire(wire);
+            assert_eq!((read.rules.len(), read.series.len(), read.folded), (1, 2, 5));
+        }
+        let mut wire = traffic_to_wire(&traffic());
+        wire.rules = vec![wire.rules[0].clone(); RULES_MAX + 2];
+        let read = traffic_from_wire(wire);
+        assert_eq!((read.rules.len(), read.folded), (RULES_MAX, 6));
+    }
+
     fn traffic() -> Traffic {
         Traffic {
             span: Duration::from_millis(5_001),
@@ -245,6 +328,7 @@ mod tests {
             folded: 4,
             cpu: Duration::from_micros(123),
             memory_kib: 4_321,
+            rules: vec![rule("HTTPRoute", "0"), rule("RateLimit", "each client")],
         }
     }
 
@@ -313,7 +397,14 @@ mod tests {
             durations: (0..240).map(|bucket| (bucket, u64::from(u32::MAX))).collect(),
             ..series()
         };
-        let traffic = Traffic { series: vec![full; SERIES_MAX + 9], ..traffic() };
+        let rule = RuleHits {
+            namespace: Name::new(&name).unwrap(),
+            name: Name::new(&name).unwrap(),
+            hits: u64::MAX,
+            ..rule("UpstreamTrafficSetting", &"r".repeat(RULE_BYTES_MAX))
+        };
+        let (series, rules) = (vec![full; SERIES_MAX + 9], vec![rule; RULES_MAX + 9]);
+        let traffic = Traffic { series, rules, ..traffic() };
         let wire = traffic_to_wire(&traffic);
         assert_eq!(wire.series.len(), SERIES_MAX);
         assert_eq!(wire.series[0].service, longest);

@@ -22,6 +22,7 @@ pub mod policy;
 pub mod rate_limit;
 pub mod reason;
 pub mod route;
+pub mod rule_kind;
 pub mod service;
 pub mod service_policy;
 pub mod sight;
@@ -69,6 +70,7 @@ pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend,
 };
+pub use rule_kind::RuleKind;
 pub use service::{Families, Protocol, Service, ServicePort, TargetPort};
 pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,

@@ -95,16 +95,33 @@ pub enum TagDialect {
     Lane,
 }
 
+impl TagDialect {
+    /// What identifies the object of this kind and name.
+    #[must_use]
+    pub fn object(self, name: TagRouteName) -> ObjectKey {
+        match self {
+            Self::TagRoute => ObjectKey::TagRoute(name),
+            Self::Sermant => ObjectKey::SermantRouteRule(name),
+            Self::Lane => ObjectKey::Lane(name),
+        }
+    }
+
+    /// The word used in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TagRoute => "TagRoute",
+            Self::Sermant => "SermantRouteRule",
+            Self::Lane => "Lane",
+        }
+    }
+}
+
 impl RuleOrigin {
     /// The object that holds the rule.
     #[must_use]
     pub fn object(&self) -> ObjectKey {
-        let name = self.name.clone();
-        match self.dialect {
-            TagDialect::TagRoute => ObjectKey::TagRoute(name),
-            TagDialect::Sermant => ObjectKey::SermantRouteRule(name),
-            TagDialect::Lane => ObjectKey::Lane(name),
-        }
+        self.dialect.object(self.name.clone())
     }
 }
 

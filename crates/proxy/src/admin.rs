@@ -10,7 +10,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_telemetry::{Form, Telemetry};
+use leno_model::WorkloadName;
+use leno_telemetry::{Form, Names, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -23,6 +24,8 @@ mod page;
 
 /// What the admin page shows.
 pub(crate) struct Admin {
+    /// Whose sidecar it is.
+    pub(crate) workload: WorkloadName,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
@@ -81,6 +84,18 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
 /// All metrics, in the form that is asked for.
 pub(crate) fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut out = String::new();
+    if let Some(query) = request.uri().query() {
+        let named = query.strip_prefix("names=");
+        let known = named.and_then(|named| Names::ALL.iter().find(|(word, _)| *word == named));
+        let Some((_, names)) = known else {
+            let problem = format!("`{query}` is not known here: use names=osm or names=fsm\n");
+            return text(StatusCode::BAD_REQUEST, problem);
+        };
+        let workload = &admin.workload;
+        let workload = (workload.namespace.as_str(), workload.name.as_str());
+        admin.telemetry.expose_as(*names, workload, &mut out);
+        return typed(StatusCode::OK, Form::Prometheus.content_type(), out);
+    }
     let accept = request.headers().get(hyper::header::ACCEPT);
     let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let form = Form::accepted(accept);

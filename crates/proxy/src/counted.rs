@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_discovery::traffic::SERIES_MAX;
-use leno_discovery::{Direction, Traffic, TrafficSeries};
-use leno_model::{Reason, ServiceAccount};
-use leno_telemetry::{Changes, SeriesChange, Telemetry, spent};
+use leno_discovery::traffic::{RULES_MAX, SERIES_MAX};
+use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
+use leno_model::{Name, Reason, RuleKind, ServiceAccount};
+use leno_telemetry::{Changes, RuleChange, SeriesChange, Telemetry, spent};
 
 /// What the control plane was told of, and when. What a stream took with it when it broke is not
 /// told again: the sidecar's own metrics miss nothing.
@@ -25,14 +25,14 @@ impl Counted {
     /// A stream begins. What was counted while there was none is not told: its reader could not
     /// say when it happened.
     pub(crate) fn connected(&mut self, now: Instant) {
-        self.changes.take(SERIES_MAX);
+        self.changes.take(SERIES_MAX, usize::MAX);
         self.told = now;
         self.cpu = spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
     }
 
     /// What is new, if any request has ended since the last time.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Traffic> {
-        let taken = self.changes.take(SERIES_MAX);
+        let taken = self.changes.take(SERIES_MAX, RULES_MAX);
         let spent = spent(std::process::id()).ok();
         let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
         if taken.series.is_empty() {
@@ -46,6 +46,7 @@ impl Counted {
             folded: u32::try_from(taken.folded).unwrap_or(u32::MAX),
             cpu: cpu.saturating_sub(self.cpu),
             memory_kib: spent.map_or(0, |spent| spent.own_kib),
+            rules: taken.rules.iter().filter_map(rule).collect(),
         };
         (self.told, self.cpu) = (now, cpu);
         Some(traffic)
@@ -76,6 +77,18 @@ fn series(change: &SeriesChange) -> TrafficSeries {
             .map(|(bucket, count)| (bucket, count.into()))
             .collect(),
     }
+}
+
+/// What had no room here has no name to be told under.
+fn rule(change: &RuleChange) -> Option<RuleHits> {
+    let labels = &change.labels;
+    Some(RuleHits {
+        kind: RuleKind::from_word(labels.kind)?,
+        namespace: Name::new(&labels.namespace).ok()?,
+        name: Name::new(&labels.name).ok()?,
+        rule: labels.rule.clone(),
+        hits: change.hits,
+    })
 }
 
 fn account((namespace, name): (&str, &str)) -> Option<ServiceAccount> {

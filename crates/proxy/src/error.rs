@@ -62,8 +62,8 @@ impl From<Denial> for Failure {
 impl From<Exceeded<'_>> for Failure {
     fn from(exceeded: Exceeded<'_>) -> Self {
         let retry_after = Some(exceeded.seconds());
-        let Exceeded { policy, rule, answer, .. } = exceeded;
-        let policy = Some(Ruling::service_policy(policy, rule));
+        let Exceeded { policy, rule, answer, hits, .. } = exceeded;
+        let policy = Some(Ruling::service_policy(policy, rule, hits));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
     }
 }

@@ -24,6 +24,7 @@ mod follow;
 mod gateway;
 mod handshake;
 mod health;
+mod hits;
 mod http;
 mod http2;
 mod idle;
@@ -205,6 +206,7 @@ impl Proxy {
         })?;
         drop(outlets);
         let admin = Admin {
+            workload: self.config.workload.clone(),
             telemetry: telemetry.clone(),
             world: world.clone(),
             connections,

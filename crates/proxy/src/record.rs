@@ -8,6 +8,7 @@ use leno_telemetry::{GrpcStatus, Outcome, RequestLabels, SeriesId};
 use leno_traffic::{InboundAccess, Permit};
 
 use crate::error::Failure;
+use crate::hits;
 use crate::seen::{Ended, Sighting};
 use crate::session::Session;
 use crate::worker::Underway;
@@ -76,6 +77,11 @@ impl<'a> Record<'a> {
     /// The exchange ended for this reason, and perhaps by a policy.
     pub(crate) fn fail(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
+        if let Some(ruling) = &failure.policy
+            && matches!(failure.reason, Reason::DeniedByPolicy | Reason::RateLimited)
+        {
+            hits::policy(&self.session.worker.shard, ruling);
+        }
         if let Some(sighting) = &mut self.sighting {
             sighting.policy.clone_from(&failure.policy);
         }
@@ -83,6 +89,12 @@ impl<'a> Record<'a> {
 
     /// Notes who let it in, and whether only because policies are not enforced.
     pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
+        if let Some(ruling) = access.ruling(permit)
+            // A policy that only others may use has decided nothing.
+            && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
+        {
+            hits::policy(&self.session.worker.shard, ruling);
+        }
         if let Some(reason) = permit.would_deny() {
             self.audited = Some(reason);
             self.session.tell_audited(reason, access.ruling(permit));

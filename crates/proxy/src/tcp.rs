@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
+use crate::hits;
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::edge;
 use crate::http::message::{Reader, Writer};
@@ -215,6 +216,9 @@ async fn denied(session: &Session, port: u16) -> Failure {
     }
 }
 
+/// The kind of routes of sessions that applications encrypt.
+const TLS_ROUTE: &str = "TLSRoute";
+
 /// What the other sidecar is told about a stream that was given up.
 fn code_of(reason: Reason) -> ResetCode {
     match reason.status() {
@@ -276,10 +280,12 @@ async fn open_from_edge(
                 TlsChoice::InvalidBackend { rule } => (&rule.route, None),
                 TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute),
             };
+            hits::connection(&worker.shard, TLS_ROUTE, route);
             record.subject.route = Some(route.clone());
             backend
         }
         GatewayPortPlan::Tcp(rule) => {
+            hits::shares(&worker.shard, rule.kind, &rule.route);
             record.subject.route = Some(rule.route.clone());
             tcp_backend(rule, worker.draw())
         }
@@ -378,11 +384,13 @@ async fn by_server_name<'a>(
     match port.tls_routes.choose(name.as_deref(), worker.draw()) {
         TlsChoice::Direct => Ok(port),
         TlsChoice::To { rule, backend } => {
+            hits::connection(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             behind(scene, backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
+            hits::connection(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend)
         }
@@ -399,6 +407,7 @@ fn by_share<'a>(
     let Some(rule) = &port.tcp_rule else {
         return Ok(port);
     };
+    hits::shares(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = tcp_backend(rule, worker.draw()).ok_or(Reason::InvalidBackend)?;
     behind(scene, backend, record)

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::histogram::SparseHistogram;
+use crate::rule::RuleLabels;
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::status::CLASSES;
 use crate::tally::Ending;
@@ -15,6 +16,7 @@ use crate::telemetry::Telemetry;
 pub struct Changes {
     telemetry: Arc<Telemetry>,
     seen: BTreeMap<RequestLabels, Seen>,
+    rules_seen: BTreeMap<RuleLabels, u64>,
 }
 
 /// What was new at one look.
@@ -24,6 +26,17 @@ pub struct Taken {
     pub series: Vec<SeriesChange>,
     /// How many more did; they are counted together under labels without a service.
     pub folded: usize,
+    /// The rules that decided something, in order of their labels.
+    pub rules: Vec<RuleChange>,
+}
+
+/// How often a rule decided between two looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleChange {
+    /// Its labels.
+    pub labels: RuleLabels,
+    /// How often.
+    pub hits: u64,
 }
 
 /// What one series counted between two looks.
@@ -49,12 +62,13 @@ impl Changes {
     /// Has seen nothing yet: the first look tells of everything since the start.
     #[must_use]
     pub fn of(telemetry: Arc<Telemetry>) -> Self {
-        Self { telemetry, seen: BTreeMap::new() }
+        Self { telemetry, seen: BTreeMap::new(), rules_seen: BTreeMap::new() }
     }
 
     /// What is new since the last look: at most `series_max` series, the busiest ones, and one for
-    /// each direction that sums up the others.
-    pub fn take(&mut self, series_max: usize) -> Taken {
+    /// each direction that sums up the others; and at most `rules_max` rules. Further ones are told at
+    /// the next look, the busiest first. Rules wait until a request has ended.
+    pub fn take(&mut self, series_max: usize, rules_max: usize) -> Taken {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series() {
             let now = Seen::of(&SeriesTotals::sum(labels.clone(), &cells));
@@ -65,7 +79,24 @@ impl Changes {
             }
         }
         let folded = fold(&mut series, series_max);
-        Taken { series, folded }
+        let rules = if series.is_empty() { Vec::new() } else { self.take_rules(rules_max) };
+        Taken { series, folded, rules }
+    }
+
+    fn take_rules(&mut self, rules_max: usize) -> Vec<RuleChange> {
+        let new = |(labels, now): (RuleLabels, u64)| {
+            let before = self.rules_seen.get(&labels).copied().unwrap_or_default();
+            let hits = now.saturating_sub(before);
+            (hits > 0).then_some(RuleChange { labels, hits })
+        };
+        let mut rules: Vec<_> = self.telemetry.rules().into_iter().filter_map(new).collect();
+        rules.sort_by_key(|change| std::cmp::Reverse(change.hits));
+        rules.truncate(rules_max);
+        for RuleChange { labels, hits } in &rules {
+            *self.rules_seen.entry(labels.clone()).or_default() += hits;
+        }
+        rules.sort_by(|one, other| one.labels.cmp(&other.labels));
+        rules
     }
 }
 
@@ -216,19 +247,19 @@ mod tests {
         let telemetry = Telemetry::new();
         let (one, two) = (telemetry.shard(), telemetry.shard());
         let mut changes = Changes::of(Arc::clone(&telemetry));
-        assert_eq!(changes.take(9), Taken::default());
+        assert_eq!(changes.take(9, 9), Taken::default());
         let ratings = labels("outbound", "a/ratings");
         count(&one, &ratings, 200, None);
         count(&two, &ratings, 503, Some("no-endpoint"));
-        let first = changes.take(9).series;
+        let first = changes.take(9, 9).series;
         assert_eq!((first.len(), first[0].requests(), first[0].failed), (1, 2, 1));
         assert_eq!(first[0].classes, [0, 0, 1, 0, 0, 1]);
         assert_eq!(first[0].reasons, BTreeMap::from([("no-endpoint", 1)]));
         assert_eq!((first[0].bytes_in, first[0].bytes_out), (6, 10));
         assert_eq!(first[0].durations.count(), 2);
-        assert_eq!(changes.take(9), Taken::default());
+        assert_eq!(changes.take(9, 9), Taken::default());
         count(&one, &ratings, 200, None);
-        let second = changes.take(9).series;
+        let second = changes.take(9, 9).series;
         assert_eq!((second[0].requests(), second[0].failed, second[0].bytes_in), (1, 0, 3));
         assert_eq!((second[0].durations.count(), second[0].reasons.len()), (1, 0));
     }
@@ -247,7 +278,7 @@ mod tests {
             bytes_out: 0,
         };
         shard.record(shard.series(&labels("inbound", "a/x")), &outcome);
-        let taken = Changes::of(telemetry).take(9);
+        let taken = Changes::of(telemetry).take(9, 9);
         assert_eq!((taken.series[0].requests(), taken.series[0].failed), (1, 1));
     }
 
@@ -261,12 +292,35 @@ mod tests {
             }
             count(&shard, &labels("inbound", &format!("a/s{service}")), 500, None);
         }
-        let Taken { series, folded } = Changes::of(telemetry).take(5);
+        let Taken { series, folded, .. } = Changes::of(telemetry).take(5, 5);
         assert_eq!((series.len(), folded), (5, 17));
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
         assert_eq!(named, ["", "", "a/s7", "a/s8", "a/s9"]);
         let sum = |all: &[SeriesChange]| all.iter().map(SeriesChange::requests).sum::<u64>();
         assert_eq!(sum(&series), 55 + 10);
         assert_eq!(series[0].failed, 10);
+    }
+
+    #[test]
+    fn hits_are_told_with_the_requests_and_the_busiest_first() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let mut changes = Changes::of(Arc::clone(&telemetry));
+        let rule = |name: &str| RuleLabels { name: name.to_owned(), ..RuleLabels::default() };
+        for (name, hits) in [("a", 1), ("b", 3), ("c", 2)] {
+            (0..hits).for_each(|_| shard.hit(shard.rule(&rule(name))));
+        }
+        assert_eq!(changes.take(9, 2), Taken::default(), "no request has ended");
+        let told = |taken: Taken| -> Vec<(String, u64)> {
+            taken.rules.into_iter().map(|change| (change.labels.name, change.hits)).collect()
+        };
+        let named = |name: &str, hits| (name.to_owned(), hits);
+        count(&shard, &labels("inbound", "a/x"), 200, None);
+        assert_eq!(told(changes.take(9, 2)), [named("b", 3), named("c", 2)]);
+        shard.hit(shard.rule(&rule("b")));
+        count(&shard, &labels("inbound", "a/x"), 200, None);
+        assert_eq!(told(changes.take(9, 2)), [named("a", 1), named("b", 1)]);
+        count(&shard, &labels("inbound", "a/x"), 200, None);
+        assert_eq!(told(changes.take(9, 2)), []);
     }
 }

@@ -1,5 +1,6 @@
 //! Exposition: everything that was counted, in the Prometheus text format 0.0.4 or in OpenMetrics.
 
+pub(crate) mod alias;
 mod form;
 
 use std::fmt::{Display, Write};
@@ -8,13 +9,14 @@ use std::time::{Duration, UNIX_EPOCH};
 use crate::exemplar::Exemplar;
 use crate::names::{
     AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, Level, Metric, PROCESS_CPU, PROCESS_MEMORY,
-    REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
+    REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES, RULE_HITS,
 };
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 use crate::usage::{Usage, usage};
 
+pub use alias::Names;
 pub use form::Form;
 
 impl Telemetry {
@@ -22,12 +24,23 @@ impl Telemetry {
     pub fn expose(&self, form: Form, out: &mut String) {
         write(self, usage(std::process::id()).ok().as_ref(), (form, out));
     }
+
+    /// Appends everything, and what dashboards of another product ask for, in the text format 0.0.4.
+    /// `workload`: whose sidecar this is, its namespace and its name.
+    pub fn expose_as(&self, names: Names, workload: (&str, &str), out: &mut String) {
+        self.expose(Form::Prometheus, out);
+        alias::write(self, names, workload, out);
+    }
 }
 
 /// Appends all metrics.
 fn write(telemetry: &Telemetry, usage: Option<&Usage>, (form, out): (Form, &mut String)) {
     let mut page = Page { form, out };
     page.series(telemetry);
+    page.header(&RULE_HITS);
+    for (rule, hits) in telemetry.rules() {
+        page.labelled(&RULE_HITS, &[rule.kind, &rule.namespace, &rule.name, &rule.rule], hits);
+    }
     page.header(&CONNECTIONS_REFUSED);
     for (reason, count) in telemetry.refusals() {
         page.labelled(&CONNECTIONS_REFUSED, &[reason], count);
@@ -178,6 +191,13 @@ fn label_text(labels: &RequestLabels) -> String {
 fn write_label(out: &mut String, label: &str, value: &str) {
     out.push_str(label);
     out.push_str("=\"");
+    out.push_str(&escaped(value));
+    out.push('"');
+}
+
+/// A value of a label as it stands between its quotes.
+fn escaped(value: &str) -> String {
+    let mut out = String::with_capacity(value.len());
     for character in value.chars() {
         match character {
             '\\' => out.push_str("\\\\"),
@@ -186,7 +206,7 @@ fn write_label(out: &mut String, label: &str, value: &str) {
             other => out.push(other),
         }
     }
-    out.push('"');
+    out
 }
 
 /// The bucket of the exposed histogram that a duration is in; the last has no limit.

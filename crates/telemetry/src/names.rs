@@ -44,8 +44,9 @@ impl Kind {
 
 /// Every metric of a sidecar, in the order of the exposition and of the documents.
 pub fn metrics() -> impl Iterator<Item = &'static Metric> {
-    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &AUDITED, &CONNECTIONS_REFUSED]
+    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &AUDITED, &RULE_HITS]
         .into_iter()
+        .chain([&CONNECTIONS_REFUSED])
         .chain(Count::METRICS)
         .chain(Gauge::METRICS)
         .chain(Level::METRICS)
@@ -60,6 +61,11 @@ pub fn render() -> String {
     out.push_str(CONTROL);
     rows(&mut out, control::METRICS);
     out.push_str(LABELS);
+    out.push_str(ALIASES);
+    for (name, means) in crate::exposition::alias::rows() {
+        out.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {means} |\n"));
+    }
+    out.push_str(ALIASES_END);
     out
 }
 
@@ -374,6 +380,13 @@ pub(crate) const AUDITED: Metric = Metric {
     help: "Requests and byte streams that audit mode let in and strict mode would deny, by reason.",
 };
 
+pub(crate) const RULE_HITS: Metric = Metric {
+    name: "leno_rule_hits_total",
+    kind: Kind::Counter,
+    labels: &["kind", "namespace", "name", "rule"],
+    help: "Requests and byte streams that a rule decided.",
+};
+
 pub(crate) const CONNECTIONS_REFUSED: Metric = Metric {
     name: "leno_connections_refused_total",
     kind: Kind::Counter,
@@ -445,6 +458,10 @@ const LABELS: &str = r#"
 | `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `to` | what a circuit became: `open` or `closed` |
+| `kind` | the kind of the object that holds a rule; empty for rules that had no room |
+| `namespace` | the namespace of that object |
+| `name` | its name; `other` for the rules beyond the first 1023 that decided something in this process |
+| `rule` | the rule in it: the name of those that have one, otherwise the place from 0; empty for a `TrafficTarget` and for what a circuit breaker turns away ([which decisions count](seeing.md#rules-that-decide)) |
 | `version` | the version of Leno |
 | `queue` | what waits: `updates` of files, `events` of proxies, `questions` of operators, `signatures`, proxies `due` to be told, `rounds` that somebody has not applied |
 
@@ -475,6 +492,31 @@ exact to 6 %; a limit of the exposed histogram falls on the nearest of them.
 In OpenMetrics a bucket has the last request of a sampled [trace](tracing.md) that fell into it as its
 exemplar, with `trace_id`. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 "#;
+
+const ALIASES: &str = "
+## Names of OSM and FSM
+
+Dashboards and scripts that were written for OSM, osm-edge or FSM find their names on request:
+`/metrics?names=osm` has those of OSM with Envoy, `/metrics?names=fsm` those of osm-edge and FSM with Pipy,
+each beside ours and always in the text format. Let Prometheus ask with `params: {names: [osm]}`. They are filled
+from what is counted here: where it says less than the original did, that is said. Clusters are called
+`NAMESPACE/SERVICE|PORT`; only what the workload itself calls makes one.
+
+| OSM | osm-edge, FSM | here |
+|---|---|---|
+";
+
+const ALIASES_END: &str = "\
+| `envoy_cluster_upstream_rq_xx` | `sidecar_cluster_upstream_rq_xx` | `leno_requests_total` by `code`; the label `envoy_response_code_class` (`sidecar_…`) has the first digit |
+| `envoy_local_rate_limit_inbound` | `sidecar_local_rate_limit_inbound` | requests that came in, with the reason `rate-limited`; `label` is `NAMESPACE/SERVICE_PORT_PROTOCOL.rate_limited` |
+| `osm_request_total` | `fsm_request_total` | `leno_requests_total` of what the workload calls, by service; `response_code` has the class, such as `2xx` |
+| `osm_request_duration_ms` | `fsm_request_duration_ms` | `leno_request_duration_seconds`, in milliseconds |
+
+The labels `source_namespace`, `source_name` and `source_pod` name the workload, `destination_namespace` and
+`destination_name` the service; for OSM `-` in them is `_`, as OSM has it. Not there, since a sidecar does not know them:
+`source_kind`, `destination_kind`, `destination_pod`; the causes of back-offs between retries; what was destroyed with requests under
+way; and the control plane's own `osm_…` and `fsm_…`, for which [its metrics](#the-control-plane) stand.
+";
 
 #[cfg(test)]
 mod tests {

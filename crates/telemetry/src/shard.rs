@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::exemplar::Exemplar;
 use crate::names::{ConnectionSide, Count, Gauge};
+use crate::rule::{RuleLabels, RuleNumber};
 use crate::series::{Outcome, RequestLabels, SeriesCells, SeriesId};
 use crate::status::StatusClass;
 use crate::tally::Ending;
@@ -20,6 +21,7 @@ pub struct Shard {
     number: u32,
     cells: Arc<ShardCells>,
     series: RefCell<ShardSeries>,
+    rules: RefCell<HashMap<RuleLabels, RuleNumber>>,
 }
 
 impl Shard {
@@ -83,6 +85,27 @@ impl Shard {
         }
     }
 
+    /// The number of a rule. This compares text and may take a lock: ask once, and keep the answer
+    /// with the rule.
+    ///
+    /// When the process has [`RULES_MAX`](crate::RULES_MAX) rules, new ones share a number.
+    pub fn rule(&self, labels: &RuleLabels) -> RuleNumber {
+        let mut rules = self.rules.borrow_mut();
+        if let Some(number) = rules.get(labels) {
+            return *number;
+        }
+        let number = self.telemetry.number(labels);
+        if rules.len() < crate::RULES_MAX {
+            rules.insert(labels.clone(), number);
+        }
+        number
+    }
+
+    /// A rule decided.
+    pub fn hit(&self, rule: RuleNumber) {
+        self.cells.rules.add(rule);
+    }
+
     /// Counts a connection that was opened.
     pub fn connection_opened(&self, side: ConnectionSide) {
         self.add(side.opened(), 1);
@@ -127,7 +150,13 @@ impl Telemetry {
     #[must_use]
     pub fn shard(self: &Arc<Self>) -> Shard {
         let (number, cells) = self.enrol();
-        Shard { telemetry: Arc::clone(self), number, cells, series: RefCell::default() }
+        Shard {
+            telemetry: Arc::clone(self),
+            number,
+            cells,
+            series: RefCell::default(),
+            rules: RefCell::default(),
+        }
     }
 }
 

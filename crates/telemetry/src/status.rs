@@ -27,7 +27,7 @@ impl StatusClass {
         }
     }
 
-    pub(crate) fn label(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::None => "000",
             Self::Interim => "1xx",

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cell::{Cell, cells};
 use crate::names::{Count, Gauge, Level};
+use crate::rule::{RuleCells, RuleLabels, RuleNumber, RuleNumbers};
 use crate::series::{RequestLabels, SERIES_MAX, SeriesCells, SeriesSummary, SeriesTotals};
 use crate::tally::Tally;
 
@@ -74,6 +75,24 @@ impl Telemetry {
         self.series().into_iter().map(summary).collect()
     }
 
+    /// How often each rule decided, of those that did, ordered by their numbers.
+    #[must_use]
+    pub fn rules(&self) -> Vec<(RuleLabels, u64)> {
+        let registered = self.lock();
+        let hits = |place: usize| {
+            let shards = registered.shards.iter();
+            shards.map(|shard| shard.rules.read(place)).fold(0, u64::wrapping_add)
+        };
+        let all = registered.rules.labels().iter().enumerate();
+        let all = all.map(|(place, labels)| (labels, hits(place)));
+        all.filter(|(_, hits)| *hits > 0).map(|(labels, hits)| (labels.clone(), hits)).collect()
+    }
+
+    /// The number of a rule.
+    pub(crate) fn number(&self, labels: &RuleLabels) -> RuleNumber {
+        self.lock().rules.of(labels)
+    }
+
     /// Cells for one more shard, and its number.
     pub(crate) fn enrol(&self) -> (u32, Arc<ShardCells>) {
         let cells = Arc::new(ShardCells::new());
@@ -119,6 +138,7 @@ impl Telemetry {
 struct Registered {
     series: BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>>,
     shards: Vec<Arc<ShardCells>>,
+    rules: RuleNumbers,
 }
 
 /// What a shard counts besides requests.
@@ -127,11 +147,12 @@ pub(crate) struct ShardCells {
     pub(crate) counts: [Cell; Count::ALL.len()],
     pub(crate) gauges: [Cell; Gauge::ALL.len()],
     pub(crate) refused: Tally,
+    pub(crate) rules: RuleCells,
 }
 
 impl ShardCells {
     pub(crate) fn new() -> Self {
-        Self { counts: cells(), gauges: cells(), refused: Tally::new() }
+        Self { counts: cells(), gauges: cells(), refused: Tally::new(), rules: RuleCells::new() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use leno_model::{FaultRule, Faults, FixedAnswer, ObjectKey, ServiceAccount, ServicePolicyName};
 
+use crate::hits::HitSlot;
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -21,6 +22,7 @@ struct CompiledRule {
     rule: FaultRule,
     requests: Box<[RequestMatcher]>,
     answer: Option<Arc<FixedAnswer>>,
+    hits: Arc<HitSlot>,
 }
 
 /// What happens to a request: at least one of the two.
@@ -34,6 +36,8 @@ pub struct Injected<'a> {
     pub delay: Option<Duration>,
     /// It is answered, after the wait.
     pub abort: Option<InjectedAnswer>,
+    /// Where it is counted.
+    pub hits: &'a Arc<HitSlot>,
 }
 
 /// What is answered on purpose.
@@ -86,6 +90,7 @@ impl FaultPlan {
         let injected = Injected {
             policy: &self.policy,
             rule: &found.rule.name,
+            hits: &found.hits,
             delay: delay.map(|delay| delay.time),
             abort,
         };
@@ -108,6 +113,7 @@ impl CompiledRule {
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
             answer: rule.abort.as_ref().map(|abort| Arc::new(abort.answer.clone())),
+            hits: Arc::default(),
             rule: rule.clone(),
         })
     }

@@ -26,6 +26,7 @@ pub mod tls_route;
 pub mod treatment;
 
 mod hash;
+mod hits;
 mod pattern;
 
 pub use action::{CompiledActions, FieldEdits, Redirection};
@@ -34,6 +35,7 @@ pub use backoff::delay;
 pub use balance::{Candidates, pick};
 pub use budget::RetryBudget;
 pub use gateway::{GatewayChoice, GatewayPlan, GatewayPortPlan, HttpListeners};
+pub use hits::HitSlot;
 pub use host::service_of;
 pub use limit::{Exceeded, Limits};
 pub use matcher::{Mismatch, RequestMatcher};

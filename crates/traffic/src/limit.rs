@@ -12,6 +12,7 @@ use leno_model::{
     Each, FixedAnswer, ObjectKey, PortLimits, RateRule, ServiceAccount, ServicePolicyName,
 };
 
+use crate::hits::HitSlot;
 use crate::matcher::{PathKind, RequestMatcher, Spelling};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -29,6 +30,8 @@ struct PolicyLimits {
     /// What it was compiled from.
     said: PortLimits,
     connections: Option<(Pace, Bucket)>,
+    /// Where connections that are turned away are counted.
+    hits: Arc<HitSlot>,
     rules: Box<[CompiledRule]>,
 }
 
@@ -39,6 +42,7 @@ struct CompiledRule {
     pace: Pace,
     tokens: Tokens,
     answer: Option<Arc<FixedAnswer>>,
+    hits: Arc<HitSlot>,
 }
 
 #[derive(Debug)]
@@ -58,6 +62,8 @@ pub struct Exceeded<'a> {
     pub answer: Option<Arc<FixedAnswer>>,
     /// How long until there is room again.
     pub wait: Duration,
+    /// Where it is counted that the rule lets no more in.
+    pub hits: &'a Arc<HitSlot>,
 }
 
 impl Exceeded<'_> {
@@ -116,7 +122,8 @@ impl Limits {
                 Ok(()) => taken += 1,
                 Err(wait) => {
                     let (policy, answer) = (&policy.said.policy, rule.answer.clone());
-                    return Some(Exceeded { policy, rule: &rule.rule.name, answer, wait });
+                    let (name, hits) = (&rule.rule.name, &rule.hits);
+                    return Some(Exceeded { policy, rule: name, answer, wait, hits });
                 }
             }
             None
@@ -139,8 +146,8 @@ impl Limits {
         let all = || self.of(port).iter().filter_map(|it| Some((it, it.connections.as_ref()?)));
         let exceeded = all().enumerate().find_map(|(index, (policy, (pace, bucket)))| {
             let wait = bucket.take(*pace, now).err()?;
-            let (policy, rule) = (&policy.said.policy, CONNECTIONS);
-            Some((index, Exceeded { policy, rule, answer: None, wait }))
+            let (hits, policy, rule) = (&policy.hits, &policy.said.policy, CONNECTIONS);
+            Some((index, Exceeded { policy, rule, answer: None, wait, hits }))
         });
         let Some((taken, exceeded)) = exceeded else { return Ok(()) };
         for (_, (pace, bucket)) in all().take(taken) {
@@ -209,6 +216,7 @@ impl PolicyLimits {
             connections: connections.map(|rate| (Pace::of(rate), Bucket::default())),
             rules: rules
                 .map_err(|bad| bad.within(ObjectKey::ServicePolicy(said.policy.clone())))?,
+            hits: Arc::default(),
             said: said.clone(),
         })
     }
@@ -229,6 +237,7 @@ impl CompiledRule {
             pace: Pace::of(rule.rate),
             tokens,
             answer: answer.map(Arc::new),
+            hits: Arc::default(),
             rule: rule.clone(),
         })
     }

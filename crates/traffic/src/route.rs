@@ -2,6 +2,7 @@
 
 mod index;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use leno_model::{
 
 use crate::action::CompiledActions;
 use crate::cors::preflight_for;
+use crate::hits::HitSlot;
 use crate::matcher::{RequestMatcher, prefix_elements};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -62,7 +64,7 @@ impl PortRoutes {
             trivial: !attached && rules.is_empty(),
             has_cors: rules.iter().any(|rule| rule.actions.cors.is_some()),
             index: Index::build(matches),
-            rules: rules.iter().enumerate().map(CompiledRule::new).collect(),
+            rules: compiled(rules),
         })
     }
 
@@ -155,11 +157,27 @@ pub struct CompiledRule {
     pub backends: Box<[WeightedBackend]>,
     /// What it does beside; `None` when that is nothing.
     pub actions: Option<Arc<CompiledActions>>,
+    /// Its place among the rules of its route.
+    pub number: usize,
+    /// Where its decisions are counted.
+    pub hits: HitSlot,
     weight_total: u64,
 }
 
+/// The rules, each with its place among those of its route.
+fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
+    let mut so_far: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
+    let rules = rules.iter().enumerate().map(|(index, rule)| {
+        let number = so_far.entry((rule.kind, &rule.route)).or_default();
+        let compiled = CompiledRule::new((index, rule), *number);
+        *number += 1;
+        compiled
+    });
+    rules.collect()
+}
+
 impl CompiledRule {
-    fn new((index, rule): (usize, &RouteRule)) -> Self {
+    fn new((index, rule): (usize, &RouteRule), number: usize) -> Self {
         Self {
             index,
             route: rule.route.clone(),
@@ -167,6 +185,8 @@ impl CompiledRule {
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
             actions: CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new),
+            number,
+            hits: HitSlot::default(),
             weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>()
                 + u64::from(rule.actions.ungranted_weight),
         }

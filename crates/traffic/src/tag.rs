@@ -11,10 +11,11 @@ mod value;
 
 use std::sync::Arc;
 
-use leno_model::{Caller, Endpoint, TagRules};
+use leno_model::{Caller, Endpoint, RuleOrigin, TagRules};
 
 use self::rules::{Compiled, EVERY, Preference, Rule, SetId};
 use self::sets::{Endpoints, Set};
+use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
@@ -36,6 +37,8 @@ pub struct TagPlan {
     compiled: Arc<Compiled>,
     /// By the place of the set.
     narrowed: Box<[Narrowed]>,
+    /// Where decisions are counted: of the rules, then of those by caller.
+    hits: Arc<[HitSlot]>,
 }
 
 /// Who takes a request.
@@ -83,7 +86,12 @@ impl TagPlan {
             Narrowed::of(inside, &compiled.by_caller)
         });
         let narrowed = narrowed.collect();
-        Ok(Self { source: Arc::clone(rules), caller: caller.clone(), compiled, narrowed })
+        let count = rules.rules.len() + rules.by_caller.len();
+        let hits = same.map_or_else(
+            || (0..count).map(|_| HitSlot::default()).collect(),
+            |same| Arc::clone(&same.hits),
+        );
+        Ok(Self { source: Arc::clone(rules), caller: caller.clone(), compiled, narrowed, hits })
     }
 
     /// Who takes a request; `chance` is asked where there is something to draw.
@@ -103,6 +111,21 @@ impl TagPlan {
     /// Who takes a connection in which no request is seen: rules by request do not apply.
     pub fn without_request(&self, chance: &mut impl Chance) -> TagDecision<'_> {
         self.decided(None, Some(EVERY), chance)
+    }
+
+    /// The rules behind a decision: where each was written, and where its decisions are counted.
+    pub fn hits(
+        &self,
+        decision: &TagDecision<'_>,
+    ) -> impl Iterator<Item = (&RuleOrigin, &HitSlot)> {
+        let TagRules { rules, by_caller, .. } = &*self.source;
+        let rule = decision
+            .rule
+            .and_then(|place| Some((&rules.get(place)?.origin, self.hits.get(place)?)));
+        let caller = decision.by_caller.and_then(|place| {
+            Some((&by_caller.get(place)?.origin, self.hits.get(rules.len() + place)?))
+        });
+        rule.into_iter().chain(caller)
     }
 
     /// The rules.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use leno_model::{CircuitLimits, FixedAnswer, Treatment};
 
 use crate::fault::FaultPlan;
+use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 
 /// What the policies of a port say, and what is under way there in the whole sidecar.
@@ -19,6 +20,8 @@ pub struct PortTreatment {
     pub under_way: UnderWay,
     /// Delays and errors on purpose.
     pub faults: Option<FaultPlan>,
+    /// Where it is counted that the breaker lets something through no further.
+    pub breaker_hits: HitSlot,
 }
 
 impl PortTreatment {
@@ -33,7 +36,8 @@ impl PortTreatment {
         let answer = answer.filter(|answer| **answer != FixedAnswer::default());
         let answer = answer.cloned().map(Arc::new);
         let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
-        Ok(Self { rule, answer, under_way: UnderWay::new(limits), faults })
+        let breaker_hits = HitSlot::default();
+        Ok(Self { rule, answer, under_way: UnderWay::new(limits), faults, breaker_hits })
     }
 
     /// Whether anything of it has to do with attempts: how they end, or where they go.

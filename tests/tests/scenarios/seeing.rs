@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leno_tests::{Program, eventually, exchange, get, leno, live_document, live_picture};
+use leno_tests::{Driven, Program, eventually, exchange, get, leno, live_document, live_picture};
 use serde_json::Value;
 
 /// The demo, kept running with a little traffic.
@@ -130,6 +130,65 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
     assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
     let (_, said) = demo.leno(&["get", "routes", "-o", "wide"]);
     assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
+    assert!(said.contains("HITS 1H") && said.contains("0: "), "{said}");
+    let (_, said) = demo.leno(&["get", "policies", "-o", "wide"]);
+    assert!(said.lines().any(|line| line.ends_with(|last: char| last.is_ascii_digit())), "{said}");
+    let (_, said) = demo.leno(&["get", "rules"]);
+    let decided = |kind: &str| said.lines().any(|line| line.starts_with(kind));
+    assert!(decided("HTTPRoute") && decided("TrafficTarget"), "{said}");
+    let document = live_document(&format!("{home}#/rules"), folder.path());
+    assert!(document.contains("TrafficTarget") && document.contains("Hits, 1 h"), "{document}");
+    assert!(demo.program.stop(PATIENCE).code().is_some());
+}
+
+#[test]
+fn live_requests_are_shown_on_the_page_to_who_may_tap() {
+    let mut demo = Demo::serve();
+    demo.calm();
+    let folder = tempfile::tempdir().unwrap();
+    let (code, link) = demo.leno(&["tap", "--page"]);
+    let home = format!("http://{}/#/live", demo.page);
+    assert!(code == Some(0) && link.starts_with(&home), "{link}");
+    let mut browser = Driven::open(&home, folder.path());
+    let rows = "document.querySelectorAll('.live tbody tr').length > 2";
+    let note = |text: &str| {
+        format!("document.querySelector('.note[role=status]').textContent.includes('{text}')")
+    };
+    // By keyboard alone: the first field has a name, and Enter begins.
+    let begin = |browser: &mut Driven, status: &str| {
+        browser.wait_for("document.querySelector('.live-ask input') !== null");
+        assert!(browser.ask("(document.querySelector('.live-ask input').focus(), true)") == true);
+        browser.write("bookinfo/reviews");
+        browser.press("Tab");
+        browser.write("/");
+        browser.press("Tab");
+        browser.write(status);
+        browser.press("Enter");
+    };
+    begin(&mut browser, "2xx");
+    browser.wait_for(&note("leno tap --page"));
+    drop(browser);
+
+    let mut browser = Driven::open(link.trim(), folder.path());
+    begin(&mut browser, "2xx");
+    browser.wait_for(rows);
+    assert_eq!(browser.ask("location.hash"), "#/live", "the token is not left in the address");
+    let cells = "[...document.querySelectorAll('.live tbody tr')].every((row) => {\
+        const cells = [...row.cells].map((cell) => cell.textContent);\
+        return cells[3] === 'GET' && cells[4].startsWith('/') && cells[5] === '200'; })";
+    assert!(browser.ask(cells) == true, "{}", browser.ask("document.body.innerText"));
+    browser.press("Escape");
+    browser.wait_for(&note("Stopped."));
+    let seen = browser.ask("document.querySelectorAll('.live tbody tr').length");
+    // What is wrong with a filter is told where it was typed.
+    assert!(
+        browser.ask("(document.querySelectorAll('.live-ask input')[2].value = '', true)") == true
+    );
+    assert!(browser.ask("(document.querySelectorAll('.live-ask input')[2].focus(), true)") == true);
+    browser.write("9xx");
+    browser.press("Enter");
+    browser.wait_for(&note("use 503, 5xx or 400-499"));
+    assert!(seen.as_u64().is_some_and(|seen| seen > 2), "{seen}");
     assert!(demo.program.stop(PATIENCE).code().is_some());
 }
 

@@ -20,11 +20,11 @@ impl Redaction {
 }
 
 /// Join tokens, signed tokens (RFC 7519), credentials of HTTP (RFC 9110 section 11.4), private keys in
-/// PEM (RFC 7468), and values of what is named like a secret; names are kept.
+/// PEM (RFC 7468), what lets in to the page, and values of what is named like a secret; names are kept.
 const SECRETS: &str = concat!(
     r"(?si)leno-join-[0-9a-f]+",
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",
-    r"|(?P<kept>\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}",
+    r"|(?P<kept>\b(?:bearer|basic)\s+|[?&]token=|#/live/)[\w.~+/=-]{8,}",
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\z)",
 );
 
@@ -48,6 +48,8 @@ mod tests {
                 "a [redacted] b",
             ),
             ("-----BEGIN PRIVATE KEY-----\ncut", "[redacted]"),
+            ("http://10.0.0.7:1/?token=00ff1122aa", "http://10.0.0.7:1/?token=[redacted]"),
+            ("http://127.0.0.1:1/#/live/00ff1122aa", "http://127.0.0.1:1/#/live/[redacted]"),
             ("-----BEGIN CERTIFICATE-----\nMII", "-----BEGIN CERTIFICATE-----\nMII"),
             ("a basic service, a bearer of news", "a basic service, a bearer of news"),
             ("shop/cart 10.0.0.7:80 /path?x=1", "shop/cart 10.0.0.7:80 /path?x=1"),

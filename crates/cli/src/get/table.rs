@@ -10,6 +10,7 @@ use leno_control::status::{
 };
 use serde_json::Value;
 
+use super::rules;
 use crate::duration::short;
 use crate::figures::{latency, rate, share};
 use crate::output::{Column, Listing};
@@ -208,6 +209,7 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
         Column::wide("rate"),
         Column::wide("success"),
         Column::wide("requests"),
+        Column::wide("hits 1h"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
@@ -222,6 +224,7 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
             rates.map(|rates| rate(rates.per_second)).unwrap_or_default(),
             rates.map(|rates| share(rates.success)).unwrap_or_default(),
             rates.map(|rates| rates.requests.to_string()).unwrap_or_default(),
+            rules::hits_of(&traffic.rules, &route.kind, &route.name),
         ]);
     }
     listing
@@ -233,7 +236,7 @@ fn rates_of<'a>(all: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus
 }
 
 /// Policies.
-pub(super) fn policies(policies: &[PolicyStatus]) -> Listing {
+pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
         Column::always("policy"),
@@ -242,6 +245,7 @@ pub(super) fn policies(policies: &[PolicyStatus]) -> Listing {
         Column::always("in force"),
         Column::always("problems"),
         Column::wide("rules"),
+        Column::wide("hits 1h"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for policy in policies {
@@ -257,6 +261,7 @@ pub(super) fn policies(policies: &[PolicyStatus]) -> Listing {
             in_force.to_owned(),
             joined(policy.problems.iter().cloned()),
             joined(policy.rules.iter().cloned()),
+            rules::hits_of(&traffic.rules, &policy.kind, &policy.name),
         ]);
     }
     listing

@@ -33,7 +33,14 @@ fn inbound(from: &str, requests: u64) -> TrafficSeries {
 
 fn told(series: Vec<TrafficSeries>) -> Traffic {
     let cpu = Duration::from_millis(50);
-    Traffic { span: Duration::from_secs(5), series, folded: 0, cpu, memory_kib: 4_096 }
+    Traffic {
+        span: Duration::from_secs(5),
+        series,
+        folded: 0,
+        cpu,
+        memory_kib: 4_096,
+        rules: Vec::new(),
+    }
 }
 
 fn at(seconds: u64) -> Duration {

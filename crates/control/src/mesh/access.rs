@@ -16,6 +16,12 @@ pub(super) struct AccessPolicies {
     by_namespace: Index<Name, PolicyName>,
 }
 
+impl AccessPolicies {
+    pub(super) fn has(&self, name: &PolicyName) -> bool {
+        self.by_name.contains_key(name)
+    }
+}
+
 impl Mesh {
     /// All access policies, by name.
     pub(crate) fn access_policies(&self) -> impl ExactSizeIterator<Item = &AccessPolicy> {

@@ -21,6 +21,10 @@ impl Policies {
         self.by_name.values()
     }
 
+    pub(super) fn has(&self, name: &ServicePolicyName) -> bool {
+        self.by_name.contains_key(name)
+    }
+
     /// The policies that may be about a service.
     fn of(&self, service: &ServiceName) -> impl Iterator<Item = &ServicePolicy> {
         let names = self.by_service.of(service).chain(self.by_namespace.of(&service.namespace));

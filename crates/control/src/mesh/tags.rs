@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Lane, LaneRule, Name, Object, Otherwise, SermantRouteRule, SermantRules, ServiceName, TagRoute,
-    TagRouteName, TagRules, TagScope,
+    Lane, LaneRule, Name, Object, ObjectKey, Otherwise, SermantRouteRule, SermantRules,
+    ServiceName, TagRoute, TagRouteName, TagRules, TagScope,
 };
 
 use super::index::Index;
@@ -135,6 +135,16 @@ impl Tags {
     /// What rules ask about callers.
     pub(crate) fn asked(&self) -> &Asked {
         &self.asked
+    }
+
+    /// Whether there is an object of one of these kinds.
+    pub(crate) fn has(&self, key: &ObjectKey) -> bool {
+        match key {
+            ObjectKey::TagRoute(name) => self.routes.contains_key(name),
+            ObjectKey::SermantRouteRule(name) => self.sermant.contains_key(name),
+            ObjectKey::Lane(name) => self.lanes.contains_key(name),
+            _ => false,
+        }
     }
 
     /// All objects, in the order of their names within each kind.

@@ -43,6 +43,7 @@ impl Owner {
             queues: self.queues,
             history: self.history.tally,
             page: self.page.as_deref(),
+            live: self.live.as_deref(),
             now: now.clock,
             wall: now.wall,
         }

@@ -2,6 +2,7 @@
 
 import { h, say, rate, share, verdict } from "./dom.js";
 import { watch } from "./mesh.js";
+import { admit, live } from "./live.js";
 import * as views from "./views.js";
 
 const TABS = [
@@ -9,7 +10,9 @@ const TABS = [
   ["services", "Services", views.services],
   ["routes", "Routes", views.routes],
   ["policies", "Policies", views.policies],
+  ["rules", "Rules", views.rules],
   ["sidecars", "Sidecars", views.sidecars],
+  ["live", "Live", live],
   ["documents", "Documents", views.rejected],
   ["playground", "Playground", views.playground],
 ];
@@ -41,6 +44,8 @@ function path() {
 }
 
 function route() {
+  const token = path().match(/^live\/([0-9A-Za-z_-]+)$/);
+  if (token) admit(token[1]);
   const wanted = path();
   open?.end();
   const service = wanted.match(/^service\/([^/]+\/[^/]+)$/);

@@ -82,12 +82,16 @@ async fn it_serves_its_files_and_only_reads() {
         other => Err(format!("there is no {other}")),
     });
     let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(page.serve(questions, Some(playground), stopping));
+    let live = page.live_url();
+    let taps = Arc::new(Taps::new(7));
+    tasks.spawn(page.serve(questions, (Some(playground), Arc::clone(&taps)), stopping));
     tasks.spawn(async move {
         while let Some((question, answer)) = asked.recv().await {
             let told = match question {
                 Question::Objects => Answer::Objects(Vec::new()),
-                Question::Status => Answer::Json(serde_json::json!({"page": "/?token=x"})),
+                Question::Status => {
+                    Answer::Json(serde_json::json!({"page": "/?token=x", "live": "x"}))
+                }
                 question => Answer::Json(format!("{question:?}").into()),
             };
             drop(answer.send(told));
@@ -112,6 +116,9 @@ async fn it_serves_its_files_and_only_reads() {
         ("POST /api/explain?from=a%2Fb&url=x", "405 Method Not Allowed"),
         ("GET /api/metrics", "404 Not Found"),
         ("GET /status", "404 Not Found"),
+        ("GET /api/tap?service=a/b", "401 Unauthorized"),
+        ("GET /api/tap", "404 Not Found"),
+        ("POST /api/tap?service=a/b", "405 Method Not Allowed"),
         ("GET /api/token", "404 Not Found"),
         ("POST /api/token?workload=a/b", "405 Method Not Allowed"),
         ("POST /api/reload", "405 Method Not Allowed"),
@@ -123,6 +130,18 @@ async fn it_serves_its_files_and_only_reads() {
         assert!(answer.contains("frame-ancestors 'none'"), "{line}: {answer}");
     }
     assert!(ask(address, &request("GET /api/status")).await.ends_with("{}\n"));
+    let (_, token) = live.rsplit_once('/').unwrap();
+    for (shown, query, expected) in [
+        (token, "service=a/b&status=9xx", "400 Bad Request"),
+        (token, "", "400 Bad Request"),
+        (&token[1..], "service=a/b", "401 Unauthorized"),
+        ("", "service=a/b", "401 Unauthorized"),
+    ] {
+        let bearer = format!("Authorization: Bearer {shown}\r\nHost:");
+        let asked = request(&format!("GET /api/tap?{query}")).replacen("Host:", &bearer, 1);
+        let answer = ask(address, &asked).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{query}: {answer}");
+    }
     stop.send_replace(true);
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
@@ -145,7 +164,9 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
     let desk = Desk {
         questions,
         key: None,
+        live: String::new(),
         playground: None,
+        taps: Arc::new(Taps::new(7)),
         asking: Semaphore::new(1),
         explaining: Arc::clone(&explaining),
     };

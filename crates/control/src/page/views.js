@@ -97,6 +97,33 @@ export function services(fail) {
   }, fail, table.end);
 }
 
+// How often the rules of a route or policy decided within the last hour.
+const hitsOf = (traffic, object) => (traffic.rules ?? []).filter((rule) => rule.kind === object.kind && rule.name === object.name);
+const sumOf = (rules) => rules.reduce((sum, rule) => sum + rule.hour, 0);
+const hits = {
+  name: "Hits, 1 h",
+  width: "96px",
+  number: true,
+  value: (row) => sumOf(row.hits),
+  show: (row) => h("span", { title: row.hits.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.hour}`).join("\n") }, `${sumOf(row.hits)}`),
+};
+
+export function rules(fail) {
+  const table = list({
+    label: "Rules",
+    hint: "that decided something within the last hour",
+    columns: [
+      { name: "Kind", width: "170px", value: (row) => row.kind, show: (row) => row.kind },
+      { name: "Object", width: "minmax(180px, 1fr)", value: (row) => row.name, show: (row) => row.name },
+      { name: "Rule", width: "minmax(120px, 1fr)", value: (row) => row.rule, show: (row) => row.rule },
+      { name: "Hits, 1 h", width: "110px", number: true, value: (row) => row.hour, show: (row) => `${row.hour}` },
+      { name: "Hits so far", width: "110px", number: true, value: (row) => row.hits, show: (row) => `${row.hits}` },
+    ],
+    sort: { column: 3, down: true },
+  });
+  return view(table.element, ["/traffic"], (traffic) => table.update(traffic.rules ?? []), fail, table.end);
+}
+
 export function routes(fail) {
   const table = list({
     label: "Routes",
@@ -107,13 +134,14 @@ export function routes(fail) {
       { name: "Leads to", width: "minmax(200px, 1.6fr)", value: (row) => words(row.backends), show: (row) => words(row.backends) },
       ...rated.slice(0, 2),
       { name: "Requests", width: "90px", number: true, value: (row) => row.rates.requests, show: (row) => `${row.rates.requests}` },
+      hits,
       { name: "Status", width: "minmax(120px, 1fr)", value: (row) => words(row.problems), show: (row) => state(row.problems) },
     ],
     verdict: (row) => (row.problems.length ? "bad" : verdict(row.rates)),
   });
   return view(table.element, ["/routes", "/traffic"], (all, traffic) => {
     const rates = new Map(traffic.routes.map((route) => [route.name, route]));
-    table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle })));
+    table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, hits: hitsOf(traffic, route) })));
   }, fail, table.end);
 }
 
@@ -129,10 +157,11 @@ export function policies(fail) {
       { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => words(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, words(row.sources)) },
       { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => words(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, words(row.rules)) },
       { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", "not enforced: permissive")) },
+      hits,
     ],
     verdict: (row) => (row.problems.length ? "bad" : ""),
   });
-  return view(table.element, ["/policies"], table.update, fail, table.end);
+  return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, hits: hitsOf(traffic, policy) }))), fail, table.end);
 }
 
 export function sidecars(fail) {

@@ -22,6 +22,24 @@ pub struct TrafficStatus {
     pub edges: Vec<EdgeStatus>,
     /// What each sidecar takes and carries.
     pub sidecars: Vec<SidecarTraffic>,
+    /// How often rules decided, of those that did within the last hour.
+    #[serde(default)]
+    pub rules: Vec<RuleStatus>,
+}
+
+/// How often a rule decided.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RuleStatus {
+    /// The kind of the object that holds it.
+    pub kind: String,
+    /// That object, `namespace/name`.
+    pub name: String,
+    /// The rule in it: its name, or its place from 0; empty where an object is one rule.
+    pub rule: String,
+    /// How often, over the last hour.
+    pub hour: u64,
+    /// How often since the control plane started, or since it was an hour without any.
+    pub hits: u64,
 }
 
 /// How requests fare.

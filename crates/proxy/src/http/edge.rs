@@ -12,6 +12,7 @@ use super::exchange::Exchange;
 use super::request::{Aim, Request};
 use super::route::{Bound, Destination, to_port};
 use crate::error::Failure;
+use crate::hits;
 use crate::record::Record;
 use crate::session::{Edge, Session};
 use crate::world::Scene;
@@ -39,12 +40,14 @@ pub(crate) async fn route(
     let view = request.view(aim);
     match listeners.choose(&view, server_name, worker.draw()) {
         GatewayChoice::Route(RouteChoice::To { rule, backend, .. }) => {
+            hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let backend = (backend, &view);
             let bound = to_backend(session, backend, record).await?;
             Ok(Bound { timeout: rule.request_timeout, actions: rule.actions.clone(), ..bound })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
+            hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let at = (edge.scheme, edge.port);
@@ -54,6 +57,7 @@ pub(crate) async fn route(
             Ok(Bound { actions, ..bound })
         }
         GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
+            hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend.into())
         }

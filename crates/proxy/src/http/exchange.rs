@@ -25,6 +25,7 @@ use super::rescue;
 use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
+use crate::hits;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
@@ -229,6 +230,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if lanes.concern(*port) {
             let view = self.request.view(aim);
             let marks = lanes.mark(*port, &view, &mut || self.session.worker.draw());
+            if let Some(rule) = marks.rule {
+                hits::tags(&self.session.worker.shard, rule);
+            }
             let missing = marks.missing(&view);
             self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         }

@@ -13,6 +13,7 @@ use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteCho
 use super::edge;
 use super::request::{Aim, Request};
 use crate::error::Failure;
+use crate::hits;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
@@ -164,6 +165,7 @@ async fn to_service(
     let (behind, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
         RouteChoice::Direct => (port_plan, None, None),
         RouteChoice::To { rule, backend, .. } => {
+            hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
@@ -172,6 +174,7 @@ async fn to_service(
             (behind, rule.request_timeout, rule.actions.clone())
         }
         RouteChoice::Redirect { rule } => {
+            hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
@@ -180,7 +183,10 @@ async fn to_service(
             return Ok(Bound { actions, ..Bound::to(scene, destination) });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
-        RouteChoice::InvalidBackend { .. } => return Err(Reason::InvalidBackend.into()),
+        RouteChoice::InvalidBackend { rule } => {
+            hits::route(&worker.shard, rule);
+            return Err(Reason::InvalidBackend.into());
+        }
     };
     let endpoints = tagged(worker, behind, Some(&view))?;
     let hashed = hashed((&scene, behind), &endpoints, Some(&view));
@@ -233,6 +239,7 @@ pub(crate) fn tagged(
         Some(request) => tags.choose(request, &mut chance),
         None => tags.without_request(&mut chance),
     };
+    tags.hits(&decision).for_each(|rule| hits::tags(&worker.shard, rule));
     decision.endpoints.cloned().ok_or(Reason::NoTaggedEndpoint)
 }
 

@@ -16,6 +16,7 @@ use leno_traffic::treatment::{Bounded, Entry, PortTreatment, UnderWay};
 
 use super::Upstream;
 use super::ward::Ward;
+use crate::hits;
 
 /// The breaker of one port.
 pub(crate) struct Gate {
@@ -55,7 +56,10 @@ impl Gate {
         let held = which.map_or(Ok(None), |which| self.hold(which))?;
         let ticket = match &self.circuit {
             None => None,
-            Some(circuit) => Some(circuit.borrow_mut().admit(now).ok_or(Reason::CircuitOpen)?),
+            Some(circuit) => {
+                let ticket = circuit.borrow_mut().admit(now);
+                Some(ticket.ok_or_else(|| self.turned_away(Reason::CircuitOpen))?)
+            }
         };
         if self.breaker.rule.connect_timeout.is_some() {
             upstream.connect_timeout.set(self.breaker.rule.connect_timeout);
@@ -92,8 +96,14 @@ impl Gate {
         match which(&self.treatment.under_way).enter() {
             Entry::Free => Ok(None),
             Entry::Counted => Ok(Some(Held { treatment: self.treatment.clone(), which })),
-            Entry::Full => Err(Reason::CircuitFull),
+            Entry::Full => Err(self.turned_away(Reason::CircuitFull)),
         }
+    }
+
+    /// Counts that something is let through no further, for this reason.
+    fn turned_away(&self, reason: Reason) -> Reason {
+        hits::whole(&self.shard, &self.breaker.policy, &self.treatment.breaker_hits);
+        reason
     }
 
     /// Waits for something that is not there at once, if there is room for one more who waits.

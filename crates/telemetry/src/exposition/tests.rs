@@ -5,6 +5,7 @@ use expect_test::expect_file;
 use super::*;
 use crate::grpc::GrpcStatus;
 use crate::names::{ConnectionSide, metrics};
+use crate::rule::RuleLabels;
 use crate::series::Outcome;
 use crate::trace::TraceId;
 
@@ -37,6 +38,13 @@ fn the_page_is_as_the_format_demands() {
     shard.audit(ratings, "denied");
     shard.audit(ratings, "denied");
     shard.refuse("plaintext-refused");
+    let rule = RuleLabels {
+        kind: "RateLimit",
+        namespace: "bookinfo".to_owned(),
+        name: "ratings".to_owned(),
+        rule: "each \"client\"".to_owned(),
+    };
+    shard.hit(shard.rule(&rule));
     shard.connection_opened(ConnectionSide::Downstream);
     shard.add(Count::UpstreamConnected, 3);
     telemetry.set(Level::CertificateExpiry, 1_700_000_000);

@@ -1,8 +1,11 @@
 //! Rulings: what decided about a peer, in the words of operators.
 
 use std::fmt;
+use std::sync::Arc;
 
 use leno_model::{PolicyName, Reason, ServicePolicyName};
+
+use crate::hits::HitSlot;
 
 /// The policy that decided, and the rule of it where rules have names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,25 +15,33 @@ pub struct Ruling {
     /// The rule in it; those of a `TrafficTarget` have no names.
     pub rule: Option<Box<str>>,
     kind: &'static str,
+    hits: Arc<HitSlot>,
 }
 
 impl Ruling {
     /// Of a `TrafficTarget`.
     pub(super) fn target(policy: PolicyName) -> Self {
-        Self { policy, rule: None, kind: "TrafficTarget" }
+        Self { policy, rule: None, kind: "TrafficTarget", hits: Arc::default() }
     }
 
     /// Of an `AccessPolicy`.
     pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
-        Self { policy, rule: Some(rule.into()), kind: "AccessPolicy" }
+        let (rule, hits) = (Some(rule.into()), Arc::default());
+        Self { policy, rule, kind: "AccessPolicy", hits }
     }
 
-    /// Of a policy of a service.
+    /// Of a policy of a service, counted in this place.
     #[must_use]
-    pub fn service_policy(policy: &ServicePolicyName, rule: &str) -> Self {
+    pub fn service_policy(policy: &ServicePolicyName, rule: &str, hits: &Arc<HitSlot>) -> Self {
         let ServicePolicyName { kind, namespace, name } = policy;
         let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
-        Self { policy, rule: Some(rule.into()), kind: kind.as_str() }
+        Self { policy, rule: Some(rule.into()), kind: kind.as_str(), hits: Arc::clone(hits) }
+    }
+
+    /// Where its decisions are counted.
+    #[must_use]
+    pub fn hits(&self) -> &HitSlot {
+        &self.hits
     }
 
     /// The kind of the policy, as manifests write it.

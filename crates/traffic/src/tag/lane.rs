@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use leno_model::LaneRule;
+use leno_model::{LaneRule, RuleOrigin};
 
 use super::matcher::{TagMatcher, header};
 use super::share::{Chance, Draw, Shares};
+use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
@@ -22,11 +23,15 @@ struct Lane {
     shares: Shares,
     /// One of these, by what is drawn.
     marks: Box<[Box<[Mark]>]>,
+    origin: RuleOrigin,
+    hits: HitSlot,
 }
 
 /// The headers that a request gets.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Marks<'a> {
+    /// The rule that decided: where it was written, and where its decisions are counted.
+    pub rule: Option<(&'a RuleOrigin, &'a HitSlot)>,
     headers: &'a [Mark],
 }
 
@@ -64,7 +69,8 @@ impl Lanes {
         let lanes = self.ports.get(&port).map_or(&[][..], |lanes| lanes);
         let fitting = lanes.iter().find(|lane| lane.matcher.matches(request));
         let drawn = fitting.and_then(|lane| lane.marks.get(lane.shares.draw(Draw::Lane, chance)));
-        Marks { headers: drawn.map_or(&[], |headers| headers) }
+        let rule = fitting.map(|lane| (&lane.origin, &lane.hits));
+        Marks { rule, headers: drawn.map_or(&[], |headers| headers) }
     }
 }
 
@@ -80,6 +86,8 @@ impl Lane {
                 .map_err(|bad| bad.within(rule.origin.object()))?,
             shares: Shares::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
             marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
+            origin: rule.origin.clone(),
+            hits: HitSlot::default(),
         })
     }
 }

@@ -19,6 +19,7 @@ use leno_wire::http1::{Framing, write_request};
 
 use super::Exchange;
 use crate::error::Failure;
+use crate::hits;
 use crate::http::forward::edits;
 use crate::http::mirror::{self, Copies};
 use crate::http::request::Aim;
@@ -107,7 +108,11 @@ impl Exchange<'_, '_> {
         let view = self.request.view(aim);
         let chance = &mut || worker.draw();
         let injected = treatment.faults.as_ref().and_then(|it| it.inject(&view, caller, chance));
-        let Some(Injected { policy, rule, delay, abort }) = injected else { return Ok(()) };
+        let Some(Injected { policy, rule, delay, abort, hits: slot }) = injected else {
+            return Ok(());
+        };
+        let ruling = Ruling::service_policy(policy, rule, slot);
+        hits::policy(&worker.shard, &ruling);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);
             self.wait(delay).await?;
@@ -116,7 +121,7 @@ impl Exchange<'_, '_> {
             None => Ok(()),
             Some(answer) => {
                 worker.shard.add(Count::FaultAnswers, 1);
-                Err(Failure::injected(Ruling::service_policy(policy, rule), answer))
+                Err(Failure::injected(ruling, answer))
             }
         }
     }

@@ -1,0 +1,173 @@
+//! Hits: how often rules decided, over the last hour and since they are known.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use leno_discovery::RuleHits;
+use leno_model::{Name, RuleKind};
+
+use super::track::REACH;
+use crate::mesh::Mesh;
+use crate::status::RuleStatus;
+
+/// How often rules decided.
+#[derive(Debug, Default)]
+pub(super) struct Hits {
+    rules: BTreeMap<Rule, Minutes>,
+}
+
+type Rule = (RuleKind, Name, Name, String);
+
+/// What is kept of one rule: the counts of the last hour, 16 bytes for each minute with one.
+#[derive(Debug)]
+struct Minutes {
+    /// The oldest first, each with its number.
+    counts: VecDeque<(u64, u64)>,
+    /// Since it is known.
+    sum: u64,
+    last: Duration,
+}
+
+impl Hits {
+    /// Takes in what one sidecar told; says how many of it were not kept: rules of objects that the
+    /// mesh does not have, and those without room.
+    pub(super) fn take(&mut self, mesh: &Mesh, told: &[RuleHits], at: Duration) -> u64 {
+        told.iter().map(|hits| u64::from(!self.add(mesh, hits, at))).sum()
+    }
+
+    fn add(&mut self, mesh: &Mesh, told: &RuleHits, at: Duration) -> bool {
+        let RuleHits { kind, namespace, name, rule, hits } = told;
+        if !mesh.has(&kind.key(namespace, name)) {
+            return false;
+        }
+        let key = (*kind, namespace.clone(), name.clone(), rule.clone());
+        if self.rules.len() >= RULES_MAX && !self.rules.contains_key(&key) {
+            return false;
+        }
+        let nothing = || Minutes { counts: VecDeque::new(), sum: 0, last: at };
+        self.rules.entry(key).or_insert_with(nothing).add(*hits, at);
+        true
+    }
+
+    /// Forgets what decided nothing for an hour, and what is not in the mesh any more.
+    pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
+        self.rules.retain(|(kind, namespace, name, _), minutes| {
+            minutes.last + REACH > at && mesh.has(&kind.key(namespace, name))
+        });
+    }
+
+    pub(super) fn status(&self, at: Duration) -> Vec<RuleStatus> {
+        let status = |((kind, namespace, name, rule), minutes): (&Rule, &Minutes)| RuleStatus {
+            kind: kind.as_str().to_owned(),
+            name: format!("{namespace}/{name}"),
+            rule: rule.clone(),
+            hour: minutes.of_last_hour(at),
+            hits: minutes.sum,
+        };
+        self.rules.iter().map(status).collect()
+    }
+}
+
+impl Minutes {
+    fn add(&mut self, hits: u64, at: Duration) {
+        (self.sum, self.last) = (self.sum.saturating_add(hits), self.last.max(at));
+        let minute = minute(at);
+        match self.counts.back_mut() {
+            // Time never goes back, so that the newest is the last.
+            Some((newest, count)) if *newest >= minute => *count = count.saturating_add(hits),
+            _ => self.counts.push_back((minute, hits)),
+        }
+        if self.counts.len() > MINUTES {
+            self.counts.pop_front();
+        }
+    }
+
+    fn of_last_hour(&self, at: Duration) -> u64 {
+        let oldest = (minute(at) + 1).saturating_sub(MINUTES as u64);
+        let counted = self.counts.iter().filter(|(number, _)| *number >= oldest);
+        counted.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+}
+
+fn minute(at: Duration) -> u64 {
+    at.as_secs() / 60
+}
+
+const MINUTES: usize = 60;
+
+/// Rules that are kept apart: about 1.3 KiB each while they are busy.
+const RULES_MAX: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{BOOKINFO, mesh};
+
+    const ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: ratings, namespace: bookinfo}
+spec:
+  parentRefs: [{group: '', kind: Service, name: ratings}]
+  rules: [{backendRefs: [{name: ratings, port: 9080}]}]
+";
+
+    fn hits(kind: &str, name: &str, rule: &str, hits: u64) -> RuleHits {
+        RuleHits {
+            kind: RuleKind::from_word(kind).unwrap(),
+            namespace: Name::new("bookinfo").unwrap(),
+            name: Name::new(name).unwrap(),
+            rule: rule.to_owned(),
+            hits,
+        }
+    }
+
+    fn at(minutes: u64) -> Duration {
+        Duration::from_secs(minutes * 60 + 7)
+    }
+
+    #[test]
+    fn the_last_hour_moves_on_and_the_sum_stays() {
+        let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
+        let mut all = Hits::default();
+        for minute in 0..90 {
+            assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "0", 2)], at(minute)), 0);
+        }
+        let [rule] = &all.status(at(89))[..] else { panic!() };
+        assert_eq!((&*rule.kind, &*rule.name, &*rule.rule), ("HTTPRoute", "bookinfo/ratings", "0"));
+        assert_eq!((rule.hour, rule.hits), (120, 180));
+        assert_eq!(all.status(at(119))[0].hour, 60);
+        assert_eq!(all.status(at(200))[0].hour, 0);
+        all.sweep(&mesh, at(148));
+        assert_eq!(all.status(at(148)).len(), 1);
+        all.sweep(&mesh, at(150));
+        assert_eq!(all.status(at(150)), []);
+    }
+
+    #[test]
+    fn what_the_mesh_does_not_have_takes_no_room() {
+        let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
+        let mut all = Hits::default();
+        let told = [
+            hits("HTTPRoute", "invented", "0", 1),
+            hits("GRPCRoute", "ratings", "0", 1),
+            hits("RateLimit", "ratings", "", 1),
+            hits("HTTPRoute", "ratings", "1", 1),
+        ];
+        assert_eq!(all.take(&mesh, &told, at(1)), 3);
+        assert_eq!(all.rules.len(), 1);
+        all.sweep(&Mesh::default(), at(1));
+        assert!(all.rules.is_empty());
+    }
+
+    #[test]
+    fn rules_beyond_the_bound_are_said_to_be_left_out() {
+        let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
+        let mut all = Hits::default();
+        let told = |rule: usize| hits("HTTPRoute", "ratings", &rule.to_string(), 1);
+        let told: Vec<_> = (0..RULES_MAX + 3).map(told).collect();
+        assert_eq!(all.take(&mesh, &told, at(1)), 3);
+        assert_eq!(all.rules.len(), RULES_MAX);
+        assert_eq!(all.take(&mesh, &told[..9], at(1)), 0);
+    }
+}

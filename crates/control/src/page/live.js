@@ -1,0 +1,139 @@
+// Live requests of one service, as sidecars tell of them, for as long as somebody looks.
+
+import { h, say, latency } from "./dom.js";
+import { watch } from "./mesh.js";
+
+const ROWS_MAX = 200;
+const PER_SECOND = 20;
+const LINE_MAX = 256 << 10;
+const AGAIN_MS = 500;
+const KEY = "leno-live";
+
+// The token comes behind the #, which no server is sent, and stays with this page alone.
+export function admit(token) {
+  sessionStorage.setItem(KEY, token);
+  history.replaceState(null, "", "#/live");
+}
+
+export function live(fail) {
+  const field = (label, attributes) => {
+    const input = h("input", { type: "text", spellcheck: "false", autocomplete: "off", ...attributes });
+    return { input, element: h("label", {}, h("span", {}, label), input) };
+  };
+  const service = field("Requests for", { list: "live-services", placeholder: "bookinfo/ratings", required: true });
+  const path = field("path begins with", { placeholder: "/ratings" });
+  const status = field("status", { placeholder: "5xx" });
+  const from = field("from the account", { placeholder: "bookinfo/reviews" });
+  const names = h("datalist", { id: "live-services" });
+  const button = h("button", { class: "primary" }, "Start");
+  const note = h("p", { class: "note", role: "status" }, "Choose a service. Neither bodies nor queries are told; Escape stops.");
+  const body = h("tbody");
+  const columns = ["time", "sidecar", "", "method", "path", "status", "reason", "took", "peer"];
+  const head = h("tr", {}, ...columns.map((text) => h("th", { scope: "col" }, text)));
+  const table = h("div", { class: "live", tabindex: 0, role: "region", "aria-label": "Live requests" }, h("table", { class: "plain" }, h("thead", {}, head), body));
+  const form = h("form", { class: "card ask live-ask", submit: turn }, service.element, path.element, status.element, from.element, names, button);
+  const element = h("div", { keydown: (event) => { if (event.key === "Escape") stop("Stopped."); } },
+    h("div", { class: "head" }, h("h1", {}, "Live"), h("span", { class: "note" }, "requests as they end")), form, note, h("section", { class: "card" }, table));
+  let tap = null;
+  let waiting = [];
+  let seen = 0;
+  let missed = 0;
+
+  function turn(event) {
+    event.preventDefault();
+    if (tap) stop("Stopped.");
+    else start();
+  }
+
+  function start() {
+    const query = new URLSearchParams({ service: service.input.value.trim(), per_second: PER_SECOND });
+    for (const [name, part] of [["path", path], ["status", status], ["from", from]]) {
+      const value = part.input.value.trim();
+      if (value) query.append(name, value);
+    }
+    tap = new AbortController();
+    [seen, missed, waiting] = [0, 0, []];
+    body.replaceChildren();
+    say(button, "Stop");
+    say(note, "Waiting for requests.");
+    follow(`/api/tap?${query.toString().replaceAll("+", "%20")}`, tap);
+  }
+
+  function stop(why) {
+    if (!tap) return;
+    tap.abort();
+    tap = null;
+    say(button, "Start");
+    say(note, `${why} ${told()}`);
+  }
+
+  const told = () => `${seen} requests${missed ? `, and ${missed} more that were too many` : ""}.`;
+
+  // The control plane ends an answer after two minutes: it is asked for again until somebody stops.
+  async function follow(address, mine) {
+    while (tap === mine) {
+      let refused = null;
+      try {
+        refused = await read(address, mine);
+      } catch (error) {
+        if (tap === mine) fail(error);
+      }
+      if (tap !== mine) return;
+      if (refused) return stop(refused);
+      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    }
+  }
+
+  async function read(address, mine) {
+    const token = sessionStorage.getItem(KEY);
+    const headers = token ? { authorization: `Bearer ${token}` } : {};
+    const answer = await fetch(address, { credentials: "same-origin", headers, signal: mine.signal });
+    if (!answer.ok) return (await answer.text()).trim() || `${answer.status}`;
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done || tap !== mine) return null;
+      rest += value;
+      const lines = rest.split("\n");
+      rest = lines.pop();
+      if (rest.length > LINE_MAX) return "The control plane says something that is no request.";
+      for (const line of lines) take(JSON.parse(line));
+    }
+  }
+
+  function take(record) {
+    if (record.dropped) {
+      missed += record.dropped;
+      return;
+    }
+    seen += 1;
+    if (waiting.length === 0) requestAnimationFrame(draw);
+    waiting.push(record);
+    if (waiting.length > ROWS_MAX) waiting.shift();
+  }
+
+  // The newest is the first; what is beyond the last row is forgotten.
+  function draw() {
+    const rows = waiting.map(row).reverse();
+    waiting = [];
+    body.prepend(...rows);
+    while (body.childElementCount > ROWS_MAX) body.lastElementChild.remove();
+    say(note, told());
+  }
+
+  const text = (value) => (value === null || value === undefined ? "" : `${value}`);
+  function row(record) {
+    const bad = record.response_code_details || record.response_code >= 500;
+    const cells = [
+      text(record.start_time).slice(11, 23), record.workload, record.direction, record.method, record.path,
+      record.response_code, record.response_code_details, latency(record.duration), record.peer,
+    ];
+    return h("tr", { class: bad ? "bad-ink" : "" }, ...cells.map((value) => h("td", { class: "mono" }, text(value))));
+  }
+
+  const unwatch = watch(["/services"], (services) => {
+    if (names.childElementCount !== services.length) names.replaceChildren(...services.map((one) => h("option", { value: one.name })));
+  }, fail);
+  return { element, end: () => { unwatch(); stop(""); } };
+}

@@ -1,0 +1,109 @@
+//! Kinds of objects whose rules decide requests, and are counted when they do.
+
+use std::fmt;
+
+use crate::change::ObjectKey;
+use crate::name::{Name, PolicyName, RouteName, TagRouteName};
+use crate::route::RouteKind;
+use crate::service_policy::{ServicePolicyKind, ServicePolicyName};
+use crate::tag::TagDialect;
+
+/// The kind of an object whose rules decide requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RuleKind {
+    /// A route or split.
+    Route(RouteKind),
+    /// A route of sessions that applications encrypt.
+    TlsRoute,
+    /// An access policy.
+    AccessPolicy,
+    /// An SMI access policy.
+    TrafficTarget,
+    /// A policy of a service.
+    ServicePolicy(ServicePolicyKind),
+    /// Rules about tags, or a lane.
+    Tags(TagDialect),
+}
+
+impl RuleKind {
+    /// The word used in manifests.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Route(kind) => kind.as_str(),
+            Self::TlsRoute => "TLSRoute",
+            Self::AccessPolicy => "AccessPolicy",
+            Self::TrafficTarget => "TrafficTarget",
+            Self::ServicePolicy(kind) => kind.as_str(),
+            Self::Tags(dialect) => dialect.as_str(),
+        }
+    }
+
+    /// The kind with this word.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        let routes = [RouteKind::Split, RouteKind::Tcp, RouteKind::Http, RouteKind::Grpc];
+        let tags = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
+        let policies = ServicePolicyKind::ALL.iter().copied().map(Self::ServicePolicy);
+        routes
+            .into_iter()
+            .map(Self::Route)
+            .chain([Self::TlsRoute, Self::AccessPolicy, Self::TrafficTarget])
+            .chain(policies)
+            .chain(tags.into_iter().map(Self::Tags))
+            .find(|kind| kind.as_str() == word)
+    }
+
+    /// What identifies the object of this kind and name.
+    #[must_use]
+    pub fn key(self, namespace: &Name, name: &Name) -> ObjectKey {
+        let (namespace, name) = (namespace.clone(), name.clone());
+        match self {
+            Self::Route(kind) => kind.key(RouteName { namespace, name }),
+            Self::TlsRoute => ObjectKey::TlsRoute(RouteName { namespace, name }),
+            Self::AccessPolicy => ObjectKey::AccessPolicy(PolicyName { namespace, name }),
+            Self::TrafficTarget => ObjectKey::TrafficTarget(PolicyName { namespace, name }),
+            Self::ServicePolicy(kind) => {
+                ObjectKey::ServicePolicy(ServicePolicyName { kind, namespace, name })
+            }
+            Self::Tags(dialect) => dialect.object(TagRouteName { namespace, name }),
+        }
+    }
+}
+
+impl fmt::Display for RuleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_name_kinds_and_are_those_of_the_objects() {
+        let (namespace, name) = (Name::new("shop").unwrap(), Name::new("one").unwrap());
+        for word in [
+            "HTTPRoute",
+            "GRPCRoute",
+            "TLSRoute",
+            "TCPRoute",
+            "TrafficSplit",
+            "AccessPolicy",
+            "TrafficTarget",
+            "RateLimit",
+            "FaultInjection",
+            "CircuitBreaker",
+            "UpstreamTrafficSetting",
+            "TagRoute",
+            "SermantRouteRule",
+            "Lane",
+        ] {
+            let kind = RuleKind::from_word(word).unwrap();
+            assert_eq!(kind.as_str(), word);
+            assert_eq!(kind.key(&namespace, &name).to_string(), format!("{word} shop/one"));
+        }
+        assert_eq!(RuleKind::from_word("Service"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! Hits: which rules decided, counted by the data thread where they did.
+
+use leno_model::{RouteKind, RouteName, RuleOrigin, ServicePolicyName};
+use leno_telemetry::{RuleLabels, RuleNumber, Shard};
+use leno_traffic::{CompiledRule, HitSlot, Ruling};
+
+/// A rule of a route decided.
+pub(crate) fn route(shard: &Shard, rule: &CompiledRule) {
+    hit(shard, &rule.hits, || of_route(rule.kind.as_str(), &rule.route, rule.number));
+}
+
+/// A rule decided a connection in which no request is seen. These rules have no place of their own
+/// for the number: a connection looks up its series anyway.
+pub(crate) fn connection(shard: &Shard, kind: &'static str, route: &RouteName) {
+    shard.hit(shard.rule(&of_route(kind, route, 0)));
+}
+
+/// The same, where the kind is that of a rule.
+pub(crate) fn shares(shard: &Shard, kind: RouteKind, route: &RouteName) {
+    connection(shard, kind.as_str(), route);
+}
+
+/// A rule of a policy decided.
+pub(crate) fn policy(shard: &Shard, ruling: &Ruling) {
+    hit(shard, ruling.hits(), || RuleLabels {
+        kind: ruling.kind(),
+        namespace: ruling.policy.namespace.to_string(),
+        name: ruling.policy.name.to_string(),
+        rule: ruling.rule.as_deref().unwrap_or_default().to_owned(),
+    });
+}
+
+/// A rule about tags or lanes decided.
+pub(crate) fn tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
+    hit(shard, slot, || RuleLabels {
+        kind: origin.dialect.as_str(),
+        namespace: origin.name.namespace.to_string(),
+        name: origin.name.name.to_string(),
+        rule: origin.index.to_string(),
+    });
+}
+
+/// A policy decided, or its only rule.
+pub(crate) fn whole(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
+    hit(shard, slot, || RuleLabels {
+        kind: policy.kind.as_str(),
+        namespace: policy.namespace.to_string(),
+        name: policy.name.to_string(),
+        rule: String::new(),
+    });
+}
+
+fn of_route(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels {
+    RuleLabels {
+        kind,
+        namespace: route.namespace.to_string(),
+        name: route.name.to_string(),
+        rule: number.to_string(),
+    }
+}
+
+fn hit(shard: &Shard, slot: &HitSlot, labels: impl FnOnce() -> RuleLabels) {
+    let number = slot.number(|| shard.rule(&labels()).get());
+    if let Some(rule) = RuleNumber::new(number) {
+        shard.hit(rule);
+    }
+}

@@ -1,0 +1,111 @@
+//! Which rules decided, as they are counted.
+
+use leno_model::{
+    Access, Breaker, CircuitBreaker, CircuitLimits, InboundPolicy, PathMatch, PolicyAction,
+    PolicyName, PolicyRule, PortSet, RequestMatch, ServicePolicyKind, ServicePolicyName, Treatment,
+};
+
+use super::fixture::{Application, Client, GET, Mesh, OK, PORT, Sidecar, run, until, view};
+use super::routes::{routed, rule};
+
+/// What a sidecar counted, each as `Kind name rule`.
+fn hits(sidecar: &Sidecar) -> Vec<(String, u64)> {
+    let rules = sidecar.telemetry.rules().into_iter();
+    let rules =
+        rules.map(|(rule, hits)| (format!("{} {} {}", rule.kind, rule.name, rule.rule), hits));
+    let mut rules: Vec<_> = rules.collect();
+    rules.sort();
+    rules
+}
+
+fn counted(rules: &[(&str, u64)]) -> Vec<(String, u64)> {
+    rules.iter().map(|(rule, hits)| ((*rule).to_owned(), *hits)).collect()
+}
+
+async fn ask(client: &mut Client<tokio::net::TcpStream>, path: &str) -> u16 {
+    client.ask(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await.status
+}
+
+#[test]
+fn each_rule_of_a_route_counts_its_requests_through_changes_of_the_mesh() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        let good = [("ratings-v2", 1)];
+        let rules = vec![rule("/a", &good), rule("/b", &good), rule("/broken", &[])];
+        mesh.client_knows(routed(&mesh, rules.clone()));
+        for (path, status) in [("/a", 200), ("/b", 200), ("/b", 200), ("/broken", 500), ("/c", 404)]
+        {
+            assert_eq!(ask(&mut client, path).await, status, "{path}");
+        }
+        let seen = [
+            ("HTTPRoute ratings-route 0", 1),
+            ("HTTPRoute ratings-route 1", 2),
+            ("HTTPRoute ratings-route 2", 1),
+        ];
+        assert_eq!(hits(&mesh.client), counted(&seen));
+        // Compiled anew, a rule goes on with its number.
+        mesh.client_knows(routed(&mesh, rules[..2].to_vec()));
+        assert_eq!(ask(&mut client, "/b").await, 200);
+        assert_eq!(hits(&mesh.client)[1].1, 3);
+        assert_eq!(hits(&mesh.server), []);
+    });
+}
+
+#[test]
+fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let policy_rule = |name: &str, action, path: &str| PolicyRule {
+            policy: PolicyName::new("bookinfo", "guard").unwrap(),
+            name: name.to_owned(),
+            action,
+            peers: Vec::new(),
+            requests: vec![RequestMatch {
+                path: PathMatch::Prefix(path.to_owned()),
+                ..RequestMatch::default()
+            }],
+            ports: PortSet::All,
+        };
+        let rules = vec![
+            policy_rule("secret", PolicyAction::Deny, "/secret"),
+            policy_rule("all", PolicyAction::Allow, "/"),
+        ];
+        let mut client = Client::connect(mesh.door).await;
+        for is_audited in [false, true] {
+            let inbound = InboundPolicy { rules: rules.clone(), is_audited };
+            mesh.enforce_all(Access::Permissive, inbound);
+            let denied = if is_audited { 200 } else { 403 };
+            assert_eq!(ask(&mut client, "/secret").await, denied);
+            assert_eq!(ask(&mut client, "/open").await, 200);
+        }
+        until(|| mesh.server.ended() == 4).await;
+        let seen = [("AccessPolicy guard all", 2), ("AccessPolicy guard secret", 2)];
+        assert_eq!(hits(&mesh.server), counted(&seen));
+        // A denial for want of a rule is nobody's hit.
+        mesh.enforce(Access::Strict(Vec::new()));
+        assert_eq!(ask(&mut client, "/open").await, 403);
+        assert_eq!(hits(&mesh.server), counted(&seen));
+    });
+}
+
+#[test]
+fn a_breaker_counts_what_it_turns_away() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let limits = CircuitLimits { requests: Some(0), ..CircuitLimits::default() };
+        let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
+        let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "b");
+        let breaker = Some(Breaker { policy: policy.unwrap(), rule });
+        let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
+        view.ports.get_mut(&PORT).unwrap().treatment =
+            Treatment { breaker, ..Treatment::default() };
+        mesh.client_knows(vec![view]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 503);
+        assert_eq!(hits(&mesh.client), counted(&[("CircuitBreaker b ", 1)]));
+    });
+}

@@ -1,0 +1,390 @@
+//! Names that dashboards of OSM, osm-edge and FSM ask for, filled from what is counted here.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+use std::time::Duration;
+
+use crate::histogram::Histogram;
+use crate::names::{Count, Gauge};
+use crate::series::SeriesTotals;
+use crate::status::StatusClass;
+use crate::telemetry::Telemetry;
+
+use super::escaped;
+
+/// In whose words metrics are exposed, beside ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// OSM: those of Envoy, and `osm_request_…`.
+    Osm,
+    /// osm-edge and FSM: those of Pipy, and `fsm_request_…`.
+    Fsm,
+}
+
+impl Names {
+    /// The words of the query `names`.
+    pub const ALL: [(&'static str, Self); 2] = [("osm", Self::Osm), ("fsm", Self::Fsm)];
+
+    /// The prefix of what a sidecar counts.
+    const fn sidecar(self) -> &'static str {
+        match self {
+            Self::Osm => "envoy",
+            Self::Fsm => "sidecar",
+        }
+    }
+
+    /// The prefix of what the product adds.
+    const fn mesh(self) -> &'static str {
+        match self {
+            Self::Osm => "osm",
+            Self::Fsm => "fsm",
+        }
+    }
+}
+
+/// One alias: what it is called without a prefix, and what it is here.
+pub(crate) struct Alias {
+    pub(crate) name: &'static str,
+    pub(crate) means: &'static str,
+}
+
+/// The aliases of each cluster: `PREFIX_cluster_upstream_NAME`.
+const OF_CLUSTERS: &[(Alias, OfCluster)] = &[
+    (alias("rq_total", "`leno_requests_total`"), |cluster| cluster.requests),
+    (alias("rq_timeout", "those with the reason `request-timeout` or `attempt-timeout`"), |it| {
+        it.reasons(&["request-timeout", "attempt-timeout"])
+    }),
+    (alias("rq_rx_reset", "those with the reason `upstream-reset`"), |it| {
+        it.reasons(&["upstream-reset"])
+    }),
+    (alias("rq_tx_reset", "those with the reason `downstream-closed`"), |it| {
+        it.reasons(&["downstream-closed"])
+    }),
+    (
+        alias("rq_pending_overflow", "those with the reason `circuit-full` or `circuit-open`"),
+        |it| it.reasons(&["circuit-full", "circuit-open"]),
+    ),
+    (
+        alias(
+            "rq_pending_failure_eject",
+            "those with the reason `connect-failed` or `upstream-handshake-failed`",
+        ),
+        |it| it.reasons(&["connect-failed", "upstream-handshake-failed"]),
+    ),
+    (alias("cx_connect_timeout", "those with the reason `connect-timeout`"), |it| {
+        it.reasons(&["connect-timeout"])
+    }),
+    (alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"), |it| it.sent),
+    (alias("cx_rx_bytes_total", "`leno_response_bytes_total`: bodies, without heads"), |it| {
+        it.received
+    }),
+];
+
+/// The aliases of the whole sidecar, without a cluster.
+const OF_SIDECAR: &[(Alias, OfSidecar)] = &[
+    (alias("cluster_upstream_rq_retry", "`leno_retries_total`; of all clusters together"), |it| {
+        it.count(Count::Retries)
+    }),
+    (
+        alias(
+            "cluster_upstream_rq_retry_overflow",
+            "`leno_retries_over_budget_total`; of all clusters together",
+        ),
+        |it| it.count(Count::RetriesOverBudget),
+    ),
+    (
+        alias(
+            "cluster_upstream_cx_active",
+            "`leno_connections{side=\"upstream\"}`; of all clusters together",
+        ),
+        |it| it.gauge(Gauge::ConnectionsUpstream),
+    ),
+    (alias("server_live", "always 1"), |_| 1),
+];
+
+type OfCluster = fn(&Cluster) -> u64;
+type OfSidecar = fn(&Telemetry) -> u64;
+
+const fn alias(name: &'static str, means: &'static str) -> Alias {
+    Alias { name, means }
+}
+
+/// What one client counted of one port of a service.
+#[derive(Default)]
+struct Cluster {
+    requests: u64,
+    classes: BTreeMap<&'static str, u64>,
+    reasons: BTreeMap<&'static str, u64>,
+    sent: u64,
+    received: u64,
+    durations: Histogram,
+}
+
+impl Cluster {
+    fn add(&mut self, series: &SeriesTotals) {
+        for (ending, count) in &series.requests {
+            self.requests = self.requests.saturating_add(*count);
+            *self.classes.entry(ending.class.label()).or_default() += count;
+            *self.reasons.entry(ending.reason).or_default() += count;
+        }
+        self.sent = self.sent.saturating_add(series.bytes_in);
+        self.received = self.received.saturating_add(series.bytes_out);
+        self.durations.merge(&series.durations);
+    }
+
+    fn reasons(&self, reasons: &[&str]) -> u64 {
+        reasons.iter().filter_map(|reason| self.reasons.get(reason)).sum()
+    }
+}
+
+/// Appends the aliases: always in the text format 0.0.4, since these names do not keep to the rules of
+/// OpenMetrics. `workload` is whose sidecar this is, its namespace and its name.
+pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str), out: &mut String) {
+    let mut clusters: BTreeMap<(String, u16), Cluster> = BTreeMap::new();
+    let mut limited: BTreeMap<String, u64> = BTreeMap::new();
+    for (labels, cells) in telemetry.series() {
+        let series = SeriesTotals::sum(labels.clone(), &cells);
+        match labels.direction {
+            "outbound" if labels.protocol != "outside" && !labels.service.is_empty() => {
+                clusters.entry((labels.service, labels.port)).or_default().add(&series);
+            }
+            "inbound" => {
+                let of_limits =
+                    series.requests.iter().filter(|(ending, _)| ending.reason == "rate-limited");
+                let count: u64 = of_limits.map(|(_, count)| count).sum();
+                let (service, port, protocol) = (labels.service, labels.port, labels.protocol);
+                *limited.entry(format!("{service}_{port}_{protocol}.rate_limited")).or_default() +=
+                    count;
+            }
+            _ => {}
+        }
+    }
+    let mut page = Page { names, out };
+    page.clusters(&clusters);
+    page.requests(&clusters, workload);
+    let name = format!("{}_local_rate_limit_inbound", names.sidecar());
+    page.family(&name, "counter");
+    for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
+        page.line(&format!("{name}{{label=\"{}\"}}", escaped(label)), count);
+    }
+    for (Alias { name, .. }, value) in OF_SIDECAR {
+        let name = format!("{}_{name}", names.sidecar());
+        page.family(&name, "untyped");
+        page.line(&name, value(telemetry));
+    }
+}
+
+struct Page<'a> {
+    names: Names,
+    out: &'a mut String,
+}
+
+impl Page<'_> {
+    fn clusters(&mut self, clusters: &BTreeMap<(String, u16), Cluster>) {
+        let prefix = self.names.sidecar();
+        let label = |service: &str, port: u16| {
+            format!("{prefix}_cluster_name=\"{}|{port}\"", escaped(service))
+        };
+        for (Alias { name, .. }, value) in OF_CLUSTERS {
+            let name = format!("{prefix}_cluster_upstream_{name}");
+            self.family(&name, "counter");
+            for ((service, port), cluster) in clusters {
+                self.line(&format!("{name}{{{}}}", label(service, *port)), value(cluster));
+            }
+        }
+        let name = format!("{prefix}_cluster_upstream_rq_xx");
+        self.family(&name, "counter");
+        for ((service, port), cluster) in clusters {
+            for (class, count) in cluster.classes.iter().filter(|(class, _)| **class != NONE) {
+                let (digit, label) = (&class[..1], label(service, *port));
+                let class = format!("{prefix}_response_code_class=\"{digit}\"");
+                self.line(&format!("{name}{{{class},{label}}}"), count);
+            }
+        }
+    }
+
+    /// What the product itself adds: requests and how long they took, as the client saw it.
+    fn requests(
+        &mut self,
+        clusters: &BTreeMap<(String, u16), Cluster>,
+        (namespace, name): (&str, &str),
+    ) {
+        let source = format!(
+            "source_namespace=\"{}\",source_name=\"{}\",source_pod=\"{}\"",
+            self.word(namespace),
+            self.word(name),
+            self.word(name)
+        );
+        // Of a service there is one line, whatever its ports.
+        let mut services: BTreeMap<&str, Cluster> = BTreeMap::new();
+        for ((service, _), cluster) in clusters {
+            let sum = services.entry(service).or_default();
+            for (class, count) in &cluster.classes {
+                *sum.classes.entry(class).or_default() += count;
+            }
+            sum.durations.merge(&cluster.durations);
+        }
+        let destination = |page: &Self, service: &str| {
+            let (namespace, name) = service.split_once('/').unwrap_or(("", service));
+            let (namespace, name) = (page.word(namespace), page.word(name));
+            format!("destination_namespace=\"{namespace}\",destination_name=\"{name}\"")
+        };
+        let total = format!("{}_request_total", self.names.mesh());
+        self.family(&total, "counter");
+        for (service, sum) in &services {
+            let to = destination(self, service);
+            for (class, count) in &sum.classes {
+                let code = format!("response_code=\"{class}\"");
+                self.line(&format!("{total}{{{code},{source},{to}}}"), count);
+            }
+        }
+        let took = format!("{}_request_duration_ms", self.names.mesh());
+        self.family(&took, "histogram");
+        for (service, sum) in &services {
+            let labels = format!("{source},{}", destination(self, service));
+            for (limit, below) in sum.durations.cumulative(&LIMITS) {
+                let limit = limit.as_millis();
+                self.line(&format!("{took}_bucket{{{labels},le=\"{limit}\"}}"), below);
+            }
+            let (count, whole) = (sum.durations.count(), sum.durations.sum());
+            self.line(&format!("{took}_bucket{{{labels},le=\"+Inf\"}}"), count);
+            self.line(&format!("{took}_sum{{{labels}}}"), whole.as_secs_f64() * 1e3);
+            self.line(&format!("{took}_count{{{labels}}}"), count);
+        }
+    }
+
+    /// OSM has no `-` in these labels.
+    fn word(&self, text: &str) -> String {
+        match self.names {
+            Names::Osm => escaped(&text.replace('-', "_")),
+            Names::Fsm => escaped(text),
+        }
+    }
+
+    fn family(&mut self, name: &str, kind: &str) {
+        let text = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
+        self.out.push_str(&text);
+    }
+
+    fn line(&mut self, name: &str, value: impl Display) {
+        // Writing to a `String` cannot fail.
+        writeln!(self.out, "{name} {value}").unwrap_or_default();
+    }
+}
+
+/// The rows of the document.
+pub(crate) fn rows() -> impl Iterator<Item = (String, &'static str)> {
+    let clusters = OF_CLUSTERS
+        .iter()
+        .map(|(alias, _)| (format!("cluster_upstream_{}", alias.name), alias.means));
+    clusters.chain(OF_SIDECAR.iter().map(|(alias, _)| (alias.name.to_owned(), alias.means)))
+}
+
+/// The class of what was not answered.
+const NONE: &str = StatusClass::None.label();
+
+/// In milliseconds from 1 to an hour, as both products have them.
+const LIMITS: [Duration; 17] = [
+    Duration::from_millis(1),
+    Duration::from_millis(5),
+    Duration::from_millis(10),
+    Duration::from_millis(25),
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_millis(2_500),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+    Duration::from_secs(60),
+    Duration::from_secs(300),
+    Duration::from_secs(600),
+    Duration::from_secs(3600),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::{Outcome, RequestLabels};
+
+    fn page(names: Names) -> String {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let labels = |direction, service: &str, protocol| RequestLabels {
+            direction,
+            service: service.to_owned(),
+            port: 9080,
+            route: String::new(),
+            peer: String::new(),
+            protocol,
+        };
+        for (labels, status, reason) in [
+            (labels("outbound", "shop/stock-db", "http"), 200, None),
+            (labels("outbound", "shop/stock-db", "http"), 503, Some("circuit-full")),
+            (labels("outbound", "shop/stock-db", "tcp"), 0, None),
+            (labels("outbound", "", "outside"), 0, None),
+            (labels("inbound", "shop/web", "http"), 429, Some("rate-limited")),
+        ] {
+            let outcome = Outcome {
+                status,
+                reason,
+                grpc: None,
+                duration: Duration::from_millis(3),
+                bytes_in: 5,
+                bytes_out: 7,
+            };
+            shard.record(shard.series(&labels), &outcome);
+        }
+        shard.add(Count::Retries, 2);
+        let mut out = String::new();
+        telemetry.expose_as(names, ("shop", "web-1"), &mut out);
+        out
+    }
+
+    #[test]
+    fn dashboards_of_others_find_their_names() {
+        let osm = page(Names::Osm);
+        for line in [
+            "envoy_cluster_upstream_rq_total{envoy_cluster_name=\"shop/stock-db|9080\"} 3",
+            "envoy_cluster_upstream_rq_pending_overflow{envoy_cluster_name=\"shop/stock-db|9080\"} 1",
+            "envoy_cluster_upstream_rq_xx{envoy_response_code_class=\"2\",\
+             envoy_cluster_name=\"shop/stock-db|9080\"} 1",
+            "envoy_cluster_upstream_cx_rx_bytes_total{envoy_cluster_name=\"shop/stock-db|9080\"} 21",
+            "envoy_cluster_upstream_rq_retry 2",
+            "envoy_server_live 1",
+            "envoy_local_rate_limit_inbound{label=\"shop/web_9080_http.rate_limited\"} 1",
+            "osm_request_total{response_code=\"2xx\",source_namespace=\"shop\",\
+             source_name=\"web_1\",source_pod=\"web_1\",destination_namespace=\"shop\",\
+             destination_name=\"stock_db\"} 1",
+        ] {
+            assert!(osm.lines().any(|found| found == line), "{line}\n{osm}");
+        }
+        assert!(osm.contains("leno_requests_total{"), "ours are there as well");
+        let fsm = page(Names::Fsm);
+        for line in [
+            "sidecar_cluster_upstream_rq_total{sidecar_cluster_name=\"shop/stock-db|9080\"} 3",
+            "sidecar_local_rate_limit_inbound{label=\"shop/web_9080_http.rate_limited\"} 1",
+            "fsm_request_duration_ms_bucket{source_namespace=\"shop\",source_name=\"web-1\",\
+             source_pod=\"web-1\",destination_namespace=\"shop\",destination_name=\"stock-db\",\
+             le=\"5\"} 3",
+        ] {
+            assert!(fsm.lines().any(|found| found == line), "{line}\n{fsm}");
+        }
+        assert!(!fsm.contains("envoy_") && !fsm.contains("osm_"), "{fsm}");
+    }
+
+    #[test]
+    fn no_family_is_told_twice() {
+        for names in [Names::Osm, Names::Fsm] {
+            let page = page(names);
+            let mut families: Vec<_> =
+                page.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+            let all = families.len();
+            families.sort_unstable();
+            families.dedup();
+            assert_eq!(families.len(), all);
+        }
+    }
+}
