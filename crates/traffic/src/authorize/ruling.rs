@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use leno_model::{PolicyName, Reason, ServicePolicyName};
+use leno_model::{IngressName, PolicyName, Reason, ServicePolicyName};
 
 /// The policy that decided, and the rule of it where rules have names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,13 @@ impl Ruling {
     /// Of an `AccessPolicy`.
     pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
         Self { policy, rule: Some(rule.into()), kind: "AccessPolicy" }
+    }
+
+    /// Of what opens a port to others than members.
+    pub(super) fn opening(policy: &IngressName) -> Self {
+        let IngressName { kind, namespace, name } = policy;
+        let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
+        Self { policy, rule: None, kind: kind.as_str() }
     }
 
     /// Of a policy of a service.
