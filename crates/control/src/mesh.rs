@@ -3,6 +3,7 @@
 mod access;
 mod addresses;
 mod attached;
+mod border;
 mod gateways;
 mod index;
 mod objects;
@@ -62,6 +63,7 @@ pub(crate) struct Mesh {
     tags: Tags,
     access_policies: access::AccessPolicies,
     addresses: addresses::Addresses,
+    border: border::Border,
 }
 
 /// Questions.
@@ -131,6 +133,8 @@ impl Mesh {
             | ObjectKey::HttpRouteGroup(_)
             | ObjectKey::TcpRoute(_)
             | ObjectKey::ReferenceGrant(_)
+            | ObjectKey::Ingress(_)
+            | ObjectKey::Egress(_)
             | ObjectKey::Gateway(_) => false,
         }
     }
@@ -240,6 +244,7 @@ impl Mesh {
             Change::Upsert(object) => self.upsert(object, &mut touched),
             Change::Remove(key) => self.remove(&key, &mut touched),
         }
+        self.touch_opened_to(&mut touched);
         touched
     }
 
@@ -329,6 +334,10 @@ impl Mesh {
             Object::Gateway(gateway) => {
                 self.set_gateway(&gateway.name.clone(), Some(gateway), touched);
             }
+            Object::Ingress(policy) => {
+                self.set_ingress(&policy.name.clone(), Some(policy), touched);
+            }
+            Object::Egress(policy) => self.set_egress(&policy.name.clone(), Some(policy), touched),
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
                 touched.services.extend(self.splits.set(&name, Some(split)));
@@ -381,6 +390,8 @@ impl Mesh {
                 touched.services.extend(self.gateway_tcp_routes.set(name, None));
             }
             ObjectKey::Gateway(name) => self.set_gateway(name, None, touched),
+            ObjectKey::Ingress(name) => self.set_ingress(name, None, touched),
+            ObjectKey::Egress(name) => self.set_egress(name, None, touched),
             ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }
     }
@@ -553,6 +564,7 @@ impl Mesh {
         let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
         let splits = self.splits.all().filter(uses);
         touched.services.extend(splits.map(|split| split.root.service.clone()));
+        self.touch_border_users(name, touched);
         self.touch_users(touched, |rule| match rule {
             TargetRule::Http { group, .. } => group == name,
             TargetRule::Tcp { .. } => false,

@@ -125,6 +125,8 @@ pub(crate) fn plan() -> WorkloadPlan {
         egress: Default::default(),
         plaintext: Default::default(),
         gateway: None,
+        openings: Vec::new(),
+        outlets: Vec::new(),
     }
 }
 

@@ -451,6 +451,68 @@ pub struct Plan {
     pub plaintext_accepted: bool,
     #[prost(message, optional, tag = "110")]
     pub gateway: ::core::option::Option<Gateway>,
+    #[prost(message, repeated, tag = "131")]
+    pub openings: ::prost::alloc::vec::Vec<Opening>,
+    #[prost(message, repeated, tag = "132")]
+    pub outlets: ::prost::alloc::vec::Vec<Outlet>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Opening {
+    #[prost(string, tag = "1")]
+    pub policy: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    #[prost(string, repeated, tag = "7")]
+    pub ranges: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "8")]
+    pub from_anywhere: bool,
+    #[prost(string, repeated, tag = "9")]
+    pub accounts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "10")]
+    pub requests: ::core::option::Option<RequestMatches>,
+    #[prost(oneof = "opening::Entry", tags = "3, 4, 5, 6")]
+    pub entry: ::core::option::Option<opening::Entry>,
+}
+/// Nested message and enum types in `Opening`.
+pub mod opening {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Entry {
+        #[prost(message, tag = "3")]
+        Http(super::Nothing),
+        #[prost(message, tag = "4")]
+        Grpc(super::Nothing),
+        #[prost(message, tag = "5")]
+        Tcp(super::Nothing),
+        #[prost(message, tag = "6")]
+        Https(super::HttpsEntry),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpsEntry {
+    #[prost(bool, tag = "1")]
+    pub proof_skipped: bool,
+    #[prost(string, repeated, tag = "2")]
+    pub server_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Outlet {
+    #[prost(string, tag = "1")]
+    pub policy: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    #[prost(enumeration = "ToldBy", tag = "3")]
+    pub told_by: i32,
+    #[prost(string, repeated, tag = "4")]
+    pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "5")]
+    pub ranges: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "6")]
+    pub requests: ::core::option::Option<RequestMatches>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RequestMatches {
+    #[prost(message, repeated, tag = "1")]
+    pub matches: ::prost::alloc::vec::Vec<RequestMatch>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Gateway {
@@ -1455,6 +1517,38 @@ impl TapSide {
             "TAP_SIDE_BOTH" => Some(Self::Both),
             "TAP_SIDE_CLIENT" => Some(Self::Client),
             "TAP_SIDE_SERVER" => Some(Self::Server),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ToldBy {
+    Unspecified = 0,
+    Http = 1,
+    ServerName = 2,
+    Address = 3,
+}
+impl ToldBy {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TOLD_BY_UNSPECIFIED",
+            Self::Http => "TOLD_BY_HTTP",
+            Self::ServerName => "TOLD_BY_SERVER_NAME",
+            Self::Address => "TOLD_BY_ADDRESS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TOLD_BY_UNSPECIFIED" => Some(Self::Unspecified),
+            "TOLD_BY_HTTP" => Some(Self::Http),
+            "TOLD_BY_SERVER_NAME" => Some(Self::ServerName),
+            "TOLD_BY_ADDRESS" => Some(Self::Address),
             _ => None,
         }
     }

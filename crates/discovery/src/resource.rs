@@ -5,6 +5,7 @@
 
 mod action;
 mod balancing;
+mod border;
 mod breaker;
 mod cors;
 mod endpoint;

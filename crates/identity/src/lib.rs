@@ -40,8 +40,8 @@ pub use refusal::{reason_of, reason_of_tls};
 pub use request::{CertificateRequest, RequestError};
 pub use roots::{Roots, RootsError};
 pub use tls::{
-    TlsError, client_config, control_id, join_client_config, join_server_config, server_config,
-    server_name,
+    TlsError, client_config, control_id, join_client_config, join_server_config,
+    open_server_config, server_config, server_name,
 };
 pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret};
 pub use verify::{Peer, VerifyError, peer};

@@ -31,6 +31,18 @@ pub fn server_config(
     server(credential, alpn, Anonymous::Refused)
 }
 
+/// For the inbound door of a sidecar where clients that are no members need no certificate: who shows
+/// one is verified all the same, and [`crate::peer`] says `None` of the others.
+///
+/// # Errors
+/// As [`server_config`].
+pub fn open_server_config(
+    credential: &Credential,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    server(credential, alpn, Anonymous::Allowed)
+}
+
 /// For connections to an endpoint: only `expected` is accepted there, whatever its address.
 ///
 /// # Errors

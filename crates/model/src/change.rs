@@ -3,8 +3,10 @@
 use std::fmt;
 
 use crate::access_policy::AccessPolicy;
+use crate::egress::EgressPolicy;
 use crate::gateway::Gateway;
 use crate::grant::ReferenceGrant;
+use crate::ingress::{IngressName, IngressPolicy};
 use crate::mesh::MeshConfig;
 use crate::name::{
     GatewayName, GrantName, PolicyName, RouteGroupName, RouteName, ServiceName, TagRouteName,
@@ -68,6 +70,10 @@ pub enum Object {
     GatewayTcpRoute(GatewayTcpRoute),
     /// What the proxies of a gateway serve.
     Gateway(Gateway),
+    /// Ports that are opened to clients outside the mesh.
+    Ingress(IngressPolicy),
+    /// What some accounts reach outside the mesh.
+    Egress(EgressPolicy),
 }
 
 impl Object {
@@ -93,6 +99,8 @@ impl Object {
             Self::TrafficSplit(o) => ObjectKey::TrafficSplit(o.name.clone()),
             Self::GatewayTcpRoute(o) => ObjectKey::GatewayTcpRoute(o.rule.route.clone()),
             Self::Gateway(o) => ObjectKey::Gateway(o.name.clone()),
+            Self::Ingress(o) => ObjectKey::Ingress(o.name.clone()),
+            Self::Egress(o) => ObjectKey::Egress(o.name.clone()),
         }
     }
 }
@@ -136,6 +144,10 @@ pub enum ObjectKey {
     GatewayTcpRoute(RouteName),
     /// A gateway.
     Gateway(GatewayName),
+    /// Ports that are opened to clients outside the mesh.
+    Ingress(IngressName),
+    /// What some accounts reach outside the mesh.
+    Egress(PolicyName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -160,6 +172,8 @@ impl fmt::Display for ObjectKey {
             Self::TrafficSplit(name) => write!(f, "TrafficSplit {name}"),
             Self::GatewayTcpRoute(name) => write!(f, "TCPRoute {name}"),
             Self::Gateway(name) => write!(f, "Gateway {name}"),
+            Self::Ingress(name) => write!(f, "{name}"),
+            Self::Egress(name) => write!(f, "Egress {name}"),
         }
     }
 }

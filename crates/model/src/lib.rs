@@ -9,11 +9,14 @@ pub mod balancing;
 pub mod breaker;
 pub mod change;
 pub mod cors;
+pub mod egress;
 pub mod endpoint;
 pub mod fault;
 pub mod gateway;
 pub mod grant;
 pub mod identity;
+pub mod ingress;
+pub mod ip_range;
 pub mod log_template;
 pub mod mesh;
 pub mod name;
@@ -46,6 +49,7 @@ pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp}
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
+pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use gateway::{
@@ -54,6 +58,10 @@ pub use gateway::{
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
+pub use ingress::{
+    Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,
+};
+pub use ip_range::{InvalidIpRange, IpRange};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
 pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
 pub use name::{

@@ -120,7 +120,7 @@ object_name! {
     RouteName
 }
 object_name! {
-    /// The name of a policy: of an SMI `TrafficTarget` or an `AccessPolicy`.
+    /// The name of a policy: of an SMI `TrafficTarget`, an `AccessPolicy` or an `Egress`.
     PolicyName
 }
 object_name! {

@@ -5,9 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::access_policy::InboundPolicy;
+use crate::egress::Outlet;
 use crate::endpoint::Endpoint;
 use crate::gateway::Gateway;
 use crate::identity::{ServiceAccount, TrustDomain};
+use crate::ingress::Opening;
 use crate::mesh::{Egress, Plaintext};
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::occupant::Occupant;
@@ -75,6 +77,10 @@ pub struct WorkloadPlan {
     pub plaintext: Plaintext,
     /// What it serves as the proxy of a gateway; absent for every other.
     pub gateway: Option<Arc<Gateway>>,
+    /// What is open to clients that are not of the mesh.
+    pub openings: Vec<Opening>,
+    /// What it reaches outside the mesh although nobody is let out.
+    pub outlets: Vec<Outlet>,
 }
 
 /// A service as one client sees it.

@@ -7,8 +7,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
+use leno_model::{EndpointId, Occupant, Proof, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
+use leno_traffic::Carrier;
 use leno_wire::link::{Role, StreamKind};
 use leno_wire::sniff::Sniffed;
 use tokio::net::TcpStream;
@@ -61,12 +62,21 @@ pub(crate) async fn carry(
 
 /// From another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
 async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
-    if let Some(spoken) = plaintext::accepted(worker, port)
+    let Some(scene) = worker.world.scene() else {
+        return;
+    };
+    let spoken = plaintext::accepted(&scene, port, peer.ip());
+    let proof = match scene.plans.access.skips_proof(port, peer.ip()) {
+        true => Proof::Skipped,
+        false => Proof::Required,
+    };
+    drop(scene);
+    if let Some(spoken) = spoken
         && !plaintext::is_mutual_tls(worker, spoken, &tcp).await
     {
         let io = Io::new(Stream::Plain(tcp));
         let mut served = Box::pin(plain_inbound(worker, (port, spoken), io.clone(), peer));
-        let refused = Box::pin(worker.world.plaintext_refused());
+        let refused = Box::pin(worker.world.refused_in_clear(port, peer.ip()));
         if until(served.as_mut(), refused, &io).await == Ended::Cut {
             tracing::info!(%peer, "a connection without mutual TLS is cut: it is refused now");
             worker.shard.refuse(Reason::PlaintextRefused.label());
@@ -78,17 +88,20 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     };
     let accepting = async {
         tls::expect(&tcp).await?;
-        handshake::in_room(worker, tls::accept(&worker.tls, &credential, tcp)).await
+        handshake::in_room(worker, tls::accept(&worker.tls, (&credential, proof), tcp)).await
     };
     let Some(accepted) = handshake::finished(worker, peer, accepting).await else {
         return;
     };
-    let expires = tls::until(accepted.peer.not_after);
-    let identity = Some(Rc::new(accepted.peer.id));
-    let alpn = accepted.tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+    // Who shows no certificate has none that could expire.
+    let expires = accepted.peer.as_ref().map(|peer| tls::until(peer.not_after));
+    let identity = accepted.peer.map(|peer| Rc::new(peer.id));
+    let state = accepted.tls.get_ref().1;
+    let alpn = state.alpn_protocol().map(<[u8]>::to_vec);
+    let carrier = Carrier::Tls(state.server_name().map(Into::into));
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
-    session.expires = Some(expires);
+    (session.expires, session.carrier) = (expires, carrier);
     let account = session.identity.as_ref().map(|id| id.account.clone());
     let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
     let revoked = pin!(async {
@@ -160,21 +173,23 @@ async fn plain_inbound(
 /// What is spoken inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
 async fn serve_inbound(
     session: Session,
-    (port, expires): (u16, Instant),
+    (port, expires): (u16, Option<Instant>),
     io: Io,
     alpn: Option<Vec<u8>>,
 ) {
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
-    match alpn.as_deref() {
-        Some(ALPN_LINK) => {
+    match (alpn.as_deref(), expires) {
+        (Some(ALPN_LINK), Some(expires)) => {
             let _listed = list("link");
             Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
         }
-        Some(ALPN_HTTP2) => {
+        // Links are for members.
+        (Some(ALPN_LINK), None) => io.reset(),
+        (Some(ALPN_HTTP2), _) => {
             let _listed = list("http2");
             Box::pin(http2::server::serve(Rc::new(session), &io, BytesMut::new())).await;
         }
-        Some(_) | None => {
+        (Some(_) | None, _) => {
             let _listed = list("http");
             serve(&session, &io, BytesMut::new()).await;
         }

@@ -1,6 +1,7 @@
 //! Clients without mutual TLS, where a mesh that is not complete yet lets them in.
 
 use std::io;
+use std::net::IpAddr;
 
 use leno_identity::offers;
 use leno_model::{Plaintext, Protocol};
@@ -11,13 +12,17 @@ use tokio::time::timeout;
 
 use crate::tls::ALPN_LINK;
 use crate::worker::Worker;
+use crate::world::Scene;
 
-/// What the application speaks at this port, if clients without mutual TLS are let in there.
-pub(crate) fn accepted(worker: &Worker, port: u16) -> Option<Protocol> {
-    let scene = worker.world.scene()?;
+/// What the application speaks at this port, if clients without mutual TLS are let in there: all of
+/// them, or those from this address.
+pub(crate) fn accepted(scene: &Scene, port: u16, address: IpAddr) -> Option<Protocol> {
     let plan = &scene.plans.snapshot.plan;
     let known = plan.ports.iter().find(|known| known.port == port)?;
-    (plan.plaintext == Plaintext::Accept).then_some(known.protocol)
+    match plan.plaintext {
+        Plaintext::Accept => Some(known.protocol),
+        Plaintext::Refuse => scene.plans.access.in_clear((port, known.protocol), address),
+    }
 }
 
 /// Whether a client begins mutual TLS of the mesh; nothing of what it says is taken away.

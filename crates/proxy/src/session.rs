@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use leno_model::{EndpointId, Reason, Scheme, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
-use leno_traffic::{ConnectionPermit, Denial, Ruling};
+use leno_traffic::{Carrier, ConnectionPermit, Denial, Origin, Ruling};
 
 use crate::record::{Series, Subject};
 use crate::worker::Worker;
@@ -50,6 +50,8 @@ pub(crate) struct Session {
     /// When that identity ends: nothing new is taken from the peer after it.
     pub(crate) expires: Option<Instant>,
     pub(crate) peer: SocketAddr,
+    /// What it is carried in, where peers come in.
+    pub(crate) carrier: Carrier,
     /// The `Host` of the service behind a door: its client knows the door's address only.
     pub(crate) host: Option<Rc<str>>,
     /// What is known of it where strangers come in.
@@ -82,8 +84,20 @@ impl Session {
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
         let told = RefCell::default();
-        let (expires, edge) = (None, None);
-        Self { worker, entrance, identity, expires, peer, host, edge, series, permit, told }
+        let (expires, edge, carrier) = (None, None, Carrier::Clear);
+        Self {
+            worker,
+            entrance,
+            identity,
+            expires,
+            peer,
+            carrier,
+            host,
+            edge,
+            series,
+            permit,
+            told,
+        }
     }
 
     /// A stranger's connection to a gateway.
@@ -131,6 +145,11 @@ impl Session {
         }
     }
 
+    /// Where it comes from, and how.
+    pub(crate) fn origin(&self) -> Origin {
+        Origin { address: self.peer.ip(), carrier: self.carrier.clone() }
+    }
+
     /// What `scene` says about the peer, looked up once per connection and world.
     pub(crate) fn permit(&self, scene: &Scene) -> Result<ConnectionPermit, Denial> {
         let access = &scene.plans.access;
@@ -142,7 +161,7 @@ impl Session {
         if let Some(permit) = held.as_ref().filter(|permit| access.is_current(permit)) {
             return Ok(permit.clone());
         }
-        let permit = access.connection(self.identity.as_deref(), self.port())?;
+        let permit = access.visit((self.identity.as_deref(), self.port()), Some(self.origin()))?;
         *held = Some(permit.clone());
         Ok(permit)
     }

@@ -204,7 +204,8 @@ async fn denied(session: &Session, port: u16) -> Failure {
         // Also at the beginning: the rules may have changed since the stream was let in.
         if let Some(scene) = world.scene() {
             let access = &scene.plans.access;
-            let permit = access.connection(session.identity.as_deref(), port);
+            let peer = (session.identity.as_deref(), port);
+            let permit = access.visit(peer, Some(session.origin()));
             if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
                 return denial.into();
             }

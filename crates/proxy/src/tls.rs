@@ -6,8 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use leno_identity::{Credential, Peer, VerifyError, client_config, peer, reason_of, server_config};
-use leno_model::{Reason, Side, SpiffeId};
+use leno_identity::{
+    Credential, Peer, VerifyError, client_config, open_server_config, peer, reason_of,
+    server_config,
+};
+use leno_model::{Proof, Reason, Side, SpiffeId};
 use rustls::server::Acceptor;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
@@ -29,6 +32,8 @@ pub(crate) struct TlsConfigs(RefCell<Cached>);
 struct Cached {
     credential: Option<Arc<Credential>>,
     server: Option<Arc<ServerConfig>>,
+    /// For clients that need no certificate.
+    open: Option<Arc<ServerConfig>>,
     clients: HashMap<(SpiffeId, Offer), Arc<ClientConfig>>,
 }
 
@@ -72,16 +77,24 @@ impl TlsConfigs {
         Ok(config)
     }
 
-    /// For accepting members of the mesh.
-    fn server(&self, credential: &Arc<Credential>) -> Result<Arc<ServerConfig>, Reason> {
+    /// For accepting members of the mesh, and clients without a certificate where they need none.
+    fn server(
+        &self,
+        credential: &Arc<Credential>,
+        proof: Proof,
+    ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        if let Some(config) = &cached.server {
+        let (held, build): (_, fn(&Credential, &[&[u8]]) -> _) = match proof {
+            Proof::Required => (&mut cached.server, server_config),
+            Proof::Skipped => (&mut cached.open, open_server_config),
+        };
+        if let Some(config) = held {
             return Ok(config.clone());
         }
-        let config = server_config(credential, &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1])
+        let config = build(credential, &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1])
             .map_err(|_| Reason::HandshakeFailed)?;
-        cached.server = Some(config.clone());
+        *held = Some(config.clone());
         Ok(config)
     }
 }
@@ -95,10 +108,10 @@ impl Cached {
     }
 }
 
-/// A connection whose client has proved who it is.
+/// A connection whose client has proved who it is, where it has to.
 pub(crate) struct Accepted {
     pub(crate) tls: TlsStream<TcpStream>,
-    pub(crate) peer: Peer,
+    pub(crate) peer: Option<Peer>,
 }
 
 /// When a certificate's end is, on the clock that timers go by.
@@ -122,15 +135,16 @@ pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
 /// orderly end.
 pub(crate) async fn accept(
     configs: &TlsConfigs,
-    credential: &Arc<Credential>,
+    (credential, proof): (&Arc<Credential>, Proof),
     tcp: TcpStream,
 ) -> Result<Accepted, Reason> {
-    let acceptor = TlsAcceptor::from(configs.server(credential)?);
+    let acceptor = TlsAcceptor::from(configs.server(credential, proof)?);
     match acceptor.accept(tcp).into_fallible().await {
         Ok(tls) => match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
-            Ok(Some(peer)) => Ok(Accepted { tls, peer }),
+            Ok(Some(peer)) => Ok(Accepted { tls, peer: Some(peer) }),
+            Ok(None) if proof == Proof::Skipped => Ok(Accepted { tls, peer: None }),
             Err(VerifyError::Expired) => refuse(tls.get_ref().0, Reason::ExpiredPeer),
-            // The configuration demands a certificate, so this is a handshake gone wrong.
+            // That configuration demands a certificate, so this is a handshake gone wrong.
             Ok(None) | Err(_) => refuse(tls.get_ref().0, Reason::UntrustedPeer),
         },
         Err((error, tcp)) => refuse(&tcp, reason_of(&error, Side::Downstream)),

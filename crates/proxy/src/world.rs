@@ -10,8 +10,8 @@ use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
 use leno_model::{
-    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Reason, ServiceAccount,
-    ServiceName, Whereabouts,
+    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Reason, ServiceAccount, ServiceName,
+    Whereabouts,
 };
 use leno_traffic::{BadPattern, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::edge::{self, EdgeConfigs};
 use crate::names::Names;
+use crate::plaintext;
 use crate::sight::Sights;
 
 /// The current world, shared by all threads of a proxy.
@@ -61,7 +62,6 @@ pub(crate) struct Scene {
 /// first version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Borders {
-    plaintext: Option<Plaintext>,
     egress: Option<Egress>,
 }
 
@@ -185,10 +185,7 @@ impl World {
             edge::configs(&plans, previous.as_ref().map(|scene| (&scene.plans, &scene.edge)));
         let version = *self.version.borrow() + 1;
         let revoked = &update.snapshot.plan.revoked;
-        let borders = Borders {
-            plaintext: Some(update.snapshot.plan.plaintext),
-            egress: Some(update.snapshot.plan.egress),
-        };
+        let borders = Borders { egress: Some(update.snapshot.plan.egress) };
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
         self.scene.store(Some(Arc::new(Scene { plans, known, addresses, names, edge, version })));
@@ -220,10 +217,19 @@ impl World {
         drop(revoked.wait_for(|revoked| revoked.contains(account)).await);
     }
 
-    /// Resolves when clients without mutual TLS are let in no more.
-    pub(crate) async fn plaintext_refused(&self) {
-        let mut borders = self.borders.subscribe();
-        drop(borders.wait_for(|it| it.plaintext == Some(Plaintext::Refuse)).await);
+    /// Resolves when clients without mutual TLS from this address are let in no more.
+    pub(crate) async fn refused_in_clear(&self, port: u16, address: IpAddr) {
+        let mut changes = self.access_changes();
+        loop {
+            let scene = self.scene();
+            if scene.is_some_and(|scene| plaintext::accepted(&scene, port, address).is_none()) {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                // The world outlives who waits here.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Resolves when connections to what is not of the mesh are let out no more.

@@ -4,12 +4,14 @@ mod access_policy;
 mod answer;
 mod circuit_breaker;
 mod cors;
+mod egress;
 mod fault_injection;
 mod filter;
 pub(crate) mod gateway_route;
 mod gateway_tcp_route;
 mod grpc_route;
 mod http_route;
+mod ingress;
 mod lane;
 mod load_balancing;
 mod mesh_config;
@@ -33,7 +35,7 @@ mod workload;
 
 use std::collections::BTreeMap;
 
-use leno_model::{Name, Object, ObjectKey, ServicePolicyKind};
+use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 
 use self::gateway_route::GatewayRoute;
 use crate::document::{Mark, Node, Value};
@@ -225,6 +227,8 @@ enum Kind {
     TrafficSplit,
     /// Of the Gateway API; SMI has a kind of the same name.
     GatewayTcpRoute,
+    Ingress(IngressKind),
+    Egress,
 }
 
 impl Kind {
@@ -252,6 +256,9 @@ impl Kind {
         Self::AccessPolicy,
         Self::TrafficSplit,
         Self::GatewayTcpRoute,
+        Self::Ingress(IngressKind::IngressBackend),
+        Self::Ingress(IngressKind::AccessControl),
+        Self::Egress,
     ];
 
     const fn word(self) -> &'static str {
@@ -272,15 +279,17 @@ impl Kind {
             Self::ReferenceGrant => "ReferenceGrant",
             Self::AccessPolicy => "AccessPolicy",
             Self::TrafficSplit => "TrafficSplit",
+            Self::Ingress(kind) => kind.as_str(),
+            Self::Egress => "Egress",
         }
     }
 
     /// The versions that are read, the best first.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
-            Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting) => {
-                &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"]
-            }
+            Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting)
+            | Self::Ingress(_)
+            | Self::Egress => &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"],
             Self::Workload
             | Self::MeshConfig
             | Self::TagRoute
@@ -328,7 +337,7 @@ impl Kind {
 
     /// The kind, or the one that was misspelt.
     fn meant(word: &str) -> Option<Self> {
-        if OTHER_ROUTES.contains(&word) {
+        if OTHER_ROUTES.contains(&word) || REFUSED.iter().any(|(kind, ..)| *kind == word) {
             return None;
         }
         let found = Self::find(word).or_else(|| Self::find(closest(word, &Self::words())?));
@@ -383,6 +392,8 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
             let version = fields.find("apiVersion").and_then(Field::text).unwrap_or_default();
             traffic_split::read(head, spec, version).map(Object::TrafficSplit)
         }
+        Kind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
+        Kind::Egress => egress::read(head, spec).map(Object::Egress),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object
@@ -395,6 +406,10 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let (kind_field, version_field) = (kind_field?, version_field?);
     let word = kind_field.text()?;
     let version = version_field.text()?;
+    if let Some((_, why, remedy)) = REFUSED.iter().find(|(kind, ..)| *kind == word) {
+        kind_field.refuse(format!("{} is not supported: {why}", kind_field.shown()), *remedy);
+        return None;
+    }
     let Some(kind) = Kind::find(word) else {
         let remedy = match Kind::meant(word) {
             Some(meant) => format!("did you mean `{}`?", meant.word()),
@@ -469,6 +484,13 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
 const NAMESPACE_DEFAULT: &str = "default";
 /// Kinds of the same families that look like misspelt ones of ours, and are not.
 const OTHER_ROUTES: &[&str] = &["UDPRoute"];
+/// Kinds of meshes that this one replaces, of which it does the same in another way.
+const REFUSED: &[(&str, &str, &str)] = &[(
+    "AccessCert",
+    "certificates are made where their key is, and no key leaves that place",
+    "let the client join with a token of its own (`leno token`), or let it in by its address with \
+     an AccessControl",
+)];
 /// How much of a name or kind is kept to recognise a refused document.
 const IDENTITY_CHARACTERS_MAX: usize = 253;
 /// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.

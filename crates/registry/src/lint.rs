@@ -1,16 +1,17 @@
 //! Looks at all objects together: what refers to nothing is probably a slip of the pen.
 
 mod access;
+mod border;
 mod tags;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, MeshConfig, Name, Object, ObjectKey,
-    ReferenceGrant, RouteGroupName, RouteKind, RouteParent, RouteRule, Service, ServiceAccount,
-    ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule, TcpRouteName,
-    TlsRoute, TrafficSplit, TrafficTarget, WeightedBackend, Workload,
+    AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, IngressPolicy, MeshConfig, Name,
+    Object, ObjectKey, ReferenceGrant, RouteGroupName, RouteKind, RouteParent, RouteRule, Service,
+    ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule,
+    TcpRouteName, TlsRoute, TrafficSplit, TrafficTarget, WeightedBackend, Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -50,6 +51,8 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             | Object::TcpRoute(_)
             | Object::ReferenceGrant(_)
             | Object::Gateway(_) => {}
+            Object::Ingress(policy) => world.lint_ingress(policy, &mut notes),
+            Object::Egress(policy) => world.lint_egress(policy, &mut notes),
         }
     }
     world.lint_listeners(&mut warnings);
@@ -79,6 +82,7 @@ struct World<'a> {
     published: BTreeMap<&'a TagScope, &'a TagRouteName>,
     config: MeshConfig,
     access_policies: Vec<&'a AccessPolicy>,
+    openings: Vec<&'a IngressPolicy>,
 }
 
 /// Where remarks on one object go.
@@ -147,7 +151,9 @@ impl<'a> World<'a> {
                 Object::HttpRoute(_)
                 | Object::TlsRoute(_)
                 | Object::Lane(_)
-                | Object::Gateway(_) => {}
+                | Object::Gateway(_)
+                | Object::Egress(_) => {}
+                Object::Ingress(policy) => world.openings.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::ReferenceGrant(grant) => world.grants.push(grant),

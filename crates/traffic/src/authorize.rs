@@ -1,28 +1,32 @@
 //! Authorisation: whether this peer may open this connection and make this request.
 
+mod opening;
 mod policy;
 mod ruling;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, ObjectKey, Plaintext, PortSet, Reason, ServiceAccount, SpiffeId,
+    Access, AccessRule, ObjectKey, Plaintext, PortSet, Protocol, Reason, ServiceAccount, SpiffeId,
     TrustDomain, WorkloadPlan,
 };
 
 use crate::matcher::{PathKind, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use opening::Openings;
 use policy::{PeerRules, PolicyRules};
 
+pub use opening::{Carrier, Origin};
 pub use ruling::{Denial, Ruling};
 
 /// Who may come in at one workload, compiled.
 ///
 /// The rules of access policies come first: what one denies is denied, and what another allows is
-/// allowed. Then, permissive: every verified member of the trust domain. Strict: the union of all
+/// allowed. Then what is open to others than members. Then, permissive: every verified member of the trust domain. Strict: the union of all
 /// `TrafficTarget`s that name the peer as a source. A peer that none names is told 403; one that is
 /// named, but not for this request, is told 403 if the request is allowed to somebody else and 404
 /// otherwise.
@@ -39,6 +43,8 @@ pub struct InboundAccess {
     is_audited: bool,
     /// Peers that proved nothing are judged by the rules, which never allow them anything.
     plaintext: Plaintext,
+    /// What is open to others than members.
+    openings: Openings,
     /// Tells the permits of this compilation from those of another.
     seal: Arc<Seal>,
 }
@@ -55,6 +61,7 @@ impl InboundAccess {
             is_audited: plan.inbound.is_audited,
             plaintext: plan.plaintext,
             policies: PolicyRules::compile(&plan.inbound.rules, &plan.ports)?,
+            openings: Openings::compile(&plan.openings)?,
             ..access
         })
     }
@@ -75,6 +82,7 @@ impl InboundAccess {
             is_audited: false,
             plaintext: Plaintext::Refuse,
             policies: None,
+            openings: Openings::default(),
             seal: Arc::new(Seal),
         })
     }
@@ -93,12 +101,39 @@ impl InboundAccess {
         peer: Option<&SpiffeId>,
         port: u16,
     ) -> Result<ConnectionPermit, Denial> {
+        self.visit((peer, port), None)
+    }
+
+    /// The same for a connection of which is known where it comes from: a port may be open to whom
+    /// nothing else lets in.
+    ///
+    /// # Errors
+    /// As for [`Self::connection`].
+    pub fn visit(
+        &self,
+        (peer, port): (Option<&SpiffeId>, u16),
+        origin: Option<Origin>,
+    ) -> Result<ConnectionPermit, Denial> {
         Ok(ConnectionPermit(Arc::new(Standing {
+            rights: self.rights_of(peer, port, origin.as_ref())?,
             peer: peer.cloned(),
             port,
-            rights: self.rights_of(peer, port)?,
+            origin,
             seal: Arc::clone(&self.seal),
         })))
+    }
+
+    /// What clients without TLS from this address may speak at a port that is open to them, where
+    /// the application speaks `spoken`.
+    #[must_use]
+    pub fn in_clear(&self, at: (u16, Protocol), address: IpAddr) -> Option<Protocol> {
+        self.openings.in_clear(at, address)
+    }
+
+    /// Whether clients from this address need no certificate at a port.
+    #[must_use]
+    pub fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
+        self.openings.skips_proof(port, address)
     }
 
     /// Decides on a request. A permit that another compilation gave out is good for no more than
@@ -114,7 +149,7 @@ impl InboundAccess {
         request: &RequestView<'_>,
     ) -> Result<Permit, Denial> {
         let rights = self.current_rights(permit)?;
-        self.enforced(self.judge_request(&rights, request))
+        self.enforced(&rights, self.judge_request(&rights, request))
     }
 
     /// Decides on opaque bytes to a port of the application. Rules about HTTP open no port.
@@ -123,11 +158,11 @@ impl InboundAccess {
     /// As for requests, but for `no-policy-route`.
     pub fn tcp(&self, permit: &ConnectionPermit) -> Result<Permit, Denial> {
         let rights = self.current_rights(permit)?;
-        self.enforced(self.judge_bytes(&rights, permit.0.port))
+        self.enforced(&rights, self.judge_bytes(&rights, permit.0.port))
     }
 
     fn judge_request(&self, rights: &Rights, request: &RequestView<'_>) -> Judgement {
-        if self.policies.is_none() && self.rules.is_none() {
+        if self.policies.is_none() && self.rules.is_none() && !rights.opened_only {
             return Ok(By::Nobody);
         }
         let path = PathKind::of(request.path);
@@ -135,6 +170,12 @@ impl InboundAccess {
             && let Some(judgement) = policies.judge_request(rules, request, path)
         {
             return judgement;
+        }
+        if let Some(index) = self.openings.for_request(&rights.openings, request, path) {
+            return Ok(By::Opening(index));
+        }
+        if rights.opened_only {
+            return Err((Reason::NoPolicyRoute, By::Nobody));
         }
         let Some(strict) = &self.rules else {
             return Ok(By::Nobody);
@@ -157,6 +198,12 @@ impl InboundAccess {
         {
             return judgement;
         }
+        if let Some(index) = self.openings.for_bytes(&rights.openings) {
+            return Ok(By::Opening(index));
+        }
+        if rights.opened_only {
+            return Err((Reason::Denied, By::Nobody));
+        }
         let Some(strict) = &self.rules else {
             return Ok(By::Nobody);
         };
@@ -169,11 +216,14 @@ impl InboundAccess {
         Err((Reason::Denied, others.map_or(By::Nobody, By::Target)))
     }
 
-    /// In audit mode what policies deny is let in, and the permit tells of it.
-    fn enforced(&self, judgement: Judgement) -> Result<Permit, Denial> {
+    /// In audit mode what policies deny is let in, and the permit tells of it; but nobody is who has
+    /// no other way in than what is open.
+    fn enforced(&self, rights: &Rights, judgement: Judgement) -> Result<Permit, Denial> {
         match judgement {
             Ok(by) => Ok(Permit { by, would_deny: None }),
-            Err((reason, by)) if self.is_audited => Ok(Permit { by, would_deny: Some(reason) }),
+            Err((reason, by)) if self.is_audited && !rights.opened_only => {
+                Ok(Permit { by, would_deny: Some(reason) })
+            }
             Err((reason, by)) => Err(Denial { reason, policy: self.named(by).cloned() }),
         }
     }
@@ -196,22 +246,32 @@ impl InboundAccess {
         match by {
             By::Nobody => None,
             By::Policy(index) => self.policies.as_ref()?.ruling(index),
+            By::Opening(index) => self.openings.ruling(index),
             By::Target(index) => self.rules.as_ref()?.rules.get(index).map(|rule| &rule.ruling),
         }
     }
 
     fn current_rights<'a>(&self, permit: &'a ConnectionPermit) -> Result<Cow<'a, Rights>, Denial> {
-        let Standing { peer, port, rights, .. } = &*permit.0;
+        let Standing { peer, port, origin, rights, .. } = &*permit.0;
         match self.is_current(permit) {
             true => Ok(Cow::Borrowed(rights)),
-            false => self.rights_of(peer.as_ref(), *port).map(Cow::Owned),
+            false => self.rights_of(peer.as_ref(), *port, origin.as_ref()).map(Cow::Owned),
         }
     }
 
     /// The rules that name the peer.
-    fn rights_of(&self, peer: Option<&SpiffeId>, port: u16) -> Result<Rights, Denial> {
+    fn rights_of(
+        &self,
+        peer: Option<&SpiffeId>,
+        port: u16,
+        origin: Option<&Origin>,
+    ) -> Result<Rights, Denial> {
+        let openings = || match origin {
+            Some(origin) => self.openings.of(peer, port, origin),
+            None => Box::default(),
+        };
         let Some(peer) = peer else {
-            return self.rights_of_nobody(port);
+            return self.rights_of_nobody(port, openings());
         };
         if peer.trust_domain != self.trust_domain {
             return Err(Denial::unnamed(Reason::ForeignTrustDomain));
@@ -224,18 +284,19 @@ impl InboundAccess {
         Ok(Rights {
             targets: strict.and_then(|strict| strict.by_source.get(account)).cloned(),
             policies: self.policies.as_ref().map(|rules| rules.of_peer(Some(account), port)),
+            openings: openings(),
+            opened_only: false,
         })
     }
 
     /// No rule names a peer that proved nothing; those that deny everybody are about it too.
-    fn rights_of_nobody(&self, port: u16) -> Result<Rights, Denial> {
-        match self.plaintext {
-            Plaintext::Refuse => Err(Denial::unnamed(Reason::PlaintextRefused)),
-            Plaintext::Accept => {
-                let policies = self.policies.as_ref().map(|rules| rules.of_peer(None, port));
-                Ok(Rights { targets: None, policies })
-            }
+    fn rights_of_nobody(&self, port: u16, openings: Box<[usize]>) -> Result<Rights, Denial> {
+        let opened_only = self.plaintext == Plaintext::Refuse;
+        if opened_only && openings.is_empty() {
+            return Err(Denial::unnamed(Reason::PlaintextRefused));
         }
+        let policies = self.policies.as_ref().map(|rules| rules.of_peer(None, port));
+        Ok(Rights { targets: None, policies, openings, opened_only })
     }
 }
 
@@ -256,6 +317,8 @@ struct Standing {
     peer: Option<SpiffeId>,
     /// The port of the application.
     port: u16,
+    /// Where its connection comes from, if that was told.
+    origin: Option<Origin>,
     rights: Rights,
     seal: Arc<Seal>,
 }
@@ -267,6 +330,10 @@ struct Rights {
     targets: Option<Arc<[usize]>>,
     /// Those of access policies, where there are some.
     policies: Option<PeerRules>,
+    /// Those of what is open that let it in.
+    openings: Box<[usize]>,
+    /// Whether nothing else lets it in.
+    opened_only: bool,
 }
 
 /// Proof that a request or a byte stream is let in. [`InboundAccess::ruling`] names its policy.
@@ -296,6 +363,8 @@ enum By {
     Target(usize),
     /// That of an access policy.
     Policy(usize),
+    /// What is open to others than members.
+    Opening(usize),
 }
 
 /// Only the address that an `Arc` gives it matters.

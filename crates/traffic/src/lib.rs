@@ -30,7 +30,7 @@ mod hits;
 mod pattern;
 
 pub use action::{CompiledActions, FieldEdits, Redirection};
-pub use authorize::{ConnectionPermit, Denial, InboundAccess, Permit, Ruling};
+pub use authorize::{Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Ruling};
 pub use backoff::delay;
 pub use balance::{Candidates, pick};
 pub use budget::RetryBudget;

@@ -202,6 +202,7 @@ fn build_access(
                 && old.plan.revoked == plan.revoked
                 && old.plan.inbound == plan.inbound
                 && old.plan.plaintext == plan.plaintext
+                && old.plan.openings == plan.openings
                 && (plan.inbound.rules.is_empty() || old.plan.ports == plan.ports) =>
         {
             Ok(Arc::clone(access))

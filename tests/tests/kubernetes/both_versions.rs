@@ -104,7 +104,7 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
         counted(&meshed, "client", &own, &metric)
     };
     eventually("a name is answered here", Duration::from_secs(30), || {
-        meshed.curl("client", &["http://server/"]);
+        drop(meshed.curl("client", &["http://server/"]));
         (count("answered") > 0).then_some(())
     });
     let before = count("answered");

@@ -9,6 +9,7 @@ use leno_model::{
 };
 
 use super::access::{access, inbound};
+use super::border::{openings, outlets};
 use super::service::{labels, target_port};
 use crate::mesh::Mesh;
 
@@ -33,6 +34,8 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         egress: mesh.config().egress,
         plaintext: mesh.config().plaintext_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
+        openings: openings(mesh, workload),
+        outlets: outlets(mesh, workload),
     }
 }
 

@@ -32,6 +32,8 @@ impl Mesh {
             .chain(self.tags.objects())
             .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
+            .chain(self.ingress_policies().cloned().map(Object::Ingress))
+            .chain(self.egress_policies().cloned().map(Object::Egress))
             .chain(self.splits.all().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
             .collect()

@@ -2,16 +2,76 @@
 
 use std::collections::BTreeSet;
 
-use leno_model::{AccessPolicy, PortSet, TargetRule, TrafficTarget};
+use leno_model::{
+    AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy, IngressSource, PortSet,
+    Proof, TargetRule, ToldBy, TrafficTarget,
+};
 
 use super::Report;
-use crate::compile::missing;
+use crate::compile::{closed, missing, missing_groups};
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
     pub(crate) fn policies(&self) -> Vec<PolicyStatus> {
         let targets = self.mesh.targets().map(|target| self.policy(target));
-        targets.chain(self.mesh.access_policies().map(|policy| self.access(policy))).collect()
+        let access = self.mesh.access_policies().map(|policy| self.access(policy));
+        let ingress = self.mesh.ingress_policies().map(|policy| self.ingress(policy));
+        let egress = self.mesh.egress_policies().map(|policy| self.egress(policy));
+        targets.chain(access).chain(ingress).chain(egress).collect()
+    }
+
+    fn ingress(&self, policy: &IngressPolicy) -> PolicyStatus {
+        let IngressName { kind, namespace, name } = &policy.name;
+        let backends = policy.backends.iter();
+        let destination = backends.clone().map(|it| format!("{namespace}/{}", it.service));
+        let destination: BTreeSet<String> = destination.collect();
+        let sources = policy.sources.iter().map(|source| match source {
+            IngressSource::Service(service) => format!("Service {service}"),
+            IngressSource::Range(range) => range.to_string(),
+            IngressSource::Principal(account, domain) => format!("{account} of {domain}"),
+        });
+        let rules = backends.clone().map(|backend| {
+            let how = match &backend.entry {
+                Entry::Http => "HTTP",
+                Entry::Grpc => "gRPC",
+                Entry::Tcp => "TCP",
+                Entry::Https { proof: Proof::Required, .. } => "HTTPS with certificates",
+                Entry::Https { proof: Proof::Skipped, .. } => "HTTPS",
+            };
+            format!("{how} at port {} of {namespace}/{}", backend.port, backend.service)
+        });
+        let is_open = |it| self.mesh.opened_before(policy, it).is_none();
+        PolicyStatus {
+            kind: kind.as_str().to_owned(),
+            name: format!("{namespace}/{name}"),
+            destination: destination.into_iter().collect::<Vec<_>>().join(", "),
+            sources: sources.collect(),
+            rules: rules.collect(),
+            in_force: backends.clone().any(is_open),
+            problems: closed(self.mesh, policy),
+        }
+    }
+
+    fn egress(&self, policy: &EgressPolicy) -> PolicyStatus {
+        let rules = policy.ports.iter().map(|port| {
+            let how = match port.told_by {
+                ToldBy::Http => "HTTP",
+                ToldBy::ServerName => "TLS",
+                ToldBy::Address => "TCP",
+            };
+            format!("{how} to port {}", port.port)
+        });
+        let hosts = policy.hosts.iter().map(ToString::to_string);
+        let ranges = policy.ranges.iter().map(ToString::to_string);
+        PolicyStatus {
+            kind: "Egress".to_owned(),
+            name: policy.name.to_string(),
+            destination: hosts.chain(ranges).collect::<Vec<_>>().join(", "),
+            sources: policy.sources.iter().map(ToString::to_string).collect(),
+            rules: rules.collect(),
+            in_force: self.mesh.config().egress == Egress::Deny,
+            problems: missing_groups(self.mesh, &policy.groups),
+        }
     }
 
     fn access(&self, policy: &AccessPolicy) -> PolicyStatus {

@@ -12,7 +12,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::{gateway, inbound, limit, request, sight, tag};
+use super::{border, gateway, inbound, limit, request, sight, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -39,6 +39,8 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         egress_denied: plan.egress == Egress::Deny,
         plaintext_accepted: plan.plaintext == Plaintext::Accept,
         gateway: plan.gateway.as_deref().map(gateway::to_wire),
+        openings: plan.openings.iter().map(border::opening_to_wire).collect(),
+        outlets: plan.outlets.iter().map(border::outlet_to_wire).collect(),
     }
 }
 
@@ -78,6 +80,8 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
             .map(|wire| gateway::from_wire(wire).map(Arc::new))
             .transpose()
             .map_err(|invalid| invalid.under("gateway"))?,
+        openings: each("openings", wire.openings, border::opening_from_wire)?,
+        outlets: each("outlets", wire.outlets, border::outlet_from_wire)?,
     })
 }
 

@@ -348,6 +348,8 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 egress: Egress::ALL[edges.0],
                 plaintext: Plaintext::ALL[edges.1],
                 gateway: None,
+                openings: Vec::new(),
+                outlets: Vec::new(),
             }
         },
     )

@@ -380,6 +380,8 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         egress: Default::default(),
         plaintext: Default::default(),
         gateway: None,
+        openings: Vec::new(),
+        outlets: Vec::new(),
     }
 }
 

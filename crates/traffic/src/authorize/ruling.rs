@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use leno_model::{PolicyName, Reason, ServicePolicyName};
+use leno_model::{IngressName, PolicyName, Reason, ServicePolicyName};
 
 use crate::hits::HitSlot;
 
@@ -28,6 +28,13 @@ impl Ruling {
     pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
         let (rule, hits) = (Some(rule.into()), Arc::default());
         Self { policy, rule, kind: "AccessPolicy", hits }
+    }
+
+    /// Of what opens a port to others than members.
+    pub(super) fn opening(policy: &IngressName) -> Self {
+        let IngressName { kind, namespace, name } = policy;
+        let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
+        Self { policy, rule: None, kind: kind.as_str(), hits: Arc::default() }
     }
 
     /// Of a policy of a service, counted in this place.

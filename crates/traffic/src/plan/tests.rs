@@ -72,6 +72,8 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         egress: Default::default(),
         plaintext: Default::default(),
         gateway: None,
+        openings: Vec::new(),
+        outlets: Vec::new(),
     };
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());

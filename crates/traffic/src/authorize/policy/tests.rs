@@ -77,6 +77,8 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         egress: Default::default(),
         plaintext: Default::default(),
         gateway: None,
+        openings: Vec::new(),
+        outlets: Vec::new(),
     };
     InboundAccess::of(&plan).unwrap()
 }

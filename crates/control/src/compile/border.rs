@@ -1,0 +1,142 @@
+//! What is open to clients outside the mesh at a workload, and what it reaches outside.
+
+use leno_model::{
+    Egress, EgressPolicy, Entry, IngressBackend, IngressPolicy, IngressSource, IpRange, Opening,
+    Outlet, RequestMatch, RouteGroupName, ServiceAccount, ServiceName, ToldBy, Workload,
+};
+
+use crate::mesh::Mesh;
+
+/// Compiles what policies open at a workload: one opening for each port of a service that it is
+/// behind, from the first policy that names it.
+pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
+    let mut openings = Vec::new();
+    for policy in mesh.ingress_in(&workload.name.namespace) {
+        for backend in &policy.backends {
+            let is_behind =
+                mesh.in_front_of(&workload.name).any(|it| it.name.name == backend.service);
+            if !is_behind || mesh.opened_before(policy, backend).is_some() {
+                continue;
+            }
+            let opening = opening(mesh, policy, backend);
+            if !openings.contains(&opening) {
+                openings.push(opening);
+            }
+        }
+    }
+    openings
+}
+
+fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
+    let places = |it: &&IngressSource| !matches!(it, IngressSource::Principal(..));
+    let names_places = policy.sources.iter().any(|it| places(&it));
+    let ranges = policy.sources.iter().filter(places).flat_map(|it| ranges(mesh, it));
+    let mut ranges: Vec<IpRange> = ranges.collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    // Where certificates say who comes, it need not matter from where.
+    let anywhere = !names_places && !backend.entry.is_clear();
+    let accounts = policy.sources.iter().filter_map(|it| account(mesh, it)).cloned();
+    Opening {
+        policy: policy.name.clone(),
+        port: backend.port,
+        entry: backend.entry.clone(),
+        ranges: (!anywhere).then_some(ranges),
+        accounts: match backend.entry {
+            Entry::Https { .. } => accounts.collect(),
+            Entry::Http | Entry::Grpc | Entry::Tcp => Vec::new(),
+        },
+        requests: requests(mesh, &policy.groups),
+    }
+}
+
+/// The addresses that a source means. Those of the machine itself mean nobody: all of its processes
+/// have them.
+fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
+    match source {
+        IngressSource::Range(range) => vec![*range],
+        IngressSource::Principal(..) => Vec::new(),
+        IngressSource::Service(service) => {
+            let all = mesh.behind(service).chain(mesh.bystanders_behind(service));
+            let addresses = all.map(|workload| workload.address);
+            let known = addresses.filter(|it| !it.is_loopback() && !it.is_unspecified());
+            known.map(IpRange::from).collect()
+        }
+    }
+}
+
+/// The account that a source means, if it is of this mesh.
+fn account<'a>(mesh: &Mesh, source: &'a IngressSource) -> Option<&'a ServiceAccount> {
+    match source {
+        IngressSource::Principal(account, domain) => {
+            (*domain == mesh.config().trust_domain).then_some(account)
+        }
+        IngressSource::Service(_) | IngressSource::Range(_) => None,
+    }
+}
+
+/// Compiles what a workload reaches outside: nothing of it matters while everybody is let out.
+pub(super) fn outlets(mesh: &Mesh, workload: &Workload) -> Vec<Outlet> {
+    if mesh.config().egress == Egress::Allow {
+        return Vec::new();
+    }
+    mesh.egress_of(&workload.account).flat_map(|policy| of_policy(mesh, policy)).collect()
+}
+
+fn of_policy<'a>(mesh: &'a Mesh, policy: &'a EgressPolicy) -> impl Iterator<Item = Outlet> + 'a {
+    policy.ports.iter().map(|port| {
+        let is_named = port.told_by != ToldBy::Address;
+        let is_http = port.told_by == ToldBy::Http;
+        Outlet {
+            policy: policy.name.clone(),
+            port: port.port,
+            told_by: port.told_by,
+            hosts: if is_named { policy.hosts.clone() } else { Vec::new() },
+            ranges: policy.ranges.clone(),
+            requests: if is_http { requests(mesh, &policy.groups) } else { None },
+        }
+    })
+}
+
+/// All requests that groups mean; a group that is not there means none.
+fn requests(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>> {
+    if groups.is_empty() {
+        return None;
+    }
+    let groups = groups.iter().filter_map(|group| mesh.group(group));
+    let matches = groups.flat_map(|group| &group.matches).map(|named| named.request.clone());
+    Some(matches.collect())
+}
+
+/// What keeps a policy, or a part of it, from opening anything, as sentences for its author.
+pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
+    let mut problems = missing_groups(mesh, &policy.groups);
+    for backend in &policy.backends {
+        let (namespace, name) = (policy.name.namespace.clone(), backend.service.clone());
+        let service = ServiceName { namespace, name };
+        if let Some(first) = mesh.opened_before(policy, backend) {
+            problems.push(format!("{first} opens port {} of {service}", backend.port));
+        }
+        if mesh.service(&service).is_none() {
+            problems.push(format!("there is no Service {service}"));
+        }
+    }
+    for source in &policy.sources {
+        match source {
+            IngressSource::Service(service) if ranges(mesh, source).is_empty() => {
+                problems.push(format!("endpoints not found for service {service}"));
+            }
+            IngressSource::Principal(account, domain) if *domain != mesh.config().trust_domain => {
+                problems.push(format!("{account} is of the trust domain {domain}"));
+            }
+            IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(..) => {}
+        }
+    }
+    problems
+}
+
+/// Groups that are not there, as sentences for the author of who names them.
+pub(crate) fn missing_groups(mesh: &Mesh, groups: &[RouteGroupName]) -> Vec<String> {
+    let missing = groups.iter().filter(|group| mesh.group(group).is_none());
+    missing.map(|group| format!("HTTPRouteGroup {group} does not exist")).collect()
+}

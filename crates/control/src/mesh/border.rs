@@ -1,0 +1,143 @@
+//! Who comes in from outside the mesh and who goes out, by whom it is about.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{
+    EgressPolicy, IngressBackend, IngressName, IngressPolicy, IngressSource, Name, PolicyName,
+    RouteGroupName, ServiceAccount, ServiceName, WorkloadName,
+};
+
+use super::{Index, Mesh, Touched};
+
+/// All policies about the border of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Border {
+    /// In order of namespace, and in one the first that opens a port does.
+    ingress: BTreeMap<IngressName, IngressPolicy>,
+    ingress_by_namespace: Index<Name, IngressName>,
+    egress: BTreeMap<PolicyName, EgressPolicy>,
+    egress_by_source: Index<ServiceAccount, PolicyName>,
+}
+
+/// Questions.
+impl Mesh {
+    /// All that opens ports, in order.
+    pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {
+        self.border.ingress.values()
+    }
+
+    /// What opens ports of workloads of a namespace, the first before others.
+    pub(crate) fn ingress_in(&self, namespace: &Name) -> impl Iterator<Item = &IngressPolicy> {
+        let names = self.border.ingress_by_namespace.of(namespace);
+        names.filter_map(|name| self.border.ingress.get(name))
+    }
+
+    /// The policy that opens this port before `policy` could.
+    pub(crate) fn opened_before(
+        &self,
+        policy: &IngressPolicy,
+        backend: &IngressBackend,
+    ) -> Option<&IngressName> {
+        let same = |it: &IngressBackend| (&it.service, it.port) == (&backend.service, backend.port);
+        let mut before =
+            self.ingress_in(&policy.name.namespace).take_while(|it| it.name < policy.name);
+        before.find(|it| it.backends.iter().any(same)).map(|it| &it.name)
+    }
+
+    /// All that lets somebody out, by name.
+    pub(crate) fn egress_policies(&self) -> impl ExactSizeIterator<Item = &EgressPolicy> {
+        self.border.egress.values()
+    }
+
+    /// What lets an account out, by name.
+    pub(crate) fn egress_of(
+        &self,
+        account: &ServiceAccount,
+    ) -> impl Iterator<Item = &EgressPolicy> {
+        let names = self.border.egress_by_source.of(account);
+        names.filter_map(|name| self.border.egress.get(name))
+    }
+}
+
+/// Changes.
+impl Mesh {
+    pub(super) fn set_ingress(
+        &mut self,
+        name: &IngressName,
+        new: Option<IngressPolicy>,
+        touched: &mut Touched,
+    ) {
+        let old = self.border.ingress.remove(name);
+        self.border.ingress_by_namespace.remove(&name.namespace, name);
+        if old != new {
+            for policy in old.iter().chain(&new) {
+                touched.workloads.extend(self.behind_backends(policy).cloned());
+            }
+        }
+        if let Some(new) = new {
+            self.border.ingress_by_namespace.insert(&name.namespace, name);
+            self.border.ingress.insert(name.clone(), new);
+        }
+    }
+
+    pub(super) fn set_egress(
+        &mut self,
+        name: &PolicyName,
+        new: Option<EgressPolicy>,
+        touched: &mut Touched,
+    ) {
+        let old = self.border.egress.remove(name);
+        for source in old.iter().flat_map(|old| &old.sources) {
+            self.border.egress_by_source.remove(source, name);
+        }
+        if old != new {
+            for source in old.iter().chain(&new).flat_map(|policy| &policy.sources) {
+                self.touch_access(source, touched);
+            }
+        }
+        if let Some(new) = new {
+            for source in &new.sources {
+                self.border.egress_by_source.insert(source, name);
+            }
+            self.border.egress.insert(name.clone(), new);
+        }
+    }
+
+    /// Others are behind services than before: what is open to whoever is there is open to others.
+    pub(super) fn touch_opened_to(&self, touched: &mut Touched) {
+        if self.border.ingress.is_empty() || touched.services.is_empty() {
+            return;
+        }
+        let is_touched = |source: &IngressSource| match source {
+            IngressSource::Service(service) => touched.services.contains(service),
+            IngressSource::Range(_) | IngressSource::Principal(..) => false,
+        };
+        let policies = self.border.ingress.values();
+        let about: BTreeSet<WorkloadName> = policies
+            .filter(|policy| policy.sources.iter().any(is_touched))
+            .flat_map(|policy| self.behind_backends(policy).cloned())
+            .collect();
+        touched.workloads.extend(about);
+    }
+
+    /// Whoever is let in or out for requests of this group.
+    pub(super) fn touch_border_users(&self, group: &RouteGroupName, touched: &mut Touched) {
+        for policy in self.border.ingress.values().filter(|it| it.groups.contains(group)) {
+            touched.workloads.extend(self.behind_backends(policy).cloned());
+        }
+        for policy in self.border.egress.values().filter(|it| it.groups.contains(group)) {
+            policy.sources.iter().for_each(|source| self.touch_access(source, touched));
+        }
+    }
+
+    fn behind_backends<'a>(
+        &'a self,
+        policy: &'a IngressPolicy,
+    ) -> impl Iterator<Item = &'a WorkloadName> {
+        let namespace = &policy.name.namespace;
+        policy.backends.iter().flat_map(|backend| {
+            let (namespace, name) = (namespace.clone(), backend.service.clone());
+            self.selected.of(&ServiceName { namespace, name }).collect::<Vec<_>>()
+        })
+    }
+}

@@ -1,0 +1,110 @@
+//! Who comes in from outside the mesh and who goes out, as it travels.
+
+use leno_model::{Entry, Opening, Outlet, Proof, RequestMatch, ToldBy};
+
+use super::field::{Invalid, account, each, parsed, port};
+use super::request;
+use crate::proto;
+
+pub(super) fn opening_to_wire(opening: &Opening) -> proto::Opening {
+    use proto::opening::Entry as Wire;
+    let nothing = proto::Nothing {};
+    let entry = match &opening.entry {
+        Entry::Http => Wire::Http(nothing),
+        Entry::Grpc => Wire::Grpc(nothing),
+        Entry::Tcp => Wire::Tcp(nothing),
+        Entry::Https { proof, server_names } => Wire::Https(proto::HttpsEntry {
+            proof_skipped: *proof == Proof::Skipped,
+            server_names: server_names.clone(),
+        }),
+    };
+    proto::Opening {
+        policy: opening.policy.to_string(),
+        port: opening.port.into(),
+        entry: Some(entry),
+        ranges: opening.ranges.iter().flatten().map(ToString::to_string).collect(),
+        from_anywhere: opening.ranges.is_none(),
+        accounts: opening.accounts.iter().map(ToString::to_string).collect(),
+        requests: requests_to_wire(opening.requests.as_deref()),
+    }
+}
+
+/// A way in that this version does not know must not be taken for another.
+pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid> {
+    use proto::opening::Entry as Wire;
+    let nothing = |proto::Nothing {}, entry| entry;
+    let entry = match wire.entry {
+        None => return Err(Invalid::new("entry", "is missing, or unknown to this version")),
+        Some(Wire::Http(it)) => nothing(it, Entry::Http),
+        Some(Wire::Grpc(it)) => nothing(it, Entry::Grpc),
+        Some(Wire::Tcp(it)) => nothing(it, Entry::Tcp),
+        Some(Wire::Https(https)) => Entry::Https {
+            proof: if https.proof_skipped { Proof::Skipped } else { Proof::Required },
+            server_names: https.server_names,
+        },
+    };
+    let ranges = each("ranges", wire.ranges, |text| parsed("", &text))?;
+    let ranges = match (wire.from_anywhere, ranges.is_empty()) {
+        (true, true) if !entry.is_clear() => None,
+        (true, _) => {
+            return Err(Invalid::new("from_anywhere", "must not be set for these ranges or entry"));
+        }
+        (false, _) => Some(ranges),
+    };
+    Ok(Opening {
+        policy: parsed("policy", &wire.policy)?,
+        port: port("port", wire.port)?,
+        entry,
+        ranges,
+        accounts: each("accounts", wire.accounts, |text| account("", &text))?,
+        requests: requests_from_wire(wire.requests)?,
+    })
+}
+
+pub(super) fn outlet_to_wire(outlet: &Outlet) -> proto::Outlet {
+    let told_by = match outlet.told_by {
+        ToldBy::Http => proto::ToldBy::Http,
+        ToldBy::ServerName => proto::ToldBy::ServerName,
+        ToldBy::Address => proto::ToldBy::Address,
+    };
+    proto::Outlet {
+        policy: outlet.policy.to_string(),
+        port: outlet.port.into(),
+        told_by: told_by.into(),
+        hosts: outlet.hosts.iter().map(ToString::to_string).collect(),
+        ranges: outlet.ranges.iter().map(ToString::to_string).collect(),
+        requests: requests_to_wire(outlet.requests.as_deref()),
+    }
+}
+
+/// What tells where a connection goes must not be taken for something else.
+pub(super) fn outlet_from_wire(wire: proto::Outlet) -> Result<Outlet, Invalid> {
+    let told_by = match wire.told_by() {
+        proto::ToldBy::Http => ToldBy::Http,
+        proto::ToldBy::ServerName => ToldBy::ServerName,
+        proto::ToldBy::Address => ToldBy::Address,
+        proto::ToldBy::Unspecified => {
+            return Err(Invalid::new("told_by", "is missing, or unknown to this version"));
+        }
+    };
+    Ok(Outlet {
+        policy: parsed("policy", &wire.policy)?,
+        port: port("port", wire.port)?,
+        told_by,
+        hosts: each("hosts", wire.hosts, |text| parsed("", &text))?,
+        ranges: each("ranges", wire.ranges, |text| parsed("", &text))?,
+        requests: requests_from_wire(wire.requests)?,
+    })
+}
+
+fn requests_to_wire(requests: Option<&[RequestMatch]>) -> Option<proto::RequestMatches> {
+    let matches = requests?.iter().map(request::to_wire).collect();
+    Some(proto::RequestMatches { matches })
+}
+
+fn requests_from_wire(
+    wire: Option<proto::RequestMatches>,
+) -> Result<Option<Vec<RequestMatch>>, Invalid> {
+    let requests = wire.map(|wire| each("matches", wire.matches, request::from_wire)).transpose();
+    requests.map_err(|invalid| invalid.under("requests"))
+}

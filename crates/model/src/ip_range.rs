@@ -1,0 +1,140 @@
+//! Ranges of addresses, as policies name them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+/// All addresses that begin alike: `10.1.0.0/16`, or one address alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IpRange {
+    address: IpAddr,
+    /// How many bits they have in common.
+    prefix: u8,
+}
+
+impl IpRange {
+    /// The addresses that have the first `prefix` bits of this one, which has no others.
+    ///
+    /// # Errors
+    /// [`InvalidIpRange`] when the prefix is longer than the address, or bits after it are set:
+    /// then somebody meant something else.
+    pub fn new(address: IpAddr, prefix: u8) -> Result<Self, InvalidIpRange> {
+        let range = Self { address, prefix };
+        let fits = prefix <= range.width() && range.kept(bits(address)) == bits(address);
+        if fits { Ok(range) } else { Err(InvalidIpRange { text: format!("{address}/{prefix}") }) }
+    }
+
+    /// Whether an address is one of them. One of version 4 inside one of version 6 counts as what
+    /// it is.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.address.is_ipv4() == address.is_ipv4()
+            && self.kept(bits(address)) == bits(self.address)
+    }
+
+    /// The address without bits of its own.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits its addresses have in common.
+    #[must_use]
+    pub fn prefix(&self) -> u8 {
+        self.prefix
+    }
+
+    fn width(&self) -> u8 {
+        if self.address.is_ipv4() { 32 } else { 128 }
+    }
+
+    /// The bits that are in common.
+    fn kept(&self, bits: u128) -> u128 {
+        let own = u32::from(self.width().saturating_sub(self.prefix));
+        bits.checked_shr(own).and_then(|bits| bits.checked_shl(own)).unwrap_or(0)
+    }
+}
+
+/// One address.
+impl From<IpAddr> for IpRange {
+    fn from(address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        Self { address, prefix: if address.is_ipv4() { 32 } else { 128 } }
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => Ipv6Addr::to_bits(address),
+    }
+}
+
+impl fmt::Display for IpRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// Reads `ADDRESS/BITS`.
+impl FromStr for IpRange {
+    type Err = InvalidIpRange;
+
+    fn from_str(text: &str) -> Result<Self, InvalidIpRange> {
+        let invalid = || InvalidIpRange { text: text.chars().take(TEXT_CHARACTERS_MAX).collect() };
+        let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
+        let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
+        let prefix = Some(prefix).filter(|_| is_number).and_then(|prefix| prefix.parse().ok());
+        let (address, prefix) = address.parse().ok().zip(prefix).ok_or_else(invalid)?;
+        Self::new(address, prefix).map_err(|_| invalid())
+    }
+}
+
+/// A text that is no range of addresses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is not a range of addresses: use the first address of it and its bits, such as 10.1.0.0/16"
+)]
+pub struct InvalidIpRange {
+    /// What was given, cut.
+    pub text: String,
+}
+
+const TEXT_CHARACTERS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_the_addresses_that_begin_like_it() {
+        for (range, inside, outside) in [
+            (
+                "10.1.0.0/16",
+                &["10.1.0.0", "10.1.255.255", "::ffff:10.1.2.3"][..],
+                &["10.2.0.0"][..],
+            ),
+            ("10.1.2.3/32", &["10.1.2.3"], &["10.1.2.2", "10.1.2.4"]),
+            ("0.0.0.0/0", &["0.0.0.0", "255.255.255.255"], &["::1", "fd00::1"]),
+            ("::/0", &["::1", "fd00::1"], &["10.1.2.3"]),
+            ("fd00:1::/32", &["fd00:1::", "fd00:1:ffff::"], &["fd00:2::"]),
+            ("128.0.0.0/1", &["128.0.0.0", "255.0.0.1"], &["127.255.255.255"]),
+        ] {
+            let it: IpRange = range.parse().unwrap();
+            assert_eq!(it.to_string(), range);
+            let contains = |text: &&&str| it.contains(text.parse().unwrap());
+            assert_eq!(inside.iter().filter(contains).count(), inside.len(), "{range}");
+            assert_eq!(outside.iter().filter(contains).count(), 0, "{range}");
+        }
+    }
+
+    #[test]
+    fn what_could_mean_two_things_is_none() {
+        for bad in ["", "10.1.0.0", "10.1.2.3/16", "10.1.0.0/33", "::/129", "10.1.0.0/+8", "a/8"] {
+            assert!(bad.parse::<IpRange>().is_err(), "{bad}");
+        }
+        let one = IpRange::from("::ffff:10.1.2.3".parse::<IpAddr>().unwrap());
+        assert_eq!(one.to_string(), "10.1.2.3/32");
+    }
+}

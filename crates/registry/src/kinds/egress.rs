@@ -1,0 +1,137 @@
+//! Reads `Egress` of OSM, osm-edge and FSM.
+
+use leno_model::{
+    EgressPolicy, EgressPort, HostPattern, IpRange, PolicyName, ServiceAccount, ToldBy,
+};
+
+use super::Head;
+use super::ingress::{LIST_MAX, not_empty, read_groups};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
+    let fields = spec.fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
+    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let sources = each(&fields, "sources", "name the accounts that are let out", read_source);
+    let ports = each(&fields, "ports", "list the ports that they are let out to", read_port);
+    let hosts = if_any(&fields, "hosts", read_host);
+    let ranges = if_any(&fields, "ipAddresses", read_range);
+    let groups = read_groups(&fields, &name.namespace);
+    let policy = EgressPolicy {
+        name,
+        sources: sources?,
+        hosts: hosts?,
+        ranges: ranges?,
+        ports: ports?,
+        groups: groups?,
+    };
+    check(spec, &fields, &policy);
+    Some(policy)
+}
+
+/// What one part says must mean something with the others.
+fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
+    let told_by = |told_by: ToldBy| policy.ports.iter().any(|port| port.told_by == told_by);
+    let is_named = told_by(ToldBy::Http) || told_by(ToldBy::ServerName);
+    if let Some(field) = fields.find("hosts").filter(|_| !is_named) {
+        field.refuse(
+            "means nothing: nothing names a host on a port of the protocol tcp",
+            "use `ipAddresses`, or `protocol: http` or `https`",
+        );
+    }
+    if let Some(field) = fields.find("matches").filter(|_| !told_by(ToldBy::Http)) {
+        field.refuse(
+            "means nothing: requests are seen on ports of the protocol http alone",
+            "remove it, or use `protocol: http`",
+        );
+    }
+    if policy.hosts.is_empty() && policy.ranges.is_empty() && is_named {
+        spec.refuse(
+            "says neither `hosts` nor `ipAddresses`, so that everything is meant",
+            "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant",
+        );
+    }
+}
+
+fn each<'a, T: PartialEq>(
+    fields: &Fields<'a>,
+    key: &str,
+    remedy: &str,
+    read: impl Fn(&Field<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
+    listed(fields.require(key)?, remedy, read)
+}
+
+fn if_any<'a, T: PartialEq>(
+    fields: &Fields<'a>,
+    key: &str,
+    read: impl Fn(&Field<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
+    match fields.find(key) {
+        Some(field) => listed(field, "add an element, or leave it out", read),
+        None => Some(Vec::new()),
+    }
+}
+
+fn listed<'a, T: PartialEq>(
+    field: &Field<'a>,
+    remedy: &str,
+    read: impl Fn(&Field<'a>) -> Option<T>,
+) -> Option<Vec<T>> {
+    let mut all = Vec::new();
+    for element in not_empty(field, remedy)? {
+        let Some(one) = read(&element) else { continue };
+        if all.contains(&one) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        all.push(one);
+    }
+    debug_assert!(all.len() <= LIST_MAX, "the list is bounded");
+    Some(all)
+}
+
+fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
+    let fields = element.fields(&["kind", "name", "namespace", "mtls"])?;
+    fields.unsupported(
+        "mtls",
+        "is not supported: sidecars show no other certificates than their own, and those to \
+         members of the mesh alone",
+        "let the application speak TLS itself, and use `protocol: https`",
+    );
+    let kind = fields.require("kind").and_then(|kind| kind.word(&[("ServiceAccount", ())]));
+    let name = fields.require("name").and_then(Field::name);
+    let namespace = fields.require("namespace").and_then(Field::label);
+    kind?;
+    Some(ServiceAccount { namespace: namespace?, name: name? })
+}
+
+fn read_port(element: &Field<'_>) -> Option<EgressPort> {
+    let fields = element.fields(&["number", "protocol"])?;
+    let port = fields.require("number").and_then(Field::port);
+    let told_by = fields.require("protocol").and_then(|field| field.word(PROTOCOLS));
+    Some(EgressPort { port: port?, told_by: told_by? })
+}
+
+fn read_host(element: &Field<'_>) -> Option<HostPattern> {
+    element.parsed(
+        |text| text.parse::<HostPattern>().ok(),
+        "a host name",
+        "use one in lower case without a port, such as api.example.com or *.example.com",
+    )
+}
+
+fn read_range(element: &Field<'_>) -> Option<IpRange> {
+    element.parsed(
+        |text| text.parse::<IpRange>().ok(),
+        "a range of addresses",
+        "use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32",
+    )
+}
+
+/// Nothing is read of a connection whose address tells all, so that it does not matter who speaks
+/// first.
+const PROTOCOLS: &[(&str, ToldBy)] = &[
+    ("http", ToldBy::Http),
+    ("https", ToldBy::ServerName),
+    ("tcp", ToldBy::Address),
+    ("tcp-server-first", ToldBy::Address),
+];

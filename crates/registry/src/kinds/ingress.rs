@@ -1,0 +1,220 @@
+//! Reads `IngressBackend` and `AccessControl` of OSM, osm-edge and FSM.
+
+use leno_model::{
+    Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, IpRange, Name,
+    Proof, RouteGroupName, ServiceAccount, ServiceName, TrustDomain,
+};
+
+use super::Head;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(kind: IngressKind, head: Head, spec: &Field<'_>) -> Option<IngressPolicy> {
+    let fields = spec.fields(&["backends", "sources", "matches"])?;
+    let name = IngressName { namespace: head.namespace, kind, name: head.name };
+    let backends = read_backends(kind, &fields);
+    let sources = read_sources(&fields);
+    let groups = read_groups(&fields, &name.namespace);
+    let (backends, sources) = (backends?, sources?);
+    for (element, backend) in &backends {
+        check_sources(element, &backend.entry, &sources);
+    }
+    let backends = backends.into_iter().map(|(_, backend)| backend).collect();
+    Some(IngressPolicy { name, backends, sources, groups: groups? })
+}
+
+fn read_backends<'a>(
+    kind: IngressKind,
+    fields: &Fields<'a>,
+) -> Option<Vec<(Field<'a>, IngressBackend)>> {
+    if kind == IngressKind::AccessControl && fields.find("backends").is_none() {
+        fields.here().refuse(
+            "has no `backends`, which FSM takes for every port of the namespace",
+            "list the services and ports that are to be open to others",
+        );
+        return None;
+    }
+    let field = fields.require("backends")?;
+    let mut backends: Vec<(Field<'a>, IngressBackend)> = Vec::new();
+    let elements = not_empty(field, "name a service and a port of its workloads")?;
+    for element in elements {
+        let Some(backend) = read_backend(kind, &element) else { continue };
+        let place = |it: &IngressBackend| (it.service.clone(), it.port);
+        if backends.iter().any(|(_, known)| place(known) == place(&backend)) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        backends.push((element, backend));
+    }
+    Some(backends)
+}
+
+fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend> {
+    let fields = element.fields(&["name", "port", "tls"])?;
+    let service = fields.require("name").and_then(Field::label);
+    let port_fields = fields.require("port")?.fields(&["number", "protocol"])?;
+    let port = port_fields.require("number").and_then(Field::port);
+    let protocol = port_fields.require("protocol")?;
+    let entry = match kind {
+        IngressKind::IngressBackend => protocol.word(&WORDS[..3]),
+        IngressKind::AccessControl => protocol.word(WORDS),
+    };
+    let entry = with_tls(&fields, entry?);
+    Some(IngressBackend { service: service?, port: port?, entry: entry? })
+}
+
+/// What `tls` says, which is about HTTPS alone: beside other protocols it may say what goes without
+/// saying.
+fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
+    let (mut proof, mut server_names) = (Proof::Required, Vec::new());
+    if let Some(field) = fields.find("tls") {
+        let tls = field.fields(&["skipClientCertValidation", "sniHosts"])?;
+        if let Some(skip) = tls.find("skipClientCertValidation")
+            && skip.flag()?
+        {
+            proof = Proof::Skipped;
+        }
+        if let Some(field) = tls.find("sniHosts") {
+            server_names = field.each(LIST_MAX, |name| Some(name.name()?.to_string()));
+        }
+        if entry.is_clear() && (proof == Proof::Skipped || !server_names.is_empty()) {
+            field.refuse(
+                "says something about TLS, and the port is opened without",
+                "remove it, or use `protocol: https`",
+            );
+            return None;
+        }
+    }
+    match entry {
+        Entry::Https { .. } => Some(Entry::Https { proof, server_names }),
+        Entry::Http | Entry::Grpc | Entry::Tcp => Some(entry),
+    }
+}
+
+/// Every port lets somebody in, and nobody else than was meant.
+fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) {
+    let names_somebody = sources.iter().any(|it| matches!(it, IngressSource::Principal(..)));
+    let names_places = sources.iter().any(|it| !matches!(it, IngressSource::Principal(..)));
+    match entry {
+        Entry::Http | Entry::Grpc | Entry::Tcp if !names_places => element.refuse(
+            "lets nobody in: who comes without TLS is known by the address alone",
+            "add a source of the kind Service or IPRange, or use `protocol: https`",
+        ),
+        Entry::Https { proof: Proof::Required, .. } if !names_somebody => element.refuse(
+            "wants certificates, and no source says whose",
+            "add a source of the kind AuthenticatedPrincipal, or set \
+             `tls.skipClientCertValidation` to true",
+        ),
+        Entry::Https { proof: Proof::Skipped, .. } if names_somebody => element.refuse(
+            "skips the certificates of clients, and a source goes by them",
+            "remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`",
+        ),
+        Entry::Http | Entry::Grpc | Entry::Tcp | Entry::Https { .. } => {}
+    }
+}
+
+fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
+    let field = fields.require("sources")?;
+    let mut sources = Vec::new();
+    for element in not_empty(field, "name who may come in")? {
+        let Some(source) = read_source(&element) else { continue };
+        if sources.contains(&source) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        sources.push(source);
+    }
+    Some(sources)
+}
+
+fn read_source(element: &Field<'_>) -> Option<IngressSource> {
+    let fields = element.fields(&["kind", "name", "namespace"])?;
+    let kinds = [("Service", 0), ("IPRange", 1), ("AuthenticatedPrincipal", 2)];
+    let kind = fields.require("kind").and_then(|field| field.word(&kinds));
+    let name = fields.require("name");
+    let (kind, name) = (kind?, name?);
+    if kind == 0 {
+        let namespace = fields.require("namespace").and_then(Field::label);
+        return Some(IngressSource::Service(ServiceName {
+            name: name.label()?,
+            namespace: namespace?,
+        }));
+    }
+    fields.unsupported("namespace", "means nothing for sources of this kind", "remove it");
+    if kind == 1 {
+        let range = name.parsed(
+            |text| text.parse::<IpRange>().ok(),
+            "a range of addresses",
+            "use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32",
+        );
+        return range.map(IngressSource::Range);
+    }
+    let (account, domain) = name.parsed(
+        principal,
+        "an identity of the mesh",
+        "use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local",
+    )?;
+    Some(IngressSource::Principal(account, domain))
+}
+
+/// `ACCOUNT.NAMESPACE.TRUST-DOMAIN`, as these meshes write it, or a SPIFFE id.
+fn principal(text: &str) -> Option<(ServiceAccount, TrustDomain)> {
+    if let Ok(id) = text.parse::<leno_model::SpiffeId>() {
+        return Some((id.account, id.trust_domain));
+    }
+    let mut parts = text.splitn(3, '.');
+    let name = Name::new(parts.next()?).ok()?;
+    let namespace = Name::new(parts.next()?).ok()?;
+    let domain = Name::new(parts.next()?).ok()?;
+    Some((ServiceAccount { namespace, name }, TrustDomain(domain)))
+}
+
+/// The groups of HTTP routes that `matches` names; none when there is no such field.
+pub(super) fn read_groups(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteGroupName>> {
+    let Some(field) = fields.find("matches") else { return Some(Vec::new()) };
+    let mut groups = Vec::new();
+    for element in not_empty(field, "name an HTTPRouteGroup, or leave it out to allow everything")?
+    {
+        let Some(group) = read_group(&element, namespace) else { continue };
+        if groups.contains(&group) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        groups.push(group);
+    }
+    Some(groups)
+}
+
+fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
+    let fields = element.fields(&["apiGroup", "kind", "name"])?;
+    let kind = fields.require("kind")?;
+    if kind.text()? == "UpstreamTrafficSetting" {
+        kind.refuse(
+            "\"UpstreamTrafficSetting\" is not supported here",
+            "remove it: such a setting is for services of the mesh",
+        );
+        return None;
+    }
+    kind.word(&[("HTTPRouteGroup", ())])?;
+    if let Some(group) = fields.find("apiGroup") {
+        group.word(&[("specs.smi-spec.io/v1alpha4", ()), ("specs.smi-spec.io", ())])?;
+    }
+    let name = fields.require("name").and_then(Field::name)?;
+    Some(RouteGroupName { namespace: namespace.clone(), name })
+}
+
+/// The elements of a list that has some.
+pub(super) fn not_empty<'a>(field: &Field<'a>, remedy: &str) -> Option<Vec<Field<'a>>> {
+    let elements = field.list(LIST_MAX)?;
+    if elements.is_empty() {
+        field.refuse("is empty", remedy);
+        return None;
+    }
+    Some(elements)
+}
+
+/// Those of an `IngressBackend` first.
+const WORDS: &[(&str, Entry)] = &[
+    ("http", Entry::Http),
+    ("https", Entry::Https { proof: Proof::Required, server_names: Vec::new() }),
+    ("grpc", Entry::Grpc),
+    ("tcp", Entry::Tcp),
+];
+/// The most ports, sources, names or groups of one object.
+pub(super) const LIST_MAX: usize = 256;

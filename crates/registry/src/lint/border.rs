@@ -1,0 +1,122 @@
+//! Looks at who comes in from outside and who goes out: what is named and is not there.
+
+use leno_model::{
+    Egress, EgressPolicy, IngressBackend, IngressPolicy, IngressSource, Name, RouteGroupName,
+    ServiceName, Workload,
+};
+
+use super::{Lint, Reference, World, selects, suggestion};
+
+impl World<'_> {
+    pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut Lint<'_>) {
+        let namespace = &policy.name.namespace;
+        for (index, backend) in policy.backends.iter().enumerate() {
+            self.lint_opened(namespace, (index, backend), lint);
+            self.lint_rival_opening(policy, (index, backend), lint);
+        }
+        for (index, source) in policy.sources.iter().enumerate() {
+            let field = format!("spec.sources[{index}]");
+            match source {
+                IngressSource::Service(service) => {
+                    let reference = Reference { service, port: None, field, name_field: "name" };
+                    self.lint_reference(&reference, lint);
+                }
+                IngressSource::Principal(_, domain) if *domain != self.config.trust_domain => {
+                    let own = &self.config.trust_domain;
+                    lint.warn(
+                        format!("{field}.name"),
+                        format!("is of the trust domain {domain}, and this mesh is {own}"),
+                        format!("use ACCOUNT.NAMESPACE.{own}"),
+                    );
+                }
+                IngressSource::Principal(..) | IngressSource::Range(_) => {}
+            }
+        }
+        self.lint_groups(&policy.groups, lint);
+    }
+
+    pub(super) fn lint_egress(&self, policy: &EgressPolicy, lint: &mut Lint<'_>) {
+        if self.config.egress == Egress::Allow {
+            lint.warn(
+                "spec".to_owned(),
+                "means nothing while everybody is let out".to_owned(),
+                "set `spec.egress` of the MeshConfig to deny, or remove it",
+            );
+        }
+        for (index, source) in policy.sources.iter().enumerate() {
+            if !self.accounts.contains(source) {
+                let near = self.accounts.iter().filter(|it| it.namespace == source.namespace);
+                let known: Vec<&str> = near.map(|it| it.name.as_str()).collect();
+                lint.warn(
+                    format!("spec.sources[{index}].name"),
+                    format!("no workload runs under the account {source}"),
+                    suggestion(source.name.as_str(), &known, "add a Workload with this account"),
+                );
+            }
+        }
+        self.lint_groups(&policy.groups, lint);
+    }
+
+    /// The port is that of the workloads, which is not always that of the service.
+    fn lint_opened(
+        &self,
+        namespace: &Name,
+        (index, backend): (usize, &IngressBackend),
+        lint: &mut Lint<'_>,
+    ) {
+        let field = format!("spec.backends[{index}]");
+        let service = ServiceName { namespace: namespace.clone(), name: backend.service.clone() };
+        let reference =
+            Reference { service: &service, port: None, field: field.clone(), name_field: "name" };
+        self.lint_reference(&reference, lint);
+        let Some(service) = self.services.get(&service) else { return };
+        let mut behind = self.workloads.iter().filter(|it| selects(service, it)).peekable();
+        if behind.peek().is_some() && !behind.any(|it| has_port(it, backend.port)) {
+            lint.warn(
+                format!("{field}.port.number"),
+                format!("no workload of the service has a port {}", backend.port),
+                "use the port of the workloads, not of the service",
+            );
+        }
+    }
+
+    fn lint_rival_opening(
+        &self,
+        policy: &IngressPolicy,
+        (index, backend): (usize, &IngressBackend),
+        lint: &mut Lint<'_>,
+    ) {
+        let opens_the_same = |other: &&&IngressPolicy| {
+            let mut theirs = other.backends.iter();
+            other.name.namespace == policy.name.namespace
+                && other.name < policy.name
+                && theirs.any(|it| it.service == backend.service && it.port == backend.port)
+        };
+        if let Some(first) = self.openings.iter().filter(opens_the_same).min_by_key(|it| &it.name) {
+            lint.warn(
+                format!("spec.backends[{index}]"),
+                format!("the {} opens this port, so that this one does not", first.name),
+                "put the sources of both into one",
+            );
+        }
+    }
+
+    fn lint_groups(&self, groups: &[RouteGroupName], lint: &mut Lint<'_>) {
+        for (index, group) in groups.iter().enumerate() {
+            if !self.groups.contains_key(group) {
+                let known = self.groups.keys().filter(|it| it.namespace == group.namespace);
+                let known: Vec<&str> = known.map(|it| it.name.as_str()).collect();
+                lint.warn(
+                    format!("spec.matches[{index}].name"),
+                    format!("there is no HTTPRouteGroup {group}, so that it allows no request"),
+                    suggestion(group.name.as_str(), &known, "add the HTTPRouteGroup"),
+                );
+            }
+        }
+    }
+}
+
+/// A workload without listed ports may listen anywhere.
+fn has_port(workload: &Workload, port: u16) -> bool {
+    workload.ports.is_empty() || workload.ports.iter().any(|it| it.port == port)
+}
