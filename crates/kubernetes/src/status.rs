@@ -57,6 +57,8 @@ struct Written {
     statement: Statement,
     /// When, if it could be.
     at: Option<Instant>,
+    /// Whether the API server took it.
+    landed: bool,
     /// What an event said of it.
     told: Option<String>,
 }
@@ -90,7 +92,10 @@ impl Scribe {
     async fn say(&mut self, statement: &Statement) {
         let before = self.written.get(&statement.target);
         let fresh = |at: Instant| at.elapsed() < SAME_AGAIN;
-        let same = |it: &&Written| it.statement == *statement && it.at.is_some_and(fresh);
+        let same = |it: &&Written| {
+            let again = it.statement == *statement || it.landed && it.statement.repeats(statement);
+            again && it.at.is_some_and(fresh)
+        };
         if before.filter(same).is_some() {
             return;
         }
@@ -101,13 +106,14 @@ impl Scribe {
             self.tell(statement, refusal).await;
         }
         let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        let mut at = Some(Instant::now());
+        let (mut at, mut landed) = (Some(Instant::now()), true);
         if let Some(status) = statement.status(&now)
             && let Err(error) = self.write(statement, status).await
         {
             // Somebody else was faster, the object has gone, or its kind has no status.
             let expected = matches!(&error, Error::Api(it) if matches!(it.code, 404 | 409));
             let target = &statement.target;
+            landed = false;
             match expected {
                 true => tracing::debug!(%target, %error, "a status is not written"),
                 false => {
@@ -117,7 +123,7 @@ impl Scribe {
             }
         }
         let told = statement.refusal.clone();
-        let written = Written { statement: statement.clone(), at, told };
+        let written = Written { statement: statement.clone(), at, landed, told };
         self.written.insert(statement.target.clone(), written);
     }
 

@@ -132,8 +132,12 @@ impl Statement {
                     Ok(()) => ("committed", "in force"),
                     Err(why) => ("error", why.as_str()),
                 };
-                (self.standing != json!([current, reason]))
-                    .then(|| json!({"currentStatus": current, "reason": reason}))
+                // What is in force may be said in other words: OSM, where it still runs, has its own.
+                let stands = match outcome {
+                    Ok(()) => self.standing.get(0).is_some_and(|word| word == current),
+                    Err(_) => self.standing == json!([current, reason]),
+                };
+                (!stands).then(|| json!({"currentStatus": current, "reason": reason}))
             }
             Said::Parents(parents) => {
                 let written = self.parents(parents, now);
@@ -190,6 +194,13 @@ impl Statement {
         all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
         all.truncate(PARENTS_MAX);
         all
+    }
+
+    /// Whether another one says the same of the same version, in a form that has room for one writer:
+    /// where two do not agree, they would write for ever.
+    pub(crate) fn repeats(&self, other: &Self) -> bool {
+        matches!(self.said, Said::Current(_))
+            && (&self.said, self.generation) == (&other.said, other.generation)
     }
 
     /// Whether there is anything to write or to tell.
@@ -307,6 +318,20 @@ mod tests {
             let expected = expected.map(|condition| json!({"conditions": [condition]}));
             assert_eq!(statement(standing, said()).status(&now), expected);
         }
+    }
+
+    #[test]
+    fn what_another_mesh_says_in_its_own_words_stays() {
+        let osm = json!(["committed", "successfully committed by the system"]);
+        assert!(!statement(osm.clone(), Said::Current(Ok(()))).is_due());
+        let refused = statement(osm, Said::Current(Err("no such service".to_owned())));
+        let expected = json!({"currentStatus": "error", "reason": "no such service"});
+        assert_eq!(refused.status(&Value::Null), Some(expected));
+        // The same again, whatever stands there meanwhile; of another version it is news.
+        let again = statement(json!(["pending", null]), refused.said.clone());
+        assert!(refused.repeats(&again));
+        let newer = Statement { generation: again.generation + 1, ..again };
+        assert!(!refused.repeats(&newer));
     }
 
     #[test]
