@@ -1,23 +1,50 @@
-//! Connections to what is not of the mesh: passed on as they are, if the mesh lets them out.
+//! Connections to what is not of the mesh: passed on as they are, if the mesh lets them out; and where
+//! it lets nobody out, as far as policies name where they go.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
 
+use bytes::BytesMut;
 use leno_model::{Egress, Reason};
 use leno_telemetry::ConnectionSide;
+use leno_traffic::Way;
+use leno_wire::sniff::Sniffed;
+use tokio::time::timeout;
 
 use crate::connections::Counted;
 use crate::dial::dial;
+use crate::first_bytes::{detect, server_name};
 use crate::http::message::{Reader, Writer};
+use crate::http::request::{Aim, Request};
+use crate::http::route::{Bound, Destination};
+use crate::http::server::serve;
 use crate::io::{Io, Stream};
 use crate::record::Record;
 use crate::session::Session;
 use crate::splice::splice;
+use crate::upstream::{Application, Speaks};
+use crate::world::{Scene, World};
 
-/// Carries the application's connection to where it wanted to go. Nothing of it is waited for: there
-/// are protocols in which the server speaks first.
+/// Carries the application's connection to where it wanted to go. Where its address decides nothing of
+/// it is waited for: there are protocols in which the server speaks first.
 pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io) {
+    let mut early = BytesMut::new();
+    let told = match told(session, at, (&io, &mut early)).await {
+        Ok(Told::Requests) => {
+            // Each of its requests is let out, or answered, for itself.
+            Box::pin(serve(session, &io, early)).await;
+            return;
+        }
+        Ok(told) => Ok(told),
+        Err(reason) => Err(reason),
+    };
     let mut record = Record::open(session, PROTOCOL);
-    match pass(session, at, &io, &record).await {
+    let passed = match told {
+        Ok(told) => pass(session, (at, &told), (&io, early), &record).await,
+        Err(reason) => Err(reason),
+    };
+    match passed {
         Ok(()) => record.succeed(),
         Err(reason) => {
             record.reason = Some(reason);
@@ -27,31 +54,123 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io) {
     }
 }
 
-async fn pass(
+/// Where a request goes that its client sends to an address outside: there, if a policy names its host.
+pub(crate) fn route(
     session: &Session,
     at: SocketAddr,
-    io: &Io,
+    (request, aim): (&Request<'_>, &Aim<'_>),
+) -> Result<Bound, Reason> {
+    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    let plans = &scene.plans;
+    if plans.snapshot.plan.egress == Egress::Deny
+        && plans.outlets.by_request(at, &request.view(aim)).is_none()
+    {
+        return Err(Reason::EgressDenied);
+    }
+    let there = session.outside.get_or_init(|| Rc::new(Application::new(at, Speaks::Http1)));
+    Ok(Bound::to(Arc::clone(&scene), Destination::Application(Rc::clone(there))))
+}
+
+/// What is known of where a connection goes.
+enum Told {
+    /// Its address, which is enough.
+    Address,
+    /// The server that a client of TLS asks for.
+    ServerName(String),
+    /// Its requests tell.
+    Requests,
+}
+
+impl Told {
+    /// Whether a connection to this address is let out.
+    fn is_let_out(&self, scene: &Scene, at: SocketAddr) -> bool {
+        let plans = &scene.plans;
+        if plans.snapshot.plan.egress == Egress::Allow {
+            return true;
+        }
+        match self {
+            Self::Address => plans.outlets.way(at) == Way::Open,
+            Self::ServerName(name) => {
+                plans.outlets.way(at) == Way::Open
+                    || plans.outlets.by_server_name(at, name).is_some()
+            }
+            Self::Requests => false,
+        }
+    }
+}
+
+/// Finds out where a connection goes, as far as a policy asks.
+async fn told(
+    session: &Session,
+    at: SocketAddr,
+    (io, early): (&Io, &mut BytesMut),
+) -> Result<Told, Reason> {
+    let worker = &session.worker;
+    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    let plans = &scene.plans;
+    if plans.snapshot.plan.egress == Egress::Allow {
+        return Ok(Told::Address);
+    }
+    let (by_request, by_server_name) = match plans.outlets.way(at) {
+        Way::Closed => return Err(Reason::EgressDenied),
+        Way::Open => return Ok(Told::Address),
+        Way::Told { by_request, by_server_name } => (by_request, by_server_name),
+    };
+    drop(scene);
+    let patience = worker.config.limits.head_timeout;
+    let sniffed = timeout(patience, detect(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
+    match sniffed {
+        Sniffed::Http1 if by_request => Ok(Told::Requests),
+        Sniffed::Tls if by_server_name => {
+            let name = timeout(patience, server_name(io, early)).await;
+            let name = name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
+            Ok(Told::ServerName(name))
+        }
+        _ => Err(Reason::EgressDenied),
+    }
+}
+
+async fn pass(
+    session: &Session,
+    (at, told): (SocketAddr, &Told),
+    (io, early): (&Io, BytesMut),
     record: &Record<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
     let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    if scene.plans.snapshot.plan.egress == Egress::Deny {
+    if !told.is_let_out(&scene, at) {
         return Err(Reason::EgressDenied);
     }
     drop(scene);
     let limits = &worker.config.limits;
     let dialled = dial(at, &worker.config.interception);
-    let dialled = tokio::time::timeout(limits.connect_timeout, dialled).await;
+    let dialled = timeout(limits.connect_timeout, dialled).await;
     let tcp = dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|_| Reason::ConnectFailed)?;
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = limits.idle_connection;
     let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), patience));
     let server = Io::new(Stream::Plain(tcp));
+    let mut client = ends(io);
+    client.0.buffer = early;
     tokio::select! {
-        spliced = splice((ends(io), ends(&server)), patience, record) => spliced,
-        () = worker.world.egress_denied() => {
+        spliced = splice((client, ends(&server)), patience, record) => spliced,
+        () = forbidden(&worker.world, (at, told)) => {
             server.reset();
             Err(Reason::EgressDenied)
+        }
+    }
+}
+
+/// Resolves when a connection is let out no more.
+async fn forbidden(world: &World, (at, told): (SocketAddr, &Told)) {
+    let mut changes = world.border_changes();
+    loop {
+        if world.scene().is_some_and(|scene| !told.is_let_out(&scene, at)) {
+            return;
+        }
+        if changes.changed().await.is_err() {
+            // The world outlives who waits here.
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A connection's standing: by which entrance it came, and who is at its other end.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use leno_telemetry::RequestLabels;
 use leno_traffic::{Carrier, ConnectionPermit, Denial, Origin, Ruling};
 
 use crate::record::{Series, Subject};
+use crate::upstream::Application;
 use crate::worker::Worker;
 use crate::world::Scene;
 
@@ -56,6 +57,8 @@ pub(crate) struct Session {
     pub(crate) host: Option<Rc<str>>,
     /// What is known of it where strangers come in.
     pub(crate) edge: Option<Box<Edge>>,
+    /// Where its requests go, once one of them went outside.
+    pub(crate) outside: OnceCell<Rc<Application>>,
     /// What its exchanges were counted under, so that they are not looked up each time.
     series: RefCell<Vec<Rc<Series>>>,
     /// Given by the access rules of one world; asked for again when they change.
@@ -85,7 +88,9 @@ impl Session {
         let (series, permit) = (RefCell::default(), RefCell::default());
         let told = RefCell::default();
         let (expires, edge, carrier) = (None, None, Carrier::Clear);
+        let outside = OnceCell::new();
         Self {
+            outside,
             worker,
             entrance,
             identity,

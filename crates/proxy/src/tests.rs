@@ -25,6 +25,7 @@ mod instructions;
 mod joining;
 mod limits;
 mod memory;
+mod openings;
 mod policy;
 mod removal;
 mod renewal;

@@ -13,7 +13,7 @@ use leno_model::{
     Egress, Endpoint, EndpointId, Occupant, OccupantPort, Reason, ServiceAccount, ServiceName,
     Whereabouts,
 };
-use leno_traffic::{BadPattern, Plans, ServicePlan};
+use leno_traffic::{BadPattern, Outlets, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
@@ -58,11 +58,20 @@ pub(crate) struct Scene {
     pub(crate) version: u64,
 }
 
-/// What becomes of connections that cross the border of the mesh; nothing is known before the
-/// first version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Borders {
+/// What becomes of connections out of the mesh; nothing is known before the first version.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Borders {
     egress: Option<Egress>,
+    outlets: Option<Arc<Outlets>>,
+}
+
+impl Borders {
+    /// What says the same is the same.
+    fn is_same(&self, other: &Self) -> bool {
+        let (own, theirs) = (self.outlets.as_ref(), other.outlets.as_ref());
+        let same = own.zip(theirs).is_some_and(|(one, two)| Arc::ptr_eq(one, two));
+        self.egress == other.egress && same
+    }
 }
 
 /// What somebody asks the control plane for.
@@ -185,7 +194,10 @@ impl World {
             edge::configs(&plans, previous.as_ref().map(|scene| (&scene.plans, &scene.edge)));
         let version = *self.version.borrow() + 1;
         let revoked = &update.snapshot.plan.revoked;
-        let borders = Borders { egress: Some(update.snapshot.plan.egress) };
+        let borders = Borders {
+            egress: Some(update.snapshot.plan.egress),
+            outlets: Some(Arc::clone(&plans.outlets)),
+        };
         let same_access =
             previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
         self.scene.store(Some(Arc::new(Scene { plans, known, addresses, names, edge, version })));
@@ -201,7 +213,11 @@ impl World {
         if !same_access {
             self.access.send_replace(());
         }
-        self.borders.send_if_modified(|known| std::mem::replace(known, borders) != borders);
+        self.borders.send_if_modified(|known| {
+            let news = !known.is_same(&borders);
+            *known = borders;
+            news
+        });
         Ok(())
     }
 
@@ -232,10 +248,9 @@ impl World {
         }
     }
 
-    /// Resolves when connections to what is not of the mesh are let out no more.
-    pub(crate) async fn egress_denied(&self) {
-        let mut borders = self.borders.subscribe();
-        drop(borders.wait_for(|it| it.egress == Some(Egress::Deny)).await);
+    /// Told when who is let out to what is not of the mesh is decided otherwise than before.
+    pub(crate) fn border_changes(&self) -> watch::Receiver<Borders> {
+        self.borders.subscribe()
     }
 
     /// Makes a new key and certificate the current ones.

@@ -425,7 +425,7 @@ impl CompiledAccess {
     }
 }
 
-fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
+pub(crate) fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
     (path == PathKind::Plain || !matcher.constrains_path()) && matcher.matches(request)
 }
 

@@ -11,6 +11,7 @@ use crate::authorize::InboundAccess;
 use crate::balance::hashing::Places;
 use crate::gateway::GatewayPlan;
 use crate::limit::Limits;
+use crate::outlet::Outlets;
 use crate::pattern::BadPattern;
 use crate::route::PortRoutes;
 use crate::tag::{Lanes, TagPlan};
@@ -32,6 +33,8 @@ pub struct Plans {
     pub limits: Arc<Limits>,
     /// What it serves as the proxy of a gateway.
     pub gateway: Option<Arc<GatewayPlan>>,
+    /// What it reaches outside although nobody is let out; the same one while that is the same.
+    pub outlets: Arc<Outlets>,
 }
 
 impl Plans {
@@ -56,6 +59,7 @@ impl Plans {
             lanes: build_lanes(&snapshot, previous)?,
             limits: build_limits(&snapshot, previous)?,
             gateway: build_gateway(&snapshot, previous),
+            outlets: build_outlets(&snapshot, previous)?,
             snapshot,
             services,
         })
@@ -208,6 +212,18 @@ fn build_access(
             Ok(Arc::clone(access))
         }
         _ => InboundAccess::of(plan).map(Arc::new),
+    }
+}
+
+fn build_outlets(
+    snapshot: &Snapshot,
+    previous: Option<&Plans>,
+) -> Result<Arc<Outlets>, BadPattern> {
+    match previous {
+        Some(Plans { snapshot: old, outlets, .. }) if old.plan.outlets == snapshot.plan.outlets => {
+            Ok(Arc::clone(outlets))
+        }
+        _ => Outlets::compile(&snapshot.plan.outlets).map(Arc::new),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What `leno intercept` makes of a network namespace, as `nft` shows it.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
+mod border;
 mod look_ups;
 mod plugin;
 

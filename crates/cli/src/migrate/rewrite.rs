@@ -1,8 +1,8 @@
 //! What becomes of every document.
 
 use leno_model::{
-    Object, RouteGroupName, ServicePolicyKind, TargetRule, TcpRouteName, TrafficSplit,
-    TrafficTarget,
+    EgressPolicy, IngressPolicy, Object, RouteGroupName, ServicePolicyKind, TargetRule,
+    TcpRouteName, TrafficSplit, TrafficTarget,
 };
 use leno_registry::read_str;
 use serde_json::Value;
@@ -66,6 +66,9 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         },
         Object::SermantRouteRule(_) => {
             Err("a TagRoute decides otherwise in places: write one by hand".to_owned())
+        }
+        Object::Ingress(_) | Object::Egress(_) => {
+            Err("there is no native kind of its meaning: it is read as it stands".to_owned())
         }
         _ => return Fate::Native,
     };
@@ -138,6 +141,8 @@ fn groups(object: &Object) -> Vec<RouteGroupName> {
             })
             .collect(),
         Object::TrafficSplit(TrafficSplit { groups, .. }) => groups.clone().unwrap_or_default(),
+        Object::Ingress(IngressPolicy { groups, .. }) => groups.clone(),
+        Object::Egress(EgressPolicy { groups, .. }) => groups.clone(),
         _ => Vec::new(),
     }
 }

@@ -118,10 +118,10 @@ spec:
   rateLimit: {local: {http: {requests: 100, unit: second, burst: 20}}}
   httpRoutes: [{path: "/items/[0-9]+", rateLimit: {local: {requests: 10, unit: second}}}]
 ---
-apiVersion: policy.openservicemesh.io/v1alpha1
-kind: Egress
+apiVersion: plugin.flomesh.io/v1alpha1
+kind: PluginChain
 metadata: {name: mail, namespace: shop}
-spec: {hosts: [mail.example]}
+spec: {chains: []}
 "#;
 
 /// What `explain` decides about a request, without the names of what decides.
@@ -158,7 +158,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
         rewritten: TrafficTarget shop/db (old/rules/smi.yaml:29) is AccessPolicy shop/db
         rewritten: TrafficSplit shop/stock (old/rules/smi.yaml:37) is HTTPRoute shop/stock
         rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
-        not kept: Egress shop/mail (old/rules/smi.yaml:59): "Egress" is not a kind that is read here
+        not kept: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a kind that is read here
         9 native already, 8 rewritten, 0 left as they are, 2 not kept
     "#]].assert_eq(&done.out);
     let checked = place.leno(&["check", "-f", "new"]);
@@ -193,6 +193,26 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
         assert_eq!(decided(&place, "new", &request), decided_old(&place, &request), "{request:?}");
     }
     assert!(allowed > 10, "{allowed}: the requests tell nothing apart");
+}
+
+#[test]
+fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
+    let rules = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
+                 metadata: {name: pay, namespace: shop}\nspec: {matches: [{name: all}]}\n---\n\
+                 apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
+                 metadata: {name: pay, namespace: shop}\n\
+                 spec: {sources: [{kind: ServiceAccount, name: shop, namespace: shop}], \
+                 hosts: [api.example], ports: [{number: 80, protocol: http}], \
+                 matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: pay}]}\n";
+    let place = Place::with(&[("old/smi.yaml", rules)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    for left in [
+        "HTTPRouteGroup shop/pay (old/smi.yaml:1): something that is left refers to it",
+        "Egress shop/pay (old/smi.yaml:6): there is no native kind of its meaning",
+    ] {
+        assert!(done.out.contains(left), "{}", done.out);
+    }
 }
 
 /// The old files lack settings that Leno reads: strict is said beside them.

@@ -60,6 +60,8 @@ fn everywhere() -> Value {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own_status: Vec<String> = own.iter().map(|it| format!("{it}/status")).collect();
     let routes = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
+    let policies = ["upstreamtrafficsettings", "ingressbackends", "accesscontrols", "egresses"];
+    let policies_status = policies.map(|it| format!("{it}/status"));
     let routes_status = routes.map(|it| format!("{it}/status"));
     json!([
         read(&[""], &["pods", "services", "namespaces"]),
@@ -71,12 +73,8 @@ fn everywhere() -> Value {
         read(&["access.smi-spec.io"], &["traffictargets"]),
         read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read(&["split.smi-spec.io"], &["trafficsplits"]),
-        read(&["policy.openservicemesh.io", "policy.flomesh.io"], &["upstreamtrafficsettings"],),
-        rule(
-            &["policy.openservicemesh.io", "policy.flomesh.io"],
-            &["upstreamtrafficsettings/status"],
-            &["get", "patch", "update"],
-        ),
+        read(&[kinds::OSM, kinds::FSM], &policies),
+        rule(&[kinds::OSM, kinds::FSM], &policies_status, &["get", "patch", "update"]),
         rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
         rule(&["", "events.k8s.io"], &["events"], &["create", "patch"]),
         named(

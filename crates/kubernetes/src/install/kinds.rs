@@ -271,17 +271,22 @@ const KINDS: &[Kind] = &[
     },
 ];
 
+/// The group of policies of OSM and osm-edge, and that of FSM.
+pub(super) const OSM: &str = "policy.openservicemesh.io";
+pub(super) const FSM: &str = "policy.flomesh.io";
+
 /// Group, kind, plural, and versions, of which the first is stored.
 const SMI: &[(&str, &str, &str, &[&str])] = &[
     ("access.smi-spec.io", "TrafficTarget", "traffictargets", &["v1alpha3"]),
     ("specs.smi-spec.io", "HTTPRouteGroup", "httproutegroups", &["v1alpha4"]),
     ("specs.smi-spec.io", "TCPRoute", "tcproutes", &["v1alpha4"]),
     ("split.smi-spec.io", "TrafficSplit", "trafficsplits", &["v1alpha4", "v1alpha2"]),
-    (
-        "policy.openservicemesh.io",
-        "UpstreamTrafficSetting",
-        "upstreamtrafficsettings",
-        &["v1alpha1"],
-    ),
-    ("policy.flomesh.io", "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+    (OSM, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+    (FSM, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+    (OSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
+    (FSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
+    (OSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
+    (FSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
+    (OSM, "Egress", "egresses", &["v1alpha1"]),
+    (FSM, "Egress", "egresses", &["v1alpha1"]),
 ];

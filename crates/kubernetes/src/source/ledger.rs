@@ -1,5 +1,6 @@
 //! What is known of every object, and what of it has not been told yet. Pure: no server, no clock.
 
+mod border;
 mod edge;
 mod elected;
 mod judge;
@@ -36,6 +37,8 @@ pub(crate) struct Ledger {
     edge: Edge,
     namespaces: BTreeMap<Name, Admission>,
     customs: Elected,
+    /// The services whose pods come in from outside the mesh somewhere.
+    let_in: BTreeSet<ServiceName>,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
     /// What is kept of custom resources for their status.
     records: BTreeMap<Origin, Record>,
@@ -78,6 +81,7 @@ impl Ledger {
             edge: Edge::default(),
             namespaces: BTreeMap::new(),
             customs: Elected::default(),
+            let_in: BTreeSet::new(),
             remarks: BTreeMap::new(),
             records: BTreeMap::new(),
             unjudged: false,
@@ -277,7 +281,7 @@ impl Ledger {
             Ok((object, warnings)) => {
                 self.remark(origin, Vec::new(), warnings);
                 let touched = self.customs.put(origin, object, custom.created);
-                self.dirty.extend(touched);
+                self.touch_customs(touched);
             }
             // The last good version stays.
             Err(refused) => self.remark(origin, refused, Vec::new()),
@@ -340,7 +344,10 @@ impl Ledger {
             }
             Watched::Slices => self.see_endpoints(origin, Vec::new()),
             Watched::Secrets | Watched::Deployments | Watched::Entrances => {}
-            Watched::Custom(_) => self.dirty.extend(self.customs.remove(origin)),
+            Watched::Custom(_) => {
+                let touched = self.customs.remove(origin);
+                self.touch_customs(touched);
+            }
         }
     }
 
@@ -383,8 +390,9 @@ impl Ledger {
             ObjectKey::Workload(name) => {
                 let listed = || self.listed.workload(name).filter(|it| !self.is_borrowed(it));
                 let workload = self.workloads.get(name).or_else(listed)?;
-                // Without a sidecar it is nothing to anybody but gateways that lead there.
-                if !workload.sidecar && !self.is_led_to(workload) {
+                // Without a sidecar it is nothing to anybody but gateways that lead there, and where a
+                // port is open to it.
+                if !workload.sidecar && !self.is_led_to(workload) && !self.is_let_in(workload) {
                     return None;
                 }
                 let services = self.services.near(workload);

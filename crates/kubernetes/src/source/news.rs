@@ -119,13 +119,10 @@ impl Seen {
         Self { id: Id::of(&service), item: None, fact, record: None }
     }
 
-    /// What is left of it where there are no gateways.
+    /// What is left of it where there are no gateways. Pods without a sidecar are: a port may be open
+    /// to them.
     pub(crate) fn without_gateways(self) -> Self {
-        let item = self.item.filter(|item| match item {
-            Item::Pod(Ok(member)) => member.workload.sidecar,
-            Item::Listed(_) | Item::Endpoints(_) => false,
-            _ => true,
-        });
+        let item = self.item.filter(|item| !matches!(item, Item::Listed(_) | Item::Endpoints(_)));
         Self { item, fact: None, ..self }
     }
 

@@ -14,6 +14,7 @@ use super::edge;
 use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::hits;
+use crate::outside;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
@@ -75,8 +76,7 @@ pub(crate) async fn route(
             Some(edge) => Box::pin(edge::route(session, edge, (request, aim), record)).await,
             None => Err(Reason::NoRoute.into()),
         },
-        // Nobody looks for requests in what leaves the mesh.
-        Entrance::Address(_) => Err(Reason::UnknownService.into()),
+        Entrance::Address(at) => Ok(outside::route(session, *at, (request, aim))?),
         Entrance::HttpProxy => {
             let (service, port) = named(session, aim.authority)?;
             to_service(session, (&service, port), request, aim, record).await

@@ -4,6 +4,7 @@
 mod access_policy;
 #[cfg(test)]
 mod arbitrary;
+mod border;
 #[cfg(test)]
 mod circuit_breakers;
 #[cfg(test)]

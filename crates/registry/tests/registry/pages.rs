@@ -22,6 +22,8 @@ fn examples_of_routes_are_read_as_they_stand() {
         ("access-policy.md", "kind: AccessPolicy\n"),
         ("tcp-route.md", "kind: TCPRoute\n"),
         ("traffic-split.md", "kind: TrafficSplit\n"),
+        ("ingress-backend.md", "kind: AccessControl\n"),
+        ("egress.md", "kind: Egress\n"),
     ] {
         let examples = examples(page);
         assert!(examples.iter().any(|example| example.contains(kind)), "{page}");

@@ -59,7 +59,9 @@ impl Ledger {
                 let (generation, conditions) = edge.resolved.classes.get(&id.name)?.clone();
                 Said::Class(generation, conditions)
             }
-            Form::Current => Said::Current(refusal.clone().map_or(Ok(()), Err)),
+            Form::Current => {
+                Said::Current(refusal.clone().or_else(|| self.shut(origin)).map_or(Ok(()), Err))
+            }
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
                 Said::Conditions(vec![accepted(refusal.as_deref(), reason)])

@@ -1,0 +1,153 @@
+//! Openings: clients outside the mesh that a policy lets in, and nobody else.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_identity::join_client_config;
+use leno_model::{
+    Access, Entry, Opening, PathMatch, Plaintext, Proof, Protocol, RequestMatch, WorkloadPlan,
+    WorkloadPort,
+};
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::fixture::{
+    Answer, Application, Client, End, GET, Mesh, OK, Setup, account, plan, run, service,
+};
+
+impl Mesh {
+    /// What the server's plan says of who comes in.
+    fn open(&self, access: Access, openings: Vec<Opening>) {
+        let (port, protocol) = (self.server.port, self.setup.protocol);
+        let ports = vec![WorkloadPort { name: None, port, protocol }];
+        let served = BTreeMap::from([(port, service())]);
+        let plan = WorkloadPlan { ports, served, openings, ..plan("ratings", access) };
+        self.server.know(WorkloadPlan { plaintext: Plaintext::Refuse, ..plan }, Vec::new());
+    }
+
+    fn opening(&self, entry: Entry, range: &str) -> Opening {
+        Opening {
+            policy: "IngressBackend bookinfo/web".parse().unwrap(),
+            port: self.server.port,
+            entry,
+            ranges: Some(vec![range.parse().unwrap()]),
+            accounts: Vec::new(),
+            requests: None,
+        }
+    }
+
+    /// A client of TLS without a certificate.
+    async fn stranger(&self, name: &'static str) -> std::io::Result<Client<TlsStream<TcpStream>>> {
+        let roots = self.server.worker.world.credential().unwrap().roots().clone();
+        let server = account("ratings");
+        let id = leno_model::SpiffeId {
+            trust_domain: plan("ratings", Access::Permissive).trust_domain,
+            account: server,
+        };
+        let config = join_client_config(&roots, &id, &[b"http/1.1"]).unwrap();
+        let tcp = TcpStream::connect(self.inbound).await?;
+        let name = ServerName::try_from(name).unwrap();
+        let tls = TlsConnector::from(Arc::clone(&config)).connect(name, tcp).await?;
+        Ok(Client::new(tls))
+    }
+}
+
+async fn mesh() -> (Application, Mesh) {
+    let app = Application::answering(|_: &Answer| OK.to_owned()).await;
+    let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http, ..Setup::default() }).await;
+    (app, mesh)
+}
+
+fn get(path: &str) -> String {
+    GET.replacen(" / ", &format!(" {path} "), 1)
+}
+
+const NOBODY: Access = Access::Strict(Vec::new());
+
+#[test]
+fn an_address_that_is_named_is_let_in_and_no_other() {
+    run(async {
+        let (_app, mesh) = mesh().await;
+        // Also where policies decide, which name nobody.
+        for access in [Access::Permissive, NOBODY] {
+            mesh.open(access.clone(), vec![mesh.opening(Entry::Http, "10.0.0.0/8")]);
+            let mut other = Client::connect(mesh.inbound).await;
+            other.send(GET).await;
+            assert_eq!(other.end().await, End::Reset, "{access:?}");
+            mesh.open(access.clone(), vec![mesh.opening(Entry::Http, "127.0.0.0/8")]);
+            let mut named = Client::connect(mesh.inbound).await;
+            assert_eq!(named.ask(GET).await.status, 200, "{access:?}");
+            // What is closed again ends what is open.
+            mesh.open(access.clone(), Vec::new());
+            named.end().await;
+        }
+    });
+}
+
+#[test]
+fn only_the_requests_that_are_named_are_let_in() {
+    run(async {
+        let (_app, mesh) = mesh().await;
+        let path = PathMatch::Exact("/open".to_owned());
+        let request =
+            RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() };
+        for access in [Access::Permissive, NOBODY] {
+            let opening = mesh.opening(Entry::Http, "127.0.0.1/32");
+            mesh.open(access, vec![Opening { requests: Some(vec![request.clone()]), ..opening }]);
+            let mut client = Client::connect(mesh.inbound).await;
+            assert_eq!(client.ask(&get("/open")).await.status, 200);
+            let closed = client.ask(&get("/closed")).await;
+            assert_eq!(closed.verdict(), (404, Some("no-policy-route")));
+        }
+    });
+}
+
+#[test]
+fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant() {
+    run(async {
+        let (_app, mesh) = mesh().await;
+        let https = |proof, names: &[&str]| Entry::Https {
+            proof,
+            server_names: names.iter().map(ToString::to_string).collect(),
+        };
+        mesh.open(
+            NOBODY,
+            vec![mesh.opening(https(Proof::Skipped, &["a.example"]), "127.0.0.1/32")],
+        );
+        let mut client = mesh.stranger("a.example").await.unwrap();
+        assert_eq!(client.ask(GET).await.status, 200);
+        // Clear text is not what was opened.
+        let mut clear = Client::connect(mesh.inbound).await;
+        clear.send(GET).await;
+        assert_eq!(clear.end().await, End::Reset);
+        let mut other = mesh.stranger("b.example").await.unwrap();
+        let answer = other.ask(GET).await;
+        assert_eq!(answer.reason(), Some("plaintext-refused"), "{answer:?}");
+        mesh.open(NOBODY, vec![mesh.opening(https(Proof::Required, &[]), "127.0.0.1/32")]);
+        let refused = match mesh.stranger("a.example").await {
+            Ok(mut client) => {
+                client.send(GET).await;
+                client.end().await == End::Reset
+            }
+            Err(_) => true,
+        };
+        assert!(refused);
+    });
+}
+
+#[test]
+fn a_certificate_that_is_named_needs_no_other_policy() {
+    run(async {
+        let (_app, mesh) = mesh().await;
+        let entry = Entry::Https { proof: Proof::Required, server_names: Vec::new() };
+        for (who, status) in [("productpage", 200), ("reviews", 403)] {
+            let opening = mesh.opening(entry.clone(), "127.0.0.1/32");
+            let accounts = vec![account(who)];
+            mesh.open(NOBODY, vec![Opening { accounts, ..opening }]);
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(GET).await.status, status, "{who}");
+        }
+    });
+}

@@ -1,0 +1,145 @@
+//! Who comes in from outside and who goes out: what is read, and what is refused.
+
+use expect_test::expect;
+use leno_model::{Entry, IngressSource, Object, Proof, ToldBy};
+use leno_registry::{lint, read_str};
+
+use crate::refusals::check_specs;
+
+fn read(text: &str) -> Vec<Object> {
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    objects.into_iter().map(|(object, _)| object).collect()
+}
+
+fn one(kind: &str, group: &str, spec: &str) -> Object {
+    let text = format!(
+        "apiVersion: {group}/v1alpha1\nkind: {kind}\n\
+         metadata: {{name: x, namespace: shop}}\nspec: {spec}\n"
+    );
+    read(&text).pop().unwrap()
+}
+
+const OSM: &str = "policy.openservicemesh.io";
+const FSM: &str = "policy.flomesh.io";
+
+#[test]
+fn an_ingress_backend_is_read_of_both_groups() {
+    for group in [OSM, FSM] {
+        let spec = "{backends: [{name: web, port: {number: 8080, protocol: https}, \
+                    tls: {skipClientCertValidation: false, sniHosts: [web.shop]}}], \
+                    sources: [{kind: Service, name: nginx, namespace: edge}, \
+                    {kind: IPRange, name: 10.1.0.0/16}, \
+                    {kind: AuthenticatedPrincipal, name: nginx.edge.cluster.local}], \
+                    matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: g}]}";
+        let Object::Ingress(policy) = one("IngressBackend", group, spec) else { panic!() };
+        assert_eq!(policy.name.to_string(), "IngressBackend shop/x");
+        let backend = &policy.backends[0];
+        assert_eq!((backend.service.as_str(), backend.port), ("web", 8080));
+        let server_names = vec!["web.shop".to_owned()];
+        assert_eq!(backend.entry, Entry::Https { proof: Proof::Required, server_names });
+        let [service, range, principal] = policy.sources.as_slice() else { panic!("{policy:?}") };
+        assert!(
+            matches!(service, IngressSource::Service(name) if name.to_string() == "edge/nginx")
+        );
+        assert!(matches!(range, IngressSource::Range(range) if range.to_string() == "10.1.0.0/16"));
+        let IngressSource::Principal(account, domain) = principal else { panic!("{principal:?}") };
+        assert_eq!(
+            (account.to_string(), domain.to_string()),
+            ("edge/nginx".to_owned(), "cluster.local".to_owned())
+        );
+        assert_eq!(policy.groups[0].to_string(), "shop/g");
+    }
+}
+
+#[test]
+fn refuses_what_opens_nothing_or_more_than_is_meant() {
+    check_specs(
+        "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: IngressBackend\nmetadata: {name: x}",
+        &[
+            "{backends: [], sources: []}",
+            "{backends: [{name: a, port: {number: 80, protocol: tcp}}], sources: [{kind: IPRange, name: 10.0.0.0/8}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: http}}], sources: [{kind: IPRange, name: 10.0.0.1/8}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: http}}], sources: [{kind: AuthenticatedPrincipal, name: a.b.c}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: https}}], sources: [{kind: IPRange, name: 10.0.0.0/8}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: https}, tls: {skipClientCertValidation: true}}], \
+             sources: [{kind: AuthenticatedPrincipal, name: a.b.c}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: http}, tls: {skipClientCertValidation: true}}], \
+             sources: [{kind: IPRange, name: 10.0.0.0/8}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: http}}], sources: [{kind: Service, name: b}]}",
+            "{backends: [{name: a, port: {number: 80, protocol: https}}], sources: [{kind: AuthenticatedPrincipal, name: ops}]}",
+        ],
+        expect![[r#""#]],
+    );
+    check_specs(
+        "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessControl\nmetadata: {name: x}",
+        &["{sources: [{kind: IPRange, name: 10.0.0.0/8}]}"],
+        expect![[r#""#]],
+    );
+    check_specs(
+        "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessCert\nmetadata: {name: x}",
+        &["{subjectAltNames: [a.example], secret: {name: a, namespace: b}}"],
+        expect![[r#""#]],
+    );
+}
+
+#[test]
+fn an_egress_is_read_of_both_groups() {
+    for group in [OSM, FSM] {
+        let spec = "{sources: [{kind: ServiceAccount, name: a, namespace: shop}], \
+                    hosts: [api.example, \"*.mail.example\"], ipAddresses: [10.1.0.0/16], \
+                    ports: [{number: 80, protocol: http}, {number: 443, protocol: https}, \
+                    {number: 25, protocol: tcp-server-first}]}";
+        let Object::Egress(policy) = one("Egress", group, spec) else { panic!() };
+        assert_eq!((policy.hosts.len(), policy.ranges.len(), policy.groups.len()), (2, 1, 0));
+        let told: Vec<(u16, ToldBy)> =
+            policy.ports.iter().map(|it| (it.port, it.told_by)).collect();
+        assert_eq!(told, [(80, ToldBy::Http), (443, ToldBy::ServerName), (25, ToldBy::Address)]);
+    }
+}
+
+#[test]
+fn refuses_an_egress_that_means_nothing_or_everything() {
+    let source = "sources: [{kind: ServiceAccount, name: a, namespace: b}]";
+    let specs = [
+        "{ports: [{number: 80, protocol: http}], hosts: [a.b]}".to_owned(),
+        format!("{{{source}, ports: [{{number: 80, protocol: http}}]}}"),
+        format!("{{{source}, ports: [{{number: 80, protocol: tcp}}], hosts: [a.b]}}"),
+        format!("{{{source}, ports: [{{number: 80, protocol: http}}], hosts: [\"A.b:80\"]}}"),
+        format!("{{{source}, ports: [{{number: 80, protocol: http}}], hosts: []}}"),
+        format!(
+            "{{{source}, ports: [{{number: 80, protocol: http}}], hosts: [a.b], \
+             matches: [{{apiGroup: policy.openservicemesh.io/v1alpha1, kind: UpstreamTrafficSetting, name: x}}]}}"
+        ),
+        "{sources: [{kind: ServiceAccount, name: a, namespace: b, mtls: {issuer: other}}], \
+         ports: [{number: 443, protocol: https}], hosts: [a.b]}"
+            .to_owned(),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_specs(
+        "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\nmetadata: {name: x}",
+        &specs,
+        expect![[r#""#]],
+    );
+}
+
+#[test]
+fn what_is_named_and_not_there_is_odd() {
+    let objects = read(
+        "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessControl\n\
+         metadata: {name: first, namespace: shop}\n\
+         spec: {backends: [{name: web, port: {number: 80, protocol: http}}], \
+         sources: [{kind: Service, name: nginx, namespace: edge}], \
+         matches: [{kind: HTTPRouteGroup, name: g}]}\n---\n\
+         apiVersion: policy.flomesh.io/v1alpha1\nkind: IngressBackend\n\
+         metadata: {name: second, namespace: shop}\n\
+         spec: {backends: [{name: web, port: {number: 80, protocol: https}}], \
+         sources: [{kind: AuthenticatedPrincipal, name: a.b.else}]}\n---\n\
+         apiVersion: policy.flomesh.io/v1alpha1\nkind: Egress\n\
+         metadata: {name: out, namespace: shop}\n\
+         spec: {sources: [{kind: ServiceAccount, name: a, namespace: shop}], \
+         ports: [{number: 25, protocol: tcp}]}\n",
+    );
+    let odd: Vec<String> = lint(&objects).iter().map(ToString::to_string).collect();
+    expect![[r#""#]].assert_eq(&odd.join("\n"));
+}

@@ -1,0 +1,203 @@
+//! Outlets: what a workload reaches outside the mesh although nobody is let out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use leno_model::{ObjectKey, Outlet, PolicyName, ToldBy};
+
+use crate::authorize::fits as allows;
+use crate::matcher::{PathKind, RequestMatcher};
+use crate::pattern::BadPattern;
+use crate::request::RequestView;
+
+/// All outlets of a workload, compiled.
+#[derive(Debug, Default)]
+pub struct Outlets(Box<[CompiledOutlet]>);
+
+#[derive(Debug)]
+struct CompiledOutlet {
+    outlet: Outlet,
+    requests: Option<Box<[RequestMatcher]>>,
+}
+
+/// What is let out to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Nothing.
+    Closed,
+    /// Everything: nothing of it is looked at.
+    Open,
+    /// What its first bytes tell.
+    Told {
+        /// Whether a request may open it,
+        by_request: bool,
+        /// and whether the name that a client of TLS asks for.
+        by_server_name: bool,
+    },
+}
+
+impl Outlets {
+    /// Compiles the outlets of a plan.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
+    pub fn compile(outlets: &[Outlet]) -> Result<Self, BadPattern> {
+        Ok(Self(outlets.iter().map(CompiledOutlet::compile).collect::<Result<_, _>>()?))
+    }
+
+    /// What is let out to an address.
+    #[must_use]
+    pub fn way(&self, at: SocketAddr) -> Way {
+        let leads = |told_by| self.to(at).any(|it| it.told_by() == told_by);
+        match (leads(ToldBy::Address), leads(ToldBy::Http), leads(ToldBy::ServerName)) {
+            (true, _, _) => Way::Open,
+            (false, false, false) => Way::Closed,
+            (false, by_request, by_server_name) => Way::Told { by_request, by_server_name },
+        }
+    }
+
+    /// The policy that lets a client of TLS out that asks for this name.
+    #[must_use]
+    pub fn by_server_name(&self, at: SocketAddr, name: &str) -> Option<&PolicyName> {
+        let named = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        let fits = |it: &&CompiledOutlet| it.told_by() == ToldBy::ServerName && it.is_for(&named);
+        self.to(at).find(fits).map(|it| &it.outlet.policy)
+    }
+
+    /// The policy that lets a request out.
+    #[must_use]
+    pub fn by_request(&self, at: SocketAddr, request: &RequestView<'_>) -> Option<&PolicyName> {
+        let path = PathKind::of(request.path);
+        let host = host_of(request.authority, at.port())?.to_ascii_lowercase();
+        let fits = |it: &&CompiledOutlet| {
+            it.told_by() == ToldBy::Http
+                && it.is_for(&host)
+                && match &it.requests {
+                    None => true,
+                    Some(requests) => requests.iter().any(|it| allows(it, request, path)),
+                }
+        };
+        self.to(at).find(fits).map(|it| &it.outlet.policy)
+    }
+
+    fn to(&self, at: SocketAddr) -> impl Iterator<Item = &CompiledOutlet> {
+        self.0.iter().filter(move |it| it.outlet.port == at.port() && it.leads_to(at.ip()))
+    }
+}
+
+impl CompiledOutlet {
+    fn compile(outlet: &Outlet) -> Result<Self, BadPattern> {
+        let of_policy = |bad: BadPattern| bad.within(ObjectKey::Egress(outlet.policy.clone()));
+        let requests = outlet.requests.as_ref().map(|requests| {
+            requests.iter().map(RequestMatcher::compile).collect::<Result<Box<[_]>, _>>()
+        });
+        let requests = requests.transpose().map_err(of_policy)?;
+        Ok(Self { outlet: outlet.clone(), requests })
+    }
+
+    /// Where no name is asked for, the address tells all of a session.
+    fn told_by(&self) -> ToldBy {
+        match self.outlet.told_by {
+            ToldBy::ServerName if self.outlet.hosts.is_empty() => ToldBy::Address,
+            told_by => told_by,
+        }
+    }
+
+    fn leads_to(&self, address: IpAddr) -> bool {
+        let ranges = &self.outlet.ranges;
+        ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
+    }
+
+    fn is_for(&self, host: &str) -> bool {
+        let hosts = &self.outlet.hosts;
+        hosts.is_empty() || hosts.iter().any(|pattern| pattern.fits(host))
+    }
+}
+
+/// The host of an authority, if it names the port that the connection goes to.
+fn host_of(authority: &str, port: u16) -> Option<&str> {
+    let (host, named) = match authority.rsplit_once(':') {
+        Some((host, named)) if !named.ends_with(']') => (host, Some(named)),
+        _ => (authority, None),
+    };
+    let is_right = named.is_none_or(|named| named.parse() == Ok(port));
+    is_right.then(|| host.strip_suffix('.').unwrap_or(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{PathMatch, RequestMatch};
+
+    use super::*;
+
+    fn outlet(told_by: ToldBy, port: u16, hosts: &[&str], ranges: &[&str]) -> Outlet {
+        Outlet {
+            policy: PolicyName::new("shop", "out").unwrap(),
+            port,
+            told_by,
+            hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
+            ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            requests: None,
+        }
+    }
+
+    #[test]
+    fn a_way_is_open_as_far_as_a_policy_says() {
+        let outlets = Outlets::compile(&[
+            outlet(ToldBy::Address, 5432, &[], &["10.1.0.0/16"]),
+            outlet(ToldBy::Http, 80, &["api.example"], &[]),
+            outlet(ToldBy::ServerName, 443, &["*.example"], &["10.2.0.0/16"]),
+            outlet(ToldBy::ServerName, 8443, &[], &["10.2.0.0/16"]),
+        ])
+        .unwrap();
+        let told = |by_request, by_server_name| Way::Told { by_request, by_server_name };
+        for (at, way) in [
+            ("10.1.2.3:5432", Way::Open),
+            ("10.2.2.3:5432", Way::Closed),
+            ("10.1.2.3:5433", Way::Closed),
+            ("192.0.2.1:80", told(true, false)),
+            ("10.2.0.1:443", told(false, true)),
+            ("10.3.0.1:443", Way::Closed),
+            // Nobody has to ask for a name.
+            ("10.2.0.1:8443", Way::Open),
+        ] {
+            assert_eq!(outlets.way(at.parse().unwrap()), way, "{at}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_names_are_compared_whole() {
+        let only = RequestMatch {
+            path: PathMatch::Regex("/pay/.*".to_owned()),
+            methods: Vec::new(),
+            headers: Vec::new(),
+            query: Vec::new(),
+        };
+        let http = outlet(ToldBy::Http, 80, &["api.example"], &[]);
+        let outlets = Outlets::compile(&[
+            Outlet { requests: Some(vec![only]), ..http },
+            outlet(ToldBy::ServerName, 443, &["*.example", "one.test"], &[]),
+        ])
+        .unwrap();
+        let web = "192.0.2.1:80".parse().unwrap();
+        for (authority, path, expected) in [
+            ("api.example", "/pay/now", true),
+            ("API.example.:80", "/pay/now", true),
+            ("api.example:81", "/pay/now", false),
+            ("api.example", "/else", false),
+            ("www.api.example", "/pay/now", false),
+            ("", "/pay/now", false),
+        ] {
+            let fields: Vec<(String, String)> = Vec::new();
+            let request =
+                RequestView { method: "GET", path, query: None, authority, fields: &fields };
+            let found = outlets.by_request(web, &request);
+            assert_eq!(found.is_some(), expected, "{authority} {path}");
+        }
+        let tls = "192.0.2.1:443".parse().unwrap();
+        for (name, expected) in
+            [("a.example", true), ("A.Example.", true), ("example", false), ("one.test", true)]
+        {
+            assert_eq!(outlets.by_server_name(tls, name).is_some(), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Who comes in from outside the mesh, and who goes out, where policies of OSM and FSM say so.
+
+use super::{CLIENT, Pods, SERVER, STRANGER};
+use leno_tests::is_root;
+
+const STRICT: &str = "apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trafficMode: strict, egress: deny}
+";
+
+/// Who may come to the server's port, from which addresses.
+fn open(group: &str, kind: &str, range: &str) -> String {
+    format!(
+        "apiVersion: {group}/v1alpha1\nkind: {kind}\nmetadata: {{name: web, namespace: shop}}\n\
+         spec: {{backends: [{{name: server, port: {{number: 8080, protocol: http}}}}], \
+         sources: [{{kind: IPRange, name: {range}}}]}}\n"
+    )
+}
+
+#[test]
+fn strangers_come_in_where_a_policy_opens_the_port() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let mut pods = Pods::up();
+    pods.serve(SERVER, 8080);
+    pods.mesh(SERVER, "server");
+    pods.control.write("settings.yaml", STRICT);
+    let (named, other) = (pods.address(STRANGER) + "/32", pods.address(CLIENT) + "/32");
+    for (group, kind) in [
+        ("policy.openservicemesh.io", "IngressBackend"),
+        ("policy.flomesh.io", "IngressBackend"),
+        ("policy.flomesh.io", "AccessControl"),
+    ] {
+        pods.control.write("open.yaml", &open(group, kind, &named));
+        pods.reaches((STRANGER, SERVER, 8080), "200");
+        // Nobody else, although as much a stranger.
+        assert_eq!(pods.ask(CLIENT, SERVER, 8080), "reset", "{group} {kind}");
+        pods.control.write("open.yaml", &open(group, kind, &other));
+        pods.reaches((CLIENT, SERVER, 8080), "200");
+        assert_eq!(pods.ask(STRANGER, SERVER, 8080), "reset", "{group} {kind}");
+    }
+    pods.control.write("open.yaml", "");
+    pods.reaches((CLIENT, SERVER, 8080), "reset");
+}
