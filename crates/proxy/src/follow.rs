@@ -154,6 +154,7 @@ async fn follow_one(
         Ok(stream) => stream,
         Err(ended) => return ended,
     };
+    follower.connected.set(true);
     follower.telemetry.set(Level::ControlConnected, 1);
     follower.shard.add(Count::ControlConnects, 1);
     let hello = Hello {
@@ -264,7 +265,6 @@ fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
     }
     follower.shard.add(Count::SnapshotApplied, 1);
     follower.telemetry.set(Level::SnapshotServices, update.snapshot.services.len() as u64);
-    follower.connected.set(true);
     follower.keeper.keep(update);
     Ok(())
 }

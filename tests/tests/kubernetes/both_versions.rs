@@ -125,7 +125,7 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
     assert!(count("forwarded") > forwarded);
     // Headless services have as many addresses as there are pods that are ready.
     let found = || {
-        let output = meshed.exec("client", &["nslookup", "headless"]);
+        let output = meshed.exec("client", &["sh", "-c", "nslookup headless"]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         said.lines().filter(|line| line.starts_with("Address")).count()
     };
