@@ -1,6 +1,6 @@
 //! What is open to clients outside the mesh at a workload, and what it reaches outside.
 
-use leno_model::{Change, Egress, Entry, Object, ObjectKey, Opening, ToldBy};
+use leno_model::{Change, Egress, Entry, Object, ObjectKey, Opening, ToldBy, WorkloadPlan};
 
 use super::*;
 
