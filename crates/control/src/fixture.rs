@@ -251,6 +251,28 @@ fn policed(account: &str, peer: &str) -> String {
     )
 }
 
+/// What an `IngressBackend` says.
+fn opened([service, source, group]: [&str; 3], port: &str) -> String {
+    format!(
+        "spec: {{backends: [{{name: {service}, port: {{number: {port}, protocol: http}}}}], \
+         sources: [{{kind: IPRange, name: 10.0.0.0/8}}, \
+         {{kind: Service, name: {source}, namespace: bookinfo}}], \
+         matches: [{{kind: HTTPRouteGroup, name: {group}}}]}}"
+    )
+}
+
+/// What an `Egress` says.
+fn let_out(account: &str, group: &str, port: &str) -> String {
+    format!(
+        "spec: {{sources: [{{kind: ServiceAccount, name: {account}, namespace: bookinfo}}], \
+         hosts: [{account}.example], ports: [{{number: {port}, protocol: http}}], \
+         matches: [{{kind: HTTPRouteGroup, name: {group}}}]}}"
+    )
+}
+
+/// The group of policies of OSM.
+const OSM: &str = "policy.openservicemesh.io/v1alpha1";
+
 /// What decides who may come in.
 const MODES: &[&str] = &["strict", "permissive", "audit"];
 
@@ -258,9 +280,10 @@ const MODES: &[&str] = &["strict", "permissive", "audit"];
 fn settings(dice: &mut Dice) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{trustDomain: cluster.local, trafficMode: {}, \
+         spec: {{trustDomain: cluster.local, trafficMode: {}, egress: {}, \
          namespaces: [{{name: {}, trafficMode: {}}}]}}",
         dice.pick(&["strict", "strict", "permissive"]),
+        dice.pick(&["deny", "allow"]),
         dice.pick(&["bookinfo", "elsewhere", "elsewhere"]),
         dice.pick(MODES),
     )
@@ -277,7 +300,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(16) {
+    let yaml = match dice.below(18) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
@@ -328,6 +351,8 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
         13 => head("TrafficSplit", SMI_SPLIT, "") + &split([one, two], dice.pick(MATCHES)),
         14 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
+        15 => head("IngressBackend", OSM, "") + &opened([one, two, three], port),
+        16 => head("Egress", OSM, "") + &let_out(one, two, port),
         _ => settings(dice),
     };
     let object = objects(&yaml).pop().unwrap();

@@ -26,6 +26,7 @@ mod joining;
 mod limits;
 mod memory;
 mod openings;
+mod outlets;
 mod policy;
 mod removal;
 mod renewal;

@@ -137,3 +137,57 @@ fn a_root_may_be_one_of_its_own_backends() {
         });
     }
 }
+
+/// What opens the port of the server to the pods behind a Service of another namespace.
+const OPENING: &str = "
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: KIND
+metadata: {name: opening}
+spec:
+  backends: [{name: server, port: {number: 8080, protocol: http}}]
+  sources: [{kind: Service, name: entrance, namespace: OUTSIDE}]
+";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn an_ingress_backend_lets_the_pods_of_a_service_in() {
+    let strict =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+    let namespace = Namespace::with_metadata("opened", strict);
+    let outside = Namespace::new("outside", Injection::Disabled);
+    namespace.http_server("server", 1);
+    outside.client("entrance");
+    outside.client("other");
+    outside.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: entrance}, \
+         spec: {selector: {app: entrance}, ports: [{port: 80}]}}",
+    );
+    namespace.wait_ready();
+    outside.wait_ready();
+    let url = format!("http://server.{}/", namespace.name());
+    outside.expect_curl("entrance", &[&url], 56, 0);
+    let opening = |kind: &str| OPENING.replace("KIND", kind).replace("OUTSIDE", outside.name());
+    namespace.apply(&opening("IngressBackend"));
+    outside.expect_curl("entrance", &[&url], 0, 200);
+    outside.expect_curl("other", &[&url], 56, 0);
+    // Another one for the same port is told that it opens nothing.
+    namespace.apply(&opening("AccessControl"));
+    let says = |kind: &str, expected: &str| {
+        let path = "jsonpath={.status.currentStatus}";
+        eventually(&format!("{kind} is {expected}"), Duration::from_secs(60), || {
+            let found = printed(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
+            (found.trim() == expected).then_some(())
+        });
+    };
+    says("ingressbackends.policy.openservicemesh.io", "committed");
+    says("accesscontrols.policy.openservicemesh.io", "error");
+    printed(&namespace.kubectl(&[
+        "delete",
+        "ingressbackends.policy.openservicemesh.io",
+        "opening",
+    ]));
+    says("accesscontrols.policy.openservicemesh.io", "committed");
+    outside.expect_curl("entrance", &[&url], 0, 200);
+    printed(&namespace.kubectl(&["delete", "accesscontrols.policy.openservicemesh.io", "opening"]));
+    outside.expect_curl("entrance", &[&url], 56, 0);
+}

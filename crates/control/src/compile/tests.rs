@@ -1,6 +1,7 @@
 //! Tests of the compiler: what one workload knows, as text.
 
 mod access;
+mod border;
 mod gateways;
 mod limits;
 mod ports;

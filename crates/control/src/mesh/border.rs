@@ -105,11 +105,14 @@ impl Mesh {
 
     /// Others are behind services than before: what is open to whoever is there is open to others.
     pub(super) fn touch_opened_to(&self, touched: &mut Touched) {
-        if self.border.ingress.is_empty() || touched.services.is_empty() {
+        if self.border.ingress.is_empty() {
             return;
         }
+        // One that has another address looks the same to those that call it.
+        let moved = touched.workloads.iter().flat_map(|name| self.selecting.of(name));
+        let others: BTreeSet<&ServiceName> = touched.services.iter().chain(moved).collect();
         let is_touched = |source: &IngressSource| match source {
-            IngressSource::Service(service) => touched.services.contains(service),
+            IngressSource::Service(service) => others.contains(service),
             IngressSource::Range(_) | IngressSource::Principal(..) => false,
         };
         let policies = self.border.ingress.values();

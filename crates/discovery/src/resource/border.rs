@@ -108,3 +108,82 @@ fn requests_from_wire(
     let requests = wire.map(|wire| each("matches", wire.matches, request::from_wire)).transpose();
     requests.map_err(|invalid| invalid.under("requests"))
 }
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{PathMatch, PolicyName, ServiceAccount};
+
+    use super::*;
+
+    fn request() -> RequestMatch {
+        let path = PathMatch::Exact("/a".to_owned());
+        RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() }
+    }
+
+    #[test]
+    fn openings_arrive_as_they_left() {
+        let https = |proof, names: &[&str]| Entry::Https {
+            proof,
+            server_names: names.iter().map(ToString::to_string).collect(),
+        };
+        let ranges = Some(vec!["10.1.0.0/16".parse().unwrap(), "fd00::/8".parse().unwrap()]);
+        for (entry, ranges, requests) in [
+            (Entry::Http, ranges.clone(), None),
+            (Entry::Grpc, Some(Vec::new()), Some(Vec::new())),
+            (Entry::Tcp, ranges.clone(), None),
+            (https(Proof::Required, &["a.b"]), None, Some(vec![request()])),
+            (https(Proof::Skipped, &[]), ranges.clone(), None),
+        ] {
+            let opening = Opening {
+                policy: "AccessControl shop/web".parse().unwrap(),
+                port: 8080,
+                entry,
+                ranges,
+                accounts: vec![ServiceAccount::new("edge", "nginx").unwrap()],
+                requests,
+            };
+            assert_eq!(opening_from_wire(opening_to_wire(&opening)).unwrap(), opening);
+        }
+    }
+
+    #[test]
+    fn what_would_open_more_than_is_meant_is_refused() {
+        let opening = Opening {
+            policy: "IngressBackend shop/web".parse().unwrap(),
+            port: 8080,
+            entry: Entry::Http,
+            ranges: Some(vec!["10.1.0.0/16".parse().unwrap()]),
+            accounts: Vec::new(),
+            requests: None,
+        };
+        let spoilt: [fn(&mut proto::Opening); 5] = [
+            |it| it.entry = None,
+            |it| it.from_anywhere = true,
+            |it| (it.from_anywhere, it.ranges) = (true, Vec::new()),
+            |it| it.ranges.push("10.1.0.1/16".to_owned()),
+            |it| it.port = 0,
+        ];
+        for spoil in spoilt {
+            let mut wire = opening_to_wire(&opening);
+            spoil(&mut wire);
+            assert!(opening_from_wire(wire).is_err());
+        }
+    }
+
+    #[test]
+    fn outlets_arrive_as_they_left() {
+        for told_by in ToldBy::ALL {
+            let outlet = Outlet {
+                policy: PolicyName::new("shop", "out").unwrap(),
+                port: 443,
+                told_by: *told_by,
+                hosts: vec!["*.example".parse().unwrap(), "a.example".parse().unwrap()],
+                ranges: vec!["10.1.0.0/16".parse().unwrap()],
+                requests: Some(vec![request()]),
+            };
+            assert_eq!(outlet_from_wire(outlet_to_wire(&outlet)).unwrap(), outlet);
+            let unknown = proto::Outlet { told_by: 77, ..outlet_to_wire(&outlet) };
+            assert!(outlet_from_wire(unknown).is_err());
+        }
+    }
+}

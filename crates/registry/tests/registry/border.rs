@@ -69,17 +69,17 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
             "{backends: [{name: a, port: {number: 80, protocol: http}}], sources: [{kind: Service, name: b}]}",
             "{backends: [{name: a, port: {number: 80, protocol: https}}], sources: [{kind: AuthenticatedPrincipal, name: ops}]}",
         ],
-        expect![[r#""#]],
+        &expect![[r#""#]],
     );
     check_specs(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessControl\nmetadata: {name: x}",
         &["{sources: [{kind: IPRange, name: 10.0.0.0/8}]}"],
-        expect![[r#""#]],
+        &expect![[r#""#]],
     );
     check_specs(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessCert\nmetadata: {name: x}",
         &["{subjectAltNames: [a.example], secret: {name: a, namespace: b}}"],
-        expect![[r#""#]],
+        &expect![[r#""#]],
     );
 }
 
@@ -119,7 +119,7 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
     check_specs(
         "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\nmetadata: {name: x}",
         &specs,
-        expect![[r#""#]],
+        &expect![[r#""#]],
     );
 }
 

@@ -44,3 +44,40 @@ fn strangers_come_in_where_a_policy_opens_the_port() {
     pods.control.write("open.yaml", "");
     pods.reaches((CLIENT, SERVER, 8080), "reset");
 }
+
+/// What the client reaches outside.
+fn out(rest: &str) -> String {
+    format!(
+        "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
+         metadata: {{name: out, namespace: shop}}\n\
+         spec: {{sources: [{{kind: ServiceAccount, name: client, namespace: shop}}], {rest}}}\n"
+    )
+}
+
+#[test]
+fn an_account_goes_out_where_a_policy_says_so() {
+    if !is_root() {
+        return eprintln!("skipped: network namespaces need root");
+    }
+    let mut pods = Pods::up();
+    pods.serve(STRANGER, 8080);
+    pods.serve(STRANGER, 8081);
+    pods.mesh(CLIENT, "client");
+    pods.reaches((CLIENT, STRANGER, 8080), "200");
+    pods.control.write("settings.yaml", STRICT);
+    pods.reaches((CLIENT, STRANGER, 8080), "reset");
+    let there = pods.address(STRANGER);
+    let by_address = "ipAddresses: [THERE/32], ports: [{number: 8080, protocol: tcp}]";
+    pods.control.write("out.yaml", &out(&by_address.replace("THERE", &there)));
+    pods.reaches((CLIENT, STRANGER, 8080), "200");
+    assert_eq!(pods.ask(CLIENT, STRANGER, 8081), "reset");
+    // Here the host of requests decides, which is the address: they are answered.
+    let by_host = "hosts: [THERE], ports: [{number: 8081, protocol: http}]";
+    pods.control.write("out.yaml", &out(&by_host.replace("THERE", &there)));
+    pods.reaches((CLIENT, STRANGER, 8081), "200");
+    pods.reaches((CLIENT, STRANGER, 8080), "reset");
+    pods.control.write("out.yaml", &out(&by_host.replace("THERE", "api.example")));
+    pods.reaches((CLIENT, STRANGER, 8081), "403");
+    pods.control.write("out.yaml", "");
+    pods.reaches((CLIENT, STRANGER, 8081), "reset");
+}

@@ -1,0 +1,110 @@
+//! What is open to clients outside the mesh at a workload, and what it reaches outside.
+
+use leno_model::{Change, Egress, Entry, Object, ObjectKey, Opening, ToldBy, WorkloadPlan};
+
+use super::*;
+
+const OPEN: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: IngressBackend\n\
+                    metadata: {name: web, namespace: bookinfo}\n\
+                    spec: {backends: [{name: reviews, port: {number: 9080, protocol: http}}], \
+                    sources: [{kind: IPRange, name: 10.9.0.0/16}, \
+                    {kind: Service, name: nginx, namespace: edge}]}";
+
+fn plan(mesh: &Mesh, name: &str) -> std::sync::Arc<WorkloadPlan> {
+    let workload = mesh.workload(&workload(name)).unwrap();
+    world(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
+}
+
+fn openings(mesh: &Mesh, name: &str) -> Vec<Opening> {
+    plan(mesh, name).openings.clone()
+}
+
+fn apply(mesh: &mut Mesh, yaml: &str) -> crate::mesh::Touched {
+    mesh.apply(Change::Upsert(crate::fixture::objects(yaml).pop().unwrap()))
+}
+
+#[test]
+fn a_port_is_open_where_a_policy_names_its_service() {
+    let mut mesh = mesh(&strict(""));
+    let touched = apply(&mut mesh, OPEN);
+    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
+    assert_eq!(openings(&mesh, "details-1"), []);
+    let found = openings(&mesh, "reviews-v1-1");
+    let [opening] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((opening.port, &opening.entry), (9080, &Entry::Http));
+    let shown = |opening: &Opening| {
+        let ranges = opening.ranges.iter().flatten().map(ToString::to_string);
+        ranges.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(shown(opening), "10.9.0.0/16");
+    // Who is behind a source may come in, with a sidecar or without.
+    apply(
+        &mut mesh,
+        "apiVersion: v1\nkind: Service\nmetadata: {name: nginx, namespace: edge}\n\
+         spec: {selector: {app: nginx}, ports: [{port: 80}]}",
+    );
+    let nginx = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+                 metadata: {name: nginx-1, namespace: edge, labels: {app: nginx}}\n\
+                 spec: {serviceAccount: nginx, address: 10.3.0.1}";
+    let Object::Workload(nginx) = crate::fixture::objects(nginx).pop().unwrap() else { panic!() };
+    let nginx = Workload { sidecar: false, ..nginx };
+    let touched = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
+    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
+    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
+    let touched = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
+    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
+    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
+}
+
+#[test]
+fn the_first_opens_a_port_alone() {
+    let mut mesh = mesh(&strict(""));
+    apply(&mut mesh, &OPEN.replace("name: web,", "name: z,"));
+    let second = OPEN.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
+    apply(&mut mesh, &second);
+    let found = openings(&mesh, "reviews-v1-1");
+    let names: Vec<String> = found.iter().map(|it| it.policy.to_string()).collect();
+    assert_eq!(names, ["IngressBackend bookinfo/z"]);
+    let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
+    let nobody = "endpoints not found for service edge/nginx";
+    assert_eq!(problems[0], [nobody]);
+    let first = "IngressBackend bookinfo/z opens port 9080 of bookinfo/reviews";
+    assert_eq!(problems[1], [first, nobody]);
+}
+
+#[test]
+fn a_group_that_is_not_there_lets_nothing_in() {
+    let mut mesh = mesh(&strict(""));
+    apply(
+        &mut mesh,
+        &OPEN.replace("sources:", "matches: [{kind: HTTPRouteGroup, name: late}], sources:"),
+    );
+    assert_eq!(openings(&mesh, "reviews-v1-1")[0].requests, Some(Vec::new()));
+    let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
+                 metadata: {name: late, namespace: bookinfo}\nspec: {matches: [{name: all}]}";
+    let touched = apply(&mut mesh, group);
+    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
+    assert_eq!(openings(&mesh, "reviews-v1-1")[0].requests.as_ref().map(Vec::len), Some(1));
+}
+
+#[test]
+fn an_account_is_let_out_only_where_nobody_else_is() {
+    let out = "apiVersion: policy.flomesh.io/v1alpha1\nkind: Egress\n\
+               metadata: {name: out, namespace: bookinfo}\n\
+               spec: {sources: [{kind: ServiceAccount, name: reviews, namespace: bookinfo}], \
+               hosts: [api.example], ipAddresses: [10.1.0.0/16], \
+               ports: [{number: 443, protocol: https}, {number: 25, protocol: tcp}]}";
+    let mut mesh = mesh(&strict(""));
+    let touched = apply(&mut mesh, out);
+    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
+    assert_eq!(plan(&mesh, "reviews-v1-1").outlets, []);
+    let mut config = mesh.config().clone();
+    config.egress = Egress::Deny;
+    mesh.apply(Change::Upsert(Object::MeshConfig(config)));
+    let plan_of_it = plan(&mesh, "reviews-v1-1");
+    let found: Vec<_> = plan_of_it.outlets.iter().map(|it| (it.port, it.told_by)).collect();
+    assert_eq!(found, [(443, ToldBy::ServerName), (25, ToldBy::Address)]);
+    // Nothing names a host there.
+    assert!(plan_of_it.outlets[1].hosts.is_empty());
+    assert_eq!(plan(&mesh, "details-1").outlets, []);
+}

@@ -1,0 +1,97 @@
+//! Outlets: what is let out where nobody else is.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use leno_model::{Access, Egress, Occupant, Outlet, PolicyName, ToldBy, WorkloadPlan};
+
+use super::fixture::{Answer, Application, Client, End, Mesh, OK, plan, run, until, view};
+use crate::session::Entrance;
+
+impl Mesh {
+    /// The client's plan lets out no more than this, and `at` is outside.
+    fn let_out(&self, at: SocketAddr, outlets: Vec<Outlet>) {
+        self.client.addresses.borrow_mut().insert(at.ip(), Arc::new(Occupant::Outside));
+        let plan = plan("productpage", Access::Permissive);
+        let plan = WorkloadPlan { egress: Egress::Deny, outlets, ..plan };
+        self.client.know(plan, vec![view(self.setup.protocol, &[self.endpoint()])]);
+    }
+
+    async fn out_to(&self, at: SocketAddr) -> Client<tokio::net::TcpStream> {
+        Client::connect(self.client.listen(Entrance::Address(at)).await).await
+    }
+}
+
+fn outlet(told_by: ToldBy, at: SocketAddr, hosts: &[&str]) -> Outlet {
+    Outlet {
+        policy: PolicyName::new("bookinfo", "out").unwrap(),
+        port: at.port(),
+        told_by,
+        hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
+        ranges: vec![leno_model::IpRange::from(at.ip())],
+        requests: None,
+    }
+}
+
+fn asking(host: &str) -> String {
+    format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")
+}
+
+#[test]
+fn requests_are_let_out_by_their_host_each_for_itself() {
+    run(async {
+        let app = Application::answering(|_: &Answer| OK.to_owned()).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.let_out(app.address, vec![outlet(ToldBy::Http, app.address, &["api.example"])]);
+        let mut client = mesh.out_to(app.address).await;
+        assert_eq!(client.ask(&asking("api.example")).await.status, 200);
+        let refused = client.ask(&asking("else.example")).await;
+        assert_eq!(refused.verdict(), (403, Some("egress-denied")));
+        assert_eq!(client.ask(&asking("API.example")).await.status, 200);
+        let hosts: Vec<_> =
+            app.requests().iter().map(|it| it.field("host").map(str::to_owned)).collect();
+        assert_eq!(hosts, [Some("api.example".to_owned()), Some("API.example".to_owned())]);
+        // What goes is refused from then on.
+        mesh.let_out(app.address, Vec::new());
+        let refused = client.ask(&asking("api.example")).await;
+        assert_eq!(refused.verdict(), (403, Some("egress-denied")));
+    });
+}
+
+#[test]
+fn what_is_no_request_is_not_let_out_as_one() {
+    run(async {
+        let app = Application::answering(|_: &Answer| OK.to_owned()).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.let_out(app.address, vec![outlet(ToldBy::Http, app.address, &["api.example"])]);
+        let mut client = mesh.out_to(app.address).await;
+        client.send("\x16\x03\x01 no request").await;
+        assert_eq!(client.end().await, End::Reset);
+        assert_eq!(app.accepted.get(), 0);
+        until(|| mesh.client.failures().get("egress-denied") == Some(&1)).await;
+    });
+}
+
+#[test]
+fn an_address_is_let_out_without_a_look_and_cut_when_it_is_not_any_more() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.send("220 ready\r\n").await;
+            client.end().await;
+        });
+        let app = app.await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.let_out(app.address, vec![outlet(ToldBy::Address, app.address, &[])]);
+        let mut client = mesh.out_to(app.address).await;
+        assert_eq!(client.bytes(11).await, b"220 ready\r\n");
+        // Other things may change meanwhile.
+        let same = outlet(ToldBy::Address, app.address, &[]);
+        let other = Outlet { port: 1, ..same.clone() };
+        mesh.let_out(app.address, vec![same, other]);
+        let mut second = mesh.out_to(app.address).await;
+        assert_eq!(second.bytes(11).await, b"220 ready\r\n");
+        mesh.let_out(app.address, Vec::new());
+        assert_eq!(client.end().await, End::Reset);
+        assert_eq!(second.end().await, End::Reset);
+    });
+}
