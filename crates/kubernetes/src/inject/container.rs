@@ -71,6 +71,16 @@ impl Sidecar<'_> {
     }
 
     fn container(&self) -> Value {
+        let mut container = self.container_of_all();
+        if let (Some(metrics), Some(arguments)) =
+            (&self.wishes.application_metrics, container["args"].as_array_mut())
+        {
+            arguments.extend([json!("--application-metrics"), json!(metrics)]);
+        }
+        container
+    }
+
+    fn container_of_all(&self) -> Value {
         json!({
             "name": PROXY_CONTAINER,
             "image": self.wishes.image,
