@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_proxy::{Config, Interception, Probes, Proxy};
+use leno_proxy::{ApplicationMetrics, Config, Interception, Probes, Proxy};
 use rustix::process::Signal;
 
 use crate::everywhere::listening;
@@ -33,6 +33,9 @@ pub(crate) struct ProxyArgs {
     /// /probe/CONTAINER/KIND for the probes of the application that LENO_PROBES tells of
     #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
+    /// Where the application exposes metrics of its own, such as 9102/metrics: /metrics tells them too
+    #[arg(long, value_name = "PORT[/PATH]")]
+    application_metrics: Option<ApplicationMetrics>,
     #[arg(long, env = "LENO_PROBES", hide = true)]
     probes: Option<Probes>,
     #[command(flatten)]
@@ -69,6 +72,7 @@ impl ProxyArgs {
         let mut config = self.member.config()?;
         config.health = self.health;
         config.probes = self.probes.unwrap_or_default();
+        config.application_metrics = self.application_metrics;
         self.settings.apply(&mut config);
         Ok(config)
     }

@@ -243,7 +243,12 @@ fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
         return;
     }
     let known = map(metadata.entry("annotations").or_insert(Value::Null), "");
-    let scraped_already = known.contains_key("prometheus.io/scrape");
+    let scraped_already =
+        wishes.application_metrics.is_none() && known.contains_key("prometheus.io/scrape");
+    if wishes.application_metrics.is_some() {
+        // The sidecar tells those of the application as well.
+        scraping().iter().for_each(|(key, _)| drop(known.remove(*key)));
+    }
     for (key, value) in annotations {
         if !(scraped_already && key.starts_with("prometheus.io/")) {
             known.entry(key).or_insert(value.into());

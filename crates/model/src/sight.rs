@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::action::Scheme;
 use crate::log_template::LogTemplate;
 
 /// What operators see of single requests.
@@ -132,6 +133,8 @@ impl ContextForm {
 pub struct Collector {
     /// What is spoken.
     pub protocol: CollectorProtocol,
+    /// Whether that is inside TLS.
+    pub scheme: Scheme,
     /// An address or a name, IPv6 without its brackets.
     pub host: String,
     /// The port.
@@ -166,14 +169,8 @@ impl CollectorProtocol {
 /// Why an endpoint cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
-    /// It asks for TLS.
-    #[error(
-        "spans are sent without TLS: use `http://` and a collector on this machine or in a network \
-         of yours, which may forward them"
-    )]
-    Tls,
     /// It is no URL of HTTP.
-    #[error("an endpoint is written `http://HOST:PORT`")]
+    #[error("an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
     Scheme,
     /// It has no host, or one that none can be.
     #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
@@ -187,15 +184,16 @@ pub enum InvalidEndpoint {
 }
 
 impl Collector {
-    /// Reads `http://HOST:PORT[/PATH]`.
+    /// Reads `http://HOST:PORT[/PATH]`, or the same with `https`.
     ///
     /// # Errors
     /// [`InvalidEndpoint`] for anything else.
     pub fn parse(protocol: CollectorProtocol, url: &str) -> Result<Self, InvalidEndpoint> {
-        if url.starts_with("https://") {
-            return Err(InvalidEndpoint::Tls);
-        }
-        let rest = url.strip_prefix("http://").ok_or(InvalidEndpoint::Scheme)?;
+        let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
+            (Some(rest), _) => (Scheme::Http, rest),
+            (None, Some(rest)) => (Scheme::Https, rest),
+            (None, None) => return Err(InvalidEndpoint::Scheme),
+        };
         let slash = rest.find('/').unwrap_or(rest.len());
         let (authority, path) = rest.split_at(slash);
         let (host, port) = match authority.strip_prefix('[') {
@@ -226,7 +224,7 @@ impl Collector {
             (path, _) if path.len() <= PATH_BYTES_MAX && path.bytes().all(visible) => path,
             _ => return Err(InvalidEndpoint::Path),
         };
-        Ok(Self { protocol, host, port, path: path.to_owned() })
+        Ok(Self { protocol, scheme, host, port, path: path.to_owned() })
     }
 
     /// Host and port, as a URL has them.
@@ -242,7 +240,7 @@ impl Collector {
 /// Its URL.
 impl fmt::Display for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority(), self.path)
+        write!(f, "{}://{}{}", self.scheme.as_str(), self.authority(), self.path)
     }
 }
 
@@ -291,6 +289,7 @@ mod tests {
             (OtlpHttp, "http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             (OtlpHttp, "http://c.example:80/a/b", "http://c.example:80/a/b"),
             (Zipkin, "http://[::1]:9411/", "http://[::1]:9411/api/v2/spans"),
+            (OtlpHttp, "https://c.example:4318", "https://c.example:4318/v1/traces"),
         ] {
             let collector = Collector::parse(protocol, text).unwrap();
             assert_eq!(collector.to_string(), shown);
@@ -299,7 +298,8 @@ mod tests {
         let grpc = Collector::parse(OtlpGrpc, "http://localhost:4317").unwrap();
         assert_eq!(Collector::parse(OtlpGrpc, &grpc.to_string()), Ok(grpc));
         for (text, error) in [
-            ("https://c:4318", InvalidEndpoint::Tls),
+            ("httpss://c:4318", InvalidEndpoint::Scheme),
+            ("https://c", InvalidEndpoint::Port),
             ("c:4318", InvalidEndpoint::Scheme),
             ("http://:4318", InvalidEndpoint::Host),
             ("http://u@c:4318", InvalidEndpoint::Host),

@@ -10,11 +10,12 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_model::WorkloadName;
-use leno_telemetry::{Form, Names, Telemetry};
+use leno_telemetry::{Count, Form, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::application_metrics::Unread;
+use crate::config::Config;
 use crate::connections::Connections;
 use crate::opened::Doors;
 use crate::removed::RemovedEndpoints;
@@ -24,8 +25,10 @@ mod page;
 
 /// What the admin page shows.
 pub(crate) struct Admin {
-    /// Whose sidecar it is.
-    pub(crate) workload: WorkloadName,
+    pub(crate) config: Arc<Config>,
+    /// The control thread's counters.
+    pub(crate) shard: Shard,
+    pub(crate) scraping: Scraping,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
@@ -35,6 +38,19 @@ pub(crate) struct Admin {
     pub(crate) is_gateway: bool,
     /// Its ports were open once: those that are added later take nothing away from it.
     pub(crate) was_open: Cell<bool>,
+}
+
+/// How reading the application's metrics fares.
+pub(crate) struct Scraping {
+    /// A few at a time, however many ask.
+    turns: Semaphore,
+    is_well: Cell<bool>,
+}
+
+impl Default for Scraping {
+    fn default() -> Self {
+        Self { turns: Semaphore::new(SCRAPES_MAX), is_well: Cell::new(true) }
+    }
 }
 
 /// Answers until the listener is dropped with the control thread.
@@ -51,7 +67,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
         tokio::task::spawn_local(async move {
             let answer = service_fn(|request| {
                 let admin = admin.clone();
-                async move { Ok::<_, Infallible>(answer(&admin, &request)) }
+                async move { Ok::<_, Infallible>(answer(&admin, &request).await) }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
@@ -65,12 +81,12 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     }
 }
 
-fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
     }
     match request.uri().path() {
-        "/metrics" => metrics(admin, request),
+        "/metrics" => metrics(admin, request).await,
         "/ready" => ready(admin),
         "/world" => json(&page::world(admin)),
         "/connections" => json(&page::connections(admin)),
@@ -82,7 +98,7 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
 }
 
 /// All metrics, in the form that is asked for.
-pub(crate) fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+pub(crate) async fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut out = String::new();
     if let Some(query) = request.uri().query() {
         let named = query.strip_prefix("names=");
@@ -91,16 +107,46 @@ pub(crate) fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Fu
             let problem = format!("`{query}` is not known here: use names=osm or names=fsm\n");
             return text(StatusCode::BAD_REQUEST, problem);
         };
-        let workload = &admin.workload;
+        let workload = &admin.config.workload;
         let workload = (workload.namespace.as_str(), workload.name.as_str());
         admin.telemetry.expose_as(*names, workload, &mut out);
+        out.push_str(&of_application(admin).await);
         return typed(StatusCode::OK, Form::Prometheus.content_type(), out);
     }
     let accept = request.headers().get(hyper::header::ACCEPT);
     let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let form = Form::accepted(accept);
+    let form = match admin.config.application_metrics {
+        // Nothing may follow the end of OpenMetrics.
+        Some(_) => Form::Prometheus,
+        None => Form::accepted(accept),
+    };
     admin.telemetry.expose(form, &mut out);
+    out.push_str(&of_application(admin).await);
     typed(StatusCode::OK, form.content_type(), out)
+}
+
+/// The application's own metrics, where they are to be told; nothing when they cannot be read.
+async fn of_application(admin: &Admin) -> String {
+    let Some(metrics) = &admin.config.application_metrics else { return String::new() };
+    let read = match admin.scraping.turns.try_acquire() {
+        Ok(_turn) => metrics.read(&admin.config).await,
+        Err(_) => Err(Unread::Busy),
+    };
+    let was_well = admin.scraping.is_well.replace(read.is_ok());
+    match read {
+        Ok(page) => {
+            admin.shard.add(Count::ApplicationScraped, 1);
+            page
+        }
+        Err(error) => {
+            admin.shard.add(Count::ApplicationScrapeFailed, 1);
+            // Once for a time of trouble: the metric tells how often.
+            if was_well {
+                tracing::warn!(%error, "the application's metrics are not told");
+            }
+            String::new()
+        }
+    }
 }
 
 /// Whether the proxy serves, and if not, why.
@@ -128,6 +174,8 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
 }
 
 const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed\n";
+/// Times that the application's metrics are read at once: more scrapers than anybody has.
+const SCRAPES_MAX: usize = 4;
 /// Admin connections at once; more wait.
 const CONNECTIONS_MAX: usize = 16;
 /// From the first byte of an admin request's head to its last.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use leno_identity::Roots;
 use leno_model::{AccessLog, TrustDomain, WorkloadName};
 
+use crate::application_metrics::ApplicationMetrics;
 use crate::control_address::ControlAddress;
 use crate::look_ups::ClusterDomain;
 use crate::probes::Probes;
@@ -39,6 +40,10 @@ pub struct Config {
     pub health: Option<SocketAddr>,
     /// The probes of the application that it makes for whoever asks there.
     pub probes: Probes,
+    /// Where the application exposes metrics of its own, to be told beside ours.
+    pub application_metrics: Option<ApplicationMetrics>,
+    /// Roots, as PEM, that vouch for collectors; those of the system when absent.
+    pub collector_roots: Option<PathBuf>,
     /// Data threads, each a single-threaded runtime of its own.
     pub cores: usize,
     /// Which requests are logged, on standard output.
@@ -307,6 +312,8 @@ impl Config {
             admin: SocketAddr::new(loopback, 0),
             health: None,
             probes: Probes::default(),
+            application_metrics: None,
+            collector_roots: None,
             cores: 1,
             access_log: LogChoice::Mesh,
             on_expiry: OnExpiry::Continue,

@@ -5,6 +5,7 @@
 
 mod otlp;
 mod post;
+mod session;
 mod source;
 mod zipkin;
 
@@ -17,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::post::{Failed, Parcel};
+use self::session::Sessions;
 use self::source::Source;
 use crate::config::Config;
 use crate::seen::Seen;
@@ -27,11 +29,13 @@ pub(crate) struct Exporter {
     config: Arc<Config>,
     world: Arc<World>,
     shard: Shard,
+    sessions: Sessions,
 }
 
 impl Exporter {
     pub(crate) fn new(config: Arc<Config>, world: Arc<World>, shard: Shard) -> Self {
-        Self { config, world, shard }
+        let sessions = Sessions::new(config.collector_roots.clone());
+        Self { config, world, shard, sessions }
     }
 
     /// Exports until all data threads are gone and what they left is told.
@@ -75,7 +79,8 @@ impl Exporter {
         let mut pause = PAUSE_FIRST;
         let mut tries = TRIES_MAX;
         loop {
-            let posted = post::post(collector, &parcel, &self.config.interception);
+            let posted =
+                post::post(collector, &parcel, (&self.config.interception, &self.sessions));
             let outcome = timeout(SEND_MAX, posted).await.unwrap_or(Err(Failed::Late));
             tries -= 1;
             match outcome {

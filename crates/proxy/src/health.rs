@@ -70,7 +70,7 @@ impl Health {
         match request.uri().path() {
             "/livez" => text(StatusCode::OK, "alive\n".into()),
             "/readyz" => admin::ready(&self.admin),
-            "/metrics" => admin::metrics(&self.admin, request),
+            "/metrics" => admin::metrics(&self.admin, request).await,
             path => match path.strip_prefix("/probe/") {
                 Some(probe) => self.probe(probe).await,
                 None => text(StatusCode::NOT_FOUND, INDEX.into()),

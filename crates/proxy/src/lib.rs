@@ -5,6 +5,7 @@
 
 mod access_log;
 mod admin;
+mod application_metrics;
 mod buffers;
 mod config;
 mod connection;
@@ -72,6 +73,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 
+pub use application_metrics::ApplicationMetrics;
 pub use config::{
     AccountToken, Config, INBOUND_PORT, Interception, LOOK_UP_PORT, Limits, LogChoice, LookUps,
     MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots, Versions,
@@ -80,7 +82,7 @@ pub use control_address::{ControlAddress, InvalidAddress};
 pub use look_ups::{BadDomain, ClusterDomain};
 pub use probes::{Probes, ProbesError};
 
-use crate::admin::Admin;
+use crate::admin::{Admin, Scraping};
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::export::Exporter;
@@ -206,7 +208,9 @@ impl Proxy {
         })?;
         drop(outlets);
         let admin = Admin {
-            workload: self.config.workload.clone(),
+            config: self.config.clone(),
+            shard: telemetry.shard(),
+            scraping: Scraping::default(),
             telemetry: telemetry.clone(),
             world: world.clone(),
             connections,

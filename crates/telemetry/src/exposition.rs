@@ -1,5 +1,6 @@
 //! Exposition: everything that was counted, in the Prometheus text format 0.0.4 or in OpenMetrics.
 
+mod adopted;
 pub(crate) mod alias;
 mod form;
 
@@ -16,6 +17,7 @@ use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 use crate::usage::{Usage, usage};
 
+pub use adopted::{Unfit, adopted};
 pub use alias::Names;
 pub use form::Form;
 

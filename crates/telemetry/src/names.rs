@@ -257,6 +257,13 @@ closed_list! {
         /// No name server answered in time, there were too many at once, or it was no look-up.
         LookUpsFailed ["failed"];
     }
+    "leno_application_scrapes_total" ["result"]
+    "Times that the application's own metrics were read to be told beside these, by how that ended." {
+        /// They are there.
+        ApplicationScraped ["ok"];
+        /// They are not: the application gave none, too late, too many or such as cannot be read.
+        ApplicationScrapeFailed ["failed"];
+    }
     "leno_series_folded_total" []
     "Sets of labels counted under the service `other`, because there were too many." {
         /// A set of labels was folded.
@@ -425,7 +432,14 @@ What sidecars and the control plane expose, in the Prometheus text format 0.0.4,
 
 ## A sidecar
 
-At `/metrics` of its admin page.
+At `/metrics` of its admin page, and of `--health`.
+
+With `--application-metrics PORT/PATH` it reads those of the application each time and tells them
+behind its own: one scrape for both, which needs no way around mutual TLS. They are in the text
+format 0.0.4 then, at most 8 MiB and within 5 s. What has a name of ours is left out, such as
+`process_cpu_seconds_total`. What cannot be read is left out as a whole and counted in
+`leno_application_scrapes_total{result=\"failed\"}`; ours are there all the same. In Kubernetes the injector
+[sets it](kubernetes.md) where metrics are wanted and the pod says where its own are.
 
 ";
 

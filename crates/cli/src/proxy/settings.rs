@@ -1,6 +1,7 @@
 //! The options of a sidecar that have defaults: addresses, threads, the log, limits and times.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -53,6 +54,9 @@ pub(crate) struct ServingArgs {
     /// Threads for requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     cores: u16,
+    /// Roots, as PEM, that vouch for collectors with https; those of the system otherwise
+    #[arg(long, value_name = "FILE")]
+    collector_roots: Option<PathBuf>,
     #[command(flatten)]
     access_log: AccessLogArgs,
     /// What it does when its certificate expires since no control plane renewed it in time
@@ -97,6 +101,7 @@ impl ServingArgs {
     /// Puts the options into a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.admin = self.admin;
+        config.collector_roots.clone_from(&self.collector_roots);
         config.cores = usize::from(self.cores);
         config.access_log = self.access_log.choice();
         config.on_expiry = match self.on_expiry {

@@ -75,8 +75,12 @@ impl Sidecar<'_> {
 
     fn container(&self) -> Value {
         let mut container = self.basic();
-        if let (true, Some(args)) = (self.wishes.dns, container["args"].as_array_mut()) {
-            args.push("--dns".into());
+        let Some(arguments) = container["args"].as_array_mut() else { return container };
+        if self.wishes.dns {
+            arguments.push(json!("--dns"));
+        }
+        if let Some(metrics) = &self.wishes.application_metrics {
+            arguments.extend([json!("--application-metrics"), json!(metrics)]);
         }
         container
     }

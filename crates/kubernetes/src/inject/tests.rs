@@ -352,6 +352,42 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
 }
 
 #[test]
+fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
+    let wanted = namespace("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
+    let told = |annotations: &str| {
+        let annotations = format!("prometheus.io/scrape=true {annotations}");
+        let pod = pod("", &annotations);
+        let Ok(Outcome::Injected { pod, .. }) =
+            inject(&pod, Demand::Namespace(&wanted), &settings())
+        else {
+            panic!("{annotations}")
+        };
+        let sidecar = &pod["spec"]["initContainers"][1]["args"];
+        let arguments = sidecar.as_array().unwrap().iter().map(|it| it.as_str().unwrap());
+        let arguments: Vec<&str> = arguments.collect();
+        let flag = arguments.iter().position(|argument| *argument == "--application-metrics");
+        let annotations = &pod["metadata"]["annotations"];
+        let port = annotations["prometheus.io/port"].as_str().unwrap_or_default().to_owned();
+        let path = annotations["prometheus.io/path"].as_str().unwrap_or_default().to_owned();
+        (flag.map(|flag| arguments[flag + 1].to_owned()), port, path)
+    };
+    let ours = |of_application: &str| {
+        (Some(of_application.to_owned()), "15020".to_owned(), "/metrics".to_owned())
+    };
+    assert_eq!(told("prometheus.io/port=9102"), ours("9102/metrics"));
+    assert_eq!(told("prometheus.io/port=9102 prometheus.io/path=/a/b"), ours("9102/a/b"));
+    for (left_alone, port) in [
+        ("prometheus.io/port=x", "x"),
+        ("prometheus.io/port=9102 prometheus.io/scheme=https", "9102"),
+        ("prometheus.io/port=9102 prometheus.io/path=/$(HOME)", "9102"),
+        ("prometheus.io/port=15020", "15020"),
+    ] {
+        let (flag, told, _) = told(left_alone);
+        assert_eq!((flag, told.as_str()), (None, port), "{left_alone}");
+    }
+}
+
+#[test]
 fn manifests_of_every_kind_get_sidecars() {
     let template =
         json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "app"}]}});

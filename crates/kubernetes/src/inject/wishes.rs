@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::annotation::{InjectError, Of, elements, of_pod, switch};
 use super::{AddressRange, NamespaceFacts, Settings};
-use crate::words::PREFIXES;
+use crate::words::{HEALTH_PORT, PREFIXES};
 
 /// What is not led to a sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,6 +62,8 @@ pub(super) struct Wishes {
     pub(super) scraped: bool,
     /// Whether the sidecar answers look-ups of names.
     pub(super) dns: bool,
+    /// Where the application's own metrics are, `PORT/PATH`, if the sidecar is to tell them too.
+    pub(super) application_metrics: Option<String>,
 }
 
 impl Wishes {
@@ -97,6 +99,7 @@ impl Wishes {
             image,
             scraped: written.scraped()?,
             dns,
+            application_metrics: written.application_metrics()?,
         })
     }
 }
@@ -202,6 +205,22 @@ impl<'a> Written<'a> {
                 Err(invalid(of, DNS.to_owned(), text, expected))
             }
         }
+    }
+
+    /// What the pod tells Prometheus of itself, where the sidecar is scraped. What that may not be
+    /// read by is left to Prometheus, and so is a copy's that points at a sidecar already.
+    fn application_metrics(&self) -> Result<Option<String>, InjectError> {
+        let told = |key: &str| of_pod(self.pod, "annotations", key);
+        if !self.scraped()? || told("prometheus.io/scrape") != Some("true") {
+            return Ok(None);
+        }
+        let port = told("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
+        let path = told("prometheus.io/path").unwrap_or("/metrics").trim_start_matches('/');
+        let is_plain = told("prometheus.io/scheme").is_none_or(|scheme| scheme == "http");
+        let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}$".contains(&byte);
+        let fits = is_plain && path.len() < 1024 && path.bytes().all(visible);
+        let port = port.filter(|port| fits && *port != 0 && *port != HEALTH_PORT);
+        Ok(port.map(|port| format!("{port}/{path}")))
     }
 
     fn scraped(&self) -> Result<bool, InjectError> {

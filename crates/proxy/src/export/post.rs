@@ -5,10 +5,12 @@ use http::header::{CONTENT_TYPE, HOST, HeaderMap, TE};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper_util::rt::TokioIo;
-use leno_model::{Collector, CollectorProtocol};
+use leno_model::{Collector, CollectorProtocol, Scheme};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 
 use super::otlp;
+use super::session::Sessions;
 use crate::config::Interception;
 use crate::dial::dial;
 
@@ -30,6 +32,12 @@ pub(super) enum Failed {
     /// It did not answer in time.
     #[error("the collector did not answer in time")]
     Late,
+    /// It cannot be verified, or does not speak TLS.
+    #[error("no TLS with the collector: {0}")]
+    Tls(String),
+    /// Nobody vouches for collectors.
+    #[error("the roots to verify the collector by cannot be read: {0}")]
+    Roots(String),
     /// It does not speak what it should.
     #[error("the collector does not speak the protocol that `spec.tracing.export` says: {0}")]
     Protocol(String),
@@ -49,7 +57,7 @@ impl Failed {
             // OTLP's specification, "Retryable Response Codes".
             Self::Status(status, _) => matches!(status, 429 | 502 | 503 | 504),
             Self::Grpc(status, _) => matches!(status.as_str(), "4" | "8" | "14"),
-            Self::Off | Self::Protocol(_) => false,
+            Self::Off | Self::Tls(_) | Self::Roots(_) | Self::Protocol(_) => false,
         }
     }
 }
@@ -58,18 +66,28 @@ impl Failed {
 pub(super) async fn post(
     collector: &Collector,
     parcel: &Parcel,
-    interception: &Interception,
+    (interception, sessions): (&Interception, &Sessions),
 ) -> Result<u64, Failed> {
     let unreachable = |error| Failed::Unreachable(collector.authority(), error);
     let tcp = connect(collector, interception).await.map_err(unreachable)?;
+    match collector.scheme {
+        Scheme::Http => say(collector, tcp, parcel).await,
+        Scheme::Https => say(collector, sessions.open(collector, tcp).await?, parcel).await,
+    }
+}
+
+async fn say<S>(collector: &Collector, stream: S, parcel: &Parcel) -> Result<u64, Failed>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     match collector.protocol {
         CollectorProtocol::OtlpGrpc => {
-            grpc(collector, tcp, &parcel.bytes).await.map(|answer| otlp::refused(&answer))
+            grpc(collector, stream, &parcel.bytes).await.map(|answer| otlp::refused(&answer))
         }
         CollectorProtocol::OtlpHttp => {
-            http1(collector, tcp, parcel).await.map(|answer| otlp::refused(&answer))
+            http1(collector, stream, parcel).await.map(|answer| otlp::refused(&answer))
         }
-        CollectorProtocol::Zipkin => http1(collector, tcp, parcel).await.map(|_| 0),
+        CollectorProtocol::Zipkin => http1(collector, stream, parcel).await.map(|_| 0),
     }
 }
 
@@ -85,8 +103,11 @@ async fn connect(collector: &Collector, interception: &Interception) -> std::io:
     Err(last)
 }
 
-async fn http1(collector: &Collector, tcp: TcpStream, parcel: &Parcel) -> Result<Bytes, Failed> {
-    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await;
+async fn http1<S>(collector: &Collector, stream: S, parcel: &Parcel) -> Result<Bytes, Failed>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(protocol)?;
     let body = Full::new(Bytes::copy_from_slice(&parcel.bytes));
     let request = Request::post(&collector.path)
@@ -117,8 +138,11 @@ async fn http1(collector: &Collector, tcp: TcpStream, parcel: &Parcel) -> Result
 }
 
 /// A call with one message each way (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
-async fn grpc(collector: &Collector, tcp: TcpStream, message: &[u8]) -> Result<Bytes, Failed> {
-    let (send, connection) = h2::client::handshake(tcp).await.map_err(protocol)?;
+async fn grpc<S>(collector: &Collector, stream: S, message: &[u8]) -> Result<Bytes, Failed>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (send, connection) = h2::client::handshake(stream).await.map_err(protocol)?;
     let request = Request::post(collector.to_string())
         .version(http::Version::HTTP_2)
         .header(CONTENT_TYPE, "application/grpc")

@@ -165,3 +165,68 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
         }
     });
 }
+
+/// What one span comes to, sent with TLS to somebody who shows a certificate for these names.
+async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let made = rcgen::generate_simple_self_signed(names).unwrap();
+    let roots = directory.path().join("roots.pem");
+    std::fs::write(&roots, made.cert.pem()).unwrap();
+    let key = rustls_pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(server));
+    let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+    let url = format!("https://localhost:{port}");
+    let tracing = Tracing {
+        sampling: Sampling::ALL,
+        errors: true,
+        begins: ContextForm::W3c,
+        collector: Collector::parse(CollectorProtocol::OtlpHttp, &url).unwrap(),
+    };
+    world.sights.say(&Sight { tracing: Some(tracing), access_log: None });
+    let telemetry = Telemetry::new();
+    let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
+    let mut config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
+    config.collector_roots = trusts.then_some(roots);
+    let exporter = Exporter::new(Arc::new(config), world.clone(), telemetry.shard());
+    let (outlet, intake) = mpsc::channel(4);
+    outlet.try_send(seen("inbound", 200, None)).unwrap();
+    drop(outlet);
+    let serving = async {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let Ok(stream) = acceptor.accept(tcp).await else { continue };
+            let service = hyper::service::service_fn(async |_| {
+                let answer = http_body_util::Empty::<bytes::Bytes>::new();
+                Ok::<_, std::convert::Infallible>(hyper::Response::new(answer))
+            });
+            let stream = hyper_util::rt::TokioIo::new(stream);
+            let serving = hyper::server::conn::http1::Builder::new();
+            serving.serve_connection(stream, service).await.ok();
+        }
+    };
+    tokio::select! {
+        () = exporter.run(intake) => {}
+        () = serving => {}
+    }
+    (telemetry.count(Count::SpansExported), telemetry.count(Count::SpansRefused))
+}
+
+#[test]
+fn a_collector_with_tls_has_to_show_a_certificate_that_somebody_vouches_for() {
+    run(async {
+        assert_eq!(sent_to(&["localhost"], true).await, (1, 0));
+        assert_eq!(sent_to(&["elsewhere"], true).await, (0, 1));
+        // No system vouches for what was made a moment ago.
+        assert_eq!(sent_to(&["localhost"], false).await, (0, 1));
+    });
+}

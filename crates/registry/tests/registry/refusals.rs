@@ -249,7 +249,7 @@ fn refuses_what_operators_cannot_see_by() {
             "{tracing: {sampling: 101%, export: {zipkin: {endpoint: http://c:9411}}}}",
             "{tracing: {export: {}}}",
             "{tracing: {export: {otlp: {endpoint: http://c:1}, zipkin: {endpoint: http://c:1}}}}",
-            "{tracing: {export: {otlp: {endpoint: https://c:4318}}}}",
+            "{tracing: {export: {otlp: {endpoint: ftp://c:4318}}}}",
             "{tracing: {export: {otlp: {endpoint: c:4318}}}}",
             "{tracing: {export: {otlp: {endpoint: http://c:4317/v1, protocol: grpc}}}}",
             "{tracing: {export: {otlp: {endpoint: http://c:4318, protocol: http2}}}}",
@@ -266,8 +266,8 @@ fn refuses_what_operators_cannot_see_by() {
             4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:26: MeshConfig x: spec.tracing.export: says nothing; give one of `otlp`, `zipkin`
             4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` at once; keep one of them
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "https://c:4318" is no endpoint to use: spans are sent without TLS: use `http://` and a collector on this machine or in a network of yours, which may forward them; correct it, as in `http://127.0.0.1:4318`
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is no endpoint to use: an endpoint is written `http://HOST:PORT`; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is no endpoint to use: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is no endpoint to use: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
             4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "http://c:4317/v1" is no endpoint to use: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:4317`
             4:69: MeshConfig x: spec.tracing.export.otlp.protocol: "http2" is not known here; did you mean `http`?
             4:26: MeshConfig x: spec.tracing.errors: "no" is neither true nor false; use true or false
