@@ -40,7 +40,7 @@ impl Mesh {
 
     /// A client of TLS without a certificate.
     async fn stranger(&self, name: &'static str) -> std::io::Result<Client<TlsStream<TcpStream>>> {
-        let roots = self.server.world.credential().unwrap().roots().clone();
+        let roots = self.server.worker.world.credential().unwrap().roots().clone();
         let server = account("ratings");
         let id = leno_model::SpiffeId {
             trust_domain: plan("ratings", Access::Permissive).trust_domain,
