@@ -61,7 +61,7 @@ async fn mesh() -> (Application, Mesh) {
 }
 
 fn get(path: &str) -> String {
-    GET.replacen(" / ", &format!(" {path} "), 1)
+    format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
 }
 
 const NOBODY: Access = Access::Strict(Vec::new());
