@@ -10,7 +10,7 @@ const OPEN: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Ingres
                     sources: [{kind: IPRange, name: 10.9.0.0/16}, \
                     {kind: Service, name: nginx, namespace: edge}]}";
 
-fn plan(mesh: &Mesh, name: &str) -> std::sync::Arc<WorkloadPlan> {
+fn plan(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
     let workload = mesh.workload(&workload(name)).unwrap();
     world(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
 }
