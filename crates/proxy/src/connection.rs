@@ -65,7 +65,7 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let Some(scene) = worker.world.scene() else {
         return;
     };
-    let spoken = plaintext::accepted(&scene, port, peer.ip());
+    let spoken = scene.in_clear(port, peer.ip());
     let proof = match scene.plans.access.skips_proof(port, peer.ip()) {
         true => Proof::Skipped,
         false => Proof::Required,

@@ -2,8 +2,6 @@
 //! it lets nobody out, as far as policies name where they go.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
-use std::sync::Arc;
 
 use bytes::BytesMut;
 use leno_model::{Egress, Reason};
@@ -16,14 +14,11 @@ use crate::connections::Counted;
 use crate::dial::dial;
 use crate::first_bytes::{detect, server_name};
 use crate::http::message::{Reader, Writer};
-use crate::http::request::{Aim, Request};
-use crate::http::route::{Bound, Destination};
 use crate::http::server::serve;
 use crate::io::{Io, Stream};
 use crate::record::Record;
 use crate::session::Session;
 use crate::splice::splice;
-use crate::upstream::{Application, Speaks};
 use crate::world::{Scene, World};
 
 /// Carries the application's connection to where it wanted to go. Where its address decides nothing of
@@ -52,23 +47,6 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io) {
             io.reset();
         }
     }
-}
-
-/// Where a request goes that its client sends to an address outside: there, if a policy names its host.
-pub(crate) fn route(
-    session: &Session,
-    at: SocketAddr,
-    (request, aim): (&Request<'_>, &Aim<'_>),
-) -> Result<Bound, Reason> {
-    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    let plans = &scene.plans;
-    if plans.snapshot.plan.egress == Egress::Deny
-        && plans.outlets.by_request(at, &request.view(aim)).is_none()
-    {
-        return Err(Reason::EgressDenied);
-    }
-    let there = session.outside.get_or_init(|| Rc::new(Application::new(at, Speaks::Http1)));
-    Ok(Bound::to(Arc::clone(&scene), Destination::Application(Rc::clone(there))))
 }
 
 /// What is known of where a connection goes.
@@ -126,7 +104,9 @@ async fn told(
             let name = name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
             Ok(Told::ServerName(name))
         }
-        _ => Err(Reason::EgressDenied),
+        Sniffed::Http1 | Sniffed::Http2 | Sniffed::Tls | Sniffed::Opaque | Sniffed::More => {
+            Err(Reason::EgressDenied)
+        }
     }
 }
 

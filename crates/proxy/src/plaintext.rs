@@ -1,10 +1,9 @@
 //! Clients without mutual TLS, where a mesh that is not complete yet lets them in.
 
 use std::io;
-use std::net::IpAddr;
 
 use leno_identity::offers;
-use leno_model::{Plaintext, Protocol};
+use leno_model::Protocol;
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -12,18 +11,6 @@ use tokio::time::timeout;
 
 use crate::tls::ALPN_LINK;
 use crate::worker::Worker;
-use crate::world::Scene;
-
-/// What the application speaks at this port, if clients without mutual TLS are let in there: all of
-/// them, or those from this address.
-pub(crate) fn accepted(scene: &Scene, port: u16, address: IpAddr) -> Option<Protocol> {
-    let plan = &scene.plans.snapshot.plan;
-    let known = plan.ports.iter().find(|known| known.port == port)?;
-    match plan.plaintext {
-        Plaintext::Accept => Some(known.protocol),
-        Plaintext::Refuse => scene.plans.access.in_clear((port, known.protocol), address),
-    }
-}
 
 /// Whether a client begins mutual TLS of the mesh; nothing of what it says is taken away.
 ///

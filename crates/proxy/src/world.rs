@@ -10,8 +10,8 @@ use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::Credential;
 use leno_model::{
-    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Reason, ServiceAccount, ServiceName,
-    Whereabouts,
+    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Protocol, Reason,
+    ServiceAccount, ServiceName, Whereabouts,
 };
 use leno_traffic::{BadPattern, Outlets, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
@@ -19,7 +19,6 @@ use tokio::sync::{mpsc, watch};
 
 use crate::edge::{self, EdgeConfigs};
 use crate::names::Names;
-use crate::plaintext;
 use crate::sight::Sights;
 
 /// The current world, shared by all threads of a proxy.
@@ -238,7 +237,7 @@ impl World {
         let mut changes = self.access_changes();
         loop {
             let scene = self.scene();
-            if scene.is_some_and(|scene| plaintext::accepted(&scene, port, address).is_none()) {
+            if scene.is_some_and(|scene| scene.in_clear(port, address).is_none()) {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -464,6 +463,17 @@ impl Scene {
             Occupant::Service(_) | Occupant::Outside => None,
         });
         ports.flatten().filter_map(|port: &OccupantPort| port.endpoint.as_ref())
+    }
+
+    /// What the application speaks at this port, if clients without mutual TLS are let in there: all
+    /// of them, or those from this address.
+    pub(crate) fn in_clear(&self, port: u16, address: IpAddr) -> Option<Protocol> {
+        let plan = &self.plans.snapshot.plan;
+        let known = plan.ports.iter().find(|known| known.port == port)?;
+        match plan.plaintext {
+            Plaintext::Accept => Some(known.protocol),
+            Plaintext::Refuse => self.plans.access.in_clear((port, known.protocol), address),
+        }
     }
 
     /// Services that were asked for and do not exist.

@@ -11,10 +11,10 @@ use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host};
 
 use super::edge;
+use super::outside;
 use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::hits;
-use crate::outside;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;

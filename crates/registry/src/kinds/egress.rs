@@ -5,7 +5,7 @@ use leno_model::{
 };
 
 use super::Head;
-use super::ingress::{LIST_MAX, not_empty, read_groups};
+use super::ingress::{not_empty, read_groups};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
@@ -78,15 +78,17 @@ fn listed<'a, T: PartialEq>(
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
     let mut all = Vec::new();
-    for element in not_empty(field, remedy)? {
+    let elements = not_empty(field, remedy)?;
+    let count = elements.len();
+    for element in elements {
         let Some(one) = read(&element) else { continue };
         if all.contains(&one) {
             element.refuse("is listed twice", "remove one of the two");
         }
         all.push(one);
     }
-    debug_assert!(all.len() <= LIST_MAX, "the list is bounded");
-    Some(all)
+    // Of some that are not understood nobody knows what they mean together.
+    (all.len() == count).then_some(all)
 }
 
 fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {

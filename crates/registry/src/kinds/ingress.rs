@@ -114,14 +114,17 @@ fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) 
 fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
     let field = fields.require("sources")?;
     let mut sources = Vec::new();
-    for element in not_empty(field, "name who may come in")? {
+    let elements = not_empty(field, "name who may come in")?;
+    let count = elements.len();
+    for element in elements {
         let Some(source) = read_source(&element) else { continue };
         if sources.contains(&source) {
             element.refuse("is listed twice", "remove one of the two");
         }
         sources.push(source);
     }
-    Some(sources)
+    // Of some that are not understood nobody knows what they mean together.
+    (sources.len() == count).then_some(sources)
 }
 
 fn read_source(element: &Field<'_>) -> Option<IngressSource> {
@@ -217,4 +220,4 @@ const WORDS: &[(&str, Entry)] = &[
     ("tcp", Entry::Tcp),
 ];
 /// The most ports, sources, names or groups of one object.
-pub(super) const LIST_MAX: usize = 256;
+const LIST_MAX: usize = 256;

@@ -69,17 +69,35 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
             "{backends: [{name: a, port: {number: 80, protocol: http}}], sources: [{kind: Service, name: b}]}",
             "{backends: [{name: a, port: {number: 80, protocol: https}}], sources: [{kind: AuthenticatedPrincipal, name: ops}]}",
         ],
-        &expect![[r#""#]],
+        &expect![[r#"
+            spec.backends: is empty; name a service and a port of its workloads
+            spec.sources: is empty; name who may come in
+            spec.backends[0].port.protocol: "tcp" is not known here; use `http`, `https` or `grpc`
+            spec.sources[0].name: "10.0.0.1/8" is not a range of addresses; use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32
+            spec.backends[0]: lets nobody in: who comes without TLS is known by the address alone; add a source of the kind Service or IPRange, or use `protocol: https`
+            spec.backends[0]: lets nobody in: who comes without TLS is known by the address alone; add a source of the kind Service or IPRange, or use `protocol: https`
+            spec.backends[0]: wants certificates, and no source says whose; add a source of the kind AuthenticatedPrincipal, or set `tls.skipClientCertValidation` to true
+            spec.backends[0]: skips the certificates of clients, and a source goes by them; remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`
+            spec.backends[0].tls: says something about TLS, and the port is opened without; remove it, or use `protocol: https`
+            spec.sources[0].namespace: is missing; add `namespace`
+            spec.backends[0]: lets nobody in: who comes without TLS is known by the address alone; add a source of the kind Service or IPRange, or use `protocol: https`
+            spec.sources[0].name: "ops" is not an identity of the mesh; use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local
+            spec.backends[0]: wants certificates, and no source says whose; add a source of the kind AuthenticatedPrincipal, or set `tls.skipClientCertValidation` to true
+        "#]],
     );
     check_specs(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessControl\nmetadata: {name: x}",
         &["{sources: [{kind: IPRange, name: 10.0.0.0/8}]}"],
-        &expect![[r#""#]],
+        &expect![[r#"
+            spec: has no `backends`, which FSM takes for every port of the namespace; list the services and ports that are to be open to others
+        "#]],
     );
     check_specs(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessCert\nmetadata: {name: x}",
         &["{subjectAltNames: [a.example], secret: {name: a, namespace: b}}"],
-        &expect![[r#""#]],
+        &expect![[r#"
+            kind: "AccessCert" is not supported: certificates are made where their key is, and no key leaves that place; let the client join with a token of its own (`leno token`), or let it in by its address with an AccessControl
+        "#]],
     );
 }
 
@@ -119,7 +137,16 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
     check_specs(
         "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\nmetadata: {name: x}",
         &specs,
-        &expect![[r#""#]],
+        &expect![[r#"
+            spec.sources: is missing; add `sources`
+            spec: says neither `hosts` nor `ipAddresses`, so that everything is meant; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant
+            spec.hosts: means nothing: nothing names a host on a port of the protocol tcp; use `ipAddresses`, or `protocol: http` or `https`
+            spec.hosts[0]: "A.b:80" is not a host name; use one in lower case without a port, such as api.example.com or *.example.com
+            spec: says neither `hosts` nor `ipAddresses`, so that everything is meant; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant
+            spec.hosts: is empty; add an element, or leave it out
+            spec.matches[0].kind: "UpstreamTrafficSetting" is not supported here; remove it: such a setting is for services of the mesh
+            spec.sources[0].mtls: is not supported: sidecars show no other certificates than their own, and those to members of the mesh alone; let the application speak TLS itself, and use `protocol: https`
+        "#]],
     );
 }
 
@@ -141,5 +168,13 @@ fn what_is_named_and_not_there_is_odd() {
          ports: [{number: 25, protocol: tcp}]}\n",
     );
     let odd: Vec<String> = lint(&objects).iter().map(ToString::to_string).collect();
-    expect![[r#""#]].assert_eq(&odd.join("\n"));
+    expect![[r#"
+        AccessControl shop/first: spec.backends[0].name: there is no Service shop/web; add the Service
+        AccessControl shop/first: spec.backends[0]: the IngressBackend shop/second opens this port, so that this one does not; put the sources of both into one
+        AccessControl shop/first: spec.sources[0].name: there is no Service edge/nginx; add the Service
+        AccessControl shop/first: spec.matches[0].name: there is no HTTPRouteGroup shop/g, so that it allows no request; add the HTTPRouteGroup
+        IngressBackend shop/second: spec.backends[0].name: there is no Service shop/web; add the Service
+        IngressBackend shop/second: spec.sources[0].name: is of the trust domain else, and this mesh is cluster.local; use ACCOUNT.NAMESPACE.cluster.local
+        Egress shop/out: spec: means nothing while everybody is let out; set `spec.egress` of the MeshConfig to deny, or remove it
+        Egress shop/out: spec.sources[0].name: no workload runs under the account shop/a; add a Workload with this account"#]].assert_eq(&odd.join("\n"));
 }
