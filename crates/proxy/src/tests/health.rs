@@ -100,10 +100,10 @@ async fn scraped(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
 #[test]
 fn the_metrics_of_the_application_stand_behind_ours_or_are_left_out_whole() {
     run(async {
-        let page = |body: &str| {
-            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
-        };
-        let (good, bad) = (page("orders_total 7\nleno_links 9\n"), page("orders_total 7\n<html>\n"));
+        let page =
+            |body: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let (good, bad) =
+            (page("orders_total 7\nleno_links 9\n"), page("orders_total 7\n<html>\n"));
         let well = Application::answering(move |request| {
             assert!(request.head.starts_with("GET /own "), "{}", request.head);
             good.clone()
