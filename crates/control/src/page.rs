@@ -59,9 +59,7 @@ impl Page {
     /// What to open for live requests: a browser sends what stands behind the `#` to nobody, and
     /// the page shows it with its questions.
     pub(crate) fn live_url(&self) -> String {
-        let page = self.url();
-        let page = page.split('?').next().unwrap_or_default();
-        format!("{page}#/live/{}", self.live)
+        format!("{}#/live/{}", self.url(), self.live)
     }
 
     /// Where it listens.

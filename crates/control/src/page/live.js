@@ -28,7 +28,7 @@ export function live(fail) {
   const button = h("button", { class: "primary" }, "Start");
   const note = h("p", { class: "note", role: "status" }, "Choose a service. Neither bodies nor queries are told; Escape stops.");
   const body = h("tbody");
-  const columns = ["time", "sidecar", "", "method", "path", "status", "reason", "took", "peer"];
+  const columns = ["time", "sidecar", "direction", "method", "path", "status", "reason", "took", "peer"];
   const head = h("tr", {}, ...columns.map((text) => h("th", { scope: "col" }, text)));
   const table = h("div", { class: "live", tabindex: 0, role: "region", "aria-label": "Live requests" }, h("table", { class: "plain" }, h("thead", {}, head), body));
   const form = h("form", { class: "card ask live-ask", submit: turn }, service.element, path.element, status.element, from.element, names, button);
@@ -64,7 +64,7 @@ export function live(fail) {
     tap.abort();
     tap = null;
     say(button, "Start");
-    say(note, `${why} ${told()}`);
+    say(note, seen > 0 ? `${why} ${told()}` : why);
   }
 
   const told = () => `${seen} requests${missed ? `, and ${missed} more that were too many` : ""}.`;
@@ -119,7 +119,8 @@ export function live(fail) {
     waiting = [];
     body.prepend(...rows);
     while (body.childElementCount > ROWS_MAX) body.lastElementChild.remove();
-    say(note, told());
+    // What was on its way when somebody stopped is not to take the place of that.
+    if (tap) say(note, told());
   }
 
   const text = (value) => (value === null || value === undefined ? "" : `${value}`);
