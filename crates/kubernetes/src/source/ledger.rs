@@ -352,7 +352,9 @@ impl Ledger {
         let now = self.service(name).cloned();
         let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
-            before.selector == now.selector && before.ports == now.ports
+            before.selector == now.selector
+                && before.ports == now.ports
+                && before.addresses.is_empty() == now.addresses.is_empty()
         });
         if !same {
             self.touch_selected(name, &[before, now]);
@@ -383,7 +385,8 @@ impl Ledger {
             ObjectKey::Workload(name) => {
                 let listed = || self.listed.workload(name).filter(|it| !self.is_borrowed(it));
                 let workload = self.workloads.get(name).or_else(listed)?;
-                // Without a sidecar it is nothing to anybody but gateways that lead there.
+                // Without a sidecar it is nothing to anybody but gateways that lead there, and who
+                // looks up a service without an address of its own.
                 if !workload.sidecar && !self.is_led_to(workload) {
                     return None;
                 }
