@@ -51,6 +51,8 @@ fn text(event: &Event) -> String {
         Event::Unsubscribe { services, .. } => format!("unsubscribe {services:?}"),
         Event::Ask { addresses, .. } => format!("ask {addresses:?}"),
         Event::Forget { addresses, .. } => format!("forget {addresses:?}"),
+        Event::LookUp { names, .. } => format!("look up {names:?}"),
+        Event::ForgetNames { names, .. } => format!("forget names {names:?}"),
         Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
         Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
         Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
@@ -350,7 +352,11 @@ fn greeting() -> Vec<u8> {
 async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     let foreign = proto::Hello { protocol: 99, ..Default::default() };
     let nameless = proto::Hello { protocol: crate::PROTOCOL, ..Default::default() };
-    let nobody = proto::Services { names: vec!["nobody".into()], addresses: Vec::new() };
+    let nobody = proto::Services {
+        names: vec!["nobody".into()],
+        addresses: Vec::new(),
+        looked_up: Vec::new(),
+    };
     let cases = [
         (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
