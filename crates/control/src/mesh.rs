@@ -413,7 +413,7 @@ impl Mesh {
             self.by_account.remove(&old.account, name);
         }
         let mut services = before;
-        let same = same_to_clients(old.as_ref(), new.as_ref());
+        let same = touched::same_to_clients(old.as_ref(), new.as_ref());
         if old != new {
             touched.workloads.insert(name.clone());
             self.addresses.move_workload(old.as_ref(), new.as_ref(), touched);
@@ -595,23 +595,6 @@ fn selects(service: &Service, workload: &Workload) -> bool {
     service.name.namespace == workload.name.namespace
         && !service.selector.is_empty()
         && service.selector.iter().all(has)
-}
-
-/// Whether services look the same with either version of a workload behind them.
-fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
-    match (old, new) {
-        (Some(old), Some(new)) => {
-            old.labels == new.labels
-                && old.ports == new.ports
-                && old.account == new.account
-                && old.admission == new.admission
-                && old.ready == new.ready
-                // Names may stand for them.
-                && old.addresses().eq(new.addresses())
-        }
-        (None, None) => true,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use leno_model::{ServiceAccount, ServiceName, WorkloadName};
+use leno_model::{ServiceAccount, ServiceName, Workload, WorkloadName};
 
 /// What a change may have changed. Never too little; too much costs a compilation whose equal
 /// output is not sent.
@@ -32,5 +32,22 @@ impl Touched {
         self.services.extend(other.services);
         self.accounts.extend(other.accounts);
         self.addresses.extend(other.addresses);
+    }
+}
+
+/// Whether services look the same with either version of a workload behind them.
+pub(super) fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => {
+            old.labels == new.labels
+                && old.ports == new.ports
+                && old.account == new.account
+                && old.admission == new.admission
+                && old.ready == new.ready
+                // Names may stand for them.
+                && old.addresses().eq(new.addresses())
+        }
+        (None, None) => true,
+        _ => false,
     }
 }

@@ -359,7 +359,9 @@ impl Ledger {
         let now = self.service(name).cloned();
         let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
-            before.selector == now.selector && before.ports == now.ports
+            before.selector == now.selector
+                && before.ports == now.ports
+                && before.addresses.is_empty() == now.addresses.is_empty()
         });
         if !same {
             self.touch_selected(name, &[before, now]);
@@ -390,8 +392,8 @@ impl Ledger {
             ObjectKey::Workload(name) => {
                 let listed = || self.listed.workload(name).filter(|it| !self.is_borrowed(it));
                 let workload = self.workloads.get(name).or_else(listed)?;
-                // Without a sidecar it is nothing to anybody but gateways that lead there, and where a
-                // port is open to it.
+                // Without a sidecar it is nothing to anybody but gateways that lead there, who looks up a
+                // service without an address of its own, and where a port is open to it.
                 if !workload.sidecar && !self.is_led_to(workload) && !self.is_let_in(workload) {
                     return None;
                 }

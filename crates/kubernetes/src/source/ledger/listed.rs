@@ -97,10 +97,13 @@ impl Ledger {
         })
     }
 
-    /// Whether gateways lead to a workload.
+    /// Whether gateways lead to a workload, or the name of a service that has no address itself.
     pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
-        let near = self.services.near(workload).chain(self.listed.services.near(workload));
-        let mut led_to = near.filter(|service| self.edge.leads_to(&service.name));
-        led_to.any(|service| selects(&service.selector, &workload.labels))
+        let selects = |service: &Service| selects(&service.selector, &workload.labels);
+        let mut own = self.services.near(workload);
+        let mut listed = self.listed.services.near(workload);
+        let is_led_to = |service: &Service| self.edge.leads_to(&service.name);
+        own.any(|it| (it.addresses.is_empty() || is_led_to(it)) && selects(it))
+            || listed.any(|it| is_led_to(it) && selects(it))
     }
 }

@@ -60,6 +60,16 @@ fn service(name: &str, target: u16) -> News {
     News::Seen(Box::new(Seen::service(service)))
 }
 
+/// Its name leads to its pods.
+fn headless(name: &str) -> News {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"port": 80}]},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::service(service)))
+}
+
 fn namespace(name: &str, mode: &str) -> News {
     let namespace: Namespace = serde_json::from_value(json!({
         "metadata": {"name": name, "annotations": {"leno.dev/traffic-mode": mode}},
@@ -464,4 +474,21 @@ fn a_route_that_went_over_to_gateways_says_nothing_of_ours() {
     assert_eq!(statement.status(&Value::Null), Some(json!({"parents": [theirs]})));
     ledger.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs]))));
     assert!(ledger.statements().unwrap().is_empty());
+}
+
+#[test]
+fn pods_without_a_sidecar_are_known_where_a_name_leads_to_them() {
+    let sorted = |update: Option<Update>| {
+        let mut told = shown(update);
+        told.sort();
+        told
+    };
+    let mut ledger = settled();
+    ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    ledger.take(SERVICES, service("web", 80));
+    assert_eq!(shown(ledger.flush()), ["+ Service shop/web"]);
+    ledger.take(SERVICES, headless("peers"));
+    assert_eq!(sorted(ledger.flush()), ["+ Service shop/peers", "+ Workload shop/plain"]);
+    ledger.take(SERVICES, service("peers", 80));
+    assert_eq!(sorted(ledger.flush()), ["+ Service shop/peers", "- Workload shop/plain"]);
 }

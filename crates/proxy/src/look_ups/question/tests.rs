@@ -1,3 +1,5 @@
+//! Look-ups as packets: which are for the mesh, and what is answered.
+
 use hickory_proto::op::Message;
 
 use super::*;
