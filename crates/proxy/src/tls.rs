@@ -85,15 +85,19 @@ impl TlsConfigs {
     ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        let (held, build): (_, fn(&Credential, &[&[u8]]) -> _) = match proof {
-            Proof::Required => (&mut cached.server, server_config),
-            Proof::Skipped => (&mut cached.open, open_server_config),
+        let held = match proof {
+            Proof::Required => &mut cached.server,
+            Proof::Skipped => &mut cached.open,
         };
         if let Some(config) = held {
             return Ok(config.clone());
         }
-        let config = build(credential, &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1])
-            .map_err(|_| Reason::HandshakeFailed)?;
+        let alpn = [ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
+        let config = match proof {
+            Proof::Required => server_config(credential, &alpn),
+            Proof::Skipped => open_server_config(credential, &alpn),
+        };
+        let config = config.map_err(|_| Reason::HandshakeFailed)?;
         *held = Some(config.clone());
         Ok(config)
     }
