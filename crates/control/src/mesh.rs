@@ -113,32 +113,6 @@ impl Mesh {
         self.workloads.values()
     }
 
-    /// Whether there is an object whose rules decide requests; of other kinds it says no.
-    pub(crate) fn has(&self, key: &ObjectKey) -> bool {
-        match key {
-            ObjectKey::HttpRoute(name) => self.routes.has(&(RouteKind::Http, name.clone())),
-            ObjectKey::GrpcRoute(name) => self.routes.has(&(RouteKind::Grpc, name.clone())),
-            ObjectKey::TlsRoute(name) => self.tls_routes.has(name),
-            ObjectKey::GatewayTcpRoute(name) => self.gateway_tcp_routes.has(name),
-            ObjectKey::TrafficSplit(name) => self.splits.has(name),
-            ObjectKey::TrafficTarget(name) => self.targets.contains_key(name),
-            ObjectKey::AccessPolicy(name) => self.access_policies.has(name),
-            ObjectKey::ServicePolicy(name) => self.policies.has(name),
-            ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
-                self.tags.has(key)
-            }
-            ObjectKey::Workload(_)
-            | ObjectKey::Service(_)
-            | ObjectKey::MeshConfig
-            | ObjectKey::HttpRouteGroup(_)
-            | ObjectKey::TcpRoute(_)
-            | ObjectKey::ReferenceGrant(_)
-            | ObjectKey::Ingress(_)
-            | ObjectKey::Egress(_)
-            | ObjectKey::Gateway(_) => false,
-        }
-    }
-
     pub(crate) fn service(&self, name: &ServiceName) -> Option<&Service> {
         self.services.get(name)
     }

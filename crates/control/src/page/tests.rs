@@ -130,6 +130,16 @@ async fn it_serves_its_files_and_only_reads() {
         assert!(answer.contains("frame-ancestors 'none'"), "{line}: {answer}");
     }
     assert!(ask(address, &request("GET /api/status")).await.ends_with("{}\n"));
+    live_requests_need_their_token(address, &live).await;
+    stop.send_replace(true);
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+}
+
+async fn live_requests_need_their_token(address: SocketAddr, live: &str) {
+    let request =
+        |line: &str| format!("{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let (_, token) = live.rsplit_once('/').unwrap();
     for (shown, query, expected) in [
         (token, "service=a/b&status=9xx", "400 Bad Request"),
@@ -141,10 +151,6 @@ async fn it_serves_its_files_and_only_reads() {
         let asked = request(&format!("GET /api/tap?{query}")).replacen("Host:", &bearer, 1);
         let answer = ask(address, &asked).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{query}: {answer}");
-    }
-    stop.send_replace(true);
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap();
     }
 }
 
