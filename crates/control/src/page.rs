@@ -44,7 +44,10 @@ impl Page {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let live = leno_identity::secret()?;
-        let token = (!address.ip().is_loopback()).then(|| live.clone());
+        let token = match address.ip().is_loopback() {
+            true => None,
+            false => Some(leno_identity::secret()?),
+        };
         Ok(Self { listener, address, token, live })
     }
 
@@ -87,7 +90,7 @@ impl Page {
 struct Desk {
     questions: Questions,
     key: Option<Key>,
-    /// What has to be shown for live requests where no key is.
+    /// What has to be shown for live requests, beside the key where there is one.
     live: String,
     playground: Option<Playground>,
     taps: Arc<Taps>,
@@ -169,7 +172,7 @@ impl Desk {
     /// host, and on loopback that may be somebody else's.
     fn tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {
         let shown = bearer(headers).is_some_and(|shown| is_equal(shown, &self.live));
-        if !shown && self.key.is_none() {
+        if !shown {
             return text(StatusCode::UNAUTHORIZED, NO_LIVE.to_owned()).map(Either::Left);
         }
         match Lines::open(&self.taps, query) {
@@ -250,7 +253,7 @@ fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
     let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
-    match bearer.or(cookie).is_some_and(|shown| is_equal(shown, token)) {
+    match [bearer, cookie].into_iter().flatten().any(|shown| is_equal(shown, token)) {
         true => Entry::Admitted,
         false => turned(StatusCode::UNAUTHORIZED, NO_TOKEN),
     }

@@ -100,11 +100,12 @@ async fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Byt
 /// All metrics, in the form that is asked for.
 pub(crate) async fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut out = String::new();
-    if let Some(query) = request.uri().query() {
-        let named = query.strip_prefix("names=");
-        let known = named.and_then(|named| Names::ALL.iter().find(|(word, _)| *word == named));
-        let Some((_, names)) = known else {
-            let problem = format!("`{query}` is not known here: use names=osm or names=fsm\n");
+    // Whoever scrapes may add what it likes.
+    let pairs = request.uri().query().unwrap_or_default().split('&');
+    if let Some(named) = pairs.filter_map(|pair| pair.strip_prefix("names=")).last() {
+        let Some((_, names)) = Names::ALL.iter().find(|(word, _)| *word == named) else {
+            let problem =
+                format!("`names={named}` is not known here: use names=osm or names=fsm\n");
             return text(StatusCode::BAD_REQUEST, problem);
         };
         let workload = &admin.config.workload;

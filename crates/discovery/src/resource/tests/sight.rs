@@ -48,7 +48,7 @@ fn every_wrong_setting_is_named() {
         (|p| tracing(p).sampling = 1_000_001, "sight.tracing.sampling"),
         (|p| tracing(p).begins = 9, "sight.tracing.begins"),
         (|p| tracing(p).protocol = 0, "sight.tracing.protocol"),
-        (|p| tracing(p).endpoint = "https://c:1".into(), "sight.tracing.endpoint"),
+        (|p| tracing(p).endpoint = "ftp://c:1".into(), "sight.tracing.endpoint"),
         (|p| log(p).template = "{".into(), "sight.access_log.template"),
         (|p| log(p).sampling = u32::MAX, "sight.access_log.sampling"),
     ];
