@@ -74,6 +74,7 @@ impl ProxyArgs {
         config.probes = self.probes.unwrap_or_default();
         config.application_metrics = self.application_metrics;
         self.settings.apply(&mut config);
+        SettingArgs::check(&config)?;
         Ok(config)
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use leno_model::{EndpointId, Occupant, Proof, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
-use leno_traffic::Carrier;
+use leno_traffic::{Carrier, Origin};
 use leno_wire::link::{Role, StreamKind};
 use leno_wire::sniff::Sniffed;
 use tokio::net::TcpStream;
@@ -76,7 +76,8 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     {
         let io = Io::new(Stream::Plain(tcp));
         let mut served = Box::pin(plain_inbound(worker, (port, spoken), io.clone(), peer));
-        let refused = Box::pin(worker.world.refused_in_clear(port, peer.ip()));
+        let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
+        let refused = Box::pin(worker.world.kept_out(port, origin));
         if until(served.as_mut(), refused, &io).await == Ended::Cut {
             tracing::info!(%peer, "a connection without mutual TLS is cut: it is refused now");
             worker.shard.refuse(Reason::PlaintextRefused.label());
@@ -103,22 +104,28 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     (session.expires, session.carrier) = (expires, carrier);
     let account = session.identity.as_ref().map(|id| id.account.clone());
+    let origin = session.origin();
     let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
-    let revoked = pin!(async {
+    let forbidden = pin!(async {
         match &account {
             Some(account) => worker.world.revoked(account).await,
-            None => std::future::pending().await,
+            // Nothing but an opening lets somebody in who shows no certificate.
+            None => worker.world.kept_out(port, origin).await,
         }
     });
-    if until(served, revoked, &io).await == Ended::Cut {
-        tracing::info!(%peer, "a connection of a revoked account is cut");
-        worker.shard.refuse(Reason::RevokedPeer.label());
+    if until(served, forbidden, &io).await == Ended::Cut {
+        let reason = match account {
+            Some(_) => Reason::RevokedPeer,
+            None => Reason::PlaintextRefused,
+        };
+        tracing::info!(%peer, reason = reason.label(), "a connection is cut: it is refused now");
+        worker.shard.refuse(reason.label());
     }
 }
 
 /// Serves a connection to its end, which is near when it is forbidden from now on. Both are pinned
 /// where they are: moved in here, a connection would have room for them twice.
-async fn until(
+pub(crate) async fn until(
     mut served: Pin<&mut impl Future<Output = ()>>,
     forbidden: impl Future<Output = ()> + Unpin,
     io: &Io,
@@ -134,7 +141,7 @@ async fn until(
 
 /// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
+pub(crate) enum Ended {
     Whole,
     Cut,
 }

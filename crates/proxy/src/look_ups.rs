@@ -1,12 +1,13 @@
 //! Name look-ups of the application, which the kernel leads here: what the mesh knows is answered,
 //! everything else is passed on to the resolvers that it was for.
 
+mod allowance;
 mod question;
 mod resolvers;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use leno_model::{ServiceName, Whereabouts};
 use leno_telemetry::Count;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -26,7 +27,8 @@ use crate::world::Want;
 
 pub use question::{BadDomain, ClusterDomain};
 
-use question::{Reading, failure, read};
+use allowance::Allowance;
+use question::{Asked, Reading, failure, read};
 use resolvers::Resolvers;
 
 /// How a look-up came, and its answer goes.
@@ -38,17 +40,30 @@ enum Over {
 
 /// Answers look-ups for as long as the proxy lives.
 pub(crate) fn serve(tasks: &LocalSet, follower: &Rc<Follower>, look_ups: &LookUps) {
-    let answerer = Rc::new(Answerer {
-        follower: follower.clone(),
-        domain: look_ups.domain.clone(),
-        resolvers: Resolvers::new(look_ups.resolvers.clone(), RESOLVER_PORT),
-        silent_until: Cell::new(None),
-    });
-    let (packets, connections) = (semaphore(LOOK_UPS_MAX), semaphore(CONNECTIONS_MAX));
+    let resolvers = Resolvers::new(look_ups.resolvers.clone(), RESOLVER_PORT, is_of_pod);
+    let answerer = Answerer::new(follower.clone(), look_ups.domain.clone(), resolvers);
+    let answerer = Rc::new(answerer);
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     for address in &look_ups.at {
-        tasks.spawn_local(answerer.clone().packets(*address, packets.clone()));
-        tasks.spawn_local(answerer.clone().connections(*address, connections.clone()));
+        tasks.spawn_local(answerer.clone().packets(*address));
+        tasks.spawn_local(answerer.clone().connections(*address, slots.clone()));
     }
+}
+
+impl LookUps {
+    /// Whether somebody beyond the pod is named who answers what the mesh does not know.
+    #[must_use]
+    pub fn have_resolvers(&self) -> bool {
+        let text = std::fs::read_to_string(&self.resolvers).unwrap_or_default();
+        !resolvers::name_servers(&text, is_of_pod).is_empty()
+    }
+}
+
+/// Whether a name server is in the pod itself, as a cache beside the application: its own look-ups
+/// are led here too, so that they would go round in circles.
+fn is_of_pod(server: IpAddr) -> bool {
+    let server = server.to_canonical();
+    server.is_loopback() || server.is_unspecified()
 }
 
 struct Answerer {
@@ -57,29 +72,59 @@ struct Answerer {
     resolvers: Resolvers,
     /// The control plane left a question open: until then nobody waits for it.
     silent_until: Cell<Option<Instant>>,
+    /// What may be asked about names that are new.
+    allowance: RefCell<Allowance>,
+    /// Look-ups for which the control plane is asked, or a name server.
+    under_way: Arc<Semaphore>,
+}
+
+/// What becomes of a look-up.
+enum Step {
+    /// Nothing more: it is answered so, or not at all.
+    Reply(Option<Vec<u8>>),
+    /// Others are asked, while this is kept: the control plane about that, if it is about a service
+    /// of which it did not say anything yet.
+    Ask(Option<Box<Asked>>, OwnedSemaphorePermit),
 }
 
 impl Answerer {
-    async fn packets(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
-        let socket = match UdpSocket::bind(address).await {
-            Ok(socket) => Rc::new(socket),
-            Err(error) => return closed(address, &error),
-        };
-        let mut packet = vec![0_u8; QUERY_BYTES_MAX];
+    fn new(follower: Rc<Follower>, domain: ClusterDomain, resolvers: Resolvers) -> Self {
+        Self {
+            follower,
+            domain,
+            resolvers,
+            silent_until: Cell::new(None),
+            allowance: RefCell::new(Allowance::new(Instant::now())),
+            under_way: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
+        }
+    }
+
+    async fn packets(self: Rc<Self>, address: SocketAddr) {
+        let socket = bound(address, Over::Udp, async || UdpSocket::bind(address).await).await;
+        let socket = Rc::new(socket);
+        // Room for one byte more than is taken tells what was longer.
+        let mut packet = vec![0_u8; QUERY_BYTES_MAX + 1];
         loop {
             let Ok((length, client)) = socket.recv_from(&mut packet).await else {
                 sleep(PAUSE).await;
                 continue;
             };
-            let query = packet.get(..length).unwrap_or_default().to_vec();
-            // An application that asks faster than anybody answers loses look-ups; it asks again.
-            let Ok(slot) = slots.clone().try_acquire_owned() else {
+            if length > QUERY_BYTES_MAX {
                 self.count(Count::LookUpsFailed);
                 continue;
+            }
+            let query = packet.get(..length).unwrap_or_default();
+            let (asked, slot) = match self.step(query, Over::Udp) {
+                Step::Reply(None) => continue,
+                Step::Reply(Some(reply)) => {
+                    socket.send_to(&reply, client).await.ok();
+                    continue;
+                }
+                Step::Ask(asked, slot) => (asked, slot),
             };
-            let (answerer, socket) = (self.clone(), socket.clone());
+            let (answerer, socket, query) = (self.clone(), socket.clone(), query.to_vec());
             tokio::task::spawn_local(async move {
-                if let Some(reply) = answerer.reply(&query, Over::Udp).await {
+                if let Some(reply) = answerer.ask(asked, &query, Over::Udp).await {
                     socket.send_to(&reply, client).await.ok();
                 }
                 drop(slot);
@@ -88,10 +133,7 @@ impl Answerer {
     }
 
     async fn connections(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
-        let listener = match TcpListener::bind(address).await {
-            Ok(listener) => listener,
-            Err(error) => return closed(address, &error),
-        };
+        let listener = bound(address, Over::Tcp, async || TcpListener::bind(address).await).await;
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
                 return;
@@ -133,46 +175,84 @@ impl Answerer {
 
     /// What a look-up is answered; `None` when it is none.
     async fn reply(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
-        let reading = read(query, &self.domain);
-        if let Reading::Service(asked) = &reading
-            && let Some(found) = self.find(&asked.service).await
-            && !found.is_elsewhere()
-            && let Some(reply) = asked.answer(&found, over)
-        {
-            self.expect_connections(&found);
-            self.count(Count::LookUpsAnswered);
-            return Some(reply);
+        match self.step(query, over) {
+            Step::Reply(reply) => reply,
+            Step::Ask(asked, _slot) => self.ask(asked, query, over).await,
         }
-        if matches!(reading, Reading::Nonsense) {
-            self.count(Count::LookUpsFailed);
-            return None;
+    }
+
+    /// What can be done without asking anybody: what is known is answered however many others wait.
+    fn step(&self, query: &[u8], over: Over) -> Step {
+        let asked = match read(query, &self.domain) {
+            Reading::Nonsense => {
+                self.count(Count::LookUpsFailed);
+                return Step::Reply(None);
+            }
+            Reading::Foreign => None,
+            Reading::Service(asked) => match self.known(&asked.service) {
+                None => Some(asked),
+                Some(found) => match self.answer(&asked, &found, over) {
+                    Some(reply) => return Step::Reply(Some(reply)),
+                    None => None,
+                },
+            },
+        };
+        match self.under_way.clone().try_acquire_owned() {
+            Ok(slot) => Step::Ask(asked, slot),
+            Err(_) => Step::Reply(self.fail(query)),
+        }
+    }
+
+    /// Asks the control plane about a service, and the resolvers when it has no answer.
+    async fn ask(&self, asked: Option<Box<Asked>>, query: &[u8], over: Over) -> Option<Vec<u8>> {
+        if let Some(asked) = asked
+            && let Some(found) = self.find(&asked.service).await
+            && let Some(reply) = self.answer(&asked, &found, over)
+        {
+            return Some(reply);
         }
         if let Some(reply) = self.resolvers.pass_on(query, over).await {
             self.count(Count::LookUpsForwarded);
             return Some(reply);
         }
+        self.fail(query)
+    }
+
+    /// The answer of the mesh; `None` when others have it.
+    fn answer(&self, asked: &Asked, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
+        let reply = asked.answer(found, over).filter(|_| !found.is_elsewhere())?;
+        self.expect_connections(asked, found);
+        self.count(Count::LookUpsAnswered);
+        Some(reply)
+    }
+
+    fn fail(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.count(Count::LookUpsFailed);
         failure(query)
+    }
+
+    /// What the control plane said of a name.
+    fn known(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
+        // What is known from before may be old.
+        let is_fresh = self.follower.connected.get();
+        is_fresh.then(|| self.follower.world.whereabouts(name)).flatten()
     }
 
     /// What the control plane says of a name. It is not waited for long: the resolvers have an
     /// answer that is as right.
     async fn find(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
         let Follower { world, connected, looked_up, .. } = &*self.follower;
-        // What is known from before may be old.
         if !connected.get() {
             return None;
         }
-        if let Some(found) = world.whereabouts(name) {
-            return Some(found);
+        let now = Instant::now();
+        let is_new = !looked_up.borrow().contains(name);
+        if is_new && !self.allowance.borrow_mut().permits(name, now) {
+            return None;
         }
         let mut changes = world.changes();
         world.want_in_passing(Want::Name(name.clone()));
-        let is_full = {
-            let looked_up = looked_up.borrow();
-            looked_up.len() >= NAMES_MAX && !looked_up.contains(name)
-        };
-        let now = Instant::now();
+        let is_full = is_new && looked_up.borrow().len() >= NAMES_MAX;
         if is_full || self.silent_until.get().is_some_and(|until| now < until) {
             return None;
         }
@@ -192,14 +272,14 @@ impl Answerer {
         None
     }
 
-    /// Asks what is at these addresses: the application is about to connect.
-    fn expect_connections(&self, found: &Whereabouts) {
-        let addresses = found.addresses();
-        if addresses.len() > EXPECTED_MAX {
+    /// Asks what is at the addresses of an answer: the application is about to connect.
+    fn expect_connections(&self, asked: &Asked, found: &Whereabouts) {
+        let addresses = || found.addresses().iter().filter(|address| asked.wants(**address));
+        if addresses().count() > EXPECTED_MAX {
             return;
         }
         let world = &self.follower.world;
-        for address in addresses.iter().filter(|address| !world.knows_address(**address)) {
+        for address in addresses().filter(|address| !world.knows_address(**address)) {
             world.want_in_passing(Want::Address(*address));
         }
     }
@@ -209,20 +289,33 @@ impl Answerer {
     }
 }
 
-fn semaphore(permits: usize) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(permits))
-}
-
-fn closed(address: SocketAddr, error: &io::Error) {
-    tracing::error!(%address, %error, "names cannot be looked up there: free the port, or start without --dns");
+/// What listens there, as soon as the port is free.
+async fn bound<T>(address: SocketAddr, over: Over, bind: impl AsyncFn() -> io::Result<T>) -> T {
+    let mut failed = false;
+    loop {
+        match bind().await {
+            Ok(bound) => {
+                if failed {
+                    tracing::info!(%address, ?over, "names can be looked up there now");
+                }
+                return bound;
+            }
+            Err(error) if !failed => {
+                tracing::error!(%address, ?over, %error, "names cannot be looked up there: free the port, or start without --dns");
+                failed = true;
+            }
+            Err(_) => {}
+        }
+        sleep(BIND_AGAIN).await;
+    }
 }
 
 /// Where name servers are asked (RFC 1035 §4.2).
 const RESOLVER_PORT: u16 = 53;
 /// The longest look-up that is taken: questions are short, whatever room they leave for answers.
 const QUERY_BYTES_MAX: usize = 4096;
-/// Look-ups over UDP under way at once.
-const LOOK_UPS_MAX: usize = 256;
+/// Look-ups at once for which others are asked; more are told that nobody can answer.
+const UNDER_WAY_MAX: usize = 256;
 /// Connections for look-ups at once; more wait.
 const CONNECTIONS_MAX: usize = 64;
 /// How long such a connection may be silent, or take nothing of its answer.
@@ -237,6 +330,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 const EXPECTED_MAX: usize = 4;
 /// When a socket fails, asking again at once would only burn time.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How often it is tried to listen where somebody else does.
+const BIND_AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests;

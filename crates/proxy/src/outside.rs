@@ -10,6 +10,7 @@ use leno_traffic::Way;
 use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
 
+use crate::connection::{Ended, until};
 use crate::connections::Counted;
 use crate::dial::dial;
 use crate::first_bytes::{detect, server_name};
@@ -28,7 +29,12 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io) {
     let told = match told(session, at, (&io, &mut early)).await {
         Ok(Told::Requests) => {
             // Each of its requests is let out, or answered, for itself.
-            Box::pin(serve(session, &io, early)).await;
+            let mut served = Box::pin(async { drop(serve(session, &io, early).await) });
+            let world = &session.worker.world;
+            let forbidden = Box::pin(forbidden(world, (at, &Told::Requests)));
+            if until(served.as_mut(), forbidden, &io).await == Ended::Cut {
+                session.worker.shard.refuse(Reason::EgressDenied.label());
+            }
             return;
         }
         Ok(told) => Ok(told),
@@ -72,7 +78,12 @@ impl Told {
                 plans.outlets.way(at) == Way::Open
                     || plans.outlets.by_server_name(at, name).is_some()
             }
-            Self::Requests => false,
+            // Some of them, which are judged one by one.
+            Self::Requests => match plans.outlets.way(at) {
+                Way::Open => true,
+                Way::Told { by_request, .. } => by_request,
+                Way::Closed => false,
+            },
         }
     }
 }

@@ -13,7 +13,7 @@ use leno_model::{
     Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Protocol, Reason,
     ServiceAccount, ServiceName, Whereabouts,
 };
-use leno_traffic::{BadPattern, Outlets, Plans, ServicePlan};
+use leno_traffic::{BadPattern, Origin, Outlets, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
@@ -232,12 +232,11 @@ impl World {
         drop(revoked.wait_for(|revoked| revoked.contains(account)).await);
     }
 
-    /// Resolves when clients without mutual TLS from this address are let in no more.
-    pub(crate) async fn refused_in_clear(&self, port: u16, address: IpAddr) {
+    /// Resolves when clients that prove nothing and come this way are let in no more.
+    pub(crate) async fn kept_out(&self, port: u16, origin: Origin) {
         let mut changes = self.access_changes();
         loop {
-            let scene = self.scene();
-            if scene.is_some_and(|scene| scene.in_clear(port, address).is_none()) {
+            if self.scene().is_some_and(|scene| !scene.lets_in_unproved(port, &origin)) {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -470,10 +469,19 @@ impl Scene {
     pub(crate) fn in_clear(&self, port: u16, address: IpAddr) -> Option<Protocol> {
         let plan = &self.plans.snapshot.plan;
         let known = plan.ports.iter().find(|known| known.port == port)?;
-        match plan.plaintext {
-            Plaintext::Accept => Some(known.protocol),
-            Plaintext::Refuse => self.plans.access.in_clear((port, known.protocol), address),
+        let opened = || self.plans.access.in_clear((port, known.protocol), address);
+        match (plan.plaintext, known.protocol) {
+            // Where nobody knows what is spoken, whoever opened the port does.
+            (Plaintext::Accept, Protocol::Detect) => opened().or(Some(Protocol::Detect)),
+            (Plaintext::Accept, spoken) => Some(spoken),
+            (Plaintext::Refuse, _) => opened(),
         }
+    }
+
+    /// Whether a client that proves nothing and comes this way is let in at a port.
+    fn lets_in_unproved(&self, port: u16, origin: &Origin) -> bool {
+        let is_known = self.plans.snapshot.plan.ports.iter().any(|known| known.port == port);
+        is_known && self.plans.access.visit((None, port), Some(origin.clone())).is_ok()
     }
 
     /// Services that were asked for and do not exist.

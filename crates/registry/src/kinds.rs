@@ -11,7 +11,7 @@ pub(crate) mod gateway_route;
 mod gateway_tcp_route;
 mod grpc_route;
 mod http_route;
-mod ingress;
+pub(crate) mod ingress;
 mod lane;
 mod load_balancing;
 mod mesh_config;

@@ -22,6 +22,7 @@ mod watch;
 pub use file::{FileSource, Located, Update, read_str};
 pub use json::{read_gateway_route, read_json};
 pub use kinds::gateway_route::{GatewayRoute, GatewayRules};
+pub use kinds::ingress::NODE_NETWORK_LABEL;
 pub use kinds::service::{app_protocol, port_name_protocol};
 pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint;

@@ -87,6 +87,19 @@ impl SettingArgs {
         self.serving.apply(config);
     }
 
+    /// Refuses to start where nobody would answer what the mesh does not know: every such look-up
+    /// of the application would fail.
+    pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
+        let Some(look_ups) = &config.look_ups else { return Ok(()) };
+        anyhow::ensure!(
+            look_ups.have_resolvers(),
+            "--dns: {} has no resolvers, or only those of the pod itself, whose own look-ups are led here: \
+             leave out leno.dev/dns (or --dns), or put a resolver there that is not loopback",
+            look_ups.resolvers.display()
+        );
+        Ok(())
+    }
+
     fn versions(&self) -> Versions {
         // `leno intercept` redirects both versions in a pod, whichever of them it has.
         let has_both = self.uid_exempt && has_v6();
@@ -212,6 +225,20 @@ mod tests {
         let look_ups = self::config(&line).look_ups.unwrap();
         assert_eq!(look_ups.domain.to_string(), "corp.example");
         assert_eq!(look_ups.at[0], "127.0.0.1:15053".parse().unwrap());
+        let scratch = tempfile::tempdir().unwrap();
+        let mut config = self::config(&line);
+        let file = scratch.path().join("resolv.conf");
+        config.look_ups.as_mut().unwrap().resolvers.clone_from(&file);
+        for (text, is_good) in [
+            ("nameserver 10.0.0.1\nnameserver 127.0.0.1\n", true),
+            ("nameserver 127.0.0.1\nnameserver ::1\n", false),
+            ("search example.com\n", false),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let refused = SettingArgs::check(&config).map_err(|error| error.to_string());
+            assert_eq!(refused.is_ok(), is_good, "{text}: {refused:?}");
+            assert!(refused.err().is_none_or(|it| it.contains("leave out leno.dev/dns")));
+        }
         assert!(
             Line::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())
                 .is_err()

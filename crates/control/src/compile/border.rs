@@ -1,9 +1,12 @@
 //! What is open to clients outside the mesh at a workload, and what it reaches outside.
 
 use leno_model::{
-    Egress, EgressPolicy, Entry, IngressBackend, IngressPolicy, IngressSource, IpRange, Opening,
-    Outlet, RequestMatch, RouteGroupName, ServiceAccount, ServiceName, ToldBy, Workload,
+    Egress, EgressPolicy, Entry, IngressBackend, IngressName, IngressPolicy, IngressSource,
+    IpRange, Name, Opening, Outlet, RequestMatch, RouteGroupName, ServiceAccount, ServiceName,
+    ToldBy, Workload,
 };
+
+use leno_registry::NODE_NETWORK_LABEL;
 
 use crate::mesh::Mesh;
 
@@ -15,7 +18,10 @@ pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
         for backend in &policy.backends {
             let is_behind =
                 mesh.in_front_of(&workload.name).any(|it| it.name.name == backend.service);
-            if !is_behind || mesh.opened_before(policy, backend).is_some() {
+            if !is_behind
+                || mesh.opened_before(policy, backend).is_some()
+                || contradicted(mesh, workload, (policy, backend)).is_some()
+            {
                 continue;
             }
             let opening = opening(mesh, policy, backend);
@@ -25,6 +31,21 @@ pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
         }
     }
     openings
+}
+
+/// The policy that opens a port of a workload in another way already: through another service in front
+/// of it.
+fn contradicted<'a>(
+    mesh: &'a Mesh,
+    workload: &Workload,
+    (policy, backend): (&IngressPolicy, &IngressBackend),
+) -> Option<&'a IngressName> {
+    let is_behind =
+        |service: &Name| mesh.in_front_of(&workload.name).any(|it| it.name.name == *service);
+    let all = mesh.ingress_in(&policy.name.namespace);
+    let mut all = all.flat_map(|policy| policy.backends.iter().map(move |it| (&policy.name, it)));
+    let (first, how) = all.find(|(_, it)| it.port == backend.port && is_behind(&it.service))?;
+    (how.entry != backend.entry).then_some(first)
 }
 
 fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
@@ -50,15 +71,16 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
     }
 }
 
-/// The addresses that a source means. Those of the machine itself mean nobody: all of its processes
-/// have them.
+/// The addresses that a source means. Those of a machine mean nobody: all of its processes have them,
+/// and often whoever is behind it.
 fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
         IngressSource::Principal(..) => Vec::new(),
         IngressSource::Service(service) => {
             let all = mesh.behind(service).chain(mesh.bystanders_behind(service));
-            let addresses = all.map(|workload| workload.address);
+            let own = all.filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
+            let addresses = own.flat_map(Workload::addresses);
             let known = addresses.filter(|it| !it.is_loopback() && !it.is_unspecified());
             known.map(IpRange::from).collect()
         }
@@ -119,6 +141,18 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
         }
         if mesh.service(&service).is_none() {
             problems.push(format!("there is no Service {service}"));
+        }
+        let behind: Vec<&Workload> = mesh.behind(&service).collect();
+        let mut ports = behind.iter().flat_map(|it| super::plan::ports(mesh, it));
+        if !behind.is_empty() && !ports.any(|it| it.port == backend.port) {
+            problems.push(format!("no workload behind {service} has the port {}", backend.port));
+        }
+        let mut first = behind.iter().filter_map(|it| contradicted(mesh, it, (policy, backend)));
+        if let Some(first) = first.next() {
+            let port = backend.port;
+            problems.push(format!(
+                "{first} opens port {port} of workloads behind {service} in another way"
+            ));
         }
     }
     for source in &policy.sources {

@@ -42,7 +42,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
 /// The application's ports. In a cluster it need not declare them: where a service looks for one,
 /// there is one. Everywhere else it has those that it declares. Of a port that does not say what it
 /// speaks, the services say it.
-fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
+pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
     if !workload.address.is_loopback() {
         for port in mesh.in_front_of(&workload.name).flat_map(|service| &service.ports) {

@@ -63,15 +63,22 @@ impl Owner {
             return;
         };
         let Contact { subscriptions, addresses, names, .. } = contact;
-        subscriptions.retain(|known| !wishes.services.contains(known));
-        addresses.retain(|known| !wishes.addresses.contains(known));
-        names.retain(|known| !wishes.names.contains(known));
+        leave(subscriptions, &wishes.services);
+        leave(addresses, &wishes.addresses);
+        leave(names, &wishes.names);
         self.satisfy(connection);
     }
 
     fn satisfy(&mut self, connection: ConnectionId) {
         let settling = self.start.settling();
         self.audience.answer(connection, &self.mesh, settling);
+    }
+}
+
+/// Forgets what is not wanted any more: as much work as there is to forget, whatever is known.
+fn leave<T: Ord>(known: &mut BTreeSet<T>, unwanted: &[T]) {
+    for one in unwanted {
+        known.remove(one);
     }
 }
 

@@ -1,9 +1,10 @@
 //! A connection after its introduction: one loop that waits, and functions that decide.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::WorkloadName;
+use leno_model::{ServiceName, WorkloadName};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,6 +25,7 @@ use crate::publisher::Publisher;
 use crate::tap::{OpenTap, Tapped, Taps, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::vigil::Vigil;
+use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 
 /// A connection after its introduction.
 pub(super) struct Session<'a, W> {
@@ -194,23 +196,33 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 self.answer_by = None;
                 Event::Refused { connection, refusals }
             }
-            Some(from_proxy::Message::Subscribe(wire)) if !wire.addresses.is_empty() => {
-                Event::Ask { connection, addresses: addresses_from_wire(wire.addresses)? }
-            }
-            Some(from_proxy::Message::Unsubscribe(wire)) if !wire.addresses.is_empty() => {
-                Event::Forget { connection, addresses: addresses_from_wire(wire.addresses)? }
-            }
-            Some(from_proxy::Message::Subscribe(wire)) if !wire.looked_up.is_empty() => {
-                Event::LookUp { connection, names: services_from_wire(&wire.looked_up)? }
-            }
-            Some(from_proxy::Message::Unsubscribe(wire)) if !wire.looked_up.is_empty() => {
-                Event::ForgetNames { connection, names: services_from_wire(&wire.looked_up)? }
-            }
             Some(from_proxy::Message::Subscribe(wire)) => {
-                Event::Subscribe { connection, services: services_from_wire(&wire.names)? }
+                let Lists { services, addresses, names } = Lists::from_wire(wire)?;
+                let is_only_that = addresses.is_empty() && names.is_empty();
+                if !addresses.is_empty() {
+                    self.tell(Event::Ask { connection, addresses }).await?;
+                }
+                if !names.is_empty() {
+                    self.tell(Event::LookUp { connection, names }).await?;
+                }
+                if services.is_empty() && !is_only_that {
+                    return Ok(());
+                }
+                Event::Subscribe { connection, services }
             }
             Some(from_proxy::Message::Unsubscribe(wire)) => {
-                Event::Unsubscribe { connection, services: services_from_wire(&wire.names)? }
+                let Lists { services, addresses, names } = Lists::from_wire(wire)?;
+                let is_only_that = addresses.is_empty() && names.is_empty();
+                if !addresses.is_empty() {
+                    self.tell(Event::Forget { connection, addresses }).await?;
+                }
+                if !names.is_empty() {
+                    self.tell(Event::ForgetNames { connection, names }).await?;
+                }
+                if services.is_empty() && !is_only_that {
+                    return Ok(());
+                }
+                Event::Unsubscribe { connection, services }
             }
             Some(from_proxy::Message::Listeners(wire)) => {
                 Event::Listeners { connection, listeners: listeners_from_wire(&wire.listeners)? }
@@ -327,6 +339,30 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 }
 
+/// What a message asks for, or lets go of.
+struct Lists {
+    services: Vec<ServiceName>,
+    addresses: Vec<IpAddr>,
+    names: Vec<ServiceName>,
+}
+
+impl Lists {
+    fn from_wire(wire: proto::Services) -> Result<Self, ServeError> {
+        let proto::Services { names, addresses, looked_up } = wire;
+        let fits = names.len() <= SUBSCRIPTIONS_MAX
+            && addresses.len() <= ADDRESSES_MAX
+            && looked_up.len() <= NAMES_MAX;
+        if !fits {
+            return Err(ServeError::Malformed(TOO_MANY.to_owned()));
+        }
+        Ok(Self {
+            services: services_from_wire(&names)?,
+            addresses: addresses_from_wire(addresses)?,
+            names: services_from_wire(&looked_up)?,
+        })
+    }
+}
+
 /// How often messages of one kind are passed on: so many in a time, and some more at once of a proxy
 /// that was held up. Who sends more than that is not heard.
 struct Tempo {
@@ -409,6 +445,8 @@ const TAPPED_BURST: Duration = Duration::from_secs(1);
 pub(super) const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 
 const SECOND_RENEWAL: &str = "a certificate request before the one before it was answered";
+
+const TOO_MANY: &str = "one message names more than a proxy may ask for";
 
 const LET_GO: &str = "the control plane has no more to say to this workload";
 

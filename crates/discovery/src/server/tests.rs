@@ -1,5 +1,7 @@
 //! Both ends over a stream in memory, with the owner of the mesh as a script.
 
+mod lists;
+
 use std::time::Duration;
 
 use leno_model::WorkloadName;
@@ -357,6 +359,8 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
         addresses: Vec::new(),
         looked_up: Vec::new(),
     };
+    let crowd = vec!["a/b".to_owned(); crate::NAMES_MAX + 1];
+    let crowd = proto::Services { looked_up: crowd, ..Default::default() };
     let cases = [
         (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
@@ -367,6 +371,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
         (greeting(), vec![0, 0, 0, 1, 0xff], "invalid message"),
         (greeting(), framed(from_proxy::Message::Ack(proto::Ack { nonce: 42 })), "delta 42"),
         (greeting(), framed(from_proxy::Message::Subscribe(nobody)), "services"),
+        (greeting(), framed(from_proxy::Message::Unsubscribe(crowd)), "more than a proxy"),
     ];
     for (before, bytes, reason) in cases {
         let (served, events) = against(&[&before[..], &bytes].concat()).await;

@@ -57,7 +57,12 @@ pub fn addresses(pod: &Pod) -> BTreeSet<IpAddr> {
 fn addresses_in(status: &PodStatus) -> BTreeSet<IpAddr> {
     let others = status.pod_ips.iter().flatten().map(|it| it.ip.as_str());
     let all = status.pod_ip.as_deref().into_iter().chain(others);
-    all.filter_map(|text| text.parse().ok()).collect()
+    all.filter_map(address_in).collect()
+}
+
+/// An address in the one form in which addresses are compared.
+fn address_in(text: &str) -> Option<IpAddr> {
+    text.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
 /// The workload, as if it had a sidecar.
@@ -67,7 +72,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Ok(None);
     }
-    let address = status.pod_ip.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
+    let address = status.pod_ip.as_deref().and_then(address_in);
     let Some(address) = address else { return Ok(None) };
     let mut other_addresses = addresses_in(status);
     other_addresses.remove(&address);

@@ -28,7 +28,8 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         let ready = conditions.and_then(|conditions| conditions.ready).unwrap_or(true);
         // The first is the one to use, by the API.
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
-        let Some(address) = address else { continue };
+        // However it is written: what is somebody else's is found by comparing.
+        let Some(address) = address.map(|it| it.to_canonical()) else { continue };
         if is_special(address) {
             tracing::warn!(slice = own, namespace, %address, "an endpoint that is none of anybody's");
             continue;
@@ -56,11 +57,10 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
 /// Whether an address is the own machine's, or one at which clouds and nodes tell secrets: gateways do
 /// not lead there, whoever lists it.
 fn is_special(address: IpAddr) -> bool {
-    let is_local = match address.to_canonical() {
+    let is_local = match address {
         IpAddr::V4(it) => it.is_link_local() || it.is_broadcast(),
         IpAddr::V6(it) => it.is_unicast_link_local(),
     };
-    let address = address.to_canonical();
     is_local
         || address.is_loopback()
         || address.is_unspecified()
@@ -127,6 +127,7 @@ mod tests {
                 {"addresses": ["10.0.0.1", "10.0.0.9"]},
                 {"addresses": ["10.0.0.2"], "conditions": {"ready": false}},
                 {"addresses": ["fd00::"]},
+                {"addresses": ["::ffff:10.0.0.3"]},
                 {"addresses": ["somewhere.example"]},
                 {"addresses": ["169.254.169.254"]},
                 {"addresses": ["::ffff:127.0.0.1"]},
@@ -146,6 +147,7 @@ mod tests {
                 row("shop/web-1.10-0-0-1", "10.0.0.1", true),
                 row("shop/web-1.10-0-0-2", "10.0.0.2", false),
                 row("shop/web-1.fd00", "fd00::", true),
+                row("shop/web-1.10-0-0-3", "10.0.0.3", true),
             ]
         );
         assert!(found.iter().all(|it| !it.sidecar && it.labels == listed_selector("web")));

@@ -242,8 +242,10 @@ impl Ledger {
                 before.filter(|before| before.mode.is_some()).unwrap_or(IN_DOUBT)
             }
         };
+        self.mark_shared(origin, &mut workload);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
-        self.workloads.insert(workload.name.clone(), workload);
+        let before = self.workloads.insert(workload.name.clone(), workload.clone());
+        self.touch_openings(before.as_ref(), Some(&workload));
     }
 
     fn see_service(&mut self, origin: &Origin, service: Result<(Service, Vec<Warning>), Rejected>) {
@@ -325,7 +327,8 @@ impl Ledger {
         match standing.watched {
             Watched::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
-                    self.workloads.remove(&name);
+                    let before = self.workloads.remove(&name);
+                    self.touch_openings(before.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }

@@ -5,13 +5,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{Egress, Reason};
+use leno_traffic::Way;
 
 use super::request::{Aim, Request};
 use super::route::{Bound, Destination};
 use crate::session::Session;
 use crate::upstream::{Application, Speaks};
 
-/// Where a request goes that its client sends to an address outside: there, if a policy names its host.
+/// Where a request goes that its client sends to an address outside: there, if a policy names its host,
+/// or lets out whatever goes to that address.
 pub(crate) fn route(
     session: &Session,
     at: SocketAddr,
@@ -20,6 +22,7 @@ pub(crate) fn route(
     let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
     let plans = &scene.plans;
     if plans.snapshot.plan.egress == Egress::Deny
+        && plans.outlets.way(at) != Way::Open
         && plans.outlets.by_request(at, &request.view(aim)).is_none()
     {
         return Err(Reason::EgressDenied);

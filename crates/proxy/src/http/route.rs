@@ -5,10 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reach, Reason, ServiceName};
+use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
-use leno_traffic::{CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host};
+use leno_traffic::{
+    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host,
+};
 
 use super::edge;
 use super::outside;
@@ -110,7 +112,14 @@ pub(crate) fn application(
     record.subject.port = port;
     // The connection may be older than the plan.
     let known = plan.ports.iter().find(|known| known.port == port);
-    let speaks = known.ok_or(Reason::UnknownService)?.protocol.into();
+    let speaks = match known.ok_or(Reason::UnknownService)?.protocol {
+        // Nobody but whoever opened the port says it.
+        Protocol::Detect if session.carrier == Carrier::Clear && session.identity.is_none() => {
+            scene.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
+        }
+        known => known,
+    };
+    let speaks = speaks.into();
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination, speaks));

@@ -41,14 +41,24 @@ impl FromStr for ClusterDomain {
 }
 
 impl ClusterDomain {
-    /// The one under which a `resolv.conf` looks for services: `svc.DOMAIN` is in its search list.
+    /// The one under which a `resolv.conf` looks for services: `svc.DOMAIN` and
+    /// `NAMESPACE.svc.DOMAIN` are in its search list. Both, since a namespace may be called `svc`.
     #[must_use]
     pub fn searched(text: &str) -> Option<Self> {
-        let mut words = text
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("search "))
-            .flat_map(str::split_ascii_whitespace);
-        words.find_map(|word| word.strip_prefix("svc.")?.parse().ok())
+        let list = |line: &str| {
+            let mut words = line.split_ascii_whitespace();
+            let is_list = words.next() == Some("search");
+            is_list
+                .then(|| words.map(|word| word.trim_end_matches('.').to_ascii_lowercase()))
+                .map(Iterator::collect::<Vec<_>>)
+        };
+        // As resolv.conf(5) has it: the last one counts.
+        let words = text.lines().filter_map(list).next_back()?;
+        let has_namespace = |services: &str| {
+            words.iter().any(|word| word.split_once('.').is_some_and(|(_, rest)| rest == services))
+        };
+        let mut found = words.iter().filter(|word| has_namespace(word));
+        found.find_map(|word| word.strip_prefix("svc.")?.parse().ok())
     }
 }
 
@@ -144,21 +154,29 @@ impl Asked {
             reply.add_name_server(self.nothing()?);
         }
         reply.add_answers(records);
-        let edns = self.query.extensions().as_ref();
-        if edns.is_some() {
-            let mut own = Edns::new();
-            own.set_max_payload(PACKET_BYTES_MAX).set_version(0);
-            reply.set_edns(own);
-        }
         let bytes = reply.to_vec().ok()?;
+        let edns = self.query.extensions().as_ref();
         let room = edns.map_or(0, Edns::max_payload).clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
         if over == Over::Tcp || bytes.len() <= usize::from(room) {
             return Some(bytes);
         }
-        // The client asks again, over TCP.
-        reply.take_answers();
+        // Who does not take what fits asks again, over TCP.
+        let mut records = reply.take_answers();
         reply.set_truncated(true);
+        let bare = reply.to_vec().ok()?.len();
+        let each = bytes.len().saturating_sub(bare).div_ceil(records.len().max(1)).max(1);
+        records.truncate(usize::from(room).saturating_sub(bare) / each);
+        reply.add_answers(records);
         reply.to_vec().ok()
+    }
+
+    /// Whether an address is of the version that was asked for.
+    pub(super) fn wants(&self, address: IpAddr) -> bool {
+        match self.question.query_type() {
+            RecordType::A => address.is_ipv4(),
+            RecordType::AAAA => address.is_ipv6(),
+            _ => false,
+        }
     }
 
     fn record(&self, address: IpAddr) -> Option<Record> {
@@ -195,6 +213,11 @@ fn reply_to(query: &Message) -> Message {
     reply.set_op_code(query.op_code()).set_recursion_available(true);
     reply.set_recursion_desired(query.recursion_desired());
     reply.set_checking_disabled(query.checking_disabled());
+    if query.extensions().is_some() {
+        let mut own = Edns::new();
+        own.set_max_payload(PACKET_BYTES_MAX).set_version(0);
+        reply.set_edns(own);
+    }
     reply
 }
 

@@ -1,6 +1,6 @@
 //! Whoever answers names beside the mesh: the name servers of a `resolv.conf`, asked one after another.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,6 +16,10 @@ use super::Over;
 pub(super) struct Resolvers {
     file: PathBuf,
     port: u16,
+    /// Which name servers are passed over.
+    is_passed_over: fn(IpAddr) -> bool,
+    /// Who had an answer last: who is silent is not waited for each time.
+    last: Cell<Option<SocketAddr>>,
     servers: RefCell<Option<(Instant, Vec<SocketAddr>)>>,
     /// Where answers arrive, before as much is kept of them as there is.
     arrived: RefCell<Box<[u8]>>,
@@ -23,27 +27,44 @@ pub(super) struct Resolvers {
 
 impl Resolvers {
     /// Those that a file names, looked at again while it is used.
-    pub(super) fn new(file: PathBuf, port: u16) -> Self {
+    pub(super) fn new(file: PathBuf, port: u16, is_passed_over: fn(IpAddr) -> bool) -> Self {
         let arrived = RefCell::new(vec![0; MESSAGE_BYTES_MAX].into_boxed_slice());
-        Self { file, port, servers: RefCell::default(), arrived }
+        let (last, servers) = (Cell::new(None), RefCell::default());
+        Self { file, port, is_passed_over, last, servers, arrived }
     }
 
-    /// Passes a look-up on as it is; the answer comes as it is, or none of them had one in time.
+    /// Passes a look-up on as it is; the answer comes as it is, or none of them had one in time. One
+    /// that could not or would not answer is believed when no other has more to say.
     pub(super) async fn pass_on(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
-        for server in self.servers() {
+        let mut servers = self.servers();
+        let last = self.last.get();
+        servers.sort_by_key(|server| Some(*server) != last);
+        let until = Instant::now() + PATIENCE_FOR_ALL;
+        let mut kept = None;
+        for (server, others) in servers.iter().copied().zip((1..=servers.len()).rev()) {
+            let left = until.saturating_duration_since(Instant::now());
+            let others = u32::try_from(others).unwrap_or(1);
+            let patience = PATIENCE.min(left / others);
             let answer = async {
                 match over {
                     Over::Udp => self.over_udp(server, query).await,
                     Over::Tcp => over_tcp(server, query).await,
                 }
             };
-            match timeout(PATIENCE, answer).await {
-                Ok(Ok(answer)) => return Some(answer),
+            match timeout(patience, answer).await {
+                Ok(Ok(answer)) if gives_up(&answer) => {
+                    tracing::debug!(%server, "a name server has no answer");
+                    kept.get_or_insert(answer);
+                }
+                Ok(Ok(answer)) => {
+                    self.last.set(Some(server));
+                    return Some(answer);
+                }
                 Ok(Err(error)) => tracing::debug!(%server, %error, "a name server failed"),
                 Err(_) => tracing::debug!(%server, "a name server does not answer"),
             }
         }
-        None
+        kept
     }
 
     fn servers(&self) -> Vec<SocketAddr> {
@@ -54,7 +75,7 @@ impl Resolvers {
         }
         let servers = match std::fs::read_to_string(&self.file) {
             Ok(text) => {
-                let servers = name_servers(&text).into_iter();
+                let servers = name_servers(&text, self.is_passed_over).into_iter();
                 servers.map(|server| SocketAddr::new(server, self.port)).collect()
             }
             Err(error) => {
@@ -112,37 +133,77 @@ pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), message].concat()
 }
 
-/// Whether this has the number of the question, and says that it is an answer.
+/// Whether this has the number of the question, says that it is an answer, and repeats the question
+/// byte for byte; who could not read it may leave it out.
 fn is_answer(query: &[u8], answer: &[u8]) -> bool {
-    answer.len() >= HEADER_BYTES
+    let is_answer = answer.len() >= HEADER_BYTES
         && answer.get(..2) == query.get(..2)
-        && answer.get(2).is_some_and(|flags| flags & 0x80 != 0)
+        && answer.get(2).is_some_and(|flags| flags & 0x80 != 0);
+    let repeats = || {
+        let asked = questions(query);
+        asked.is_some() && asked == questions(answer)
+    };
+    let is_bare_error = || answer.get(4..6) == Some(&[0, 0]) && code(answer) != Some(0);
+    is_answer && (repeats() || is_bare_error())
 }
 
-/// As resolv.conf(5) has it: three at most, and this machine when there are none.
-fn name_servers(text: &str) -> Vec<IpAddr> {
+/// The part of a message with the questions; `None` when it ends before them.
+fn questions(message: &[u8]) -> Option<&[u8]> {
+    let count = u16::from_be_bytes([*message.get(4)?, *message.get(5)?]);
+    let mut end = HEADER_BYTES;
+    for _ in 0..count {
+        loop {
+            let length = *message.get(end)?;
+            // The end of a name, what is elsewhere in the message, or a label (RFC 1035 §4.1.4).
+            end += match length {
+                0 => 1,
+                POINTER.. => 2,
+                _ => usize::from(length) + 1,
+            };
+            if length == 0 || length >= POINTER {
+                break;
+            }
+        }
+        end += TYPE_AND_CLASS_BYTES;
+    }
+    message.get(HEADER_BYTES..end)
+}
+
+/// How it went (RFC 1035 §4.1.1).
+fn code(answer: &[u8]) -> Option<u8> {
+    answer.get(3).map(|flags| flags & 0x0f)
+}
+
+/// Whether another server may have more to say: it failed, does not know how, or does not want to.
+fn gives_up(answer: &[u8]) -> bool {
+    matches!(code(answer), Some(2 | 4 | 5))
+}
+
+/// As resolv.conf(5) has it, three at most; but nobody when there are none.
+pub(super) fn name_servers(text: &str, is_passed_over: fn(IpAddr) -> bool) -> Vec<IpAddr> {
     let servers = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let address = words.next().filter(|word| *word == "nameserver").and(words.next())?;
-        address.parse().ok()
+        address.parse().ok().filter(|address| !is_passed_over(*address))
     });
-    let mut servers: Vec<IpAddr> = servers.take(SERVERS_MAX).collect();
-    if servers.is_empty() {
-        servers.push(Ipv4Addr::LOCALHOST.into());
-    }
-    servers
+    servers.take(SERVERS_MAX).collect()
 }
 
 /// How many are asked, as by the C library.
 const SERVERS_MAX: usize = 3;
-/// How long one is waited for: the first of several that is silent leaves an impatient client,
-/// which asks again after 5 s, time for the next.
+/// How long one is waited for at most.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long all of them are waited for: clients ask again after 5 s. Each has its share of what is
+/// left of it.
+const PATIENCE_FOR_ALL: Duration = Duration::from_millis(4500);
 /// How often the file is looked at.
 const READ_AGAIN: Duration = Duration::from_secs(5);
 /// The longest message.
 const MESSAGE_BYTES_MAX: usize = 65_535;
 const HEADER_BYTES: usize = 12;
+const TYPE_AND_CLASS_BYTES: usize = 4;
+/// From this on the first byte of a label says where the rest of the name is.
+const POINTER: u8 = 0xc0;
 
 #[cfg(test)]
 mod tests {
@@ -152,14 +213,45 @@ mod tests {
     fn name_servers_are_those_of_the_file() {
         let text = "search a.svc\nnameserver 10.96.0.10\nnameserver fd00::a # second\n;nameserver 1.1.1.1\n\
                     nameserver nobody\nnameserver 10.0.0.1\nnameserver 10.0.0.2\noptions ndots:5\n";
-        let servers: Vec<String> = name_servers(text).iter().map(ToString::to_string).collect();
+        let all = |text| name_servers(text, |_| false);
+        let servers: Vec<String> = all(text).iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.96.0.10", "fd00::a", "10.0.0.1"]);
-        assert_eq!(name_servers("search a"), [IpAddr::from(Ipv4Addr::LOCALHOST)]);
+        assert_eq!(all("search a"), [] as [IpAddr; 0]);
+    }
+
+    #[test]
+    fn name_servers_in_the_pod_are_passed_over() {
+        let text = "nameserver 127.0.0.1\nnameserver ::1\nnameserver ::ffff:127.0.0.53\n\
+                    nameserver 0.0.0.0\nnameserver 10.0.0.1\n";
+        let others = name_servers(text, super::super::is_of_pod);
+        assert_eq!(others, [IpAddr::from([10, 0, 0, 1])]);
+    }
+
+    #[test]
+    fn answers_repeat_their_question() {
+        let query = [&[1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0][..], b"\x01a\0\0\x01\0\x01"].concat();
+        let mut answer = query.clone();
+        answer[2] |= 0x80;
+        assert!(is_answer(&query, &answer));
+        answer.extend(b"more");
+        assert!(is_answer(&query, &answer));
+        for at in [5, 13, 16, 18] {
+            let mut other = answer.clone();
+            other[at] ^= 1;
+            assert!(!is_answer(&query, &other), "byte {at}");
+        }
+        let mut bare = answer[..12].to_vec();
+        bare[5] = 0;
+        assert!(!is_answer(&query, &bare));
+        bare[3] |= 1;
+        assert!(is_answer(&query, &bare));
+        // A question that never ends.
+        assert!(!is_answer(&query[..14], &answer));
     }
 
     #[test]
     fn answers_have_the_number_of_their_question() {
-        let query = [1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        let query = [1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut answer = query;
         assert!(!is_answer(&query, &answer));
         answer[2] |= 0x80;

@@ -40,12 +40,8 @@ impl Bench {
         let admin = ([127, 0, 0, 1], 0).into();
         let follower = Rc::new(Follower::new(Arc::new(config), told, state, admin, 0));
         follower.connected.set(true);
-        let answerer = Answerer {
-            follower,
-            domain: ClusterDomain::default(),
-            resolvers: Resolvers::new(file, port),
-            silent_until: Cell::new(None),
-        };
+        let resolvers = Resolvers::new(file, port, |_| false);
+        let answerer = Answerer::new(follower, ClusterDomain::default(), resolvers);
         (Self { answerer: Rc::new(answerer), telemetry, scratch }, wanted)
     }
 
@@ -83,6 +79,16 @@ fn packet(name: &str) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
+/// A port that is free over UDP and TCP: others may take the one of the other kind.
+async fn sockets() -> (UdpSocket, TcpListener) {
+    loop {
+        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
+            return (udp, tcp);
+        }
+    }
+}
+
 /// What nobody else would say.
 fn refusal(query: &[u8]) -> Vec<u8> {
     let mut answer = query.to_vec();
@@ -93,9 +99,8 @@ fn refusal(query: &[u8]) -> Vec<u8> {
 
 /// A name server that refuses everything, over UDP and TCP, after an answer to somebody else.
 async fn name_server() -> u16 {
-    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let (udp, tcp) = sockets().await;
     let port = udp.local_addr().unwrap().port();
-    let tcp = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     tokio::task::spawn_local(async move {
         let mut packet = [0; 512];
         loop {
@@ -207,20 +212,130 @@ fn the_next_name_server_is_asked_when_one_fails() {
     });
 }
 
+/// A name server that denies every name.
+async fn denier(address: &str, port: u16) {
+    let udp = UdpSocket::bind((address, port)).await.unwrap();
+    tokio::task::spawn_local(async move {
+        let mut packet = [0; 512];
+        loop {
+            let (length, from) = udp.recv_from(&mut packet).await.unwrap();
+            let mut answer = refusal(&packet[..length]);
+            answer[3] = 0x03;
+            udp.send_to(&answer, from).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn who_gives_up_is_believed_when_nobody_has_more_to_say() {
+    run(async {
+        let port = name_server().await;
+        let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
+        let (bench, _wanted) = Bench::new(both, port);
+        let ask = async || bench.ask("example.com.", Over::Udp).await.unwrap().response_code();
+        assert_eq!(ask().await, ResponseCode::Refused);
+        denier("127.0.0.4", port).await;
+        assert_eq!(ask().await, ResponseCode::NXDomain);
+        assert_eq!(bench.counts(), [0, 2, 0]);
+    });
+}
+
+#[test]
+fn who_answered_last_is_asked_first() {
+    run(async {
+        let (silent, _tcp) = sockets().await;
+        let port = silent.local_addr().unwrap().port();
+        denier("127.0.0.4", port).await;
+        let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
+        let (bench, _wanted) = Bench::new(both, port);
+        for waits in [true, false] {
+            let began = Instant::now();
+            let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
+            assert_eq!(reply.response_code(), ResponseCode::NXDomain);
+            assert_eq!(began.elapsed() > Duration::from_secs(1), waits);
+        }
+    });
+}
+
+#[test]
+fn what_is_known_is_answered_while_all_others_wait() {
+    run(async {
+        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[("shop/web", &[[10, 96, 0, 9].into(), "fd00::9".parse().unwrap()])]);
+        let all = u32::try_from(UNDER_WAY_MAX).unwrap();
+        let _slots = bench.answerer.under_way.clone().try_acquire_many_owned(all).unwrap();
+        let reply = bench.ask(WEB, Over::Udp).await.unwrap();
+        assert_eq!(reply.answers().len(), 1);
+        let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
+        assert_eq!(reply.response_code(), ResponseCode::ServFail);
+        assert_eq!(bench.counts(), [1, 0, 1]);
+        // No connection follows to an address of the other version.
+        assert_eq!(wanted.try_recv(), Ok(Want::Address([10, 96, 0, 9].into())));
+        assert!(wanted.try_recv().is_err());
+    });
+}
+
+#[test]
+fn nobody_asks_without_end_about_names_that_are_new() {
+    run(async {
+        let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[]);
+        // Nobody waits for the control plane, which is asked all the same.
+        bench.answerer.silent_until.set(Some(Instant::now() + SILENCE));
+        let count = allowance::BURST * 4;
+        let began = Instant::now();
+        for index in 0..count {
+            let name = format!("example.s{index}.svc.cluster.local.");
+            assert!(bench.ask(&name, Over::Udp).await.is_some());
+        }
+        let earned = began.elapsed().as_millis() / 100 + 1;
+        let mut asked = 0;
+        while wanted.try_recv().is_ok() {
+            asked += 1;
+        }
+        assert!(asked <= u128::from(allowance::BURST) + earned, "{asked}");
+        assert_eq!(bench.counts(), [0, count.into(), 0]);
+    });
+}
+
+#[test]
+fn a_port_that_somebody_has_is_tried_again() {
+    run(async {
+        let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
+        bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
+        let (udp, tcp) = sockets().await;
+        let address = udp.local_addr().unwrap();
+        tokio::task::spawn_local(bench.answerer.clone().packets(address));
+        tokio::task::spawn_local(bench.answerer.clone().connections(address, slots()));
+        sleep(Duration::from_millis(100)).await;
+        drop((udp, tcp));
+        sleep(BIND_AGAIN).await;
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        client.send_to(&packet(WEB), address).await.unwrap();
+        let answered = timeout(Duration::from_secs(5), client.recv(&mut [0; 512])).await;
+        assert!(answered.unwrap().unwrap() > 12);
+        TcpStream::connect(address).await.unwrap();
+    });
+}
+
+fn slots() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(4))
+}
+
 #[test]
 fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
     run(async {
         let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
         bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
-        let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
-        let (slots, more) = (semaphore(4), semaphore(4));
-        tokio::task::spawn_local(bench.answerer.clone().packets(free, slots));
-        tokio::task::spawn_local(bench.answerer.clone().connections(free, more));
+        let free = sockets().await.0.local_addr().unwrap();
+        tokio::task::spawn_local(bench.answerer.clone().packets(free));
+        tokio::task::spawn_local(bench.answerer.clone().connections(free, slots()));
         tokio::task::yield_now().await;
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         client.connect(free).await.unwrap();
         let mut packet_back = [0; 512];
-        for nonsense in [&b""[..], b"hello", &refusal(&packet(WEB))] {
+        let too_long = [packet(WEB), vec![0; QUERY_BYTES_MAX]].concat();
+        for nonsense in [&b""[..], b"hello", &refusal(&packet(WEB)), &too_long] {
             client.send(nonsense).await.unwrap();
         }
         client.send(&packet(WEB)).await.unwrap();
@@ -237,6 +352,6 @@ fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
         // Too long for a question: it ends.
         tcp.write_all(&[0xff, 0xff]).await.unwrap();
         assert!(tcp.read_u8().await.is_err());
-        assert_eq!(bench.counts(), [3, 0, 3]);
+        assert_eq!(bench.counts(), [3, 0, 4]);
     });
 }

@@ -16,6 +16,7 @@ use tokio_rustls::client::TlsStream;
 use super::fixture::{
     Answer, Application, Client, End, GET, Mesh, OK, Setup, account, plan, run, service,
 };
+use super::http2;
 
 impl Mesh {
     /// What the server's plan says of who comes in.
@@ -123,7 +124,6 @@ fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant(
         clear.send(GET).await;
         assert_eq!(clear.end().await, End::Reset);
         let mut other = mesh.stranger("b.example").await.unwrap();
-        other.send(GET).await;
         assert_eq!(other.end().await, End::Reset);
         mesh.open(NOBODY, vec![mesh.opening(https(Proof::Required, &[]), "127.0.0.1/32")]);
         let refused = match mesh.stranger("a.example").await {
@@ -149,5 +149,54 @@ fn a_certificate_that_is_named_needs_no_other_policy() {
             let mut client = Client::connect(mesh.door).await;
             assert_eq!(client.ask(GET).await.status, status, "{who}");
         }
+    });
+}
+
+#[test]
+fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await;
+            client.send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhi").await;
+            client.last().await;
+        });
+        let app = app.await;
+        let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http, ..Setup::default() });
+        let mesh = mesh.await;
+        let entry = Entry::Https { proof: Proof::Skipped, server_names: Vec::new() };
+        let opening = mesh.opening(entry, "127.0.0.1/32");
+        mesh.open(NOBODY, vec![opening.clone()]);
+        let mut client = mesh.stranger("a.example").await.unwrap();
+        client.send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n").await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        assert_eq!(client.bytes(2).await, b"hi");
+        // Others may come and go meanwhile.
+        let other = Opening { port: 1, ..opening.clone() };
+        mesh.open(NOBODY, vec![other, opening]);
+        let mut second = mesh.stranger("a.example").await.unwrap();
+        second.send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n").await;
+        assert_eq!(second.head().await.unwrap().status, 101);
+        assert_eq!(second.bytes(2).await, b"hi");
+        // What is open in the clear lets nobody in who came otherwise.
+        mesh.open(NOBODY, vec![mesh.opening(Entry::Http, "127.0.0.1/32")]);
+        assert_eq!(client.end().await, End::Reset);
+        assert_eq!(second.end().await, End::Reset);
+    });
+}
+
+#[test]
+fn where_nobody_knows_what_is_spoken_the_opening_says_it() {
+    run(async {
+        let app = http2::application(|_, mut respond| async move {
+            let head = http::Response::builder().status(204).body(()).unwrap();
+            respond.send_response(head, true).unwrap();
+        });
+        let app = app.await;
+        let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
+        let mesh = Mesh::new(app.address, setup).await;
+        mesh.open(NOBODY, vec![mesh.opening(Entry::Grpc, "127.0.0.1/32")]);
+        let mut client = http2::connect(mesh.inbound).await;
+        let (response, _) = client.send_request(http2::call("/Rate"), true).unwrap();
+        assert_eq!(response.await.unwrap().status(), 204);
     });
 }

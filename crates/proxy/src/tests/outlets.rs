@@ -51,10 +51,39 @@ fn requests_are_let_out_by_their_host_each_for_itself() {
         let hosts: Vec<_> =
             app.requests().iter().map(|it| it.field("host").map(str::to_owned)).collect();
         assert_eq!(hosts, [Some("api.example".to_owned()), Some("API.example".to_owned())]);
-        // What goes is refused from then on.
-        mesh.let_out(app.address, Vec::new());
+        // What is let out to another host there is refused one by one.
+        mesh.let_out(app.address, vec![outlet(ToldBy::Http, app.address, &["new.example"])]);
         let refused = client.ask(&asking("api.example")).await;
         assert_eq!(refused.verdict(), (403, Some("egress-denied")));
+        // Whatever goes to the address needs no host.
+        mesh.let_out(app.address, vec![outlet(ToldBy::Address, app.address, &[])]);
+        assert_eq!(client.ask(&asking("api.example")).await.status, 200);
+    });
+}
+
+#[test]
+fn what_requests_opened_is_cut_when_none_is_let_out_any_more() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.head().await;
+            client.send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhi").await;
+            client.last().await;
+        });
+        let app = app.await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.let_out(app.address, vec![outlet(ToldBy::Http, app.address, &["api.example"])]);
+        let mut client = mesh.out_to(app.address).await;
+        let upgrade =
+            "GET / HTTP/1.1\r\nhost: api.example\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+        client.send(upgrade).await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        assert_eq!(client.bytes(2).await, b"hi");
+        let elsewhere = Outlet {
+            port: app.address.port() ^ 1,
+            ..outlet(ToldBy::Http, app.address, &["api.example"])
+        };
+        mesh.let_out(app.address, vec![elsewhere]);
+        client.end().await;
     });
 }
 

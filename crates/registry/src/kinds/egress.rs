@@ -5,7 +5,7 @@ use leno_model::{
 };
 
 use super::Head;
-use super::ingress::{not_empty, read_groups};
+use super::ingress::{LIST_MAX, not_empty, read_groups};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
@@ -37,6 +37,16 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
             "means nothing: nothing names a host on a port of the protocol tcp",
             "use `ipAddresses`, or `protocol: http` or `https`",
         );
+    }
+    if is_named && !policy.hosts.is_empty() && policy.ranges.is_empty() {
+        let elements = fields.find("ports").and_then(|field| field.list(LIST_MAX));
+        let ports = elements.unwrap_or_default().into_iter().zip(&policy.ports);
+        for (element, _) in ports.filter(|(_, port)| port.told_by == ToldBy::Address) {
+            element.refuse(
+                "is open to every address: `hosts` do not bound a port of the protocol tcp",
+                "split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is meant",
+            );
+        }
     }
     if let Some(field) = fields.find("matches").filter(|_| !told_by(ToldBy::Http)) {
         field.refuse(

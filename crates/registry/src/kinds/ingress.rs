@@ -219,5 +219,7 @@ const WORDS: &[(&str, Entry)] = &[
     ("grpc", Entry::Grpc),
     ("tcp", Entry::Tcp),
 ];
+/// The label of workloads that have the network of their machine: its addresses are not theirs alone.
+pub const NODE_NETWORK_LABEL: &str = "leno.dev/node-network";
 /// The most ports, sources, names or groups of one object.
-const LIST_MAX: usize = 256;
+pub(super) const LIST_MAX: usize = 256;

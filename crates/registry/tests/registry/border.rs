@@ -120,6 +120,10 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
         "{ports: [{number: 80, protocol: http}], hosts: [a.b]}".to_owned(),
         format!("{{{source}, ports: [{{number: 80, protocol: http}}]}}"),
         format!("{{{source}, ports: [{{number: 80, protocol: tcp}}], hosts: [a.b]}}"),
+        format!(
+            "{{{source}, ports: [{{number: 443, protocol: https}}, \
+             {{number: 5432, protocol: tcp}}], hosts: [a.b]}}"
+        ),
         format!("{{{source}, ports: [{{number: 80, protocol: http}}], hosts: [\"A.b:80\"]}}"),
         format!("{{{source}, ports: [{{number: 80, protocol: http}}], hosts: []}}"),
         format!(
@@ -138,6 +142,7 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
             spec.sources: is missing; add `sources`
             spec: says neither `hosts` nor `ipAddresses`, so that everything is meant; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant
             spec.hosts: means nothing: nothing names a host on a port of the protocol tcp; use `ipAddresses`, or `protocol: http` or `https`
+            spec.ports[1]: is open to every address: `hosts` do not bound a port of the protocol tcp; split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is meant
             spec.hosts[0]: "A.b:80" is not a host name; use one in lower case without a port, such as api.example.com or *.example.com
             spec.hosts: is empty; add an element, or leave it out
             spec.matches[0].kind: "UpstreamTrafficSetting" is not supported here; remove it: such a setting is for services of the mesh

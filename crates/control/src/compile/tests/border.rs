@@ -6,7 +6,7 @@ use super::*;
 
 const OPEN: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: IngressBackend\n\
                     metadata: {name: web, namespace: bookinfo}\n\
-                    spec: {backends: [{name: reviews, port: {number: 9080, protocol: http}}], \
+                    spec: {backends: [{name: reviews, port: {number: 9082, protocol: http}}], \
                     sources: [{kind: IPRange, name: 10.9.0.0/16}, \
                     {kind: Service, name: nginx, namespace: edge}]}";
 
@@ -31,7 +31,7 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     assert_eq!(openings(&mesh, "details-1"), []);
     let found = openings(&mesh, "reviews-v1-1");
     let [opening] = found.as_slice() else { panic!("{found:?}") };
-    assert_eq!((opening.port, &opening.entry), (9080, &Entry::Http));
+    assert_eq!((opening.port, &opening.entry), (9082, &Entry::Http));
     let shown = |opening: &Opening| {
         let ranges = opening.ranges.iter().flatten().map(ToString::to_string);
         ranges.collect::<Vec<_>>().join(" ")
@@ -51,6 +51,15 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     let touched = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
     assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
     assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
+    // All of its addresses count, unless they are those of its machine.
+    let both = ["fd00::1".parse().unwrap()].into();
+    let both = Workload { other_addresses: both, ..nginx.clone() };
+    mesh.apply(Change::Upsert(Object::Workload(both.clone())));
+    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16 fd00::1/128");
+    let mut shared = both;
+    shared.labels.insert(leno_registry::NODE_NETWORK_LABEL.to_owned(), String::new());
+    mesh.apply(Change::Upsert(Object::Workload(shared)));
+    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
     let touched = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
     assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
     assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
@@ -68,8 +77,39 @@ fn the_first_opens_a_port_alone() {
     let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
     let nobody = "endpoints not found for service edge/nginx";
     assert_eq!(problems[0], [nobody]);
-    let first = "IngressBackend bookinfo/z opens port 9080 of bookinfo/reviews";
+    let first = "IngressBackend bookinfo/z opens port 9082 of bookinfo/reviews";
     assert_eq!(problems[1], [first, nobody]);
+}
+
+#[test]
+fn a_port_is_open_in_one_way_whichever_service_leads_there() {
+    let mut mesh = mesh(&strict(""));
+    apply(
+        &mut mesh,
+        "apiVersion: v1\nkind: Service\nmetadata: {name: stars, namespace: bookinfo}\n\
+         spec: {selector: {app: reviews}, ports: [{port: 80, targetPort: 9082}]}",
+    );
+    apply(&mut mesh, OPEN);
+    let other = OPEN.replace("name: web,", "name: x,").replace("name: reviews", "name: stars");
+    apply(&mut mesh, &other);
+    // The same said twice is no contradiction.
+    assert_eq!(openings(&mesh, "reviews-v1-1").len(), 2);
+    apply(&mut mesh, &other.replace("protocol: http", "protocol: grpc"));
+    let found = openings(&mesh, "reviews-v1-1");
+    let [opening] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(
+        (opening.policy.to_string().as_str(), &opening.entry),
+        ("IngressBackend bookinfo/web", &Entry::Http)
+    );
+    let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
+    let nobody = "endpoints not found for service edge/nginx";
+    assert_eq!(problems[0], [nobody]);
+    let way = "IngressBackend bookinfo/web opens port 9082 of workloads behind bookinfo/stars \
+               in another way";
+    assert_eq!(problems[1], [way, nobody]);
+    apply(&mut mesh, &other.replace("9082", "80"));
+    let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
+    assert_eq!(problems[1], ["no workload behind bookinfo/stars has the port 80", nobody]);
 }
 
 #[test]

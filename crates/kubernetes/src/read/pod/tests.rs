@@ -76,6 +76,16 @@ fn a_pod_with_a_sidecar_is_a_workload() {
 }
 
 #[test]
+fn an_address_is_the_same_however_it_is_written() {
+    let mapped = json!([{"ip": "::ffff:10.1.0.7"}, {"ip": "fd00::7"}]);
+    let changes = [("/status/podIP", json!("::ffff:10.1.0.7")), ("/status/podIPs", mapped)];
+    let found = workload(&changes).unwrap();
+    assert_eq!(found.address.to_string(), "10.1.0.7");
+    assert_eq!(found.other_addresses.len(), 1);
+    assert_eq!(addresses(&pod(&changes)), addresses(&pod(&[])));
+}
+
+#[test]
 fn what_is_no_member_is_no_workload() {
     for (changes, expected) in [
         (vec![], true),

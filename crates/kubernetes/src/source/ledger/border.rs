@@ -3,10 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use leno_model::{IngressPolicy, IngressSource, Object, ObjectKey, ServiceName, Workload};
+use leno_model::{
+    IngressBackend, IngressName, IngressPolicy, IngressSource, Object, ObjectKey, RouteGroupName,
+    Service, ServiceName, Workload, WorkloadName,
+};
+use leno_registry::NODE_NETWORK_LABEL;
 
-use super::{Ledger, Origin};
-use crate::read::selects;
+use super::{Ledger, Origin, smallest};
+use crate::read::{selects, with_target_ports};
 
 impl Ledger {
     /// These custom resources may be others than before.
@@ -14,6 +18,7 @@ impl Ledger {
         let mut border = false;
         for key in keys {
             border |= matches!(key, ObjectKey::Ingress(_));
+            self.unjudged |= matches!(key, ObjectKey::HttpRouteGroup(_));
             self.dirty.insert(key);
         }
         if border {
@@ -25,6 +30,42 @@ impl Ledger {
     pub(super) fn is_let_in(&self, workload: &Workload) -> bool {
         let mut near = self.services.near(workload).filter(|it| self.let_in.contains(&it.name));
         near.any(|service| selects(&service.selector, &workload.labels))
+    }
+
+    /// Notes of a pod that its addresses are those of its node.
+    pub(super) fn mark_shared(&self, origin: &Origin, workload: &mut Workload) {
+        if self.edge.pod(origin).is_empty() {
+            workload.labels.insert(NODE_NETWORK_LABEL.to_owned(), String::new());
+        }
+    }
+
+    /// What is said of openings hangs on the pods behind the services that they name.
+    pub(super) fn touch_openings(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+        let shape = |it: &Workload| (it.labels.clone(), it.ports.clone(), it.sidecar);
+        if self.unjudged || before.map(shape) == now.map(shape) {
+            return;
+        }
+        let near = |it: &Workload| -> BTreeSet<ServiceName> {
+            self.services.near(it).map(|service| service.name.clone()).collect()
+        };
+        let near: BTreeSet<ServiceName> = before.into_iter().chain(now).flat_map(near).collect();
+        let is_named = |policy: &IngressPolicy| {
+            let backends = &policy.backends;
+            let names = backends.iter().map(|it| service_of(policy, it));
+            names.into_iter().any(|name| near.contains(&name))
+        };
+        let is_source = near.iter().any(|name| self.let_in.contains(name));
+        self.unjudged |=
+            is_source || (!near.is_empty() && self.customs.all().filter_map(opening).any(is_named));
+    }
+
+    /// The pods that a service selects.
+    fn pods_behind<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = &'a Workload> {
+        let namespace = service.name.namespace.clone();
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let own = self.workloads.range(first..);
+        let own = own.take_while(move |(name, _)| name.namespace == namespace);
+        own.map(|(_, it)| it).filter(|it| selects(&service.selector, &it.labels))
     }
 
     /// Why what opens ports opens one of them to nobody: another does, or nobody is there.
@@ -44,15 +85,63 @@ impl Ledger {
                     first.name, backend.port, backend.service
                 ));
             }
+            if let Some(problem) = self.shut_backend(policy, backend) {
+                return Some(format!("spec.backends: {problem}"));
+            }
+        }
+        let is_there =
+            |group: &RouteGroupName| self.customs.get(&ObjectKey::HttpRouteGroup(group.clone()));
+        if let Some(group) = policy.groups.iter().find(|group| is_there(group).is_none()) {
+            return Some(format!("spec.matches: there is no HTTPRouteGroup {group}"));
         }
         policy.sources.iter().find_map(|source| match source {
-            IngressSource::Service(service) if self.services.get(service).is_none() => {
-                Some(format!("endpoints not found for service {service}"))
+            IngressSource::Service(service) => {
+                let known = self.services.get(service);
+                let mut pods = known.into_iter().flat_map(|known| self.pods_behind(known));
+                let has_own = pods.any(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
+                (!has_own).then(|| format!("endpoints not found for service {service}"))
             }
-            IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(..) => {
-                None
-            }
+            IngressSource::Range(_) | IngressSource::Principal(..) => None,
         })
+    }
+
+    /// Why a port of a service is not open, or not as it is said here.
+    fn shut_backend(&self, policy: &IngressPolicy, backend: &IngressBackend) -> Option<String> {
+        let (name, port) = (service_of(policy, backend), backend.port);
+        let Some(service) = self.services.get(&name) else {
+            return Some(format!("there is no Service {name} that selects pods"));
+        };
+        let members = || self.pods_behind(service).filter(|it| it.sidecar);
+        let has_port = |it: &Workload| {
+            let told = with_target_ports(it, self.services.near(it));
+            told.ports.iter().any(|known| known.port == port)
+        };
+        if members().next().is_some() && !members().any(has_port) {
+            return Some(format!("no pod behind {name} has the port {port}"));
+        }
+        let contradicted = |it: &Workload| self.contradicted(it, (policy, backend));
+        let first = members().find_map(contradicted)?;
+        Some(format!("the {first} opens port {port} of pods behind {name} in another way"))
+    }
+
+    /// What opens a port of a pod in another way already: through another service.
+    fn contradicted(
+        &self,
+        pod: &Workload,
+        (policy, backend): (&IngressPolicy, &IngressBackend),
+    ) -> Option<IngressName> {
+        let near = self.services.near(pod).filter(|it| selects(&it.selector, &pod.labels));
+        let near: BTreeSet<&ServiceName> = near.map(|it| &it.name).collect();
+        let all = self.customs.all().filter_map(opening);
+        let all = all.filter(|it| it.name.namespace == policy.name.namespace);
+        let how = |it: &IngressPolicy| {
+            let mut those = it.backends.iter();
+            let found = those
+                .find(|one| one.port == backend.port && near.contains(&service_of(it, one)))?;
+            Some((it.name.clone(), found.entry.clone()))
+        };
+        let (first, entry) = all.filter_map(how).min_by(|one, two| one.0.cmp(&two.0))?;
+        (entry != backend.entry).then_some(first)
     }
 
     fn touch_let_in(&mut self) {
@@ -72,6 +161,10 @@ impl Ledger {
             self.touch_selected(&name, &[service.as_ref()]);
         }
     }
+}
+
+fn service_of(policy: &IngressPolicy, backend: &IngressBackend) -> ServiceName {
+    ServiceName { namespace: policy.name.namespace.clone(), name: backend.service.clone() }
 }
 
 fn opening(object: &Object) -> Option<&IngressPolicy> {

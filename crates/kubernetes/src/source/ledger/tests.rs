@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::status::Said;
 
+mod border;
 mod gateways;
 
 const PODS: usize = 0;

@@ -60,6 +60,10 @@ fn the_domain_is_the_one_that_is_searched() {
         "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
     assert_eq!(searched(text).as_deref(), Some("corp.example"));
     assert_eq!(searched("search example.com\n"), None);
+    // A namespace of that name; and tabs, and the last list alone.
+    let text = "search a.svc.old svc.old\n\tsearch\tsvc.svc.cluster.local\tSVC.cluster.local. cluster.local";
+    assert_eq!(searched(text).as_deref(), Some("cluster.local"));
+    assert_eq!(searched("search a.svc.old svc.old\nsearch example.com\n"), None);
 }
 
 #[test]
@@ -133,10 +137,11 @@ fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
         (reply.truncated(), reply.answers().len())
     };
     assert_eq!(read(None, Over::Udp, 20), (false, 20));
-    assert_eq!(read(None, Over::Udp, 64), (true, 0));
+    // 12 and 33 bytes of 512, and 16 for each.
+    assert_eq!(read(None, Over::Udp, 64), (true, 29));
     assert_eq!(read(None, Over::Tcp, 64), (false, 64));
     assert_eq!(read(Some(1232), Over::Udp, 64), (false, 64));
-    assert_eq!(read(Some(0), Over::Udp, 64), (true, 0));
+    assert_eq!(read(Some(0), Over::Udp, 64), (true, 28));
     assert_eq!(read(Some(u16::MAX), Over::Udp, 64), (false, 64));
 }
 
@@ -157,7 +162,12 @@ fn a_failure_repeats_the_question() {
     let asked = packet("example.com.", RecordType::TXT);
     let reply = Message::from_vec(&failure(&asked).unwrap()).unwrap();
     assert_eq!((reply.response_code(), reply.queries().len()), (ResponseCode::ServFail, 1));
+    assert!(reply.extensions().is_none());
     assert_eq!(failure(&asked[..15]), None);
+    let asked = packet_with("example.com.", RecordType::TXT, |it| {
+        it.set_edns(Edns::new());
+    });
+    assert!(Message::from_vec(&failure(&asked).unwrap()).unwrap().extensions().is_some());
 }
 
 /// Whatever comes is read without harm, and what is taken for a look-up can be answered.
