@@ -102,7 +102,7 @@ pub(crate) async fn metrics(admin: &Admin, request: &Request<Incoming>) -> Respo
     let mut out = String::new();
     // Whoever scrapes may add what it likes.
     let pairs = request.uri().query().unwrap_or_default().split('&');
-    if let Some(named) = pairs.filter_map(|pair| pair.strip_prefix("names=")).last() {
+    if let Some(named) = pairs.rev().find_map(|pair| pair.strip_prefix("names=")) {
         let Some((_, names)) = Names::ALL.iter().find(|(word, _)| *word == named) else {
             let problem =
                 format!("`names={named}` is not known here: use names=osm or names=fsm\n");

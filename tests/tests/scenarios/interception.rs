@@ -9,6 +9,7 @@ use std::fs::Permissions;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leno_tests::{ControlPlane, Program, eventually, is_root, leno};
@@ -27,7 +28,9 @@ struct Namespace(String);
 
 impl Namespace {
     fn new(what: &str) -> Self {
-        let name = format!("lenotest{}-{what}", std::process::id());
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("lenotest{}-{number}-{what}", std::process::id());
         ip(&["netns", "add", &name]);
         ip(&["-n", &name, "link", "set", "lo", "up"]);
         Self(name)
@@ -172,8 +175,11 @@ const SIDECAR_UID: u32 = 1500;
 
 impl Pods {
     fn up() -> Self {
-        let subnet = 1 + std::process::id() % 250;
-        let bridge = format!("lntp{}", std::process::id());
+        // Others of this process, and of other runs, have theirs.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let subnet = 1 + (std::process::id() + number) % 250;
+        let bridge = format!("lntp{}{number}", std::process::id());
         ip(&["link", "add", &bridge, "type", "bridge"]);
         ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
         ip(&["link", "set", &bridge, "up"]);

@@ -1,7 +1,7 @@
 //! Seeing the mesh: what sidecars tell, in the terminal and in a real browser.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leno_tests::{Driven, Program, eventually, exchange, get, leno, live_document, live_picture};
@@ -128,6 +128,12 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
     let mut first = said.lines().skip(1).take(2);
     assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
     assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
+    rules_say_how_often_they_decided(&demo, &home, folder.path());
+    assert!(demo.program.stop(PATIENCE).code().is_some());
+}
+
+/// On the command line and on the page.
+fn rules_say_how_often_they_decided(demo: &Demo, home: &str, folder: &Path) {
     let (_, said) = demo.leno(&["get", "routes", "-o", "wide"]);
     assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
     assert!(said.contains("HITS 1H") && said.contains("0: "), "{said}");
@@ -136,9 +142,8 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
     let (_, said) = demo.leno(&["get", "rules"]);
     let decided = |kind: &str| said.lines().any(|line| line.starts_with(kind));
     assert!(decided("HTTPRoute") && decided("TrafficTarget"), "{said}");
-    let document = live_document(&format!("{home}#/rules"), folder.path());
+    let document = live_document(&format!("{home}#/rules"), folder);
     assert!(document.contains("TrafficTarget") && document.contains("Hits, 1 h"), "{document}");
-    assert!(demo.program.stop(PATIENCE).code().is_some());
 }
 
 #[test]

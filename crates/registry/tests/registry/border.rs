@@ -17,7 +17,7 @@ fn one(kind: &str, group: &str, spec: &str) -> Object {
         "apiVersion: {group}/v1alpha1\nkind: {kind}\n\
          metadata: {{name: x, namespace: shop}}\nspec: {spec}\n"
     );
-    read(&text).pop().unwrap()
+    read(&text).pop().expect("one document is one object")
 }
 
 const OSM: &str = "policy.openservicemesh.io";
