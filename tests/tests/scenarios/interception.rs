@@ -242,8 +242,11 @@ impl Pods {
         let mut curl = self.at(from).command("curl");
         curl.args(["-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", &url]);
         let output = curl.output().unwrap();
-        let reset = output.status.code() == Some(56);
-        if reset { "reset".to_owned() } else { String::from_utf8(output.stdout).unwrap() }
+        match output.status.code() {
+            Some(0) => String::from_utf8(output.stdout).unwrap(),
+            Some(56) => "reset".to_owned(),
+            _ => String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
     }
 
     fn reaches(&self, (from, host, port): (u32, u32, u16), answer: &str) {

@@ -93,12 +93,12 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     // The connection that follows is of the mesh: nobody else is let in there.
     let curl = |from: u32| {
         let mut curl = pods.at(from).command("curl");
-        let resolve = format!("server.shop.svc.cluster.local:8080:{there}");
+        let resolve = format!("server:8080:{there}");
         curl.args(["-sS", "-m", "8", "-o", "/dev/null"]);
         if from == STRANGER {
             curl.args(["--resolve", &resolve]);
         }
-        curl.arg("http://server.shop.svc.cluster.local:8080/").status().unwrap().code()
+        curl.arg("http://server:8080/").status().unwrap().code()
     };
     eventually("it is reached by its name", Duration::from_secs(30), || {
         (curl(CLIENT) == Some(0)).then_some(())
