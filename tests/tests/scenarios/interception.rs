@@ -244,7 +244,8 @@ impl Pods {
         let output = curl.output().unwrap();
         match output.status.code() {
             Some(0) => String::from_utf8(output.stdout).unwrap(),
-            Some(56) => "reset".to_owned(),
+            // While it sends, or while it waits.
+            Some(55 | 56) => "reset".to_owned(),
             _ => String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
