@@ -14,7 +14,7 @@ use leno_telemetry::Unfit;
 use tokio::time::timeout;
 
 use crate::config::Config;
-use crate::dial::dial;
+use crate::dial::{dial, over};
 
 /// Where the application exposes its own metrics: `PORT` or `PORT/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,16 +71,7 @@ impl ApplicationMetrics {
             let body = Limited::new(response.into_body(), PAGE_BYTES_MAX).collect().await;
             Ok(body.map_err(|error| Unread::Broken(error.to_string()))?.to_bytes())
         };
-        tokio::pin!(connection, exchange);
-        tokio::select! {
-            biased;
-            outcome = &mut exchange => outcome,
-            ended = &mut connection => match ended {
-                // It may end first when the whole answer has arrived.
-                Ok(()) => exchange.await,
-                Err(error) => Err(broken(error)),
-            },
-        }
+        over(connection, exchange, broken).await
     }
 }
 

@@ -37,3 +37,21 @@ const ALIVE_AFTER: Duration = Duration::from_secs(60);
 const ALIVE_AGAIN: Duration = Duration::from_secs(10);
 /// Unanswered questions after which the connection is given up.
 const ALIVE_RETRIES: u32 = 3;
+
+/// One exchange over a connection that `hyper` drives beside it; `broken` says how that failed.
+pub(crate) async fn over<T, E>(
+    connection: impl Future<Output = hyper::Result<()>>,
+    exchange: impl Future<Output = Result<T, E>>,
+    broken: impl FnOnce(hyper::Error) -> E,
+) -> Result<T, E> {
+    tokio::pin!(connection, exchange);
+    tokio::select! {
+        biased;
+        outcome = &mut exchange => outcome,
+        ended = &mut connection => match ended {
+            // It may end first when the whole answer has arrived.
+            Ok(()) => exchange.await,
+            Err(error) => Err(broken(error)),
+        },
+    }
+}

@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, lookup_host};
 use super::otlp;
 use super::session::Sessions;
 use crate::config::Interception;
-use crate::dial::dial;
+use crate::dial::{dial, over};
 
 /// What is posted.
 pub(super) struct Parcel {
@@ -125,16 +125,7 @@ where
             false => Err(Failed::Status(status.as_u16(), told(&body))),
         }
     };
-    tokio::pin!(connection, exchange);
-    tokio::select! {
-        biased;
-        outcome = &mut exchange => outcome,
-        ended = &mut connection => match ended {
-            // It may end first when the whole answer has arrived.
-            Ok(()) => exchange.await,
-            Err(error) => Err(protocol(error)),
-        },
-    }
+    over(connection, exchange, protocol).await
 }
 
 /// A call with one message each way (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
