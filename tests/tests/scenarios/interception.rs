@@ -236,17 +236,25 @@ impl Pods {
         self.running.push(Program::start("application", &mut command));
     }
 
-    /// What an application in a pod is answered; nothing where the connection is reset.
+    /// What an application in a pod is answered, or that its connection is reset.
     fn ask(&self, from: u32, host: u32, port: u16) -> String {
-        let url = format!("http://{}:{port}/", self.address(host));
+        self.curl(from, &[&format!("http://{}:{port}/", self.address(host))])
+    }
+
+    /// The status that `curl` sees from a pod, `reset`, or what else it says.
+    fn curl(&self, from: u32, arguments: &[&str]) -> String {
         let mut curl = self.at(from).command("curl");
-        curl.args(["-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", &url]);
+        curl.args(["-sSv", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"]).args(arguments);
         let output = curl.output().unwrap();
+        if output.status.success() {
+            return String::from_utf8(output.stdout).unwrap();
+        }
+        // While it still connects (7, as where nobody listens), while it sends (55), or waits (56).
+        let said = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
-            Some(0) => String::from_utf8(output.stdout).unwrap(),
-            // While it sends, or while it waits.
+            Some(7) if said.contains("Connection reset by peer") => "reset".to_owned(),
             Some(55 | 56) => "reset".to_owned(),
-            _ => String::from_utf8_lossy(&output.stderr).into_owned(),
+            _ => said.into_owned(),
         }
     }
 
