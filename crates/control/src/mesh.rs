@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Change, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup,
-    MeshConfig, Object, ObjectKey, PolicyName, ReferenceGrant, RouteGroupName, RouteKind,
+    MeshConfig, Name, Object, ObjectKey, PolicyName, ReferenceGrant, RouteGroupName, RouteKind,
     RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName, TlsRoute,
     TrafficMode, TrafficSplit, TrafficTarget, Workload, WorkloadName,
 };
@@ -166,11 +166,35 @@ impl Mesh {
         self.by_account.of(account)
     }
 
-    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it.
+    /// Whether clients of a namespace have routes of their own for a service of another.
+    pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
+        self.routes.has_consumers(service, namespace)
+            || self.tls_routes.has_consumers(service, namespace)
+            || self.gateway_tcp_routes.has_consumers(service, namespace)
+    }
+
+    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it,
+    /// or one that it is attached to, whose requests it only leads back.
     pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
-        let (kind, RouteName { namespace, .. }) = route;
-        let permits = |grant: &ReferenceGrant| grant.permits(kind, namespace, service);
-        *namespace == service.namespace || self.grants.values().any(permits)
+        let (kind, name) = route;
+        let permits = |grant: &ReferenceGrant| grant.permits(kind, &name.namespace, service);
+        name.namespace == service.namespace
+            || self.is_attached(route, service)
+            || self.grants.values().any(permits)
+    }
+
+    fn is_attached(&self, (kind, name): (RouteKind, &RouteName), service: &ServiceName) -> bool {
+        match kind {
+            RouteKind::Http | RouteKind::Grpc => {
+                let mut routes = self.routes.of(service);
+                routes.any(|route| (route.kind, &route.name) == (kind, name))
+            }
+            RouteKind::Tcp => {
+                let mut routes = self.gateway_tcp_routes.of(service);
+                routes.any(|route| route.rule.route == *name)
+            }
+            RouteKind::Split => false,
+        }
     }
 
     /// The policies that say who may call an account, by name.

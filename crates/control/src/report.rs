@@ -276,7 +276,9 @@ impl Report<'_> {
 
     /// The `GRPCRoute`s beside which an `HTTPRoute` has no say.
     fn overruled(&self, route: &HttpRoute) -> Vec<String> {
-        let others = self.mesh.routes().all().filter(|other| other.kind > route.kind);
+        let others = self.mesh.routes().all().filter(|other| {
+            other.kind > route.kind && other.name.namespace == route.name.namespace
+        });
         let meets = |other: &&HttpRoute| {
             other.parents.iter().any(|one| {
                 route.parents.iter().any(|two| {

@@ -11,7 +11,8 @@ use leno_model::{
     AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, IngressPolicy, MeshConfig, Name,
     Object, ObjectKey, ReferenceGrant, RouteGroupName, RouteKind, RouteParent, RouteRule, Service,
     ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule,
-    TcpRouteName, TlsRoute, TrafficSplit, TrafficTarget, WeightedBackend, Workload,
+    TcpRouteName, TcpRule, TlsRoute, TlsRule, TrafficSplit, TrafficTarget, WeightedBackend,
+    Workload,
 };
 
 use crate::rejected::{Place, Warning};
@@ -68,7 +69,7 @@ struct World<'a> {
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
     /// What of the Gateway API is attached where.
-    attached: Vec<(ObjectKey, &'a [RouteParent])>,
+    attached: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     splits: Vec<&'a TrafficSplit>,
     gateway_tcp_routes: Vec<&'a GatewayTcpRoute>,
     policies: Vec<&'a ServicePolicy>,
@@ -114,12 +115,15 @@ impl<'a> World<'a> {
     fn of(objects: &'a [Object]) -> Self {
         let mut world = Self::default();
         for object in objects {
-            if let Object::HttpRoute(HttpRoute { parents, .. })
-            | Object::GrpcRoute(HttpRoute { parents, .. })
-            | Object::TlsRoute(TlsRoute { parents, .. })
-            | Object::GatewayTcpRoute(GatewayTcpRoute { parents, .. }) = object
+            if let Object::HttpRoute(HttpRoute { name, parents, .. })
+            | Object::GrpcRoute(HttpRoute { name, parents, .. })
+            | Object::TlsRoute(TlsRoute { rule: TlsRule { route: name, .. }, parents })
+            | Object::GatewayTcpRoute(GatewayTcpRoute {
+                rule: TcpRule { route: name, .. },
+                parents,
+            }) = object
             {
-                world.attached.push((object.key(), parents));
+                world.attached.push((object.key(), &name.namespace, parents));
             }
             match object {
                 Object::Workload(workload) => {
@@ -218,7 +222,7 @@ impl<'a> World<'a> {
         self.lint_parents(&route.parents, lint);
         for (index, rule) in route.rules.iter().enumerate() {
             self.lint_backends(index, &rule.backends, lint);
-            let own = (route.kind, &route.name.namespace);
+            let own = (route.kind, &route.name.namespace, &route.parents[..]);
             self.lint_grants(own, (index, &rule.backends), lint);
             self.lint_mirrors(own, rule, lint);
         }
@@ -232,14 +236,16 @@ impl<'a> World<'a> {
     /// Backends in other namespaces that no grant permits.
     fn lint_grants(
         &self,
-        (kind, own): (RouteKind, &Name),
+        (kind, own, parents): (RouteKind, &Name, &[RouteParent]),
         (rule, backends): (usize, &[WeightedBackend]),
         lint: &mut Lint<'_>,
     ) {
         for (index, backend) in backends.iter().enumerate() {
             let theirs = &backend.service.namespace;
             let permits = |it: &&ReferenceGrant| it.permits(kind, own, &backend.service);
-            if own != theirs && !self.grants.iter().any(permits) {
+            // A route may lead back to what it is attached to.
+            let is_parent = parents.iter().any(|parent| parent.service == backend.service);
+            if own != theirs && !is_parent && !self.grants.iter().any(permits) {
                 let kind = kind.as_str();
                 lint.warn(
                     format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
@@ -265,7 +271,12 @@ impl<'a> World<'a> {
     }
 
     /// Services that get copies, and are not there, or may not get them.
-    fn lint_mirrors(&self, (kind, own): (RouteKind, &Name), rule: &RouteRule, lint: &mut Lint<'_>) {
+    fn lint_mirrors(
+        &self,
+        (kind, own, parents): (RouteKind, &Name, &[RouteParent]),
+        rule: &RouteRule,
+        lint: &mut Lint<'_>,
+    ) {
         for mirror in &rule.actions.mirrors {
             let field = || "spec.rules[].filters[].requestMirror.backendRef".to_owned();
             let (service, port) = (&mirror.service, Some(mirror.port));
@@ -274,7 +285,8 @@ impl<'a> World<'a> {
                 lint,
             );
             let permits = |it: &&ReferenceGrant| it.permits(kind, own, service);
-            if *own != service.namespace && !self.grants.iter().any(permits) {
+            let is_parent = parents.iter().any(|parent| parent.service == *service);
+            if *own != service.namespace && !is_parent && !self.grants.iter().any(permits) {
                 lint.warn(
                     field(),
                     format!(
@@ -303,10 +315,12 @@ impl<'a> World<'a> {
     fn lint_rivals(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
         for (index, parent) in route.parents.iter().enumerate() {
             let meets = |other: &&&HttpRoute| {
-                other.parents.iter().any(|other| {
-                    let ports = other.port.zip(parent.port);
-                    other.service == parent.service && ports.is_none_or(|(one, two)| one == two)
-                })
+                // Those of another namespace decide for other clients.
+                other.name.namespace == route.name.namespace
+                    && other.parents.iter().any(|other| {
+                        let ports = other.port.zip(parent.port);
+                        other.service == parent.service && ports.is_none_or(|(one, two)| one == two)
+                    })
             };
             if let Some(other) = self.grpc_routes.iter().find(meets) {
                 lint.warn(

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, HttpRoute, PortView, Protocol, Reach, RouteKind, RouteName, RouteRule,
-    Service, ServiceAccount, ServiceName, ServicePort, ServiceView, TagRules, TargetPort, TlsRule,
-    TrafficMode, WeightedBackend, Workload,
+    Endpoint, EndpointId, HttpRoute, Name, PortView, Protocol, Reach, RouteKind, RouteName,
+    RouteRule, Service, ServiceAccount, ServiceName, ServicePort, ServiceView, TagRules,
+    TargetPort, TlsRule, TrafficMode, WeightedBackend, Workload,
 };
 
 use super::split;
@@ -18,6 +18,8 @@ use crate::mesh::{Mesh, Touched};
 pub(crate) enum Viewer {
     /// Anybody's: where nothing is strict all clients see the same.
     Anybody,
+    /// Those of the clients of a namespace that has routes of its own for services of others.
+    Consumers(Name),
     /// Those of clients under this account.
     Account(ServiceAccount),
     /// Those of the proxies of gateways, which see what has no sidecar too; under this account
@@ -26,19 +28,37 @@ pub(crate) enum Viewer {
 }
 
 impl Viewer {
+    /// Through whose eyes a client sees services.
     pub(crate) fn of(mesh: &Mesh, client: &Workload) -> Self {
         let account = mesh.has_strict().then(|| client.account.clone());
         match (mesh.gateway_of(client), account) {
             (Some(_), account) => Self::Gateway(account),
             (None, Some(account)) => Self::Account(account),
-            (None, None) => Self::Anybody,
+            (None, None) => Self::Consumers(client.name.namespace.clone()),
+        }
+    }
+
+    /// The same, seeing a service: clients see it alike but where their namespace has routes for it.
+    fn facing(&self, mesh: &Mesh, service: &ServiceName) -> Self {
+        match self {
+            Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => Self::Anybody,
+            _ => self.clone(),
+        }
+    }
+
+    /// The namespace whose routes for services of others decide; the gateway's own do not.
+    fn consumer(&self) -> Option<&Name> {
+        match self {
+            Self::Consumers(namespace) => Some(namespace),
+            Self::Account(account) => Some(&account.namespace),
+            Self::Anybody | Self::Gateway(_) => None,
         }
     }
 
     /// Whose eyes they are, where that makes a difference.
     fn account(&self) -> Option<&ServiceAccount> {
         match self {
-            Self::Anybody => None,
+            Self::Anybody | Self::Consumers(_) => None,
             Self::Account(account) => Some(account),
             Self::Gateway(account) => account.as_ref(),
         }
@@ -59,7 +79,8 @@ impl Viewer {
 pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
     let permitted = Permitted::to(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
-        let (routed, rules) = rules(mesh, &service.name, port.port);
+        let place = (&service.name, port.port);
+        let (routed, rules) = rules(mesh, place, viewer.consumer());
         let tags = mesh.tags().rules_for(&service.name, port.port);
         let view = PortView {
             name: port.name.clone(),
@@ -67,10 +88,10 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             routed,
             rules,
             endpoints: endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
-            tls_rules: tls_rules(mesh, &service.name, port.port),
+            tls_rules: tls_rules(mesh, place, viewer.consumer()),
             treatment: mesh.treatment(&service.name, port.port),
             tags,
-            tcp_rule: split::tcp_rule(mesh, &service.name, port.port),
+            tcp_rule: split::tcp_rule(mesh, place, viewer.consumer()),
         };
         (port.port, view)
     });
@@ -134,6 +155,7 @@ impl Views {
         viewer: &Viewer,
         name: &ServiceName,
     ) -> Option<Arc<ServiceView>> {
+        let viewer = viewer.facing(mesh, name);
         let key = (name.clone(), viewer.clone());
         let Some(service) = mesh.service(name) else {
             self.0.remove(&key);
@@ -144,7 +166,7 @@ impl Views {
             Some(kept) => Some(Arc::clone(&kept.view)),
             None => None,
         };
-        let view = renewed(view(mesh, viewer, service), old);
+        let view = renewed(view(mesh, &viewer, service), old);
         let kept = Kept { view: Arc::clone(&view), stale: false };
         self.0.insert(key, kept);
         Some(view)
@@ -235,11 +257,15 @@ fn may_reach(
 /// backend that does not exist keeps its share: those requests are answered 500. Of two kinds of
 /// routes only the more specific one has a say: a `GRPCRoute` before an `HTTPRoute`. Without any,
 /// splits have.
-fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> (bool, Vec<RouteRule>) {
-    let attached: Vec<&HttpRoute> = mesh.routes().of_port(service, port).collect();
+fn rules(
+    mesh: &Mesh,
+    (service, port): (&ServiceName, u16),
+    consumer: Option<&Name>,
+) -> (bool, Vec<RouteRule>) {
+    let attached: Vec<&HttpRoute> = mesh.routes().of_port(service, port, consumer).collect();
     let kind = attached.iter().map(|route| route.kind).max();
     if kind.is_none() {
-        return (false, split::rules(mesh, service, port));
+        return (false, split::rules(mesh, (service, port), consumer));
     }
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
     let rules = heard.flat_map(|route| route.rules.iter());
@@ -274,8 +300,13 @@ pub(super) fn take_ungranted(
 }
 
 /// The rules for sessions that applications encrypt, in order of route.
-fn tls_rules(mesh: &Mesh, service: &ServiceName, port: u16) -> Vec<TlsRule> {
-    mesh.tls_routes().of_port(service, port).map(|route| route.rule.clone()).collect()
+fn tls_rules(
+    mesh: &Mesh,
+    (service, port): (&ServiceName, u16),
+    consumer: Option<&Name>,
+) -> Vec<TlsRule> {
+    let routes = mesh.tls_routes().of_port(service, port, consumer);
+    routes.map(|route| route.rule.clone()).collect()
 }
 
 /// What the service says; otherwise what its workloads agree on; otherwise it is detected.

@@ -1,7 +1,9 @@
 //! Rules that say of everything at a port where it goes: those of TCP routes, and of splits where
 //! no route is attached.
 
-use leno_model::{ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit};
+use leno_model::{
+    Name, ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit,
+};
 
 use super::service::take_ungranted;
 use crate::mesh::Mesh;
@@ -9,11 +11,15 @@ use crate::mesh::Mesh;
 /// The rules for requests to a port that no `HTTPRoute` or `GRPCRoute` is attached to: that of a
 /// TCP route; or those of splits, first the ones for some requests, by name, then the one for
 /// everything. What no rule is about goes to the service's own endpoints.
-pub(super) fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> Vec<RouteRule> {
-    if let Some(rule) = tcp_route(mesh, service, port) {
+pub(super) fn rules(
+    mesh: &Mesh,
+    (service, port): (&ServiceName, u16),
+    consumer: Option<&Name>,
+) -> Vec<RouteRule> {
+    if let Some(rule) = tcp_route(mesh, (service, port), consumer) {
         return vec![rule.for_requests()];
     }
-    if gateway_route(mesh, service, port).is_some() {
+    if gateway_route(mesh, (service, port), consumer).is_some() {
         return Vec::new();
     }
     let for_some = mesh.splits().of(service).filter(|split| split.groups.is_some());
@@ -23,11 +29,15 @@ pub(super) fn rules(mesh: &Mesh, service: &ServiceName, port: u16) -> Vec<RouteR
 
 /// Where the connections to a port go in which no request is seen: no split for some requests is
 /// about them.
-pub(super) fn tcp_rule(mesh: &Mesh, service: &ServiceName, port: u16) -> Option<TcpRule> {
-    if let Some(rule) = tcp_route(mesh, service, port) {
+pub(super) fn tcp_rule(
+    mesh: &Mesh,
+    (service, port): (&ServiceName, u16),
+    consumer: Option<&Name>,
+) -> Option<TcpRule> {
+    if let Some(rule) = tcp_route(mesh, (service, port), consumer) {
         return Some(rule);
     }
-    if gateway_route(mesh, service, port).is_some() {
+    if gateway_route(mesh, (service, port), consumer).is_some() {
         return None;
     }
     for_everything(mesh, service).map(|split| shares(mesh, split, port))
@@ -38,7 +48,7 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<String> {
     let root = &split.root.service;
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
     let gateway = ports.filter_map(|port| {
-        let route = gateway_route(mesh, root, port.port)?;
+        let route = gateway_route(mesh, (root, port.port), None)?;
         Some(format!("{route} is attached to port {}, and decides there alone", port.port))
     });
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
@@ -55,14 +65,19 @@ pub(crate) fn tcp_rival(
     name: &RouteName,
     (service, port): (&ServiceName, u16),
 ) -> Option<String> {
-    let first = &mesh.gateway_tcp_routes().of_port(service, port).next()?.rule.route;
+    let mut routes = mesh.gateway_tcp_routes().of_port(service, port, Some(&name.namespace));
+    let first = &routes.next()?.rule.route;
     let other = (first != name).then_some(first)?;
     Some(format!("TCPRoute {other} is attached to port {port} too, and comes first by name"))
 }
 
 /// The rule of the first TCP route by name that is attached to a port.
-fn tcp_route(mesh: &Mesh, service: &ServiceName, port: u16) -> Option<TcpRule> {
-    let route = mesh.gateway_tcp_routes().of_port(service, port).next()?;
+fn tcp_route(
+    mesh: &Mesh,
+    (service, port): (&ServiceName, u16),
+    consumer: Option<&Name>,
+) -> Option<TcpRule> {
+    let route = mesh.gateway_tcp_routes().of_port(service, port, consumer).next()?;
     Some(granted(mesh, route.rule.clone()))
 }
 
@@ -72,12 +87,16 @@ fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficS
 }
 
 /// A route of the Gateway API that is attached to a port: beside it splits have no say there.
-fn gateway_route(mesh: &Mesh, service: &ServiceName, port: u16) -> Option<ObjectKey> {
-    let http = mesh.routes().of_port(service, port).max_by_key(|route| route.kind);
+fn gateway_route(
+    mesh: &Mesh,
+    (service, port): (&ServiceName, u16),
+    consumer: Option<&Name>,
+) -> Option<ObjectKey> {
+    let http = mesh.routes().of_port(service, port, consumer).max_by_key(|route| route.kind);
     let http = http.map(|route| route.kind.key(route.name.clone()));
-    let tcp = mesh.gateway_tcp_routes().of_port(service, port);
+    let tcp = mesh.gateway_tcp_routes().of_port(service, port, consumer);
     let mut tcp = tcp.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
-    let tls = mesh.tls_routes().of_port(service, port);
+    let tls = mesh.tls_routes().of_port(service, port, consumer);
     let mut tls = tls.map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
     http.or_else(|| tcp.next()).or_else(|| tls.next())
 }

@@ -5,6 +5,7 @@ mod border;
 mod gateways;
 mod limits;
 mod ports;
+mod routes;
 mod tags;
 
 use std::collections::BTreeSet;
@@ -447,70 +448,6 @@ spec:
     let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service);
     assert_eq!(known, expected.iter().collect::<Vec<_>>());
     assert_eq!(world.absent, BTreeSet::from([service("gone")]));
-}
-
-#[test]
-fn on_a_port_with_both_kinds_of_routes_only_those_of_grpc_decide() {
-    let more = r#"
----
-apiVersion: gateway.networking.k8s.io/v1
-kind: GRPCRoute
-metadata: {name: reviews, namespace: bookinfo}
-spec:
-  parentRefs: [{group: "", kind: Service, name: reviews, port: 9080}]
-  rules: [{matches: [{method: {service: a.B}}], backendRefs: [{name: reviews-v1, port: 9080}]}]
-"#;
-    let rules = |yaml: &str| {
-        let mesh = mesh(yaml);
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        let port = view(&mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
-        assert!(port.routed);
-        port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
-    };
-    assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
-    assert_eq!(rules(&format!("{BOOKINFO}{more}")), ["GRPCRoute"]);
-    let elsewhere =
-        more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
-    assert!(rules(&format!("{BOOKINFO}{elsewhere}")).iter().all(|kind| *kind == "HTTPRoute"));
-}
-
-#[test]
-fn a_backend_in_another_namespace_needs_a_grant_there() {
-    let away = BOOKINFO.replace(
-        "{name: reviews-v2, port: 9080, weight: 10}",
-        "{name: reviews-v2, namespace: away, port: 9080, weight: 10}",
-    );
-    let grant = |kind: &str, to: &str| {
-        format!(
-            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\n\
-             metadata: {{name: g, namespace: away}}\nspec:\n  from: [{{group: \
-             gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
-             to: [{{group: \"\", kind: Service{to}}}]\n"
-        )
-    };
-    let shares = |mesh: &Mesh| {
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        let port = view(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
-        let rule = port.rules.first().unwrap().clone();
-        (rule.backends.len(), rule.actions.ungranted_weight)
-    };
-    assert_eq!(shares(&mesh(&away)), (1, 10));
-    for (kind, to, expected) in [
-        ("HTTPRoute", "", (2, 0)),
-        ("HTTPRoute", ", name: reviews-v2", (2, 0)),
-        ("HTTPRoute", ", name: other", (1, 10)),
-        ("GRPCRoute", "", (1, 10)),
-    ] {
-        let mut mesh = mesh(&away);
-        let given = crate::fixture::objects(&grant(kind, to)).remove(0);
-        let key = given.key();
-        let touched = mesh.apply(leno_model::Change::Upsert(given));
-        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
-        assert_eq!(shares(&mesh), expected, "{kind} {to}");
-        let touched = mesh.apply(leno_model::Change::Remove(key));
-        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
-        assert_eq!(shares(&mesh), (1, 10));
-    }
 }
 
 #[test]

@@ -10,6 +10,9 @@ use super::index::Index;
 
 /// What is attached to services and leads to backends.
 pub(crate) trait Route: PartialEq {
+    /// The namespace that it is of.
+    fn namespace(&self) -> &Name;
+
     /// The services whose traffic it decides.
     fn parents(&self) -> &[RouteParent];
 
@@ -18,6 +21,10 @@ pub(crate) trait Route: PartialEq {
 }
 
 impl Route for HttpRoute {
+    fn namespace(&self) -> &Name {
+        &self.name.namespace
+    }
+
     fn parents(&self) -> &[RouteParent] {
         &self.parents
     }
@@ -30,6 +37,10 @@ impl Route for HttpRoute {
 }
 
 impl Route for TlsRoute {
+    fn namespace(&self) -> &Name {
+        &self.rule.route.namespace
+    }
+
     fn parents(&self) -> &[RouteParent] {
         &self.parents
     }
@@ -40,6 +51,10 @@ impl Route for TlsRoute {
 }
 
 impl Route for GatewayTcpRoute {
+    fn namespace(&self) -> &Name {
+        &self.rule.route.namespace
+    }
+
     fn parents(&self) -> &[RouteParent] {
         &self.parents
     }
@@ -50,6 +65,10 @@ impl Route for GatewayTcpRoute {
 }
 
 impl Route for TrafficSplit {
+    fn namespace(&self) -> &Name {
+        &self.name.namespace
+    }
+
     fn parents(&self) -> &[RouteParent] {
         std::slice::from_ref(&self.root)
     }
@@ -90,12 +109,31 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         names.filter_map(|name| self.routes.get(name))
     }
 
-    /// Those attached to a port.
-    pub(crate) fn of_port(&self, service: &ServiceName, port: u16) -> impl Iterator<Item = &R> {
-        self.of(service).filter(move |route| {
+    /// Those attached to a port that decide for clients of a namespace: the ones of their own
+    /// namespace (consumer routes); where there are none, and where it makes no difference whose
+    /// clients they are, those of the namespace of the service (producer routes).
+    pub(crate) fn of_port(
+        &self,
+        service: &ServiceName,
+        port: u16,
+        consumer: Option<&Name>,
+    ) -> impl Iterator<Item = &R> {
+        let attached = move |route: &&R| {
             let mut parents = route.parents().iter();
             parents.any(|p| p.service == *service && p.port.is_none_or(|number| number == port))
-        })
+        };
+        let consumer = consumer.filter(|name| {
+            **name != service.namespace
+                && self.of(service).filter(attached).any(|route| route.namespace() == *name)
+        });
+        let of = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
+        self.of(service).filter(attached).filter(move |route| *route.namespace() == of)
+    }
+
+    /// Whether one of a namespace is attached to a service of another.
+    pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
+        *namespace != service.namespace
+            && self.of(service).any(|route| route.namespace() == namespace)
     }
 
     /// The services that some route leads from to this one.

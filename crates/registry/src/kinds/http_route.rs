@@ -91,14 +91,6 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
         "use `port` to name one port of the service",
     );
     let service = read_service(&fields, namespace);
-    if let (Some(service), Some(field)) = (&service, fields.find("namespace"))
-        && service.namespace != *namespace
-    {
-        field.refuse(
-            format!("{} is not the route's namespace, {namespace}", field.shown()),
-            "put the route into the namespace of the service",
-        );
-    }
     let port = fields.find("port").map(Field::port);
     Some(RouteParent {
         service: service?,

@@ -9,10 +9,12 @@ impl World<'_> {
         self.lint_parents(&route.parents, lint);
         self.lint_backends(0, &route.rule.backends, lint);
         let name = &route.rule.route;
-        self.lint_grants((route.rule.kind, &name.namespace), (0, &route.rule.backends), lint);
+        let own = (route.rule.kind, &name.namespace, &route.parents[..]);
+        self.lint_grants(own, (0, &route.rule.backends), lint);
         for (index, parent) in route.parents.iter().enumerate() {
             let first = self.gateway_tcp_routes.iter().find(|other| {
                 other.rule.route < *name
+                    && other.rule.route.namespace == name.namespace
                     && other.parents.iter().any(|other| {
                         let ports = other.port.zip(parent.port);
                         other.service == parent.service && ports.is_none_or(|(one, two)| one == two)

@@ -89,8 +89,10 @@ impl World<'_> {
     /// What decides alone on a port of the root, or comes first by name.
     fn lint_split_rivals(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
         let root = &split.root.service;
-        for (key, parents) in &self.attached {
-            if let Some(parent) = parents.iter().find(|parent| parent.service == *root) {
+        for (key, namespace, parents) in &self.attached {
+            // Those of other namespaces decide for clients there only.
+            let mut parents = parents.iter().filter(|_| **namespace == root.namespace);
+            if let Some(parent) = parents.find(|parent| parent.service == *root) {
                 let place = match parent.port {
                     Some(port) => format!("port {port} of it"),
                     None => "it".to_owned(),

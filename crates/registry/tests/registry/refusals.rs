@@ -340,7 +340,6 @@ fn refuses_http_routes_of_other_parents() {
             "{parentRefs: [{kind: Gateway, name: a}]}",
             "{parentRefs: [{group: gateway.networking.k8s.io, kind: Service, name: a}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a, sectionName: http}]}",
-            "{parentRefs: [{group: \"\", kind: Service, name: a, namespace: b}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a, port: 0}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a}, {group: \"\", kind: Service, name: a}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [example.com]}",
@@ -352,7 +351,6 @@ fn refuses_http_routes_of_other_parents() {
             spec.parentRefs[0].kind: "Gateway" is not known here; use `Service`
             spec.parentRefs[0].group: "gateway.networking.k8s.io" is not the group of Service; use ""
             spec.parentRefs[0].sectionName: is not supported; use `port` to name one port of the service
-            spec.parentRefs[0].namespace: "b" is not the route's namespace, default; put the route into the namespace of the service
             spec.parentRefs[0].port: 0 is out of range; use a number from 1 to 65535
             spec.parentRefs[1]: is listed twice; remove one of the two
             spec.hostnames: is not supported: a route of a service is for all its host names; remove it

@@ -1,6 +1,9 @@
 //! What is to be said of custom resources, as things stand.
 
-use leno_model::{Name, Object, ReferenceGrant, RouteKind, ServiceName};
+use leno_model::{
+    GatewayTcpRoute, Name, Object, ReferenceGrant, RouteKind, RouteParent, ServiceName, TcpRule,
+    TlsRoute, TlsRule,
+};
 use serde_json::Value;
 
 use super::{Ledger, Origin};
@@ -124,10 +127,13 @@ impl Ledger {
         let Some(object) = self.customs.said(origin) else {
             return resolved("Unknown", "Pending", "the route is not read".to_owned());
         };
-        for (kind, own, service, port) in backends(object) {
+        let (parents, backends) = backends(object);
+        for (kind, own, service, port) in backends {
             let theirs = &service.namespace;
             let granted = || grants.iter().any(|grant| grant.permits(kind, own, service));
-            if own != theirs && !granted() {
+            // A route may lead back to what it is attached to.
+            let is_parent = parents.iter().any(|parent| parent.service == *service);
+            if own != theirs && !is_parent && !granted() {
                 let message = format!(
                     "no ReferenceGrant in {theirs} permits {service} to {}s of {own}",
                     kind.as_str()
@@ -178,26 +184,26 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
 }
 
 /// The services that a route leads to, with what a grant is asked for.
-fn backends(object: &Object) -> Vec<(RouteKind, &Name, &ServiceName, u16)> {
+fn backends(object: &Object) -> (&[RouteParent], Vec<(RouteKind, &Name, &ServiceName, u16)>) {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
             let all =
                 route.rules.iter().flat_map(|it| it.backends.iter().chain(&it.actions.mirrors));
             let own = &route.name.namespace;
-            all.map(|it| (route.kind, own, &it.service, it.port)).collect()
+            let all = all.map(|it| (route.kind, own, &it.service, it.port));
+            (&route.parents, all.collect())
         }
-        Object::TlsRoute(route) => {
-            let own = &route.rule.route.namespace;
-            let all = route.rule.backends.iter();
-            // Those of other namespaces are refused, so that the kind does not matter.
-            all.map(|it| (RouteKind::Tcp, own, &it.service, it.port)).collect()
+        Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. } })
+        | Object::GatewayTcpRoute(GatewayTcpRoute {
+            parents,
+            rule: TcpRule { route, backends, .. },
+        }) => {
+            // A TLSRoute has none in other namespaces, so that the kind does not matter.
+            let all =
+                backends.iter().map(|it| (RouteKind::Tcp, &route.namespace, &it.service, it.port));
+            (parents, all.collect())
         }
-        Object::GatewayTcpRoute(route) => {
-            let own = &route.rule.route.namespace;
-            let all = route.rule.backends.iter();
-            all.map(|it| (RouteKind::Tcp, own, &it.service, it.port)).collect()
-        }
-        _ => Vec::new(),
+        _ => (&[], Vec::new()),
     }
 }
 

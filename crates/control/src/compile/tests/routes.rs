@@ -1,0 +1,156 @@
+//! Which routes decide at a port, for whom, and where they may lead.
+
+use leno_model::Change;
+
+use super::*;
+use crate::compile::service::view;
+
+#[test]
+fn on_a_port_with_both_kinds_of_routes_only_those_of_grpc_decide() {
+    let more = r#"
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews, port: 9080}]
+  rules: [{matches: [{method: {service: a.B}}], backendRefs: [{name: reviews-v1, port: 9080}]}]
+"#;
+    let rules = |yaml: &str| {
+        let mesh = mesh(yaml);
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        let port = view(&mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        assert!(port.routed);
+        port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
+    };
+    assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
+    assert_eq!(rules(&format!("{BOOKINFO}{more}")), ["GRPCRoute"]);
+    let elsewhere =
+        more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
+    assert!(rules(&format!("{BOOKINFO}{elsewhere}")).iter().all(|kind| *kind == "HTTPRoute"));
+}
+
+#[test]
+fn a_backend_in_another_namespace_needs_a_grant_there() {
+    let away = BOOKINFO.replace(
+        "{name: reviews-v2, port: 9080, weight: 10}",
+        "{name: reviews-v2, namespace: away, port: 9080, weight: 10}",
+    );
+    let grant = |kind: &str, to: &str| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\n\
+             metadata: {{name: g, namespace: away}}\nspec:\n  from: [{{group: \
+             gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
+             to: [{{group: \"\", kind: Service{to}}}]\n"
+        )
+    };
+    let shares = |mesh: &Mesh| {
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        let port = view(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let rule = port.rules.first().unwrap().clone();
+        (rule.backends.len(), rule.actions.ungranted_weight)
+    };
+    assert_eq!(shares(&mesh(&away)), (1, 10));
+    for (kind, to, expected) in [
+        ("HTTPRoute", "", (2, 0)),
+        ("HTTPRoute", ", name: reviews-v2", (2, 0)),
+        ("HTTPRoute", ", name: other", (1, 10)),
+        ("GRPCRoute", "", (1, 10)),
+    ] {
+        let mut mesh = mesh(&away);
+        let given = crate::fixture::objects(&grant(kind, to)).remove(0);
+        let key = given.key();
+        let touched = mesh.apply(Change::Upsert(given));
+        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert_eq!(shares(&mesh), expected, "{kind} {to}");
+        let touched = mesh.apply(Change::Remove(key));
+        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert_eq!(shares(&mesh), (1, 10));
+    }
+}
+
+/// Bookinfo, and a client of another namespace that has a route of its own.
+const CONSUMER: &str = r#"
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: buyer-1, namespace: shop}
+spec: {serviceAccount: buyer}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: mine, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews, namespace: bookinfo}]
+  rules:
+  - backendRefs: [{name: reviews, namespace: bookinfo, port: 9080}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: mine, namespace: elsewhere}
+spec:
+  parentRefs: [{group: "", kind: Service, name: details, namespace: bookinfo}]
+  rules:
+  - backendRefs: [{name: reviews, namespace: bookinfo, port: 9080, weight: 3}]
+"#;
+
+/// The routes that decide for a client, and what of the first rule is not granted.
+fn decides(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) {
+    let (namespace, name) = client.split_once('/').unwrap();
+    let name = leno_model::WorkloadName::new(namespace, name).unwrap();
+    let client = mesh.workload(&name).unwrap();
+    let wanted = BTreeSet::from([service(asked)]);
+    let world = world(mesh, client, &wanted, &mut Views::default());
+    let rules = &world.snapshot.services[&service(asked)].ports[&9080].rules;
+    let ungranted = rules.first().map_or(0, |rule| rule.actions.ungranted_weight);
+    (rules.iter().map(|rule| rule.route.to_string()).collect(), ungranted)
+}
+
+#[test]
+fn routes_of_another_namespace_decide_for_its_own_clients_only() {
+    for strict in [false, true] {
+        let mode = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+                    spec: {trafficMode: audit, namespaces: [{name: bank, trafficMode: strict}]}\n";
+        let mode = if strict { mode } else { "" };
+        let mesh = mesh(&format!("{BOOKINFO}{CONSUMER}{mode}"));
+        assert_eq!(mesh.has_strict(), strict);
+        assert_eq!(decides(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 0));
+        let theirs = (vec!["bookinfo/reviews".to_owned()], 0);
+        assert_eq!(decides(&mesh, "bookinfo/productpage-1", "reviews"), theirs);
+        // No route at all; those of other consumers have no say.
+        assert_eq!(decides(&mesh, "shop/buyer-1", "details"), (Vec::new(), 0));
+        assert_eq!(decides(&mesh, "bookinfo/productpage-1", "details"), (Vec::new(), 0));
+    }
+}
+
+#[test]
+fn a_route_leads_back_to_its_service_ungranted_but_nowhere_else() {
+    let away = CONSUMER.replace(
+        "{name: reviews, namespace: bookinfo, port: 9080}]",
+        "{name: details, namespace: bookinfo, port: 9080, weight: 7}]",
+    );
+    let mesh = mesh(&format!("{BOOKINFO}{away}"));
+    assert_eq!(decides(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 7));
+}
+
+#[test]
+fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
+    let mut mesh = mesh(&format!("{BOOKINFO}{CONSUMER}"));
+    let mut views = Views::default();
+    let buyer = leno_model::WorkloadName::new("shop", "buyer-1").unwrap();
+    let mut see = |mesh: &Mesh, name: &str| {
+        let of = |name: &leno_model::WorkloadName| Viewer::of(mesh, mesh.workload(name).unwrap());
+        let theirs = views.view(mesh, &of(&workload("stranger-1")), &service(name)).unwrap();
+        let own = views.view(mesh, &of(&buyer), &service(name)).unwrap();
+        (theirs, own)
+    };
+    let (theirs, own) = see(&mesh, "details");
+    assert!(Arc::ptr_eq(&theirs, &own), "one view for both");
+    let (theirs, own) = see(&mesh, "reviews");
+    assert_ne!(theirs, own);
+    let mine = crate::fixture::objects(CONSUMER).remove(1);
+    let touched = mesh.apply(Change::Remove(mine.key()));
+    assert_eq!(touched.services, BTreeSet::from([service("reviews")]));
+    let (theirs, own) = see(&mesh, "reviews");
+    assert!(Arc::ptr_eq(&theirs, &own), "the view of producers again");
+}
