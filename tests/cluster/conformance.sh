@@ -14,7 +14,9 @@ cd "$suite"
 case $part in
 mesh)
   features=Mesh,HTTPRoute,GRPCRoute
-  for extended in NamedRouteRule QueryParamMatching RedirectPath RedirectPort RewritePath SchemeRedirect; do
+  features+=,MeshConsumerRoute,MeshClusterIPMatching
+  for extended in BackendRequestHeaderModification NamedRouteRule QueryParamMatching RedirectPath RedirectPort \
+    RewritePath SchemeRedirect; do
     features+=,MeshHTTPRoute$extended
   done
   flags=(-conformance-profiles=MESH-HTTP,MESH-GRPC -namespace-labels=leno.dev/injection=enabled

@@ -157,5 +157,5 @@ pub(crate) fn named(service: &str) -> ServiceName {
 }
 
 fn backend(name: &str) -> WeightedBackend {
-    WeightedBackend { service: named(name), port: 9080, weight: 50 }
+    WeightedBackend::new(named(name), 9080, 50)
 }

@@ -1245,7 +1245,7 @@ pub struct TcpRule {
     #[prost(uint32, tag = "4")]
     pub ungranted_weight: u32,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Backend {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
@@ -1253,6 +1253,10 @@ pub struct Backend {
     pub port: u32,
     #[prost(uint32, tag = "3")]
     pub weight: u32,
+    #[prost(message, optional, tag = "4")]
+    pub request_headers: ::core::option::Option<HeaderEdits>,
+    #[prost(message, optional, tag = "5")]
+    pub response_headers: ::core::option::Option<HeaderEdits>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Endpoint {

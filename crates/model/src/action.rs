@@ -99,6 +99,16 @@ impl HeaderEdits {
     }
 }
 
+/// Edits of the requests that go to one backend of a rule, after those of the rule, and of its
+/// answers, before those of the rule.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct BackendEdits {
+    /// Edits of the headers of requests.
+    pub request_headers: HeaderEdits,
+    /// Edits of the headers of answers.
+    pub response_headers: HeaderEdits,
+}
+
 /// A header.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Header {

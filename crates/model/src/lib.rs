@@ -43,7 +43,8 @@ pub use access_policy::{
     PolicyRule,
 };
 pub use action::{
-    Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme, UrlRewrite,
+    BackendEdits, Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme,
+    UrlRewrite,
 };
 pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};

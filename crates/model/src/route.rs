@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::action::RuleActions;
+use crate::action::{BackendEdits, RuleActions};
 use crate::change::ObjectKey;
 use crate::name::{RouteName, ServiceName};
 
@@ -138,4 +138,14 @@ pub struct WeightedBackend {
     pub port: u16,
     /// Its share, relative to the sum over the rule's backends; 0 takes nothing.
     pub weight: u32,
+    /// What is done to its requests and answers beside what the rule does; usually nothing.
+    pub edits: Option<Box<BackendEdits>>,
+}
+
+impl WeightedBackend {
+    /// A backend whose requests and answers are only edited as the rule says.
+    #[must_use]
+    pub const fn new(service: ServiceName, port: u16, weight: u32) -> Self {
+        Self { service, port, weight, edits: None }
+    }
 }

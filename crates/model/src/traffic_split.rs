@@ -21,10 +21,8 @@ impl TrafficSplit {
     /// Its backends for what comes to one port of the root.
     #[must_use]
     pub fn at(&self, port: u16) -> Vec<WeightedBackend> {
-        let backend = |backend: &SplitBackend| WeightedBackend {
-            service: backend.service.clone(),
-            port,
-            weight: backend.weight,
+        let backend = |backend: &SplitBackend| {
+            WeightedBackend::new(backend.service.clone(), port, backend.weight)
         };
         self.backends.iter().map(backend).collect()
     }

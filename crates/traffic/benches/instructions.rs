@@ -183,10 +183,9 @@ fn canary(path: PathMatch) -> RequestMatch {
 
 /// Nine in ten to one version, the rest to the next.
 fn rule(request: RequestMatch) -> RouteRule {
-    let backend = |(name, weight)| WeightedBackend {
-        service: ServiceName::new("bookinfo", name).expect("a name"),
-        port: 9080,
-        weight,
+    let backend = |(name, weight)| {
+        let service = ServiceName::new("bookinfo", name).expect("a name");
+        WeightedBackend::new(service, 9080, weight)
     };
     RouteRule {
         route: RouteName::new("bookinfo", "shop").expect("a name"),

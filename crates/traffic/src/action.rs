@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use leno_model::{
-    Cors, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions, Scheme,
-    UrlRewrite, WeightedBackend,
+    BackendEdits, Cors, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule,
+    RuleActions, Scheme, UrlRewrite, WeightedBackend,
 };
 
 use crate::matcher::prefix_elements;
@@ -55,6 +55,19 @@ impl CompiledActions {
             rewrite: actions.rewrite.clone(),
             prefix_bytes,
         })
+    }
+
+    /// The same for one backend, with its own edits: of requests after those of the rule, of
+    /// answers before them.
+    #[must_use]
+    pub fn with(&self, edits: &BackendEdits) -> Self {
+        let request = FieldEdits::compile(&edits.request_headers);
+        let response = FieldEdits::compile(&edits.response_headers);
+        Self {
+            request: self.request.then(&request),
+            response: response.then(&self.response),
+            ..self.clone()
+        }
     }
 
     /// Whether requests go nowhere: their answer is a redirection.
@@ -181,6 +194,20 @@ impl FieldEdits {
             }
         }
         Self { remove, lines: lines.into() }
+    }
+
+    /// These edits, and then others of what they leave.
+    fn then(&self, other: &Self) -> Self {
+        let removed = |name: &str| other.remove.iter().any(|removed| **removed == *name);
+        let mut lines = String::new();
+        for (name, value) in self.appended().filter(|(name, _)| !removed(name)) {
+            write!(lines, "{name}: {value}\r\n").expect("a String takes what is written");
+        }
+        lines.push_str(&other.lines);
+        let mut remove: Vec<Box<str>> = self.remove.iter().chain(&other.remove).cloned().collect();
+        remove.sort_unstable();
+        remove.dedup();
+        Self { remove: remove.into(), lines: lines.into() }
     }
 
     /// Whether nothing is edited.

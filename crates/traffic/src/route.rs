@@ -157,6 +157,8 @@ pub struct CompiledRule {
     pub backends: Box<[WeightedBackend]>,
     /// What it does beside; `None` when that is nothing.
     pub actions: Option<Arc<CompiledActions>>,
+    /// The actions for each backend, where one has edits of its own; otherwise empty.
+    own: Box<[Option<Arc<CompiledActions>>]>,
     /// Its place among the rules of its route.
     pub number: usize,
     /// Where its decisions are counted.
@@ -176,19 +178,48 @@ fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
     rules.collect()
 }
 
+/// The actions for each backend, if one of them has edits of its own.
+fn own(
+    backends: &[WeightedBackend],
+    actions: Option<&Arc<CompiledActions>>,
+) -> Box<[Option<Arc<CompiledActions>>]> {
+    if backends.iter().all(|backend| backend.edits.is_none()) {
+        return Box::default();
+    }
+    let own = backends.iter().map(|backend| match &backend.edits {
+        None => actions.cloned(),
+        Some(edits) => {
+            let none = CompiledActions::default();
+            Some(Arc::new(actions.map_or(&none, |actions| actions).with(edits)))
+        }
+    });
+    own.collect()
+}
+
 impl CompiledRule {
     fn new((index, rule): (usize, &RouteRule), number: usize) -> Self {
+        let actions = CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new);
         Self {
             index,
             route: rule.route.clone(),
             kind: rule.kind,
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
-            actions: CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new),
+            own: own(&rule.backends, actions.as_ref()),
+            actions,
             number,
             hits: HitSlot::default(),
             weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>()
                 + u64::from(rule.actions.ungranted_weight),
+        }
+    }
+
+    /// What is done beside choosing this backend; `None` when that is nothing.
+    #[must_use]
+    pub fn actions_at(&self, index: usize) -> Option<&Arc<CompiledActions>> {
+        match self.own.get(index) {
+            None => self.actions.as_ref(),
+            Some(own) => own.as_ref(),
         }
     }
 

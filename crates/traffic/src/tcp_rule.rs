@@ -21,10 +21,8 @@ mod tests {
 
     #[test]
     fn connections_are_shared_out_by_weight() {
-        let backend = |(name, weight): (&str, u32)| WeightedBackend {
-            service: ServiceName::new("shop", name).unwrap(),
-            port: 5432,
-            weight,
+        let backend = |(name, weight): (&str, u32)| {
+            WeightedBackend::new(ServiceName::new("shop", name).unwrap(), 5432, weight)
         };
         let rule = |backends: &[(&str, u32)], ungranted_weight| TcpRule {
             route: "shop/split".parse().unwrap(),

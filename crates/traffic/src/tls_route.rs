@@ -104,10 +104,8 @@ mod tests {
     use super::*;
 
     fn rule(route: &str, hostnames: &[&str], backends: &[(&str, u32)]) -> TlsRule {
-        let backend = |(name, weight): &(&str, u32)| WeightedBackend {
-            service: ServiceName::new("shop", name).unwrap(),
-            port: 443,
-            weight: *weight,
+        let backend = |(name, weight): &(&str, u32)| {
+            WeightedBackend::new(ServiceName::new("shop", name).unwrap(), 443, *weight)
         };
         TlsRule {
             route: format!("shop/{route}").parse().unwrap(),

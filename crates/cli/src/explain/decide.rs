@@ -314,7 +314,7 @@ impl Decision {
     ) -> Result<DecidedBackend, Reason> {
         // A port was found, hence its service; the control plane, which asks too, is not to end over it.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
-        let backend = WeightedBackend { service, port: question.target.port, weight: 1 };
+        let backend = WeightedBackend::new(service, question.target.port, 1);
         Ok(with_port(&backend, 1.0, Some(port), asked))
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use leno_model::{
     FieldMatch, Header, HeaderEdits, OriginPattern, PathEdit, PathMatch, Reason, RequestMatch,
-    RetryRule, RouteKind, RuleActions, ValueMatch,
+    RetryRule, RouteKind, RouteRule, RuleActions, ValueMatch,
 };
 use leno_traffic::Ruling;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     match &decision.route {
         Some(route) => {
             line("route", &told_route(route));
-            for filter in told_actions(&route.rule.actions) {
+            for filter in told_rule(&route.rule) {
                 line("filter", &filter);
             }
         }
@@ -225,6 +225,17 @@ fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
 }
 
 /// What a rule does to requests and answers, a line each.
+fn told_rule(rule: &RouteRule) -> Vec<String> {
+    let mut lines = told_actions(&rule.actions);
+    for backend in &rule.backends {
+        let Some(edits) = &backend.edits else { continue };
+        let request = told_headers("request", &edits.request_headers);
+        let told = request.into_iter().chain(told_headers("response", &edits.response_headers));
+        lines.extend(told.map(|line| format!("for {}: {line}", backend.service)));
+    }
+    lines
+}
+
 fn told_actions(actions: &RuleActions) -> Vec<String> {
     let mut lines = told_headers("request", &actions.request_headers);
     lines.extend(told_headers("response", &actions.response_headers));
@@ -387,7 +398,7 @@ fn json_route(route: &DecidedRoute) -> Value {
         "rule": route.index,
         "match": route.fits,
         "matches": route.rule.matches.get(route.fits).map(told_match),
-        "filters": told_actions(&route.rule.actions),
+        "filters": told_rule(&route.rule),
         "request_timeout_ms": route
             .rule
             .request_timeout

@@ -33,17 +33,13 @@ pub(super) fn from_wire(
     wire: proto::RuleActions,
     matches: &[RequestMatch],
 ) -> Result<RuleActions, Invalid> {
-    let headers = |field, wire: Option<proto::HeaderEdits>| {
-        let edits = wire.map(headers_from_wire).transpose();
-        edits.map(Option::unwrap_or_default).map_err(|invalid: Invalid| invalid.under(field))
-    };
     let redirect = wire.redirect.map(|wire| redirect_from_wire(wire, matches)).transpose();
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let retry = wire.retry.map(|wire| retry_from_wire(&wire)).transpose();
     let cors = wire.cors.map(cors::from_wire).transpose();
     let actions = RuleActions {
-        request_headers: headers("request_headers", wire.request_headers)?,
-        response_headers: headers("response_headers", wire.response_headers)?,
+        request_headers: headers_in("request_headers", wire.request_headers)?,
+        response_headers: headers_in("response_headers", wire.response_headers)?,
         redirect: redirect.map_err(|invalid| invalid.under("redirect"))?,
         rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
         attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
@@ -64,6 +60,9 @@ pub(super) fn from_wire(
 fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
     let mirror = backend_from_wire(wire)?;
     share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
+    if mirror.edits.is_some() {
+        return Err(Invalid::new("request_headers", "must be absent: copies are as the request"));
+    }
     Ok(mirror)
 }
 
@@ -94,7 +93,7 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
+pub(super) fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
     (!edits.is_empty()).then(|| proto::HeaderEdits {
         set: edits.set.iter().map(header_to_wire).collect(),
         add: edits.add.iter().map(header_to_wire).collect(),
@@ -114,6 +113,15 @@ pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
 }
 
 /// Names and values become parts of messages as they stand: what could break one is refused.
+/// Edits in a field; none when it is absent.
+pub(super) fn headers_in(
+    field: &'static str,
+    wire: Option<proto::HeaderEdits>,
+) -> Result<HeaderEdits, Invalid> {
+    let edits = wire.map(headers_from_wire).transpose();
+    edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.under(field))
+}
+
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
     let edits = HeaderEdits {
         set: each("set", wire.set, header_from_wire)?,

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    HostPattern, PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView, TcpRule, TlsRule,
-    WeightedBackend,
+    BackendEdits, HostPattern, PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView,
+    TcpRule, TlsRule, WeightedBackend,
 };
 
+use super::action::{headers_in, headers_to_wire};
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
@@ -166,13 +167,23 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
         service: backend.service.to_string(),
         port: backend.port.into(),
         weight: backend.weight,
+        request_headers: backend.edits.as_ref().and_then(|it| headers_to_wire(&it.request_headers)),
+        response_headers: backend
+            .edits
+            .as_ref()
+            .and_then(|it| headers_to_wire(&it.response_headers)),
     }
 }
 
 pub(super) fn backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+    let edits = BackendEdits {
+        request_headers: headers_in("request_headers", wire.request_headers)?,
+        response_headers: headers_in("response_headers", wire.response_headers)?,
+    };
     Ok(WeightedBackend {
         service: parsed("service", &wire.service)?,
         port: port("port", wire.port)?,
         weight: wire.weight,
+        edits: (edits != BackendEdits::default()).then(|| Box::new(edits)),
     })
 }

@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AnyOf, Cors, Door, Egress, Endpoint, FailureClasses, FailureRate,
-    FieldMatch, Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort, OriginPattern,
-    OutlierRemoval, PathEdit, PathMatch, Plaintext, PortSet, PortView, Protocol, Reach, Redirect,
-    Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule, RouteKind, RouteRule,
-    RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule, ServiceAccount, ServiceName,
-    ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule, TlsRule, Treatment, TrustDomain,
-    UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AnyOf, BackendEdits, Cors, Door, Egress, Endpoint, FailureClasses,
+    FailureRate, FieldMatch, Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort,
+    OriginPattern, OutlierRemoval, PathEdit, PathMatch, Plaintext, PortSet, PortView, Protocol,
+    Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule, RouteKind,
+    RouteRule, RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule, ServiceAccount,
+    ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule, TlsRule, Treatment,
+    TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -355,9 +355,9 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
     )
 }
 
-fn actions() -> impl Strategy<Value = RuleActions> {
+fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
     let header = ("[a-z]{1,9}", "[!-~]{0,9}");
-    let headers = btree_map(header.0, header.1, 0..6).prop_map(|headers| {
+    btree_map(header.0, header.1, 0..6).prop_map(|headers| {
         let headers = headers.into_iter().map(|(name, value)| Header { name, value });
         let headers: Vec<Header> = headers.filter(|it| HeaderEdits::may_edit(&it.name)).collect();
         let (set, rest) = headers.split_at(headers.len() / 3);
@@ -367,7 +367,11 @@ fn actions() -> impl Strategy<Value = RuleActions> {
             add: add.to_vec(),
             remove: remove.iter().map(|header| header.name.clone()).collect(),
         }
-    });
+    })
+}
+
+fn actions() -> impl Strategy<Value = RuleActions> {
+    let headers = header_edits();
     let path = prop::option::of("/[a-z]{0,9}".prop_map(PathEdit::Full));
     let scheme = prop::option::of(prop_oneof![Just(Scheme::Http), Just(Scheme::Https)]);
     let status = prop::sample::select(Redirect::STATUSES.to_vec());
@@ -393,7 +397,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
     let times = (prop::option::of(duration()), prop::option::of(retry), any::<u32>());
     let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
     let mirror =
-        mirror.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight });
+        mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));
     let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(cors()));
     (headers.clone(), headers, either, times, others).prop_map(
         |(request_headers, response_headers, (redirect, rewrite), times, (mirrors, cors))| {
@@ -436,8 +440,16 @@ fn cors() -> impl Strategy<Value = Cors> {
 
 fn service() -> impl Strategy<Value = ServiceView> {
     let backend = || {
-        let backend = (service_name(), 1u16.., any::<u32>());
-        backend.prop_map(|(service, port, weight)| WeightedBackend { service, port, weight })
+        let edits =
+            (header_edits(), header_edits()).prop_map(|(request_headers, response_headers)| {
+                let edits = BackendEdits { request_headers, response_headers };
+                (edits != BackendEdits::default()).then(|| Box::new(edits))
+            });
+        let backend = (service_name(), 1u16.., any::<u32>(), edits);
+        backend.prop_map(|(service, port, weight, edits)| WeightedBackend {
+            edits,
+            ..WeightedBackend::new(service, port, weight)
+        })
     };
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
     let host = (name(), any::<bool>()).prop_map(|(name, exact)| match exact {

@@ -39,12 +39,13 @@ pub(crate) async fn route(
     };
     let view = request.view(aim);
     match listeners.choose(&view, server_name, worker.draw()) {
-        GatewayChoice::Route(RouteChoice::To { rule, backend, .. }) => {
+        GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let backend = (backend, &view);
             let bound = to_backend(session, backend, record).await?;
-            Ok(Bound { timeout: rule.request_timeout, actions: rule.actions.clone(), ..bound })
+            let actions = rule.actions_at(index).cloned();
+            Ok(Bound { timeout: rule.request_timeout, actions, ..bound })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
             hits::route(&worker.shard, rule);

@@ -173,14 +173,14 @@ async fn to_service(
     let view = request.view(aim);
     let (behind, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
         RouteChoice::Direct => (port_plan, None, None),
-        RouteChoice::To { rule, backend, .. } => {
+        RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let behind = scene.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            (behind, rule.request_timeout, rule.actions.clone())
+            (behind, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
             hits::route(&worker.shard, rule);

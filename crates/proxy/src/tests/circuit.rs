@@ -169,7 +169,7 @@ fn a_policy_may_forbid_retries() {
                 route: RouteName::new("bookinfo", "again").unwrap(),
                 kind: leno_model::RouteKind::Http,
                 matches: vec![leno_model::RequestMatch::default()],
-                backends: vec![WeightedBackend { service: service(), port: PORT, weight: 1 }],
+                backends: vec![WeightedBackend::new(service(), PORT, 1)],
                 request_timeout: None,
                 actions: RuleActions { retry: Some(retry), ..RuleActions::default() },
             }];

@@ -14,10 +14,8 @@ use super::fixture::{
 };
 
 pub(super) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
-    let backend = |(name, weight): &(&str, u32)| WeightedBackend {
-        service: ServiceName::new("bookinfo", name).unwrap(),
-        port: PORT,
-        weight: *weight,
+    let backend = |(name, weight): &(&str, u32)| {
+        WeightedBackend::new(ServiceName::new("bookinfo", name).unwrap(), PORT, *weight)
     };
     RouteRule {
         route: RouteName::new("bookinfo", "ratings-route").unwrap(),

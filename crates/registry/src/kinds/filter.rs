@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use leno_model::{
-    Header, HeaderEdits, Name, PathEdit, PathMatch, Redirect, RequestMatch, RuleActions, Scheme,
-    UrlRewrite,
+    BackendEdits, Header, HeaderEdits, Name, PathEdit, PathMatch, Redirect, RequestMatch,
+    RuleActions, Scheme, UrlRewrite,
 };
 
 use super::http_route::literal_path;
@@ -16,6 +16,8 @@ use crate::field::{Field, Fields};
 pub(super) enum Family {
     Http,
     Grpc,
+    /// Not in a rule, but in one of its backends.
+    Backend,
 }
 
 /// Reads `filters` into what a rule does. The matches decide whether a prefix can be replaced.
@@ -63,6 +65,24 @@ pub(super) fn read(
     }
 }
 
+/// Reads `filters` of a backend: edits of headers and nothing else.
+pub(super) fn read_of_backend(backend: &Fields<'_>) -> Option<Box<BackendEdits>> {
+    let mut edits = BackendEdits::default();
+    let mut seen = Vec::new();
+    for filter in backend.find("filters")?.list(FILTERS_MAX)? {
+        let Some((kind, config)) = read_type(&filter, Family::Backend) else { continue };
+        if seen.contains(&kind) {
+            filter.refuse(format!("is a second {}", kind.word()), "join the two");
+        }
+        seen.push(kind);
+        match kind {
+            FilterKind::RequestHeaders => edits.request_headers = read_headers(&config),
+            _ => edits.response_headers = read_headers(&config),
+        }
+    }
+    (edits != BackendEdits::default()).then(|| Box::new(edits))
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FilterKind {
     RequestHeaders,
@@ -108,6 +128,7 @@ impl FilterKind {
                 Self::Cors,
             ],
             Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Mirror],
+            Family::Backend => &[Self::RequestHeaders, Self::ResponseHeaders],
         }
     }
 }

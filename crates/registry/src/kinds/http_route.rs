@@ -149,7 +149,7 @@ pub(super) fn read_backends(
     (namespace, actions): (&Name, &RuleActions),
 ) -> Vec<WeightedBackend> {
     let backends =
-        fields.each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, namespace));
+        fields.each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, namespace));
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so that its requests are answered 500",
@@ -325,18 +325,29 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
     }
 }
 
+/// A backend of connections, of which nothing can be edited.
 pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
+    let fields = element.fields(&["group", "kind", "name", "namespace", "port", "weight"])?;
+    read_weighted(&fields, namespace)
+}
+
+/// A backend of requests.
+fn read_edited_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields =
         element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
-    refuse_other_kinds(&fields, false);
-    fields.unsupported("filters", "is not supported", "remove it");
-    let service = read_service(&fields, namespace);
+    let edits = filter::read_of_backend(&fields);
+    Some(WeightedBackend { edits, ..read_weighted(&fields, namespace)? })
+}
+
+fn read_weighted(fields: &Fields<'_>, namespace: &Name) -> Option<WeightedBackend> {
+    refuse_other_kinds(fields, false);
+    let service = read_service(fields, namespace);
     let port = fields.require("port").and_then(Field::port);
     let weight = match fields.find("weight") {
         Some(field) => field.number(0, WEIGHT_MAX),
         None => Some(1),
     };
-    Some(WeightedBackend { service: service?, port: port?, weight: weight? })
+    Some(WeightedBackend::new(service?, port?, weight?))
 }
 
 /// The limits for the whole exchange and for one attempt.

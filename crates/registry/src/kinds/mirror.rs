@@ -14,7 +14,7 @@ pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBacke
     let service = read_service(&named, namespace);
     let port = named.require("port").and_then(Field::port);
     let weight = share(&fields);
-    Some(WeightedBackend { service: service?, port: port?, weight: weight? })
+    Some(WeightedBackend::new(service?, port?, weight?))
 }
 
 /// The share of requests, in millionths.

@@ -1,7 +1,10 @@
-//! Filters about copies and pages of other origins.
+//! Filters of rules and of backends.
 
 use expect_test::expect;
-use leno_model::{AnyOf, Object, RuleActions};
+use leno_model::{
+    AnyOf, BackendEdits, Header, HeaderEdits, Name, Object, PathEdit, Redirect, RouteRule,
+    RuleActions, Scheme, UrlRewrite,
+};
 use leno_registry::read_str;
 
 fn route(filters: &str, kind: &str) -> String {
@@ -12,14 +15,19 @@ fn route(filters: &str, kind: &str) -> String {
     )
 }
 
-fn actions(filters: &str, kind: &str) -> RuleActions {
-    let (objects, rejected) = read_str("f.yaml", &route(filters, kind));
-    assert_eq!(rejected, [], "{filters}");
+/// The rules of the only route of a text of which nothing is refused.
+fn rules(text: &str) -> Vec<RouteRule> {
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, [], "{text}");
     let route = objects.into_iter().find_map(|(object, _)| match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => Some(route),
         _ => None,
     });
-    route.expect("a route").rules.remove(0).actions
+    route.expect("a route").rules
+}
+
+fn actions(filters: &str, kind: &str) -> RuleActions {
+    rules(&route(filters, kind)).remove(0).actions
 }
 
 fn mirror(more: &str) -> String {
@@ -116,3 +124,93 @@ fn refuses_what_cannot_be_meant() {
         spec.rules[0].filters[0].type: "CORS" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
     "#]].assert_eq(&lines);
 }
+
+#[test]
+fn reads_what_rules_do_to_requests_and_answers() {
+    let rules = rules(FILTERED_ROUTE);
+    let header = |name: &str, value: &str| Header { name: name.into(), value: value.into() };
+    let name = |name| Some(Name::new(name).unwrap());
+    let [edited, rewritten, sent_away, plain] = rules.as_slice() else { panic!("{rules:?}") };
+    let expected = RuleActions {
+        request_headers: HeaderEdits {
+            set: vec![header("x-set", "1")],
+            add: vec![header("x-add", "a, b")],
+            remove: vec!["x-gone".to_owned()],
+        },
+        response_headers: HeaderEdits {
+            set: vec![header("server", "none")],
+            ..HeaderEdits::default()
+        },
+        rewrite: Some(UrlRewrite {
+            hostname: name("inner.example"),
+            path: Some(PathEdit::Full("/all".to_owned())),
+        }),
+        ..RuleActions::default()
+    };
+    assert_eq!(edited.actions, expected);
+    let of_backend: Vec<_> =
+        edited.backends.iter().map(|it| it.edits.as_deref().cloned()).collect();
+    let set = HeaderEdits { set: vec![header("x-beta", "1")], ..HeaderEdits::default() };
+    let remove = HeaderEdits { remove: vec!["server".to_owned()], ..HeaderEdits::default() };
+    let expected = BackendEdits { request_headers: set, response_headers: remove };
+    assert_eq!(of_backend, [None, Some(expected)]);
+    let path = Some(PathEdit::Prefix(String::new()));
+    let expected = RuleActions {
+        rewrite: Some(UrlRewrite { hostname: None, path }),
+        ..RuleActions::default()
+    };
+    assert_eq!(rewritten.actions, expected);
+    let redirect = Redirect {
+        scheme: Some(Scheme::Https),
+        hostname: name("b.example"),
+        path: Some(PathEdit::Prefix("/new".to_owned())),
+        port: Some(8443),
+        status: 308,
+    };
+    assert_eq!(sent_away.actions.redirect, Some(redirect));
+    assert_eq!(sent_away.backends, []);
+    let redirect = plain.actions.redirect.as_ref().unwrap();
+    assert_eq!((redirect.status, redirect.port), (302, None));
+}
+
+/// A route whose rules do something to requests.
+const FILTERED_ROUTE: &str = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: reviews, namespace: bookinfo}
+spec:
+  parentRefs: [{group: "", kind: Service, name: reviews}]
+  rules:
+  - filters:
+    - type: RequestHeaderModifier
+      requestHeaderModifier:
+        set: [{name: X-Set, value: "1"}]
+        add: [{name: X-Add, value: "a, b"}]
+        remove: [X-Gone]
+    - type: ResponseHeaderModifier
+      responseHeaderModifier: {set: [{name: server, value: none}]}
+    - type: URLRewrite
+      urlRewrite: {hostname: inner.example, path: {type: ReplaceFullPath, replaceFullPath: /all}}
+    backendRefs:
+    - {name: reviews-v1, port: 9080}
+    - name: reviews-v2
+      port: 9080
+      filters:
+      - {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-Beta, value: "1"}]}}
+      - {type: ResponseHeaderModifier, responseHeaderModifier: {remove: [server]}}
+  - matches: [{path: {value: /old}}]
+    filters:
+    - type: URLRewrite
+      urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: ""}}
+    backendRefs: [{name: reviews-v1, port: 9080}]
+  - matches: [{path: {value: /gone}}]
+    filters:
+    - type: RequestRedirect
+      requestRedirect:
+        scheme: https
+        hostname: b.example
+        port: 8443
+        statusCode: 308
+        path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}
+  - filters: [{type: RequestRedirect, requestRedirect: {}}]
+"#;

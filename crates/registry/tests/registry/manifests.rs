@@ -4,12 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, Header, HeaderEdits, HttpRoute,
-    HttpRouteGroup, LogForm, MeshConfig, Name, Object, PathEdit, PathMatch, PortSet, Protocol,
-    Redirect, ReferenceGrant, RequestMatch, RetryRule, RouteKind, RouteName, RouteParent,
-    RuleActions, Sampling, Scheme, Service, ServiceAccount, ServiceName, TargetPort, TargetRule,
-    TcpRoute, TrafficMode, TrafficTarget, UrlRewrite, ValueMatch, WeightedBackend, Workload,
-    WorkloadPort,
+    AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, HttpRoute, HttpRouteGroup,
+    LogForm, MeshConfig, Name, Object, PathMatch, PortSet, Protocol, ReferenceGrant, RequestMatch,
+    RetryRule, RouteKind, RouteName, RouteParent, Sampling, Service, ServiceAccount, ServiceName,
+    TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend,
+    Workload, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -308,7 +307,7 @@ fn reads_an_http_route_with_all_its_parts() {
     );
     assert_eq!(first.route, RouteName::new("bookinfo", "reviews").unwrap());
     assert_eq!(first.request_timeout, Some(Duration::from_secs(90)));
-    let backend = |name, weight| WeightedBackend { service: service(name), port: 9080, weight };
+    let backend = |name, weight| WeightedBackend::new(service(name), 9080, weight);
     assert_eq!(first.backends, [backend("reviews-v3", 1)]);
     assert_eq!(second.matches, [RequestMatch::default()]);
     assert_eq!(second.backends, [backend("reviews-v1", 90), backend("reviews-v2", 0)]);
@@ -316,84 +315,6 @@ fn reads_an_http_route_with_all_its_parts() {
     let older = HTTP_ROUTE.replace("k8s.io/v1\n", "k8s.io/v1beta1\n");
     assert_eq!(only!(HttpRoute, &older), route);
 }
-
-#[test]
-fn reads_what_rules_do_to_requests_and_answers() {
-    let route: HttpRoute = only!(HttpRoute, FILTERED_ROUTE);
-    let header = |name: &str, value: &str| Header { name: name.into(), value: value.into() };
-    let name = |name| Some(Name::new(name).unwrap());
-    let [edited, rewritten, sent_away, plain] = route.rules.as_slice() else { panic!("{route:?}") };
-    let expected = RuleActions {
-        request_headers: HeaderEdits {
-            set: vec![header("x-set", "1")],
-            add: vec![header("x-add", "a, b")],
-            remove: vec!["x-gone".to_owned()],
-        },
-        response_headers: HeaderEdits {
-            set: vec![header("server", "none")],
-            ..HeaderEdits::default()
-        },
-        rewrite: Some(UrlRewrite {
-            hostname: name("inner.example"),
-            path: Some(PathEdit::Full("/all".to_owned())),
-        }),
-        ..RuleActions::default()
-    };
-    assert_eq!(edited.actions, expected);
-    let path = Some(PathEdit::Prefix(String::new()));
-    let expected = RuleActions {
-        rewrite: Some(UrlRewrite { hostname: None, path }),
-        ..RuleActions::default()
-    };
-    assert_eq!(rewritten.actions, expected);
-    let redirect = Redirect {
-        scheme: Some(Scheme::Https),
-        hostname: name("b.example"),
-        path: Some(PathEdit::Prefix("/new".to_owned())),
-        port: Some(8443),
-        status: 308,
-    };
-    assert_eq!(sent_away.actions.redirect, Some(redirect));
-    assert_eq!(sent_away.backends, []);
-    let redirect = plain.actions.redirect.as_ref().unwrap();
-    assert_eq!((redirect.status, redirect.port), (302, None));
-}
-
-/// A route whose rules do something to requests.
-const FILTERED_ROUTE: &str = r#"
-apiVersion: gateway.networking.k8s.io/v1
-kind: HTTPRoute
-metadata: {name: reviews, namespace: bookinfo}
-spec:
-  parentRefs: [{group: "", kind: Service, name: reviews}]
-  rules:
-  - filters:
-    - type: RequestHeaderModifier
-      requestHeaderModifier:
-        set: [{name: X-Set, value: "1"}]
-        add: [{name: X-Add, value: "a, b"}]
-        remove: [X-Gone]
-    - type: ResponseHeaderModifier
-      responseHeaderModifier: {set: [{name: server, value: none}]}
-    - type: URLRewrite
-      urlRewrite: {hostname: inner.example, path: {type: ReplaceFullPath, replaceFullPath: /all}}
-    backendRefs: [{name: reviews-v1, port: 9080}]
-  - matches: [{path: {value: /old}}]
-    filters:
-    - type: URLRewrite
-      urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: ""}}
-    backendRefs: [{name: reviews-v1, port: 9080}]
-  - matches: [{path: {value: /gone}}]
-    filters:
-    - type: RequestRedirect
-      requestRedirect:
-        scheme: https
-        hostname: b.example
-        port: 8443
-        statusCode: 308
-        path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}
-  - filters: [{type: RequestRedirect, requestRedirect: {}}]
-"#;
 
 #[test]
 fn reads_retries_and_the_limit_of_an_attempt() {

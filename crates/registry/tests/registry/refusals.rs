@@ -421,7 +421,7 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].backendRefs[0].weight: -1 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 1000001 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
-            spec.rules[0].backendRefs[0].filters: is not supported; remove it
+            spec.rules[0].backendRefs[0].filters[0].type: "URLRewrite" is not known here; use `RequestHeaderModifier` or `ResponseHeaderModifier`
             spec.rules[0].timeouts.request: 5 is a number, not text; write "5" in quotes
             spec.rules[0].timeouts.request: "1.5s" is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.rules[0].timeouts.backendRequest: "2s" is longer than `request`, of which it is a part; lower it, or raise `request`
@@ -513,7 +513,7 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
             spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].sessionPersistence: is not supported; remove it
-            spec.rules[0].backendRefs[0].filters: is not supported; remove it
+            spec.rules[0].backendRefs[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
             spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
     );

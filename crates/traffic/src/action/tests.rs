@@ -119,3 +119,37 @@ fn fields_that_are_set_replace_what_was_received() {
     let after = [pair("x-add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
     assert_eq!(request.applied(&before), after);
 }
+
+#[test]
+fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
+    let edits = |set: &[&str], add: &[&str], remove: &[&str], by: &str| HeaderEdits {
+        set: set.iter().map(|name| header(name, by)).collect(),
+        add: add.iter().map(|name| header(name, by)).collect(),
+        remove: remove.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let of_rule = |by| edits(&["a", "b"], &["c"], &["d"], by);
+    let of_backend = |by| edits(&["a"], &["c", "d"], &["b"], by);
+    let rule = RuleActions {
+        request_headers: of_rule("rule"),
+        response_headers: of_rule("rule"),
+        attempt_timeout: Some(Duration::from_secs(1)),
+        ..RuleActions::default()
+    };
+    let both = BackendEdits {
+        request_headers: of_backend("backend"),
+        response_headers: of_backend("backend"),
+    };
+    let actions = compiled("/", rule).with(&both);
+    assert_eq!(actions.attempt_timeout, Some(Duration::from_secs(1)), "the rest is the rule's");
+    let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));
+    let after = |edits: &FieldEdits| {
+        let mut after = edits.applied(&received);
+        after.sort();
+        after.iter().map(|(name, by)| format!("{name}={by}")).collect::<Vec<_>>().join(" ")
+    };
+    // In two steps it is the same.
+    assert_eq!(after(&actions.request), "a=backend c=backend c=client c=rule d=backend e=client");
+    assert_eq!(after(&actions.response), "a=rule b=rule c=backend c=client c=rule e=client");
+    let alone = CompiledActions::default().with(&both);
+    assert_eq!(after(&alone.request), "a=backend c=backend c=client d=backend d=client e=client");
+}

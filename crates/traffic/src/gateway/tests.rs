@@ -17,11 +17,7 @@ fn rule(route: &str, path: &str) -> RouteRule {
             path: PathMatch::Prefix(path.to_owned()),
             ..RequestMatch::default()
         }],
-        backends: vec![WeightedBackend {
-            service: ServiceName::new("shop", route).unwrap(),
-            port: 80,
-            weight: 1,
-        }],
+        backends: vec![WeightedBackend::new(ServiceName::new("shop", route).unwrap(), 80, 1)],
         request_timeout: None,
         actions: RuleActions::default(),
         kind: RouteKind::Http,

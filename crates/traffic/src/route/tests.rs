@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 
-use leno_model::{FieldMatch, Protocol, ServiceName, ValueMatch};
+use leno_model::{
+    BackendEdits, FieldMatch, Header, HeaderEdits, Protocol, ServiceName, ValueMatch,
+};
 use proptest::prelude::*;
 
 use super::*;
 
 fn backend(name: &str, weight: u32) -> WeightedBackend {
     let service = ServiceName::new("shop", name).unwrap();
-    WeightedBackend { service, port: 80, weight }
+    WeightedBackend::new(service, 80, weight)
 }
 
 fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
@@ -322,4 +324,27 @@ proptest! {
             prop_assert_eq!(found, plainly(&view, &request), "{}", path);
         }
     }
+}
+
+#[test]
+fn what_is_done_beside_depends_on_the_backend_where_one_has_edits_of_its_own() {
+    let set = |value: &str| HeaderEdits {
+        set: vec![Header { name: "x".to_owned(), value: value.to_owned() }],
+        ..HeaderEdits::default()
+    };
+    let edits = BackendEdits { request_headers: set("backend"), ..BackendEdits::default() };
+    let edited = WeightedBackend { edits: Some(Box::new(edits)), ..backend("new", 1) };
+    let lines = |rule: &CompiledRule, index| {
+        rule.actions_at(index).map_or(String::new(), |actions| actions.request.lines.to_string())
+    };
+    let mut given = rule("a", vec![prefix("/")]);
+    given.backends.push(edited);
+    let routes = PortRoutes::compile(&port(vec![given.clone()])).unwrap();
+    let [compiled] = routes.rules() else { panic!("one rule") };
+    assert!(compiled.actions.is_none());
+    assert_eq!([0, 1].map(|index| lines(compiled, index)), ["", "x: backend\r\n"]);
+    given.actions.request_headers = set("rule");
+    let routes = PortRoutes::compile(&port(vec![given])).unwrap();
+    let [compiled] = routes.rules() else { panic!("one rule") };
+    assert_eq!([0, 1].map(|index| lines(compiled, index)), ["x: rule\r\n", "x: backend\r\n"]);
 }

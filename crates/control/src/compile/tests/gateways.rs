@@ -30,7 +30,7 @@ fn cluster() -> Mesh {
 }
 
 fn gateway(backends: &[&str]) -> Gateway {
-    let backend = |name: &&str| WeightedBackend { service: service(name), port: 80, weight: 1 };
+    let backend = |name: &&str| WeightedBackend::new(service(name), 80, 1);
     let rule = RouteRule {
         route: "bookinfo/route".parse().unwrap(),
         matches: vec![RequestMatch::default()],

@@ -8,7 +8,7 @@ use leno_model::{
 use super::*;
 
 fn gateway() -> Gateway {
-    let backend = || WeightedBackend { service: fixture::named("reviews"), port: 80, weight: 1 };
+    let backend = || WeightedBackend::new(fixture::named("reviews"), 80, 1);
     let pattern = |text: &str| Some(text.parse::<HostPattern>().unwrap());
     let rule = RouteRule {
         route: "bookinfo/a".parse().unwrap(),

@@ -120,7 +120,7 @@ pub(super) fn rule(path: &str, backends: Vec<WeightedBackend>) -> RouteRule {
 }
 
 pub(super) fn backend(name: &str) -> Vec<WeightedBackend> {
-    vec![WeightedBackend { service: service(name), port: PORT, weight: 1 }]
+    vec![WeightedBackend::new(service(name), PORT, 1)]
 }
 
 pub(super) fn tcp_rule(backends: Vec<WeightedBackend>) -> TcpRule {
