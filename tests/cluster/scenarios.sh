@@ -4,7 +4,7 @@
 # then without Leno again (nothing of it may be left on the nodes), and at the end by Helm.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-run() { cargo test --locked -p leno-tests --test "$1" -- --ignored --nocapture "${@:2}"; }
+run() { cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
 run api_server --test-threads 2
 run kubernetes --test-threads 4 --skip by_plugin --skip maintenance
 # These trouble everything in the cluster, and have it for themselves.

@@ -4,6 +4,7 @@ mod access;
 mod document;
 mod mesh_config;
 mod rewrite;
+mod sermant;
 mod setting;
 mod split;
 mod terms;
@@ -66,7 +67,9 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
     for (document, fate) in documents.iter().zip(fates) {
         let texts = match fate {
             Fate::Native | Fate::Left(_) => vec![document.text.clone()],
-            Fate::Rewritten(objects) => objects.iter().map(yaml::write).collect(),
+            Fate::Rewritten(objects) | Fate::Nearly(objects, _) => {
+                objects.iter().map(yaml::write).collect()
+            }
             Fate::Dropped(_) | Fate::Lost(_) => Vec::new(),
         };
         match files.last_mut().filter(|(path, _)| *path == document.target) {
@@ -109,6 +112,13 @@ impl Report {
                     rewritten += 1;
                     let names: Vec<String> = objects.iter().map(yaml::name).collect();
                     format!("rewritten: {document} is {}", names.join(" and "))
+                }
+                Fate::Nearly(objects, differences) => {
+                    rewritten += 1;
+                    lost += 1;
+                    let names: Vec<String> = objects.iter().map(yaml::name).collect();
+                    let differences = differences.join("; ");
+                    format!("rewritten: {document} is {}, but: {differences}", names.join(" and "))
                 }
                 Fate::Dropped(why) => {
                     rewritten += 1;

@@ -8,7 +8,8 @@ use leno_registry::read_str;
 use serde_json::Value;
 
 use super::document::{Document, Found};
-use super::{access, mesh_config, setting, split, yaml};
+use super::sermant::Native;
+use super::{access, mesh_config, sermant, setting, split, yaml};
 
 /// What becomes of a document.
 pub(super) enum Fate {
@@ -16,6 +17,8 @@ pub(super) enum Fate {
     Native,
     /// These objects say the same.
     Rewritten(Vec<Value>),
+    /// These say the same but for what the sentences tell.
+    Nearly(Vec<Value>, Vec<&'static str>),
     /// Nothing refers to it any more.
     Dropped(&'static str),
     /// It stays, because no other words mean the same; Leno reads it.
@@ -64,9 +67,15 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
             }
             None => return Fate::Native,
         },
-        Object::SermantRouteRule(_) => {
-            Err("a TagRoute decides otherwise in places: write one by hand".to_owned())
-        }
+        Object::SermantRouteRule(item) => match sermant::native(objects, item) {
+            Ok(Native { objects, differences }) if !differences.is_empty() => {
+                return match readable(&objects) {
+                    Ok(()) => Fate::Nearly(objects, differences),
+                    Err(why) => Fate::Left(why),
+                };
+            }
+            outcome => outcome.map(|native| native.objects),
+        },
         Object::Ingress(_) | Object::Egress(_) => {
             Err("there is no native kind of its meaning: it is read as it stands".to_owned())
         }

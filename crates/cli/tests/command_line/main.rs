@@ -3,8 +3,11 @@
 mod check;
 mod cluster;
 mod explain;
+#[path = "../../../control/tests/tags/group.rs"]
+mod group;
 mod help;
 mod migrate;
+mod migrate_sermant;
 mod mistakes;
 mod run;
 mod seeing;

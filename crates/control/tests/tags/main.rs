@@ -1,4 +1,6 @@
 //! Tag rules from documents to instances.
 
 #[cfg(test)]
+mod group;
+#[cfg(test)]
 mod vectors;

@@ -1,15 +1,7 @@
 //! The vectors of `tests/vectors/tags`: from documents to the instances that take a request, through
 //! reader, mesh, compilation and decision.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::Arc;
-
-use leno_control::snapshot_for;
-use leno_model::{Endpoint, Object, ServiceName, WorkloadName};
-use leno_registry::{Rejected, read_str};
-use leno_traffic::{Chance, Draw, Plans, RequestView, Shares};
-use serde_json::{Value, json};
+use crate::group::{Group, vectors};
 
 #[test]
 fn published_rules_choose_as_the_service_router_does() {
@@ -23,193 +15,13 @@ fn native_rules_choose_as_they_say() {
 
 /// Runs the groups of a file, of which there are at least so many.
 fn run(file: &str, least: usize) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/tags").join(file);
-    let text = std::fs::read_to_string(path).unwrap();
-    let vectors: Value = serde_json::from_str(&text).unwrap();
+    let vectors = vectors(file);
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= least, "{} groups", groups.len());
     let mut wrong = Vec::new();
     for group in groups {
-        wrong.extend(Group { vectors: &vectors, group }.wrong());
+        let group = Group { vectors: &vectors, group };
+        wrong.extend(group.wrong(&group.rules()));
     }
     assert!(wrong.is_empty(), "{} of {file}:\n{}", wrong.len(), wrong.join("\n"));
 }
-
-struct Group<'a> {
-    vectors: &'a Value,
-    group: &'a Value,
-}
-
-impl Group<'_> {
-    /// What differs from the expectations.
-    fn wrong(&self) -> Vec<String> {
-        let name = self.group["name"].as_str().unwrap();
-        let (objects, rejected) = self.objects();
-        let refused = self.group["refused"].as_bool().unwrap_or(false);
-        if refused == rejected.is_empty() {
-            return vec![format!("{name}: rejected: {rejected:?}")];
-        }
-        if refused {
-            return Vec::new();
-        }
-        let service: ServiceName = "shop/orders".parse().unwrap();
-        let caller: WorkloadName = match self.group.get("lane") {
-            Some(entrance) => workload(entrance.as_str().unwrap()),
-            None => workload("caller"),
-        };
-        let snapshot = snapshot_for(&objects, &caller, &[service]).unwrap();
-        let plans = Plans::build(Arc::new(snapshot), None).unwrap();
-        let mut wrong = Vec::new();
-        for case in self.group["cases"].as_array().unwrap() {
-            for expected in case["expect"].as_array().unwrap() {
-                let found = decide(&plans, &case["request"], expected);
-                let draws = expected.get("draws").cloned().unwrap_or_default();
-                if found != without_draws(expected) {
-                    let case = case["name"].as_str().unwrap();
-                    wrong.push(format!("{name}, {case}, {draws}: {found}, not {expected}"));
-                }
-            }
-        }
-        wrong
-    }
-
-    /// The mesh of the group: the fleet behind `orders`, the caller, and the rules.
-    fn objects(&self) -> (Vec<Object>, Vec<Rejected>) {
-        let fleet = match &self.group["fleet"] {
-            Value::String(name) => &self.vectors["fleets"][name],
-            fleet => fleet,
-        };
-        let mut documents = Vec::new();
-        for (name, tags) in fleet.as_object().unwrap() {
-            documents.push(instance(name, "orders", tags));
-        }
-        let caller = &self.group["caller"];
-        // A label beside version and zone would be a parameter.
-        let app = caller["service"].as_str().unwrap_or_default();
-        documents.push(instance("caller", app, &caller["tags"]));
-        for name in ["orders", "web", "other"] {
-            documents.push(service(name));
-        }
-        if let Some(entrance) = self.group.get("lane") {
-            let name = entrance.as_str().unwrap();
-            documents.push(instance(name, name, &json!({})));
-        }
-        let rules = self.group["documents"].as_array().unwrap();
-        documents.extend(rules.iter().enumerate().map(|(index, rules)| document(index, rules)));
-        let text: Vec<String> = documents.iter().map(Value::to_string).collect();
-        let (objects, rejected) = read_str("vectors", &text.join("\n---\n"));
-        (objects.into_iter().map(|(object, _)| object).collect(), rejected)
-    }
-}
-
-fn workload(name: &str) -> WorkloadName {
-    WorkloadName::new("shop", name).unwrap()
-}
-
-fn instance(name: &str, app: &str, tags: &Value) -> Value {
-    let mut labels = tags.as_object().cloned().unwrap_or_default();
-    if !app.is_empty() {
-        labels.insert("app".to_owned(), app.into());
-    }
-    json!({
-        "apiVersion": "leno.dev/v1alpha1",
-        "kind": "Workload",
-        "metadata": {"name": name, "namespace": "shop", "labels": labels},
-        "spec": {"ports": [{"port": PORT, "protocol": "HTTP"}]},
-    })
-}
-
-fn service(name: &str) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "namespace": "shop"},
-        "spec": {"selector": {"app": name}, "ports": [{"port": PORT, "appProtocol": "http"}]},
-    })
-}
-
-/// A native document by its kind; what has a key is an item of a configuration centre.
-fn document(index: usize, rules: &Value) -> Value {
-    let (kind, spec) = match rules.get("key") {
-        Some(key) => {
-            let content = rules["content"].to_string();
-            ("SermantRouteRule", json!({"compat": "sermant", "key": key, "rules": content}))
-        }
-        None => (rules["kind"].as_str().unwrap(), rules["spec"].clone()),
-    };
-    json!({
-        "apiVersion": "leno.dev/v1alpha1",
-        "kind": kind,
-        "metadata": {"name": format!("rules-{index}"), "namespace": "shop"},
-        "spec": spec,
-    })
-}
-
-/// What becomes of a request, in the words of an expectation.
-fn decide(plans: &Plans, request: &Value, expected: &Value) -> Value {
-    let headers: Vec<(String, String)> = request["headers"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
-        .collect();
-    let view = RequestView {
-        method: request["method"].as_str().unwrap_or_default(),
-        path: request["path"].as_str().unwrap_or_default(),
-        query: request["query"].as_str(),
-        authority: "orders",
-        fields: &headers,
-    };
-    let mut draws = Draws(expected.get("draws"));
-    if expected.get("headers").is_some() {
-        let marks = plans.lanes.mark(PORT, &view, &mut draws);
-        let marks: BTreeMap<&str, &str> = marks.missing(&view).collect();
-        return json!({"headers": marks});
-    }
-    let service = plans.service(&"shop/orders".parse().unwrap()).unwrap();
-    let port = &service.ports[&PORT];
-    let endpoints = match &port.tags {
-        None => Some(&port.endpoints),
-        Some(tags) if request.is_null() => tags.without_request(&mut draws).endpoints,
-        Some(tags) => tags.choose(&view, &mut draws).endpoints,
-    };
-    match endpoints {
-        Some(endpoints) => json!({"instances": names(endpoints)}),
-        None => json!({"reason": leno_model::Reason::NoTaggedEndpoint.label()}),
-    }
-}
-
-fn names(endpoints: &[Arc<Endpoint>]) -> BTreeSet<&str> {
-    endpoints.iter().map(|endpoint| endpoint.id.workload.name.as_str()).collect()
-}
-
-fn without_draws(expected: &Value) -> Value {
-    let mut expected = expected.clone();
-    if let Some(object) = expected.as_object_mut() {
-        object.remove("draws");
-        if let Some(instances) = object.get_mut("instances").and_then(Value::as_array_mut) {
-            instances.sort_by_key(ToString::to_string);
-        }
-    }
-    expected
-}
-
-/// The draws of an expectation, from 1 to the total.
-struct Draws<'a>(Option<&'a Value>);
-
-impl Chance for Draws<'_> {
-    fn pick(&mut self, draw: Draw, shares: &Shares) -> usize {
-        let name = match draw {
-            Draw::Route => "route",
-            Draw::Fallback => "fallback",
-            Draw::Caller => "tag",
-            Draw::Lane => "lane",
-        };
-        let drawn = self.0.and_then(|draws| draws[name].as_u64());
-        let drawn = drawn.unwrap_or_else(|| panic!("{name} is drawn, and no draw is given"));
-        assert!((1..=shares.total()).contains(&drawn), "{drawn} of {}", shares.total());
-        shares.at(drawn - 1)
-    }
-}
-
-const PORT: u16 = 8080;

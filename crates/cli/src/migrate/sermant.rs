@@ -1,0 +1,90 @@
+//! Items of Sermant's configuration centre as `TagRoute`s and `Lane`s.
+
+mod native;
+mod write;
+
+use leno_model::{Object, SermantRouteRule, SermantRules, ServiceName, TagRules, TagScope};
+use serde_json::{Value, json};
+
+use self::native::{Differences, lanes, rules};
+use self::write::{lane_rule, otherwise, preference, rule};
+
+/// What says the same in native words, and where it decides otherwise after all.
+pub(super) struct Native {
+    pub(super) objects: Vec<Value>,
+    pub(super) differences: Vec<&'static str>,
+}
+
+/// The same as `TagRoute`s and `Lane`s; otherwise why that would mean something else.
+pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Native, String> {
+    let mut differences = Differences::default();
+    let mut written = Vec::new();
+    for (scope, SermantRules { rules: found, lanes: marks }) in &item.entries {
+        if let Some(other) = rival(objects, item, scope) {
+            return Err(format!("{other} is about the same, and only one of the two counts"));
+        }
+        let name = match (scope, item.entries.len()) {
+            (TagScope::Service(service, _), 2..) => format!("{}-{}", item.name.name, service.name),
+            _ => item.name.name.as_str().to_owned(),
+        };
+        let object = |kind: &str, spec: Value| {
+            json!({
+                "apiVersion": "leno.dev/v1alpha1",
+                "kind": kind,
+                "metadata": {"name": name, "namespace": item.name.namespace.as_str()},
+                "spec": spec,
+            })
+        };
+        let found = rules(found, &mut differences)?;
+        if !found.is_empty() {
+            written.push(object("TagRoute", tag_route(scope, &found)?));
+        }
+        let marks = lanes(marks, &mut differences)?;
+        if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, marks.is_empty()) {
+            let rules: Result<Vec<Value>, String> = marks.iter().map(lane_rule).collect();
+            written.push(object("Lane", json!({"service": name.as_str(), "rules": rules?})));
+        }
+    }
+    if written.is_empty() {
+        return Err("it has no rule that is ever asked".to_owned());
+    }
+    Ok(Native { objects: written, differences: differences.into_sentences() })
+}
+
+fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
+    let mut spec = match scope {
+        TagScope::Service(service, None) => json!({"service": service.name.as_str()}),
+        TagScope::Service(service, Some(port)) => {
+            json!({"service": service.name.as_str(), "port": port})
+        }
+        TagScope::Namespace(_) => json!({"scope": "namespace"}),
+        TagScope::Mesh => json!({"scope": "mesh"}),
+    };
+    if !found.rules.is_empty() {
+        let rules: Result<Vec<Value>, String> = found.rules.iter().map(rule).collect();
+        spec["otherwise"] = otherwise(&found.otherwise);
+        spec["rules"] = rules?.into();
+    }
+    if !found.by_caller.is_empty() {
+        let preferences: Result<Vec<Value>, String> =
+            found.by_caller.iter().map(preference).collect();
+        spec["sameTag"] = preferences?.into();
+    }
+    Ok(spec)
+}
+
+/// Another object about the same service, or about all of them: rules of native objects add up, and of
+/// two items with one key only the first counts.
+fn rival(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
+    objects.iter().find_map(|object| match object {
+        Object::SermantRouteRule(other) if other.name != item.name => {
+            let same = other.entries.iter().any(|(known, _)| known == scope);
+            same.then(|| object.key().to_string())
+        }
+        Object::TagRoute(route) if route.scope == *scope => Some(object.key().to_string()),
+        Object::Lane(lane) if *scope == TagScope::Service(lane.service.clone(), None) => {
+            Some(object.key().to_string())
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,151 @@
+//! Rules of Sermant in the forms that native words have.
+
+use leno_model::{
+    CallerRule, FieldTest, LaneRule, Quorum, Repeated, TagMatch, TagRule, TagRules, TagSet,
+    TagSplit, TagTarget, TagValue, TextRelation, ValueTest, Weights,
+};
+
+/// Where native rules decide otherwise, in cases that hardly occur.
+#[derive(Debug, Default)]
+pub(super) struct Differences {
+    headers: bool,
+    methods: bool,
+    callers: bool,
+}
+
+impl Differences {
+    pub(super) fn into_sentences(self) -> Vec<&'static str> {
+        let headers = "of a header that a request has twice both values count, joined, and not the \
+                       first alone";
+        let methods = "a method in small letters fits no rule any more";
+        let callers =
+            "a caller without the tag has no preference, and not one for those without it";
+        let all = [(self.headers, headers), (self.methods, methods), (self.callers, callers)];
+        all.into_iter().filter(|(differs, _)| *differs).map(|(_, sentence)| sentence).collect()
+    }
+}
+
+/// The same rules in native form; otherwise why there is none.
+pub(super) fn rules(found: &TagRules, differences: &mut Differences) -> Result<TagRules, String> {
+    let mut rules = Vec::new();
+    for rule in &found.rules {
+        for matches in requests(&rule.matches, differences)? {
+            rules.push(TagRule {
+                matches,
+                split: split(&rule.split)?,
+                fallback: split(&rule.fallback)?,
+                ..rule.clone()
+            });
+        }
+    }
+    let by_caller = match found.by_caller.as_slice() {
+        [] => Vec::new(),
+        [rule] => vec![preferred(rule, differences)?],
+        _ => return Err("only the first rule of the kind `tag` that fits is asked".to_owned()),
+    };
+    Ok(TagRules { rules, otherwise: found.otherwise.clone(), by_caller })
+}
+
+/// The same lane in native form.
+pub(super) fn lanes(
+    found: &[LaneRule],
+    differences: &mut Differences,
+) -> Result<Vec<LaneRule>, String> {
+    let mut lanes = Vec::new();
+    for rule in found {
+        if rule.marks.iter().map(|mark| u64::from(mark.percent)).sum::<u64>() > 100 {
+            return Err("the weights of a lane add up to more than 100".to_owned());
+        }
+        for mut matches in requests(&rule.matches, differences)? {
+            let methods: Vec<String> =
+                matches.methods.iter().map(|method| method.to_ascii_uppercase()).collect();
+            differences.methods |= methods != matches.methods;
+            matches.methods = methods;
+            matches.methods.dedup();
+            lanes.push(LaneRule { matches, ..rule.clone() });
+        }
+    }
+    Ok(lanes)
+}
+
+/// What a request must look like: several where one of several tests is enough.
+fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMatch>, String> {
+    if found.stem.is_some() {
+        return Err("its `path` is compared with what stands before the last dot".to_owned());
+    }
+    let tests = found.headers.iter().chain(&found.query).chain(&found.cookies);
+    if tests.clone().any(|it| it.test == ValueTest::Never) {
+        return Err("it has a test that nothing passes".to_owned());
+    }
+    differences.headers |= found.repeated == Repeated::First && !found.headers.is_empty();
+    let plain = TagMatch { quorum: Quorum::All, repeated: Repeated::Joined, ..found.clone() };
+    let plain = TagMatch {
+        headers: found.headers.iter().map(insensitive).collect(),
+        query: found.query.iter().map(insensitive).collect(),
+        ..plain
+    };
+    let each = |test: &FieldTest| TagMatch { headers: vec![test.clone()], ..plain.clone() };
+    let matches = match (found.quorum, plain.headers.len()) {
+        (Quorum::One, 2..) => plain.headers.iter().map(each).collect(),
+        _ => vec![plain],
+    };
+    if matches.iter().any(|it| names_twice(&it.headers) || names_twice(&it.query)) {
+        return Err("it has several conditions for one name".to_owned());
+    }
+    Ok(matches)
+}
+
+/// An expression that looks at small letters alone is one that does not look at case.
+fn insensitive(test: &FieldTest) -> FieldTest {
+    let text = match &test.test {
+        ValueTest::Text { relation: TextRelation::Regex, texts, ignore_case: true } => {
+            ValueTest::Text {
+                relation: TextRelation::Regex,
+                texts: texts.iter().map(|text| format!("(?i:{text})")).collect(),
+                ignore_case: false,
+            }
+        }
+        other => other.clone(),
+    };
+    FieldTest { name: test.name.clone(), test: text }
+}
+
+fn names_twice(tests: &[FieldTest]) -> bool {
+    let mut names: Vec<&str> = tests.iter().map(|test| test.name.as_str()).collect();
+    names.sort_unstable();
+    names.windows(2).any(|pair| matches!(pair, [one, other] if one == other))
+}
+
+/// Shares of the whole to sets that carry one tag each.
+fn split(found: &TagSplit) -> Result<TagSplit, String> {
+    let sum: u64 = found.targets.iter().map(|target| u64::from(target.weight)).sum();
+    if found.weights == Weights::Percent && !found.targets.is_empty() && sum != 100 {
+        return Err(format!("the weights of a split add up to {sum} and not to 100"));
+    }
+    let targets: Result<Vec<TagTarget>, String> = found.targets.iter().map(target).collect();
+    Ok(TagSplit { targets: targets?, weights: Weights::Relative })
+}
+
+fn target(found: &TagTarget) -> Result<TagTarget, String> {
+    let set = match &found.set {
+        TagSet::Any(tags) if tags.len() > 1 => {
+            return Err("an instance is selected that carries one of several tags".to_owned());
+        }
+        TagSet::Any(tags) => TagSet::All(tags.clone()),
+        other => other.clone(),
+    };
+    Ok(TagTarget { weight: found.weight, set })
+}
+
+/// A preference for instances with the caller's own tag.
+fn preferred(found: &CallerRule, differences: &mut Differences) -> Result<CallerRule, String> {
+    let [TagTarget { set: TagSet::Any(tags), .. }] = found.split.targets.as_slice() else {
+        return Err("a rule of the kind `tag` leads to several sets".to_owned());
+    };
+    let is_same = tags.len() == 1 && tags.values().all(|value| *value == TagValue::Callers);
+    if !is_same || !found.from.tags.is_empty() || found.from.service.is_some() {
+        return Err("a rule of the kind `tag` is for some callers, or for given tags".to_owned());
+    }
+    differences.callers = true;
+    Ok(CallerRule { goes_on: true, ..found.clone() })
+}

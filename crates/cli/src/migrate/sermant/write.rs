@@ -1,0 +1,139 @@
+//! Tag rules in the words of `TagRoute` and `Lane`.
+
+use leno_model::{
+    CallerRule, Callers, FieldTest, LaneRule, NumberRelation, Otherwise, PathMatch, TagMatch,
+    TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
+};
+use serde_json::{Map, Value, json};
+
+/// A rule of a `TagRoute`.
+pub(super) fn rule(rule: &TagRule) -> Result<Value, String> {
+    let mut written = json!({
+        "precedence": rule.precedence,
+        "split": split(&rule.split)?,
+        "otherwise": otherwise(&rule.otherwise),
+    });
+    if let Some(from) = callers(&rule.from) {
+        written["from"] = from;
+    }
+    if let Some(matches) = request(&rule.matches)? {
+        written["match"] = matches;
+    }
+    if !rule.fallback.targets.is_empty() {
+        written["fallback"] = split(&rule.fallback)?;
+    }
+    Ok(written)
+}
+
+/// An entry of `sameTag`.
+pub(super) fn preference(rule: &CallerRule) -> Result<Value, String> {
+    let sets = rule.split.targets.iter().map(|target| &target.set);
+    let tags: Vec<&str> = sets.flat_map(TagSet::tags).collect();
+    Ok(json!({"tags": tags, "minPercent": rule.min_percent, "minTotal": rule.min_total}))
+}
+
+/// A rule of a `Lane`.
+pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
+    let marks = rule.marks.iter();
+    let marks = marks.map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
+    let mut written =
+        json!({"precedence": rule.precedence, "marks": marks.collect::<Vec<Value>>()});
+    if let Some(matches) = request(&rule.matches)? {
+        written["match"] = matches;
+    }
+    Ok(written)
+}
+
+/// One word, or several in order.
+pub(super) fn otherwise(words: &[Otherwise]) -> Value {
+    let word = |word: &Otherwise| match word {
+        Otherwise::Any => "any",
+        Otherwise::Default => "default",
+    };
+    match words {
+        [] => json!("fail"),
+        [only] => json!(word(only)),
+        several => several.iter().map(word).collect(),
+    }
+}
+
+fn callers(from: &Callers) -> Option<Value> {
+    let service = from.service.as_ref()?;
+    Some(json!({"service": service.name.as_str(), "namespace": service.namespace.as_str()}))
+}
+
+fn split(split: &TagSplit) -> Result<Value, String> {
+    let target = |target: &TagTarget| match &target.set {
+        TagSet::All(tags) | TagSet::Any(tags) => {
+            let tag = |(name, value): (&String, &TagValue)| match value {
+                TagValue::Is(value) => Ok((name.clone(), json!(value))),
+                TagValue::Callers => Err("a split follows the caller's own tag".to_owned()),
+            };
+            let tags: Result<Map<String, Value>, String> = tags.iter().map(tag).collect();
+            Ok(json!({"weight": target.weight, "tags": tags?}))
+        }
+        TagSet::Default => Ok(json!({"weight": target.weight, "instances": "default"})),
+        TagSet::Every => Ok(json!({"weight": target.weight, "instances": "any"})),
+    };
+    split.targets.iter().map(target).collect()
+}
+
+/// `match`; nothing when every request fits.
+fn request(matches: &TagMatch) -> Result<Option<Value>, String> {
+    let mut written = Map::new();
+    let path = match &matches.path {
+        PathMatch::Any => None,
+        PathMatch::Exact(path) => Some(json!({"exact": path})),
+        PathMatch::Prefix(path) => Some(json!({"prefix": path})),
+        PathMatch::Regex(expression) => Some(json!({"regex": expression})),
+    };
+    written.extend(path.map(|path| ("path".to_owned(), path)));
+    if !matches.methods.is_empty() {
+        written.insert("methods".to_owned(), json!(matches.methods));
+    }
+    let parts =
+        [("headers", &matches.headers), ("query", &matches.query), ("cookies", &matches.cookies)];
+    for (key, found) in parts {
+        if !found.is_empty() {
+            written.insert(key.to_owned(), tests(found)?);
+        }
+    }
+    Ok((!written.is_empty()).then_some(Value::Object(written)))
+}
+
+fn tests(found: &[FieldTest]) -> Result<Value, String> {
+    let one = |it: &FieldTest| Ok((it.name.clone(), test(&it.test)?));
+    let tests: Result<Map<String, Value>, String> = found.iter().map(one).collect();
+    Ok(Value::Object(tests?))
+}
+
+fn test(test: &ValueTest) -> Result<Value, String> {
+    Ok(match test {
+        ValueTest::Present => json!({"present": true}),
+        ValueTest::Absent => json!({"present": false}),
+        ValueTest::Text { relation, texts, ignore_case } => {
+            let first = texts.first().map(String::as_str).unwrap_or_default();
+            let mut written = match relation {
+                TextRelation::Exact => json!({"exact": first}),
+                TextRelation::Prefix => json!({"prefix": first}),
+                TextRelation::Regex => json!({"regex": first}),
+                TextRelation::In => json!({"in": texts}),
+                TextRelation::Not => json!({"not": first}),
+            };
+            if *ignore_case {
+                written["ignoreCase"] = json!(true);
+            }
+            written
+        }
+        ValueTest::Number { relation, bound } => {
+            let relation = match relation {
+                NumberRelation::Above => "above",
+                NumberRelation::AtLeast => "atLeast",
+                NumberRelation::Below => "below",
+                NumberRelation::AtMost => "atMost",
+            };
+            json!({relation: bound})
+        }
+        ValueTest::Never => return Err("it has a test that nothing passes".to_owned()),
+    })
+}

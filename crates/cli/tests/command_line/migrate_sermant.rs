@@ -1,0 +1,52 @@
+//! `leno migrate` of Sermant's rules: the vectors of the service-router hold for what it writes.
+
+use std::collections::BTreeMap;
+
+use expect_test::expect;
+
+use crate::group::{Group, vectors};
+use crate::run::Place;
+
+#[test]
+fn what_is_rewritten_chooses_as_the_service_router_does() {
+    let vectors = vectors("sermant.json");
+    let mut rewritten = 0;
+    let mut wrong = Vec::new();
+    let mut left = BTreeMap::<String, usize>::new();
+    for group in vectors["groups"].as_array().expect("a list") {
+        let group = Group { vectors: &vectors, group };
+        let old = group.rules().join("\n---\n");
+        let place = Place::with(&[("old/rules.yaml", old.as_str())]);
+        let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+        if done.code == Some(1) {
+            continue;
+        }
+        assert!(matches!(done.code, Some(0 | 3)), "{done:?}");
+        let told = done.out.lines().filter_map(|line| line.split_once("): "));
+        for (_, why) in told.filter(|(what, _)| what.starts_with("left")) {
+            *left.entry(why.to_owned()).or_default() += 1;
+        }
+        let new = std::fs::read_to_string(place.path().join("new/rules.yaml")).expect("a file");
+        if !new.contains("SermantRouteRule") {
+            rewritten += 1;
+            wrong.extend(group.wrong(&[new]));
+        }
+    }
+    // The caller has no tag: that is a difference that is told.
+    expect![[r#"T-c, any, null: {"instances":["h1","n1"]}, not {"instances":["n1"]}"#]]
+        .assert_eq(&wrong.join("\n"));
+    expect![[r#"
+        {
+            "a rule of the kind `tag` is for some callers, or for given tags": 12,
+            "a rule of the kind `tag` leads to several sets": 1,
+            "an instance is selected that carries one of several tags": 1,
+            "it has a test that nothing passes": 2,
+            "it has no rule that is ever asked": 5,
+            "its `path` is compared with what stands before the last dot": 2,
+            "the weights of a split add up to 160 and not to 100": 1,
+            "the weights of a split add up to 60 and not to 100": 4,
+        }
+    "#]]
+    .assert_debug_eq(&left);
+    assert!(rewritten >= 30, "{rewritten} groups are rewritten");
+}
