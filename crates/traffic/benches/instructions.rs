@@ -10,18 +10,20 @@
     reason = "what the macros of gungraun write keeps to none of these"
 )]
 
+mod measure;
+
 use std::hint::black_box;
 
-use gungraun::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
-};
+use gungraun::{library_benchmark, library_benchmark_group};
 use leno_model::{
     Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
     RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, Treatment,
     TrustDomain, ValueMatch, WeightedBackend,
 };
 use leno_traffic::route::{PortRoutes, RouteChoice};
-use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, RequestView, pick};
+use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, pick};
+
+use self::measure::{Asked, DRAW, asked, measured};
 
 // Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
 #[library_benchmark]
@@ -75,57 +77,7 @@ library_benchmark_group!(
 
 gungraun::main!(library_benchmark_groups = stations);
 
-/// Fails above 103 % of this.
-fn measured(instructions: u64) -> LibraryBenchmarkConfig {
-    let limit = instructions + instructions * 3 / 100;
-    let mut config = LibraryBenchmarkConfig::default();
-    let mut callgrind = Callgrind::with_args(["--cache-sim=no"]);
-    config.tool(callgrind.hard_limits([(EventKind::Ir, limit)]));
-    config
-}
-
 type Judged = (InboundAccess, ConnectionPermit);
-
-/// What a request says.
-struct Asked {
-    method: &'static str,
-    path: &'static str,
-    fields: Vec<(String, String)>,
-}
-
-impl Asked {
-    fn view(&self) -> RequestView<'_> {
-        RequestView {
-            method: self.method,
-            path: self.path,
-            query: Some("limit=10"),
-            authority: "reviews.bookinfo:9080",
-            fields: &self.fields,
-        }
-    }
-}
-
-fn asked(path: &str) -> Asked {
-    let fields = [
-        ("host", "reviews.bookinfo:9080"),
-        ("user-agent", "python-requests/2.32.3"),
-        ("accept", "application/json"),
-        ("x-canary", "never"),
-    ];
-    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    Asked { method: on_a_page("GET"), path: on_a_page(path), fields: fields.to_vec() }
-}
-
-/// The same text where a page begins: the C library compares what may reach into a next page in
-/// another way, and where a literal comes to lie changes with every build.
-fn on_a_page(text: &str) -> &'static str {
-    #[repr(align(4096))]
-    struct Page([u8; 32]);
-    let Page(page) = Box::leak(Box::new(Page([0; 32])));
-    let (place, _) = page.split_at_mut(text.len());
-    place.copy_from_slice(text.as_bytes());
-    std::str::from_utf8(place).expect("a copy of a text")
-}
 
 /// Twelve prefixes, four of them for a canary as well, three exact paths, and one for the rest.
 fn routes() -> PortRoutes {
@@ -254,6 +206,3 @@ fn endpoints() -> Endpoints {
     let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
     Endpoints(loads.map(|load| (load, load != 9)))
 }
-
-/// Odd, so that its multiples spread over all numbers.
-const DRAW: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -1,8 +1,7 @@
 //! Looking a rule up among many: by what it demands exactly, instead of asking one after another.
 
-use std::collections::BTreeMap;
-
 use leno_model::{PathMatch, Quorum, Repeated, TagMatch};
+use rustc_hash::FxHashMap;
 
 use super::matcher::{TagMatcher, header};
 use super::value::folded_text;
@@ -20,8 +19,8 @@ pub(super) struct Lookup {
 #[derive(Debug, Clone)]
 struct Column {
     key: Key,
-    /// By text, in order.
-    rules: BTreeMap<Box<str>, Vec<usize>>,
+    /// By text, in order. Texts are an operator's: no request can make them meet in one place.
+    rules: FxHashMap<Box<str>, Vec<usize>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +41,7 @@ impl Lookup {
             let column = match columns.iter().position(|column| column.key == key) {
                 Some(found) => found,
                 None if columns.len() < COLUMNS_MAX => {
-                    columns.push(Column { key, rules: BTreeMap::new() });
+                    columns.push(Column { key, rules: FxHashMap::default() });
                     columns.len() - 1
                 }
                 None => {
