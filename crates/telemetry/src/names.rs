@@ -248,6 +248,20 @@ closed_list! {
         /// It was dropped because the collector did not take it.
         SpansRefused ["refused"];
     }
+    "leno_metric_points_total" ["result"]
+    "Points of metrics that were pushed to a collector, by what became of them." {
+        /// The collector took it.
+        PointsExported ["exported"];
+        /// The collector did not take it: what was counted is in the next push.
+        PointsRefused ["refused"];
+    }
+    "leno_log_records_total" ["result"]
+    "Lines of the access log that were sent to a collector, by what became of them." {
+        /// The collector took it.
+        RecordsExported ["exported"];
+        /// It was dropped because the collector did not take it.
+        RecordsRefused ["refused"];
+    }
     "leno_look_ups_total" ["result"]
     "Look-ups of names by the application that were led to the sidecar, by what became of them." {
         /// The mesh knew the name.
@@ -469,7 +483,7 @@ const LABELS: &str = r#"
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `fault` | what was injected: `delay` or `abort` |
-| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
+| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans, points and lines: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `to` | what a circuit became: `open` or `closed` |
 | `kind` | the kind of the object that holds a rule; empty for rules that had no room |
