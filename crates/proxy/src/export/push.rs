@@ -20,7 +20,7 @@ pub(crate) async fn push_metrics(
 ) {
     let mut wanted = courier.world.sights.metrics();
     let mut fate = Fate::of_metrics();
-    loop {
+    'settings: loop {
         let push = wanted.borrow_and_update().clone();
         let Some(push) = push else {
             fate.forget();
@@ -40,13 +40,19 @@ pub(crate) async fn push_metrics(
             tokio::select! {
                 biased;
                 // One that is under way is given up: the last one says more.
-                _ = &mut over => return courier.push(&push, started, &mut fate).await,
-                _ = wanted.changed() => break,
+                _ = &mut over => break,
+                _ = wanted.changed() => continue 'settings,
                 () = next => {}
             }
             // A collector that is slow is not asked more often for it.
             due = (due + push.interval).max(Instant::now());
         }
+        // The settings may have changed in the same moment.
+        let last = wanted.borrow().clone();
+        if let Some(push) = last {
+            courier.push(&push, started, &mut fate).await;
+        }
+        return;
     }
 }
 

@@ -1,5 +1,9 @@
 //! What is exported says what happened, and a collector that is away costs nothing but spans.
 
+mod lines;
+mod pushed;
+mod receiver;
+
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
