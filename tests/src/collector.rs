@@ -1,5 +1,8 @@
-//! A real OpenTelemetry Collector that prints the spans it was sent.
+//! A real OpenTelemetry Collector that prints the spans, metrics and records it was sent.
 
+mod printed;
+
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
@@ -8,6 +11,8 @@ use tempfile::TempDir;
 
 use crate::program::Program;
 use crate::{eventually, free_port, go_program};
+
+pub use printed::{CollectedPoint, CollectedRecord};
 
 /// A running collector.
 pub struct Collector {
@@ -49,8 +54,10 @@ impl Collector {
             "receivers: {{otlp: {{protocols: {{grpc: {{endpoint: '127.0.0.1:{grpc}'}}, \
              http: {{endpoint: '127.0.0.1:{http}'}}}}}}}}\n\
              exporters: {{debug: {{verbosity: detailed}}}}\n\
-             service: {{telemetry: {{metrics: {{level: none}}}}, \
-             pipelines: {{traces: {{receivers: [otlp], exporters: [debug]}}}}}}\n"
+             service: {{telemetry: {{metrics: {{level: none}}}}, pipelines: {{\
+             traces: {{receivers: [otlp], exporters: [debug]}}, \
+             metrics: {{receivers: [otlp], exporters: [debug]}}, \
+             logs: {{receivers: [otlp], exporters: [debug]}}}}}}\n"
         );
         let file = directory.path().join("collector.yaml");
         std::fs::write(&file, configuration).expect("a configuration");
@@ -82,8 +89,26 @@ impl Collector {
     #[must_use]
     pub fn spans_now(&self, trace: &str) -> Vec<CollectedSpan> {
         let printed = self.program.printed();
-        let blocks = printed.split("\nSpan #").skip(1).map(CollectedSpan::of);
-        blocks.filter(|span| span.trace == trace).collect()
+        let resources = printed::resources(&printed, "ResourceSpans #");
+        let blocks = resources.flat_map(|resource| resource.split("\nSpan #").skip(1));
+        blocks.map(CollectedSpan::of).filter(|span| span.trace == trace).collect()
+    }
+
+    /// The newest point of each series of a workload, by its name and labels as `/metrics` writes
+    /// them without those that are empty: `leno_links{side="upstream"}`. What it has printed so far.
+    #[must_use]
+    pub fn points_now(&self, workload: &str) -> BTreeMap<String, CollectedPoint> {
+        let mut points = printed::points(&self.program.printed());
+        points.retain(|point| point.workload == workload);
+        points.into_iter().map(|point| (point.series.clone(), point)).collect()
+    }
+
+    /// The records of a trace that it has printed so far.
+    #[must_use]
+    pub fn records_now(&self, trace: &str) -> Vec<CollectedRecord> {
+        let mut records = printed::records(&self.program.printed());
+        records.retain(|record| record.trace == trace);
+        records
     }
 }
 

@@ -32,7 +32,7 @@ pub mod stream;
 pub use admin_page::AdminPage;
 pub use application::{Answer, Application, Received};
 pub use browser::{Part, Picture, Shown, live_document, live_picture};
-pub use collector::{CollectedSpan, Collector};
+pub use collector::{CollectedPoint, CollectedRecord, CollectedSpan, Collector};
 pub use connection::Connection;
 pub use dialogue::Dialogue;
 pub use driven::Driven;

@@ -13,7 +13,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Taps};
 use leno_model::WorkloadName;
-use leno_telemetry::Form;
+use leno_telemetry::{Form, Names};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -183,7 +183,10 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
         (&Method::GET | &Method::HEAD, path) => match question(path, query) {
-            Some(Question::Metrics(_)) => Question::Metrics(accepted(&request)),
+            Some(Question::Metrics(..)) => match metrics(&request) {
+                Ok(question) => question,
+                Err(problem) => return text(StatusCode::BAD_REQUEST, problem),
+            },
             Some(question) => question,
             None => return text(StatusCode::NOT_FOUND, INDEX.to_owned()),
         },
@@ -211,10 +214,15 @@ pub(crate) async fn answered(questions: &Questions, question: Question) -> Optio
     answer.await.ok()
 }
 
-/// The form of metrics that somebody asks for.
-pub(crate) fn accepted(request: &Request<Incoming>) -> Form {
+/// The metrics that somebody asks for: names of others are in the text format 0.0.4 alone.
+pub(crate) fn metrics(request: &Request<Incoming>) -> Result<Question, String> {
+    let names = Names::asked(request.uri().query().unwrap_or_default())?;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
-    Form::accepted(accept.unwrap_or_default())
+    let form = match names {
+        Some(_) => Form::Prometheus,
+        None => Form::accepted(accept.unwrap_or_default()),
+    };
+    Ok(Question::Metrics(form, names))
 }
 
 /// The question that a path and query stand for.
@@ -227,7 +235,7 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
         "/changes" => Question::Changes,
         "/certificates" => Question::Certificates,
         "/history" => Question::History(subject(query?)?),
-        "/metrics" => Question::Metrics(Form::Prometheus),
+        "/metrics" => Question::Metrics(Form::Prometheus, None),
         "/policies" => Question::Policies,
         "/proxies" => Question::Proxies,
         "/rejected" => Question::Rejected,

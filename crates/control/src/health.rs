@@ -13,10 +13,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{Questions, accepted, ask_owner};
+use crate::admin::{Questions, ask_owner, metrics};
 use crate::answering::{Answering, serve_all, text};
 use crate::control::Control;
-use crate::owner::Question;
 
 /// A listener that anybody may ask: it is there before the control plane is, and says so. Dropping
 /// it closes it.
@@ -94,9 +93,10 @@ impl Answering for Desk {
         match (request.uri().path(), standing) {
             ("/livez", _) => text(StatusCode::OK, "alive\n".to_owned()),
             ("/readyz", Standing::Ready(_)) => text(StatusCode::OK, "ready\n".to_owned()),
-            ("/metrics", Standing::Ready(questions)) => {
-                ask_owner(&questions, Question::Metrics(accepted(&request))).await
-            }
+            ("/metrics", Standing::Ready(questions)) => match metrics(&request) {
+                Ok(question) => ask_owner(&questions, question).await,
+                Err(problem) => text(StatusCode::BAD_REQUEST, problem),
+            },
             ("/readyz" | "/metrics", Standing::Unready(reason)) => {
                 text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
             }

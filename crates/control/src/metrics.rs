@@ -3,19 +3,23 @@
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
-use leno_telemetry::Form;
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
-    APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
+    ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
     CONVERGENCE, DELTA_BYTES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED,
     REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
 };
+use leno_telemetry::{Form, Names};
 
 use crate::report::Report;
 use crate::server::Gauges;
 
-/// Writes all metrics of the control plane.
-pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges, form: Form) -> String {
+/// Writes all metrics of the control plane, and what dashboards of another product ask for.
+pub(crate) fn expose(
+    report: &Report<'_>,
+    gauges: &Gauges,
+    (form, names): (Form, Option<Names>),
+) -> String {
     let status = report.status();
     let tally = report.audience.tally;
     let certifier = report.certifier;
@@ -57,8 +61,33 @@ pub(crate) fn expose(report: &Report<'_>, gauges: &Gauges, form: Form) -> String
     one(&mut page, REPORTS, &report.history.reports);
     one(&mut page, SERIES_FOLDED, &report.history.folded);
     queues(&mut page, report);
+    if let Some(names) = names {
+        aliases(&mut page, names, report);
+    }
     page.out.push_str(form.end());
     page.out
+}
+
+/// What is the same there and here, by its name there.
+fn aliases(page: &mut Page, names: Names, report: &Report<'_>) {
+    for (alias, value) in ALIASES.iter().zip([
+        report.status().proxies as u64,
+        report.certifier.issued,
+        report.queues.updates as u64,
+        1,
+    ]) {
+        let name = format!("{}_{}", names.mesh(), alias.name);
+        let kind = alias.kind.as_str();
+        let header =
+            format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
+        page.out.push_str(&header);
+        match alias.name {
+            "version_info" => {
+                page.line(&format!("{name}{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), &value);
+            }
+            _ => page.line(&name, &value),
+        }
+    }
 }
 
 fn queues(page: &mut Page, report: &Report<'_>) {

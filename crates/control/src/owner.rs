@@ -15,7 +15,7 @@ use leno_discovery::{
 use leno_identity::Peer;
 use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain, Workload, WorkloadName};
 use leno_registry::Update;
-use leno_telemetry::Form;
+use leno_telemetry::{Form, Names};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -105,7 +105,8 @@ pub(crate) enum Question {
     Changes,
     /// What was of one service, route or edge.
     History(Subject),
-    Metrics(Form),
+    /// All that is counted, also in these words.
+    Metrics(Form, Option<Names>),
     /// All that is in force.
     Objects,
     Policies,

@@ -682,6 +682,22 @@ pub struct Sight {
     pub tracing: ::core::option::Option<Tracing>,
     #[prost(message, optional, tag = "2")]
     pub access_log: ::core::option::Option<AccessLog>,
+    #[prost(message, optional, tag = "900")]
+    pub metrics: ::core::option::Option<MetricsPush>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MetricsPush {
+    #[prost(message, optional, tag = "1")]
+    pub otlp: ::core::option::Option<Otlp>,
+    #[prost(uint32, tag = "2")]
+    pub interval_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Otlp {
+    #[prost(enumeration = "CollectorProtocol", tag = "1")]
+    pub protocol: i32,
+    #[prost(string, tag = "2")]
+    pub endpoint: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Tracing {
@@ -704,6 +720,8 @@ pub struct AccessLog {
     pub errors: bool,
     #[prost(string, tag = "3")]
     pub template: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "900")]
+    pub otlp: ::core::option::Option<Otlp>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InboundPolicy {

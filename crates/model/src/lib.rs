@@ -8,6 +8,7 @@ pub mod action;
 pub mod balancing;
 pub mod breaker;
 pub mod change;
+pub mod collector;
 pub mod cors;
 pub mod egress;
 pub mod endpoint;
@@ -49,6 +50,7 @@ pub use action::{
 pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
+pub use collector::{Collector, CollectorProtocol, InvalidEndpoint, Signal};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId};
@@ -86,10 +88,7 @@ pub use service_policy::{
     RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
     ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
 };
-pub use sight::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, InvalidEndpoint, LogForm, Sampling,
-    Sight, Tracing,
-};
+pub use sight::{AccessLog, ContextForm, LogForm, MetricsPush, Sampling, Sight, Tracing};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
 pub use tag::{
     Caller, CallerRule, Callers, FieldTest, Lane, LaneMark, LaneRule, NumberRelation, Otherwise,

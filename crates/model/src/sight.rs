@@ -1,17 +1,20 @@
-//! What operators see of single requests: which are traced and logged, and where that goes.
+//! What operators see: which requests are traced and logged, whether metrics are pushed, and where all that goes.
 
 use std::fmt;
+use std::time::Duration;
 
-use crate::action::Scheme;
+use crate::collector::Collector;
 use crate::log_template::LogTemplate;
 
-/// What operators see of single requests.
+/// What operators see: of single requests, and of what is counted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sight {
     /// Which are traced; none when absent.
     pub tracing: Option<Tracing>,
     /// Which are logged; what each sidecar was started with when absent.
     pub access_log: Option<AccessLog>,
+    /// Whether and where metrics are pushed; they are there to be asked for all the same.
+    pub metrics: Option<MetricsPush>,
 }
 
 /// Which requests are traced, and where their spans go.
@@ -27,6 +30,24 @@ pub struct Tracing {
     pub collector: Collector,
 }
 
+/// Where metrics are pushed, and how often.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MetricsPush {
+    /// Where they go; never one of Zipkin.
+    pub collector: Collector,
+    /// How long after the last push the next one begins.
+    pub interval: Duration,
+}
+
+impl MetricsPush {
+    /// As OpenTelemetry has it for readers that push periodically.
+    pub const INTERVAL: Duration = Duration::from_secs(60);
+    /// More often is not asked of a sidecar.
+    pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
+    /// Collectors take what is silent for longer to be gone.
+    pub const INTERVAL_MAX: Duration = Duration::from_secs(3600);
+}
+
 /// Which requests are logged, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessLog {
@@ -36,6 +57,8 @@ pub struct AccessLog {
     pub errors: bool,
     /// How a line is written.
     pub form: LogForm,
+    /// Where lines go, never one of Zipkin; to the standard output when absent.
+    pub collector: Option<Collector>,
 }
 
 /// How a line of the access log is written.
@@ -51,7 +74,7 @@ impl AccessLog {
     /// Every request, as JSON.
     #[must_use]
     pub fn json() -> Self {
-        Self { sampling: Sampling::ALL, errors: true, form: LogForm::Json }
+        Self { sampling: Sampling::ALL, errors: true, form: LogForm::Json, collector: None }
     }
 }
 
@@ -128,127 +151,7 @@ impl ContextForm {
         &[("w3c", Self::W3c), ("b3", Self::B3), ("b3multi", Self::B3Multi)];
 }
 
-/// Where spans go, and what is spoken there.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Collector {
-    /// What is spoken.
-    pub protocol: CollectorProtocol,
-    /// Whether that is inside TLS.
-    pub scheme: Scheme,
-    /// An address or a name, IPv6 without its brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-    /// The path that is posted to.
-    pub path: String,
-}
-
-/// What a collector speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CollectorProtocol {
-    /// OTLP in HTTP, as protobuf.
-    OtlpHttp,
-    /// OTLP in gRPC.
-    OtlpGrpc,
-    /// JSON of Zipkin's second version.
-    Zipkin,
-}
-
-impl CollectorProtocol {
-    /// Where spans are posted to, unless an endpoint says otherwise.
-    #[must_use]
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::OtlpHttp => "/v1/traces",
-            Self::OtlpGrpc => "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
-            Self::Zipkin => "/api/v2/spans",
-        }
-    }
-}
-
-/// Why an endpoint cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidEndpoint {
-    /// It is no URL of HTTP.
-    #[error("an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
-    Scheme,
-    /// It has no host, or one that none can be.
-    #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
-    Host,
-    /// It has no port.
-    #[error("an endpoint needs a port, such as `:4318`")]
-    Port,
-    /// It has a path where there is none, or one that is none.
-    #[error("a path is of visible characters without `?` and `#`, and gRPC has none")]
-    Path,
-}
-
-impl Collector {
-    /// Reads `http://HOST:PORT[/PATH]`, or the same with `https`.
-    ///
-    /// # Errors
-    /// [`InvalidEndpoint`] for anything else.
-    pub fn parse(protocol: CollectorProtocol, url: &str) -> Result<Self, InvalidEndpoint> {
-        let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
-            (Some(rest), _) => (Scheme::Http, rest),
-            (None, Some(rest)) => (Scheme::Https, rest),
-            (None, None) => return Err(InvalidEndpoint::Scheme),
-        };
-        let slash = rest.find('/').unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(slash);
-        let (host, port) = match authority.strip_prefix('[') {
-            Some(rest) => {
-                let (host, port) = rest.split_once(']').ok_or(InvalidEndpoint::Host)?;
-                let host: std::net::Ipv6Addr = host.parse().map_err(|_| InvalidEndpoint::Host)?;
-                (host.to_string(), port.strip_prefix(':'))
-            }
-            None => match authority.split_once(':') {
-                Some((host, port)) => (host.to_owned(), Some(port)),
-                None => (authority.to_owned(), None),
-            },
-        };
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
-        if host.is_empty() || host.len() > HOST_BYTES_MAX || !host.bytes().all(named) {
-            return Err(InvalidEndpoint::Host);
-        }
-        let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
-        let port: u16 = port.and_then(|port| port.parse().ok()).ok_or(InvalidEndpoint::Port)?;
-        if port == 0 {
-            return Err(InvalidEndpoint::Port);
-        }
-        let visible = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&byte);
-        let path = match (path, protocol) {
-            ("" | "/", _) => protocol.path(),
-            (path, _) if path == protocol.path() => path,
-            (_, CollectorProtocol::OtlpGrpc) => return Err(InvalidEndpoint::Path),
-            (path, _) if path.len() <= PATH_BYTES_MAX && path.bytes().all(visible) => path,
-            _ => return Err(InvalidEndpoint::Path),
-        };
-        Ok(Self { protocol, scheme, host, port, path: path.to_owned() })
-    }
-
-    /// Host and port, as a URL has them.
-    #[must_use]
-    pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
-    }
-}
-
-/// Its URL.
-impl fmt::Display for Collector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}{}", self.scheme.as_str(), self.authority(), self.path)
-    }
-}
-
 const MILLION: u32 = 1_000_000;
-/// As long as names may be in the DNS (RFC 1035 §2.3.4).
-const HOST_BYTES_MAX: usize = 253;
-/// More than collectors have.
-const PATH_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -280,41 +183,5 @@ mod tests {
         assert!(one.takes(u64::MAX / 100 - 1) && !one.takes(u64::MAX / 100 + 1));
         let none = Sampling::of_millionths(0).unwrap();
         assert!(!none.takes(0) && Sampling::ALL.takes(u64::MAX));
-    }
-
-    #[test]
-    fn endpoints_are_read_and_what_is_wrong_is_named() {
-        use CollectorProtocol::{OtlpGrpc, OtlpHttp, Zipkin};
-        for (protocol, text, shown) in [
-            (OtlpHttp, "http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
-            (OtlpHttp, "http://c.example:80/a/b", "http://c.example:80/a/b"),
-            (Zipkin, "http://[::1]:9411/", "http://[::1]:9411/api/v2/spans"),
-            (OtlpHttp, "https://c.example:4318", "https://c.example:4318/v1/traces"),
-        ] {
-            let collector = Collector::parse(protocol, text).unwrap();
-            assert_eq!(collector.to_string(), shown);
-            assert_eq!(Collector::parse(protocol, shown), Ok(collector));
-        }
-        let grpc = Collector::parse(OtlpGrpc, "http://localhost:4317").unwrap();
-        assert_eq!(Collector::parse(OtlpGrpc, &grpc.to_string()), Ok(grpc));
-        for (text, error) in [
-            ("httpss://c:4318", InvalidEndpoint::Scheme),
-            ("https://c", InvalidEndpoint::Port),
-            ("c:4318", InvalidEndpoint::Scheme),
-            ("http://:4318", InvalidEndpoint::Host),
-            ("http://u@c:4318", InvalidEndpoint::Host),
-            ("http://[c]:4318", InvalidEndpoint::Host),
-            ("http://c", InvalidEndpoint::Port),
-            ("http://c:0", InvalidEndpoint::Port),
-            ("http://c:+1", InvalidEndpoint::Port),
-            ("http://c:99999", InvalidEndpoint::Port),
-            ("http://c:1/a", InvalidEndpoint::Path),
-        ] {
-            assert_eq!(Collector::parse(OtlpGrpc, text), Err(error), "{text}");
-        }
-        for path in ["/a b", "/a?b", "/a\r\nx: y", "/\u{e9}"] {
-            let url = format!("http://c:1{path}");
-            assert_eq!(Collector::parse(OtlpHttp, &url), Err(InvalidEndpoint::Path), "{path}");
-        }
     }
 }

@@ -1,5 +1,6 @@
-//! The access log: what was seen of requests, written as lines by the control thread.
+//! The access log: what was seen of requests, written as lines or sent to a collector by the control thread.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{AccessLog, LogForm, LogPart, Reason};
@@ -8,23 +9,30 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 
+use crate::export::{self, Courier, Fate};
 use crate::seen::Seen;
-use crate::world::World;
 
-/// Writes lines to standard output until all data threads are gone. A reader that is too slow
-/// costs lines, which are counted, and never time on the data path.
-pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, world: Arc<World>) {
+/// Writes lines to standard output, or sends them to a collector, until all data threads are gone. A
+/// reader that is too slow costs lines, which are counted, and never time on the data path.
+pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Courier>) {
     use tokio::io::AsyncWriteExt;
     let mut out = tokio::io::stdout();
     let mut batch = Vec::new();
     let mut text = String::new();
+    let mut fate = Fate::of_lines();
     while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        text.clear();
         // Whatever the log is now, these lines were wanted.
-        let log = world.sights.view().and_then(|view| view.log().cloned());
-        let form = log.unwrap_or_else(AccessLog::json).form;
+        let log = courier.world().sights.view().and_then(|view| view.log().cloned());
+        let log = log.unwrap_or_else(AccessLog::json);
+        if let Some(collector) = &log.collector {
+            export::gather(&mut lines, &mut batch).await;
+            courier.deliver_lines((collector, &log.form), &batch, &mut fate).await;
+            batch.clear();
+            continue;
+        }
+        text.clear();
         for seen in batch.drain(..) {
-            line(&seen, &form, &mut text);
+            line(&seen, &log.form, &mut text);
         }
         let written = async {
             out.write_all(text.as_bytes()).await?;
@@ -38,12 +46,26 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, world: Arc<World
 
 /// Appends one line.
 pub(crate) fn line(seen: &Seen, form: &LogForm, out: &mut String) {
+    with_entry(seen, |entry| match form {
+        LogForm::Json => write_json(entry, out),
+        LogForm::Template(template) => {
+            let parts = template.parts().iter().map(|part| match part {
+                LogPart::Text(text) => Part::Text(text),
+                LogPart::Field(name) => Part::Field(name),
+            });
+            write_fields(entry, parts, out);
+        }
+    });
+}
+
+/// What is told of a request, in the words of the log.
+pub(crate) fn with_entry<T>(seen: &Seen, told: impl FnOnce(&Entry<'_>) -> T) -> T {
     let Seen { labels, outcome, .. } = seen;
     let started = OffsetDateTime::from(seen.began()).format(&Rfc3339).unwrap_or_default();
     let policy = seen.policy.as_ref().map(ToString::to_string).unwrap_or_default();
     let trace_id = seen.span.map(|span| span.trace.to_string()).unwrap_or_default();
     let span_id = seen.span.map(|span| span.id.to_string()).unwrap_or_default();
-    let entry = Entry {
+    told(&Entry {
         start_time: &started,
         direction: labels.direction,
         method: &seen.method,
@@ -72,17 +94,7 @@ pub(crate) fn line(seen: &Seen, form: &LogForm, out: &mut String) {
         server_name: "",
         trace_id: &trace_id,
         span_id: &span_id,
-    };
-    match form {
-        LogForm::Json => write_json(&entry, out),
-        LogForm::Template(template) => {
-            let parts = template.parts().iter().map(|part| match part {
-                LogPart::Text(text) => Part::Text(text),
-                LogPart::Field(name) => Part::Field(name),
-            });
-            write_fields(&entry, parts, out);
-        }
-    }
+    })
 }
 
 /// Lines written at once.

@@ -100,17 +100,14 @@ async fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Byt
 /// All metrics, in the form that is asked for.
 pub(crate) async fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut out = String::new();
-    // Whoever scrapes may add what it likes.
-    let pairs = request.uri().query().unwrap_or_default().split('&');
-    if let Some(named) = pairs.rev().find_map(|pair| pair.strip_prefix("names=")) {
-        let Some((_, names)) = Names::ALL.iter().find(|(word, _)| *word == named) else {
-            let problem =
-                format!("`names={named}` is not known here: use names=osm or names=fsm\n");
-            return text(StatusCode::BAD_REQUEST, problem);
-        };
+    let names = match Names::asked(request.uri().query().unwrap_or_default()) {
+        Ok(names) => names,
+        Err(problem) => return text(StatusCode::BAD_REQUEST, problem),
+    };
+    if let Some(names) = names {
         let workload = &admin.config.workload;
         let workload = (workload.namespace.as_str(), workload.name.as_str());
-        admin.telemetry.expose_as(*names, workload, &mut out);
+        admin.telemetry.expose_as(names, workload, &mut out);
         out.push_str(&of_application(admin).await);
         return typed(StatusCode::OK, Form::Prometheus.content_type(), out);
     }

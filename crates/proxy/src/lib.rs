@@ -70,7 +70,7 @@ use std::time::{Instant, SystemTime};
 use leno_discovery::Request;
 use leno_telemetry::Telemetry;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
 pub use application_metrics::ApplicationMetrics;
@@ -85,14 +85,14 @@ pub use probes::{Probes, ProbesError};
 use crate::admin::{Admin, Scraping};
 use crate::connections::Connections;
 use crate::drain::Phase;
-use crate::export::Exporter;
+use crate::export::Courier;
 use crate::follow::Follower;
 use crate::health::Health;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
 use crate::removed::RemovedEndpoints;
-use crate::seen::Outlets;
+use crate::seen::{Intakes, Outlets, Seen};
 use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
 use crate::world::{Want, World};
@@ -219,8 +219,7 @@ impl Proxy {
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
             was_open: false.into(),
         };
-        let exporter = Exporter::new(self.config.clone(), world.clone(), telemetry.shard());
-        let logged = world.clone();
+        let courier = Courier::new(self.config.clone(), world.clone(), telemetry.shard());
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
         let told = (telemetry, world);
         let follower = Follower::new(self.config.clone(), told, self.state.clone(), page, seed(0));
@@ -231,13 +230,13 @@ impl Proxy {
             tasks.spawn_local(health.serve(listener));
         }
         tasks.spawn_local(admin::serve(self.admin, admin));
-        let lines = tasks.spawn_local(access_log::write(intakes.log, logged));
-        let telling = [lines, tasks.spawn_local(exporter.run(intakes.spans))];
+        let Intakes { log, spans, taps } = intakes;
+        let (over, telling) = tell(&tasks, courier, (log, spans));
         let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(keep(follower.clone()));
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
-        tasks.spawn_local(tapped::tell(intakes.taps, requests.clone()));
+        tasks.spawn_local(tapped::tell(taps, requests.clone()));
         let expired = tasks.run_until(is_expired(stop, &follower.expired)).await;
         tracing::info!("draining");
         // A successor reads what is on disk as soon as it may have the directory.
@@ -251,6 +250,7 @@ impl Proxy {
         phase.send_replace(Phase::Draining);
         tasks.run_until(join(threads)).await;
         // What was seen last is told too; nobody else is left who could add to it.
+        drop(over);
         tasks.run_until(tokio::time::timeout(TELL_MAX, finished(telling))).await.ok();
         match expired {
             true => Err(StartError::Expired),
@@ -278,8 +278,26 @@ async fn is_expired(stop: impl Future<Output = ()>, expired: &Notify) -> bool {
     }
 }
 
+/// Starts what tells what was seen and counted. It ends when the data threads are gone, which
+/// for metrics is when what is returned first is dropped.
+fn tell(
+    tasks: &LocalSet,
+    courier: Courier,
+    (log, spans): (mpsc::Receiver<Arc<Seen>>, mpsc::Receiver<Arc<Seen>>),
+) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
+    let courier = Rc::new(courier);
+    let (over, ended) = oneshot::channel();
+    let since = (SystemTime::now(), seed(0));
+    let telling = [
+        tasks.spawn_local(access_log::write(log, courier.clone())),
+        tasks.spawn_local(export::export_spans(courier.clone(), spans)),
+        tasks.spawn_local(export::push_metrics(courier, since, ended)),
+    ];
+    (over, telling)
+}
+
 /// Waits until all that was seen has been told.
-async fn finished(telling: [tokio::task::JoinHandle<()>; 2]) {
+async fn finished(telling: [tokio::task::JoinHandle<()>; 3]) {
     for task in telling {
         task.await.ok();
     }

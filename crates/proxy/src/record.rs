@@ -128,7 +128,7 @@ impl Drop for Record<'_> {
         if let Some(sighting) = &self.sighting {
             if let Some(span) = sighting.span.filter(|span| span.is_sampled) {
                 let taken = (outcome.duration, SystemTime::now());
-                worker.shard.exemplify(series.id, span.trace, taken);
+                worker.shard.exemplify(series.id, (span.trace, span.id), taken);
             }
             let (retries, audited) = (self.retries, self.audited);
             let (labels, downstream) = (&series.labels, self.session.peer);

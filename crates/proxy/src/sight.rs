@@ -1,19 +1,22 @@
-//! What operators see of single requests now: one pointer that changes seldom and is read often.
+//! What operators see now: one pointer that changes seldom and is read often.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use leno_model::{AccessLog, Sight, Tap, Tracing};
+use leno_model::{AccessLog, MetricsPush, Sight, Tap, Tracing};
+use tokio::sync::watch;
 
 use crate::tapped::OpenTap;
 
-/// What operators see of single requests, shared by all threads of a proxy.
+/// What operators see, shared by all threads of a proxy.
 #[derive(Debug, Default)]
 pub(crate) struct Sights {
     current: ArcSwap<View>,
     /// Counts changes: threads keep what they saw last until this says otherwise.
     version: AtomicU64,
+    /// Where metrics are pushed: no data thread needs to know.
+    metrics: watch::Sender<Option<MetricsPush>>,
 }
 
 /// What operators see now.
@@ -60,8 +63,18 @@ impl Sights {
         (!view.is_blind()).then(|| View::clone(&view))
     }
 
+    /// Where metrics are pushed, now and later.
+    pub(crate) fn metrics(&self) -> watch::Receiver<Option<MetricsPush>> {
+        self.metrics.subscribe()
+    }
+
     /// The control plane says what is seen.
     pub(crate) fn say(&self, sight: &Sight) {
+        self.metrics.send_if_modified(|metrics| {
+            let changes = *metrics != sight.metrics;
+            metrics.clone_from(&sight.metrics);
+            changes
+        });
         let known = self.current.load();
         if known.sight != *sight {
             self.change(&known, |view| view.sight.clone_from(sight));
@@ -106,12 +119,12 @@ mod tests {
     fn what_a_sidecar_was_started_with_stands_above_what_it_is_told() {
         let sights = Sights::default();
         assert!(sights.view().is_none() && sights.version() == 0);
-        sights.say(&Sight { access_log: Some(AccessLog::json()), tracing: None });
+        sights.say(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });
         assert_eq!(sights.view().unwrap().log(), Some(&AccessLog::json()));
         sights.log(None);
         assert!(sights.view().is_none());
         let before = sights.version();
-        sights.say(&Sight { access_log: Some(AccessLog::json()), tracing: None });
+        sights.say(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });
         assert_eq!(sights.version(), before, "nothing changed");
         sights.say(&Sight::default());
         sights.log(Some(AccessLog::json()));

@@ -66,6 +66,19 @@ pub struct Entry<'a> {
     pub span_id: &'a str,
 }
 
+/// The value of a field that is there, for whoever does not write lines.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LogValue<'a> {
+    /// Cut to [`TEXT_BYTES_MAX`], without escapes.
+    Text(&'a str),
+    /// A count, or a status.
+    Number(u64),
+    /// How long, in milliseconds.
+    Milliseconds(f64),
+    /// Of a socket.
+    Address(SocketAddr),
+}
+
 /// The value of a field.
 enum Value<'a> {
     Text(&'a str),
@@ -75,6 +88,22 @@ enum Value<'a> {
 }
 
 impl<'a> Entry<'a> {
+    /// The fields that are not absent, in their order.
+    pub fn present(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
+        self.fields().into_iter().filter_map(|(name, value)| {
+            let value = match value {
+                Value::Text("") | Value::Duration(None) | Value::Address(None) => return None,
+                Value::Text(text) => LogValue::Text(cut(text)),
+                Value::Number(number) => LogValue::Number(number),
+                Value::Duration(Some(duration)) => {
+                    LogValue::Milliseconds(duration.as_micros() as f64 / 1e3)
+                }
+                Value::Address(Some(address)) => LogValue::Address(address),
+            };
+            Some((name, value))
+        })
+    }
+
     /// The fields of a line in their order, by the names that OSM's access log has for them.
     fn fields(&self) -> [(&'static str, Value<'a>); 28] {
         use Value::{Address, Duration, Number, Text};
@@ -190,8 +219,7 @@ impl Line<'_> {
 
     /// RFC 8259, section 7: quotes, backslashes and controls are escaped.
     fn escaped(&mut self, text: &str) {
-        let cut = text.floor_char_boundary(TEXT_BYTES_MAX);
-        for character in text[..cut].chars() {
+        for character in cut(text).chars() {
             match character {
                 '"' => self.out.push_str("\\\""),
                 '\\' => self.out.push_str("\\\\"),
@@ -211,6 +239,10 @@ impl Line<'_> {
         // Writing to a `String` cannot fail.
         self.out.write_fmt(text).unwrap_or_default();
     }
+}
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }
 
 fn without_query(path: &str) -> &str {

@@ -3,14 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::trace::TraceId;
+use crate::trace::{SpanId, TraceId};
 
 /// A request that stands for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Exemplar {
-    pub(crate) trace: TraceId,
-    pub(crate) duration: Duration,
-    pub(crate) ended: SystemTime,
+pub struct Exemplar {
+    /// The trace that it is a part of.
+    pub trace: TraceId,
+    /// Its span there.
+    pub span: SpanId,
+    /// How long it took.
+    pub duration: Duration,
+    /// When it ended.
+    pub ended: SystemTime,
 }
 
 /// The last exemplar of a bucket: one thread writes it, others may read meanwhile. A reader that
@@ -20,6 +25,7 @@ pub(crate) struct ExemplarCell {
     /// Odd while it is written.
     version: AtomicU64,
     trace: [AtomicU64; 2],
+    span: AtomicU64,
     duration_us: AtomicU64,
     ended_us: AtomicU64,
 }
@@ -33,6 +39,7 @@ impl ExemplarCell {
         let trace = exemplar.trace.0.get();
         self.trace[0].store((trace >> 64) as u64, Ordering::Relaxed);
         self.trace[1].store(trace as u64, Ordering::Relaxed);
+        self.span.store(exemplar.span.0.get(), Ordering::Relaxed);
         self.duration_us.store(microseconds(exemplar.duration), Ordering::Relaxed);
         let since = exemplar.ended.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.ended_us.store(microseconds(since), Ordering::Relaxed);
@@ -43,13 +50,16 @@ impl ExemplarCell {
     pub(crate) fn read(&self) -> Option<Exemplar> {
         let before = self.version.load(Ordering::Acquire);
         let [high, low] = [0, 1].map(|half: usize| self.trace[half].load(Ordering::Relaxed));
+        let span = self.span.load(Ordering::Relaxed);
         let duration = Duration::from_micros(self.duration_us.load(Ordering::Relaxed));
         let ended = Duration::from_micros(self.ended_us.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let after = self.version.load(Ordering::Relaxed);
         let trace = std::num::NonZeroU128::new(u128::from(high) << 64 | u128::from(low))?;
+        let span = SpanId(std::num::NonZeroU64::new(span)?);
         let is_whole = before == after && before.is_multiple_of(2);
-        is_whole.then_some(Exemplar { trace: TraceId(trace), duration, ended: UNIX_EPOCH + ended })
+        let ended = UNIX_EPOCH + ended;
+        is_whole.then_some(Exemplar { trace: TraceId(trace), span, duration, ended })
     }
 }
 
@@ -59,7 +69,7 @@ fn microseconds(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU128;
+    use std::num::{NonZeroU64, NonZeroU128};
     use std::sync::Arc;
 
     use super::*;
@@ -68,6 +78,7 @@ mod tests {
         let trace = u128::from(number) << 64 | u128::from(number);
         Exemplar {
             trace: TraceId(NonZeroU128::new(trace).unwrap()),
+            span: SpanId(NonZeroU64::new(number).unwrap()),
             duration: Duration::from_micros(number),
             ended: UNIX_EPOCH + Duration::from_micros(number),
         }

@@ -66,6 +66,10 @@ pub fn render() -> String {
         out.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {means} |\n"));
     }
     out.push_str(ALIASES_END);
+    for control::ControlAlias { name, means, .. } in control::ALIASES {
+        out.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {means} |\n"));
+    }
+    out.push_str(CONTROL_ALIASES_END);
     out
 }
 
@@ -247,6 +251,20 @@ closed_list! {
         SpansOverflowed ["overflowed"];
         /// It was dropped because the collector did not take it.
         SpansRefused ["refused"];
+    }
+    "leno_metric_points_total" ["result"]
+    "Points of metrics that were pushed to a collector, by what became of them." {
+        /// The collector took it.
+        PointsExported ["exported"];
+        /// The collector did not take it: what was counted is in the next push.
+        PointsRefused ["refused"];
+    }
+    "leno_log_records_total" ["result"]
+    "Lines of the access log that were sent to a collector, by what became of them." {
+        /// The collector took it.
+        RecordsExported ["exported"];
+        /// It was dropped because the collector did not take it.
+        RecordsRefused ["refused"];
     }
     "leno_look_ups_total" ["result"]
     "Look-ups of names by the application that were led to the sidecar, by what became of them." {
@@ -432,7 +450,8 @@ What sidecars and the control plane expose, in the Prometheus text format 0.0.4,
 
 ## A sidecar
 
-At `/metrics` of its admin page, and of `--health`.
+At `/metrics` of its admin page, and of `--health`; and, where the mesh is set so, [pushed to a collector](tracing.md#metrics-by-otlp)
+of OpenTelemetry.
 
 With `--application-metrics PORT/PATH` it reads those of the application each time and tells them
 behind its own: one scrape for both, which needs no way around mutual TLS. They are in the text
@@ -469,7 +488,7 @@ const LABELS: &str = r#"
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `fault` | what was injected: `delay` or `abort` |
-| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
+| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans, points and lines: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `to` | what a circuit became: `open` or `closed` |
 | `kind` | the kind of the object that holds a rule; empty for rules that had no room |
@@ -528,8 +547,18 @@ const ALIASES_END: &str = "\
 
 The labels `source_namespace`, `source_name` and `source_pod` name the workload, `destination_namespace` and
 `destination_name` the service; for OSM `-` in them is `_`, as OSM has it. Not there, since a sidecar does not know them:
-`source_kind`, `destination_kind`, `destination_pod`; the causes of back-offs between retries; what was destroyed with requests under
-way; and the control plane's own `osm_…` and `fsm_…`, for which [its metrics](#the-control-plane) stand.
+`source_kind`, `destination_kind`, `destination_pod`; the causes of back-offs between retries; and what was destroyed with requests
+under way.
+
+The control plane tells these of its own, on request in the same way (the control plane of osm-edge has the names of OSM):
+
+| OSM, osm-edge | FSM | here |
+|---|---|---|
+";
+
+const CONTROL_ALIASES_END: &str = "
+Its other names are not there: they count what is not done here (broadcasts, requests of xDS, reconciliations, feature flags),
+or by what is not told here (kinds of events, each proxy's own answers, codes of errors). [Its metrics](#the-control-plane) stand for them.
 ";
 
 #[cfg(test)]

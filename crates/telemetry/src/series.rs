@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::cell::{Cell, cells};
 use crate::exemplar::{Exemplar, ExemplarCell};
-use crate::exposition::{BUCKETS, bucket};
 use crate::grpc::{CODES, GrpcStatus};
 use crate::histogram::{Histogram, HistogramCells};
+use crate::reading::{BUCKETS, bucket};
 use crate::status::{CLASSES, StatusClass};
 use crate::tally::{Ending, Tally};
 

@@ -12,7 +12,7 @@ use crate::series::{Outcome, RequestLabels, SeriesCells, SeriesId};
 use crate::status::StatusClass;
 use crate::tally::Ending;
 use crate::telemetry::{ShardCells, Telemetry};
-use crate::trace::TraceId;
+use crate::trace::{SpanId, TraceId};
 
 /// What one thread counts. It may move to another thread, but two can never share it, so that
 /// counting is a load and a store. What it counted outlives it.
@@ -70,18 +70,18 @@ impl Shard {
         }
     }
 
-    /// Notes a request that can be looked up by its trace, as an example of how long they take; the
+    /// Notes a request that can be looked up by its trace and span, as an example of how long they take; the
     /// series as in [`record`](Self::record).
     pub fn exemplify(
         &self,
         series: SeriesId,
-        trace: TraceId,
+        (trace, span): (TraceId, SpanId),
         (duration, ended): (Duration, SystemTime),
     ) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
-            cells.exemplify(&Exemplar { trace, duration, ended });
+            cells.exemplify(&Exemplar { trace, span, duration, ended });
         }
     }
 

@@ -1,5 +1,6 @@
 //! Traces through real sidecars, at a real collector: what is told, and when it is not.
 
+mod pushed;
 mod zipkin;
 
 use std::net::{Ipv4Addr, SocketAddr};

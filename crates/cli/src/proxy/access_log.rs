@@ -55,6 +55,8 @@ impl AccessLogArgs {
                 sampling: sampling.unwrap_or(Sampling::ALL),
                 errors: true,
                 form: template.clone().map_or(LogForm::Json, LogForm::Template),
+                // What a sidecar was started with is for whoever started it.
+                collector: None,
             })),
         }
     }

@@ -53,8 +53,8 @@ impl Owner {
         let report = self.report(now);
         let at = now.clock.duration_since(self.began);
         let json = match question {
-            Question::Metrics(form) => {
-                let page = crate::metrics::expose(&report, &self.gauges, form);
+            Question::Metrics(form, names) => {
+                let page = crate::metrics::expose(&report, &self.gauges, (form, names));
                 return Answer::Metrics(form, page);
             }
             Question::Objects => return Answer::Objects(self.mesh.explained()),

@@ -423,6 +423,21 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         let exposed: Vec<String> = exposed.map(str::to_owned).collect();
         let documented = METRICS.iter().map(|metric| format!("{} {}", metric.name, metric.help));
         assert_eq!(exposed, documented.collect::<Vec<_>>());
+        for (names, prefix) in [("osm", "osm"), ("fsm", "fsm")] {
+            let path = format!("/metrics?names={names}");
+            let (_, metrics) = admin::ask(&socket, "GET", &path).await.unwrap();
+            for line in [
+                format!("{prefix}_proxy_connect_count 1"),
+                format!("{prefix}_cert_issued_count 1"),
+                format!("{prefix}_events_queued 0"),
+                format!("{prefix}_version_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
+                "leno_control_proxies 1".to_owned(),
+            ] {
+                assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+            }
+        }
+        let (status, problem) = admin::ask(&socket, "GET", "/metrics?names=istio").await.unwrap();
+        assert!(status == 400 && problem.contains("use names=osm or names=fsm"), "{problem}");
         for path in ["/routes", "/policies"] {
             assert_eq!(shop.ask::<Vec<serde_json::Value>>(path).await.len(), 0, "{path}");
         }

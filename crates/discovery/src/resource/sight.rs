@@ -1,8 +1,10 @@
-//! What operators see of single requests, as it travels.
+//! What operators see, as it travels.
+
+use std::time::Duration;
 
 use leno_model::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, Sampling, Sight,
-    Tracing,
+    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, MetricsPush,
+    Sampling, Sight, Signal, Tracing,
 };
 
 use super::field::Invalid;
@@ -12,7 +14,8 @@ use crate::proto;
 pub(super) fn to_wire(sight: &Sight) -> Option<proto::Sight> {
     let tracing = sight.tracing.as_ref().map(tracing_to_wire);
     let access_log = sight.access_log.as_ref().map(access_log_to_wire);
-    let wire = proto::Sight { tracing, access_log };
+    let metrics = sight.metrics.as_ref().map(metrics_to_wire);
+    let wire = proto::Sight { tracing, access_log, metrics };
     (*sight != Sight::default()).then_some(wire)
 }
 
@@ -20,9 +23,11 @@ pub(super) fn from_wire(wire: Option<proto::Sight>) -> Result<Sight, Invalid> {
     let Some(wire) = wire else { return Ok(Sight::default()) };
     let tracing = wire.tracing.map(tracing_from_wire).transpose();
     let access_log = wire.access_log.map(access_log_from_wire).transpose();
+    let metrics = wire.metrics.map(metrics_from_wire).transpose();
     Ok(Sight {
         tracing: tracing.map_err(|invalid| invalid.under("tracing"))?,
         access_log: access_log.map_err(|invalid| invalid.under("access_log"))?,
+        metrics: metrics.map_err(|invalid| invalid.under("metrics"))?,
     })
 }
 
@@ -32,16 +37,11 @@ fn tracing_to_wire(tracing: &Tracing) -> proto::Tracing {
         ContextForm::B3 => proto::ContextForm::B3,
         ContextForm::B3Multi => proto::ContextForm::B3Multi,
     };
-    let protocol = match tracing.collector.protocol {
-        CollectorProtocol::OtlpHttp => proto::CollectorProtocol::OtlpHttp,
-        CollectorProtocol::OtlpGrpc => proto::CollectorProtocol::OtlpGrpc,
-        CollectorProtocol::Zipkin => proto::CollectorProtocol::Zipkin,
-    };
     proto::Tracing {
         sampling: tracing.sampling.millionths(),
         errors: tracing.errors,
         begins: begins.into(),
-        protocol: protocol.into(),
+        protocol: protocol_to_wire(tracing.collector.protocol).into(),
         endpoint: tracing.collector.to_string(),
     }
 }
@@ -55,21 +55,65 @@ fn tracing_from_wire(wire: proto::Tracing) -> Result<Tracing, Invalid> {
             return Err(unknown("begins", wire.begins));
         }
     };
-    let protocol = match proto::CollectorProtocol::try_from(wire.protocol) {
-        Ok(proto::CollectorProtocol::OtlpHttp) => CollectorProtocol::OtlpHttp,
-        Ok(proto::CollectorProtocol::OtlpGrpc) => CollectorProtocol::OtlpGrpc,
-        Ok(proto::CollectorProtocol::Zipkin) => CollectorProtocol::Zipkin,
-        Ok(proto::CollectorProtocol::Unspecified) | Err(_) => {
-            return Err(unknown("protocol", wire.protocol));
-        }
-    };
-    let collector = Collector::parse(protocol, &wire.endpoint);
+    let protocol = protocol_from_wire(wire.protocol)?;
+    let collector = Collector::parse(Signal::Traces, protocol, &wire.endpoint);
     Ok(Tracing {
         sampling: sampling(wire.sampling)?,
         errors: wire.errors,
         begins,
         collector: collector.map_err(|error| Invalid::new("endpoint", error))?,
     })
+}
+
+fn metrics_to_wire(metrics: &MetricsPush) -> proto::MetricsPush {
+    proto::MetricsPush {
+        otlp: Some(otlp_to_wire(&metrics.collector)),
+        interval_ms: u32::try_from(metrics.interval.as_millis()).unwrap_or(u32::MAX),
+    }
+}
+
+fn metrics_from_wire(wire: proto::MetricsPush) -> Result<MetricsPush, Invalid> {
+    let otlp = wire.otlp.ok_or_else(|| Invalid::new("otlp", "it is absent"))?;
+    let interval = Duration::from_millis(wire.interval_ms.into());
+    if !(MetricsPush::INTERVAL_MIN..=MetricsPush::INTERVAL_MAX).contains(&interval) {
+        return Err(Invalid::new("interval_ms", format!("{interval:?} is out of range")));
+    }
+    let collector = otlp_from_wire(&otlp, Signal::Metrics);
+    Ok(MetricsPush { collector: collector.map_err(|invalid| invalid.under("otlp"))?, interval })
+}
+
+fn otlp_to_wire(collector: &Collector) -> proto::Otlp {
+    proto::Otlp {
+        protocol: protocol_to_wire(collector.protocol).into(),
+        endpoint: collector.to_string(),
+    }
+}
+
+fn otlp_from_wire(wire: &proto::Otlp, signal: Signal) -> Result<Collector, Invalid> {
+    let protocol = match protocol_from_wire(wire.protocol)? {
+        // Zipkin knows spans and nothing else.
+        CollectorProtocol::Zipkin => return Err(unknown("protocol", wire.protocol)),
+        protocol => protocol,
+    };
+    let collector = Collector::parse(signal, protocol, &wire.endpoint);
+    collector.map_err(|error| Invalid::new("endpoint", error))
+}
+
+fn protocol_to_wire(protocol: CollectorProtocol) -> proto::CollectorProtocol {
+    match protocol {
+        CollectorProtocol::OtlpHttp => proto::CollectorProtocol::OtlpHttp,
+        CollectorProtocol::OtlpGrpc => proto::CollectorProtocol::OtlpGrpc,
+        CollectorProtocol::Zipkin => proto::CollectorProtocol::Zipkin,
+    }
+}
+
+fn protocol_from_wire(number: i32) -> Result<CollectorProtocol, Invalid> {
+    match proto::CollectorProtocol::try_from(number) {
+        Ok(proto::CollectorProtocol::OtlpHttp) => Ok(CollectorProtocol::OtlpHttp),
+        Ok(proto::CollectorProtocol::OtlpGrpc) => Ok(CollectorProtocol::OtlpGrpc),
+        Ok(proto::CollectorProtocol::Zipkin) => Ok(CollectorProtocol::Zipkin),
+        Ok(proto::CollectorProtocol::Unspecified) | Err(_) => Err(unknown("protocol", number)),
+    }
 }
 
 fn access_log_to_wire(log: &AccessLog) -> proto::AccessLog {
@@ -80,6 +124,7 @@ fn access_log_to_wire(log: &AccessLog) -> proto::AccessLog {
             LogForm::Json => String::new(),
             LogForm::Template(template) => template.to_string(),
         },
+        otlp: log.collector.as_ref().map(otlp_to_wire),
     }
 }
 
@@ -90,7 +135,13 @@ fn access_log_from_wire(wire: proto::AccessLog) -> Result<AccessLog, Invalid> {
             LogTemplate::parse(text).map_err(|error| Invalid::new("template", error))?,
         ),
     };
-    Ok(AccessLog { sampling: sampling(wire.sampling)?, errors: wire.errors, form })
+    let collector = wire.otlp.map(|otlp| otlp_from_wire(&otlp, Signal::Logs)).transpose();
+    Ok(AccessLog {
+        sampling: sampling(wire.sampling)?,
+        errors: wire.errors,
+        form,
+        collector: collector.map_err(|invalid| invalid.under("otlp"))?,
+    })
 }
 
 fn sampling(millionths: u32) -> Result<Sampling, Invalid> {

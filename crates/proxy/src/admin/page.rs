@@ -64,6 +64,8 @@ pub(super) fn world(admin: &Admin) -> Value {
         "plaintext": plan.plaintext.as_str(),
         "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing(admin),
+        "access_log": access_log(admin),
+        "metrics": metrics(admin),
         "taps": taps(admin),
         "certificate": certificate(admin),
     })
@@ -233,6 +235,27 @@ fn tracing(admin: &Admin) -> Value {
         "errors": tracing.errors,
         "collector": tracing.collector.to_string(),
     })
+}
+
+/// Where lines go, if not to the standard output.
+fn access_log(admin: &Admin) -> Value {
+    let view = admin.world.sights.view();
+    let Some(log) = view.as_ref().and_then(|view| view.log()) else {
+        return Value::Null;
+    };
+    json!({
+        "sampling": log.sampling.to_string(),
+        "errors": log.errors,
+        "collector": log.collector.as_ref().map(ToString::to_string),
+    })
+}
+
+fn metrics(admin: &Admin) -> Value {
+    let Some(push) = admin.world.sights.metrics().borrow().clone() else {
+        return Value::Null;
+    };
+    let interval = format!("{:?}", push.interval);
+    json!({ "collector": push.collector.to_string(), "interval": interval })
 }
 
 fn certificate(admin: &Admin) -> Value {

@@ -1,7 +1,9 @@
 //! One post to a collector: a request of HTTP/1.1, or a unary call of gRPC.
 
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HOST, HeaderMap, TE};
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER, TE};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper_util::rt::TokioIo;
@@ -18,14 +20,20 @@ use crate::dial::{dial, over};
 pub(super) struct Parcel {
     pub(super) kind: &'static str,
     pub(super) bytes: Vec<u8>,
+    /// How many spans, points or records are in it.
+    pub(super) count: u64,
+}
+
+impl Parcel {
+    /// A request of OTLP.
+    pub(super) fn otlp((bytes, count): (Vec<u8>, u64)) -> Self {
+        Self { kind: "application/x-protobuf", bytes, count }
+    }
 }
 
 /// Why a collector did not take a parcel.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failed {
-    /// Nobody traces any more.
-    #[error("tracing was turned off")]
-    Off,
     /// It cannot be reached.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
@@ -39,30 +47,40 @@ pub(super) enum Failed {
     #[error("the roots to verify the collector by cannot be read: {0}")]
     Roots(String),
     /// It does not speak what it should.
-    #[error("the collector does not speak the protocol that `spec.tracing.export` says: {0}")]
+    #[error(
+        "the collector does not speak the protocol that its `export` in the MeshConfig says: {0}"
+    )]
     Protocol(String),
-    /// It answered with this status of HTTP.
+    /// It answered with this status of HTTP, and may have said how long to wait.
     #[error("the collector answered with status {0}: {1}")]
-    Status(u16, String),
+    Status(u16, String, Option<Duration>),
     /// It answered with this status of gRPC.
     #[error("the collector answered with status {0} of gRPC: {1}")]
     Grpc(String, String),
 }
 
 impl Failed {
+    /// How long it asks to be left alone.
+    pub(super) fn after(&self) -> Option<Duration> {
+        match self {
+            Self::Status(_, _, after) => *after,
+            _ => None,
+        }
+    }
+
     /// Whether the same may be taken a moment later.
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(..) | Self::Late => true,
             // OTLP's specification, "Retryable Response Codes".
-            Self::Status(status, _) => matches!(status, 429 | 502 | 503 | 504),
+            Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
             Self::Grpc(status, _) => matches!(status.as_str(), "4" | "8" | "14"),
-            Self::Off | Self::Tls(_) | Self::Roots(_) | Self::Protocol(_) => false,
+            Self::Tls(_) | Self::Roots(_) | Self::Protocol(_) => false,
         }
     }
 }
 
-/// Posts a parcel; tells how many of its spans were refused although it was taken.
+/// Posts a parcel; tells how many of the things in it were refused although it was taken.
 pub(super) async fn post(
     collector: &Collector,
     parcel: &Parcel,
@@ -118,11 +136,12 @@ where
     let exchange = async {
         let response = sender.send_request(request).await.map_err(protocol)?;
         let status = response.status();
+        let after = response.headers().get(RETRY_AFTER).and_then(seconds);
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(protocol)?.to_bytes();
         match status.is_success() {
             true => Ok(body),
-            false => Err(Failed::Status(status.as_u16(), told(&body))),
+            false => Err(Failed::Status(status.as_u16(), told(&body), after)),
         }
     };
     over(connection, exchange, protocol).await
@@ -146,7 +165,8 @@ where
         stream.send_data(framed(message), true).map_err(protocol)?;
         let (head, mut body) = response.await.map_err(protocol)?.into_parts();
         if !head.status.is_success() {
-            return Err(Failed::Status(head.status.as_u16(), String::new()));
+            let after = head.headers.get(RETRY_AFTER).and_then(seconds);
+            return Err(Failed::Status(head.status.as_u16(), String::new(), after));
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
@@ -198,6 +218,11 @@ fn unframed(mut answer: Bytes) -> Bytes {
 fn find(fields: &HeaderMap, name: &str) -> Option<String> {
     let value = fields.get(name)?;
     Some(told(value.as_bytes()))
+}
+
+/// `Retry-After` as a number (RFC 9110 §10.2.3); whoever gives a date is asked as if it said nothing.
+fn seconds(value: &HeaderValue) -> Option<Duration> {
+    value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// What a collector says, as a log may show it.

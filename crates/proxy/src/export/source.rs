@@ -1,4 +1,4 @@
-//! Whose spans they are, and what a span says, in words that both formats share.
+//! Whose it is that is told, and what a span says, in words that both formats share.
 
 use std::net::SocketAddr;
 
@@ -49,10 +49,11 @@ pub(super) fn other_end(seen: &Seen) -> Option<SocketAddr> {
 }
 
 /// The value of an attribute.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Text(String),
     Number(i64),
+    Fraction(f64),
 }
 
 /// What a span says, by the names of OpenTelemetry's semantic conventions where they have one.

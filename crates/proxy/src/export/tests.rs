@@ -1,11 +1,16 @@
 //! What is exported says what happened, and a collector that is away costs nothing but spans.
 
+mod lines;
+mod pushed;
+mod receiver;
+
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use leno_model::{CollectorProtocol, ContextForm, Sampling, Sight, Tracing};
-use leno_telemetry::Telemetry;
+use leno_model::{Collector, CollectorProtocol, ContextForm, Sampling, Sight, Signal, Tracing};
 use leno_telemetry::trace::{Carrier, Forms, Span};
+use leno_telemetry::{Count, Telemetry};
 use leno_telemetry::{Outcome, RequestLabels};
 use prost::Message;
 
@@ -110,8 +115,8 @@ fn zipkin_is_told_what_happened_and_no_secret() {
 #[test]
 fn otlp_says_the_same() {
     let batch = [seen("inbound", 200, None), seen("outbound", 500, None)];
-    let bytes = otlp::encode(&source(), &batch);
-    let request = otlp::ExportRequest::decode(&*bytes).unwrap();
+    let bytes = otlp::spans::encode(&source(), &batch);
+    let request = otlp::spans::ExportRequest::decode(&*bytes).unwrap();
     let [resource] = &request.resource_spans[..] else { panic!("one resource") };
     let spans = &resource.scope_spans[0].spans;
     let kinds: Vec<_> = spans.iter().map(|span| (span.kind, span.status.is_some())).collect();
@@ -143,23 +148,24 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
         for protocol in
             [CollectorProtocol::OtlpHttp, CollectorProtocol::OtlpGrpc, CollectorProtocol::Zipkin]
         {
-            let collector = Collector::parse(protocol, &format!("http://{}", closed_port()));
+            let collector =
+                Collector::parse(Signal::Traces, protocol, &format!("http://{}", closed_port()));
             let tracing = Tracing {
                 sampling: Sampling::ALL,
                 errors: true,
                 begins: ContextForm::W3c,
                 collector: collector.unwrap(),
             };
-            world.sights.say(&Sight { tracing: Some(tracing), access_log: None });
+            world.sights.say(&Sight { tracing: Some(tracing), ..Sight::default() });
             let telemetry = Telemetry::new();
             let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
             let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
-            let exporter = Exporter::new(Arc::new(config), world.clone(), telemetry.shard());
+            let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
             let (outlet, intake) = mpsc::channel(4);
             outlet.try_send(seen("inbound", 200, None)).unwrap();
             outlet.try_send(seen("inbound", 200, None)).unwrap();
             drop(outlet);
-            exporter.run(intake).await;
+            export_spans(Rc::new(courier), intake).await;
             assert_eq!(telemetry.count(Count::SpansRefused), 2, "{protocol:?}");
             assert_eq!(telemetry.count(Count::SpansExported), 0, "{protocol:?}");
         }
@@ -190,14 +196,14 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
         sampling: Sampling::ALL,
         errors: true,
         begins: ContextForm::W3c,
-        collector: Collector::parse(CollectorProtocol::OtlpHttp, &url).unwrap(),
+        collector: Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, &url).unwrap(),
     };
-    world.sights.say(&Sight { tracing: Some(tracing), access_log: None });
+    world.sights.say(&Sight { tracing: Some(tracing), ..Sight::default() });
     let telemetry = Telemetry::new();
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
     let mut config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
     config.collector_roots = trusts.then_some(roots);
-    let exporter = Exporter::new(Arc::new(config), world.clone(), telemetry.shard());
+    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
     let (outlet, intake) = mpsc::channel(4);
     outlet.try_send(seen("inbound", 200, None)).unwrap();
     drop(outlet);
@@ -215,7 +221,7 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
         }
     };
     tokio::select! {
-        () = exporter.run(intake) => {}
+        () = export_spans(Rc::new(courier), intake) => {}
         () = serving => {}
     }
     (telemetry.count(Count::SpansExported), telemetry.count(Count::SpansRefused))

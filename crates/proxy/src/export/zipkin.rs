@@ -21,6 +21,7 @@ fn span(source: &Source, seen: &Seen) -> Option<Json> {
     let tags = attributes(seen).into_iter().map(|(name, value)| match value {
         Value::Text(text) => (name.to_owned(), text.into()),
         Value::Number(number) => (name.to_owned(), number.to_string().into()),
+        Value::Fraction(fraction) => (name.to_owned(), fraction.to_string().into()),
     });
     let mut tags: Map<String, Json> = tags.collect();
     tags.insert("leno.workload".to_owned(), source.workload.clone().into());

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use leno_model::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, Sampling, Sight, Tap, TapSide,
-    Tracing,
+    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, Sampling, Sight, Signal, Tap,
+    TapSide, Tracing,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -138,11 +138,13 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
 /// Traces, and a log, of this share; failures always.
 fn sight(sampling: &str) -> Sight {
     let sampling = Sampling::parse(sampling).unwrap();
-    let collector = Collector::parse(CollectorProtocol::OtlpHttp, "http://127.0.0.1:1").unwrap();
+    let collector =
+        Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, "http://127.0.0.1:1")
+            .unwrap();
     let begins = ContextForm::W3c;
     let tracing = Tracing { sampling, errors: true, begins, collector };
-    let log = AccessLog { sampling, errors: true, form: LogForm::Json };
-    Sight { tracing: Some(tracing), access_log: Some(log) }
+    let log = AccessLog { sampling, errors: true, form: LogForm::Json, collector: None };
+    Sight { tracing: Some(tracing), access_log: Some(log), metrics: None }
 }
 
 /// Of a service that nobody calls.

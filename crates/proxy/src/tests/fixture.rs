@@ -95,7 +95,7 @@ impl Default for Setup {
             drain_timeout: Duration::from_secs(5),
             ..Limits::default()
         };
-        let sight = Sight { access_log: Some(AccessLog::json()), tracing: None };
+        let sight = Sight { access_log: Some(AccessLog::json()), ..Sight::default() };
         Self { access: Access::Permissive, protocol: Protocol::Http, limits, sight }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use leno_model::{
     AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, Protocol, Sampling,
-    Sight, Tracing,
+    Sight, Signal, Tracing,
 };
 use leno_telemetry::Count;
 use leno_telemetry::trace::SpanId;
@@ -20,12 +20,17 @@ fn tracing(sampling: &str) -> Tracing {
         sampling: Sampling::parse(sampling).unwrap(),
         errors: true,
         begins: ContextForm::W3c,
-        collector: Collector::parse(CollectorProtocol::OtlpHttp, "http://127.0.0.1:1").unwrap(),
+        collector: Collector::parse(
+            Signal::Traces,
+            CollectorProtocol::OtlpHttp,
+            "http://127.0.0.1:1",
+        )
+        .unwrap(),
     }
 }
 
 fn traced(sampling: &str) -> Setup {
-    let sight = Sight { tracing: Some(tracing(sampling)), access_log: None };
+    let sight = Sight { tracing: Some(tracing(sampling)), ..Sight::default() };
     Setup { sight, ..Setup::default() }
 }
 
@@ -137,7 +142,7 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
         assert!(!seen.span.unwrap().is_sampled && seen.upstream.is_some());
         // Unless that is not wanted.
         let quiet = Tracing { errors: false, ..tracing("0%") };
-        mesh.client.worker.world.sights.say(&Sight { tracing: Some(quiet), access_log: None });
+        mesh.client.worker.world.sights.say(&Sight { tracing: Some(quiet), ..Sight::default() });
         client.ask(&request).await;
         until(|| mesh.client.ended() == 2).await;
         assert!(mesh.client.spans.try_recv().is_err());
@@ -188,8 +193,8 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
         let template = LogTemplate::parse("{method} {path} {response_code} {trace_id}").unwrap();
         let form = LogForm::Template(template);
         let none = Sampling::of_millionths(0).unwrap();
-        let log = AccessLog { sampling: none, errors: true, form: form.clone() };
-        let sight = Sight { tracing: Some(tracing("0%")), access_log: Some(log) };
+        let log = AccessLog { sampling: none, errors: true, form: form.clone(), collector: None };
+        let sight = Sight { tracing: Some(tracing("0%")), access_log: Some(log), metrics: None };
         let setup = Setup { sight, protocol: Protocol::Http, ..Setup::default() };
         let mut mesh = Mesh::new(app.await.address, setup).await;
         let mut client = Client::connect(mesh.door).await;

@@ -16,6 +16,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         "namespaces",
         "tracing",
         "accessLog",
+        "metrics",
         "egress",
         "plaintext",
     ];

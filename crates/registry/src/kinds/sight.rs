@@ -1,11 +1,12 @@
-//! Reads what operators see of single requests: `tracing` and `accessLog` of a `MeshConfig`.
+//! Reads what operators see: `tracing`, `metrics` and `accessLog` of a `MeshConfig`.
 
 use leno_model::{
     AccessLog, Collector, CollectorProtocol, ContextForm, InvalidTemplate, LOG_FIELDS, LogForm,
-    LogTemplate, Sampling, Sight, Tracing,
+    LogTemplate, MetricsPush, Sampling, Sight, Signal, Tracing,
 };
 
 use super::request_test::only_one;
+use super::service_policy::time;
 use crate::field::{Field, Fields};
 use crate::suggest::{closest, one_of};
 
@@ -16,6 +17,9 @@ pub(super) fn read(fields: &Fields<'_>) -> Option<Sight> {
     }
     if let Some(field) = fields.find("accessLog") {
         sight.access_log = Some(access_log(field)?);
+    }
+    if let Some(field) = fields.find("metrics") {
+        sight.metrics = Some(metrics(field)?);
     }
     Some(sight)
 }
@@ -36,20 +40,40 @@ fn collector(field: &Field<'_>) -> Option<Collector> {
     let fields = field.fields(&["otlp", "zipkin"])?;
     let key = only_one(&fields, &["otlp", "zipkin"])?;
     let inner = fields.find(key)?;
-    let (protocol, fields) = if key == "otlp" {
-        let fields = inner.fields(&["endpoint", "protocol"])?;
-        const WORDS: &[(&str, CollectorProtocol)] =
-            &[("http", CollectorProtocol::OtlpHttp), ("grpc", CollectorProtocol::OtlpGrpc)];
-        let protocol = match fields.find("protocol") {
-            Some(field) => field.word(WORDS)?,
-            None => CollectorProtocol::OtlpHttp,
-        };
-        (protocol, fields)
-    } else {
-        (CollectorProtocol::Zipkin, inner.fields(&["endpoint"])?)
+    match key {
+        "otlp" => otlp(&inner.fields(&["endpoint", "protocol"])?, Signal::Traces),
+        _ => {
+            let fields = inner.fields(&["endpoint"])?;
+            endpoint(&fields, Signal::Traces, CollectorProtocol::Zipkin)
+        }
+    }
+}
+
+fn metrics(field: &Field<'_>) -> Option<MetricsPush> {
+    let export = field.fields(&["export"])?.require("export")?.fields(&["otlp"])?;
+    let fields = export.require("otlp")?.fields(&["endpoint", "protocol", "interval"])?;
+    let collector = otlp(&fields, Signal::Metrics);
+    let interval = match fields.find("interval") {
+        Some(field) => time(field, MetricsPush::INTERVAL_MIN, MetricsPush::INTERVAL_MAX),
+        None => Some(MetricsPush::INTERVAL),
     };
+    Some(MetricsPush { collector: collector?, interval: interval? })
+}
+
+/// Somebody who speaks OTLP.
+fn otlp(fields: &Fields<'_>, signal: Signal) -> Option<Collector> {
+    const WORDS: &[(&str, CollectorProtocol)] =
+        &[("http", CollectorProtocol::OtlpHttp), ("grpc", CollectorProtocol::OtlpGrpc)];
+    let protocol = match fields.find("protocol") {
+        Some(field) => field.word(WORDS)?,
+        None => CollectorProtocol::OtlpHttp,
+    };
+    endpoint(fields, signal, protocol)
+}
+
+fn endpoint(fields: &Fields<'_>, signal: Signal, protocol: CollectorProtocol) -> Option<Collector> {
     let endpoint = fields.require("endpoint")?;
-    match Collector::parse(protocol, endpoint.text()?) {
+    match Collector::parse(signal, protocol, endpoint.text()?) {
         Ok(collector) => Some(collector),
         Err(why) => {
             let remedy = match protocol {
@@ -64,14 +88,23 @@ fn collector(field: &Field<'_>) -> Option<Collector> {
 }
 
 fn access_log(field: &Field<'_>) -> Option<AccessLog> {
-    let fields = field.fields(&["sampling", "errors", "template"])?;
+    let fields = field.fields(&["sampling", "errors", "template", "export"])?;
     let sampling = sampling(&fields, Sampling::ALL);
     let errors = flag(&fields, "errors");
     let form = match fields.find("template") {
         Some(field) => template(field).map(LogForm::Template),
         None => Some(LogForm::Json),
     };
-    Some(AccessLog { sampling: sampling?, errors: errors?, form: form? })
+    let collector = match fields.find("export") {
+        Some(export) => Some(log_collector(export)?),
+        None => None,
+    };
+    Some(AccessLog { sampling: sampling?, errors: errors?, form: form?, collector })
+}
+
+fn log_collector(export: &Field<'_>) -> Option<Collector> {
+    let export = export.fields(&["otlp"])?;
+    otlp(&export.require("otlp")?.fields(&["endpoint", "protocol"])?, Signal::Logs)
 }
 
 fn template(field: &Field<'_>) -> Option<LogTemplate> {

@@ -170,6 +170,33 @@ fn reads_what_operators_see() {
     assert_eq!((tracing.sampling, tracing.errors), (Sampling::DEFAULT, true));
     assert_eq!(tracing.collector.to_string(), "http://[::1]:9411/api/v2/spans");
     assert_eq!(config.sight.access_log, Some(AccessLog::json()));
+    assert_eq!(config.sight.metrics, None);
+}
+
+#[test]
+fn metrics_and_lines_go_where_the_mesh_says() {
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec:\n  metrics: {export: {otlp: {endpoint: 'https://c:4317', protocol: grpc, interval: \
+         15s}}}\n  accessLog: {export: {otlp: {endpoint: 'http://c:4318/tenant/logs'}}}"
+    );
+    let metrics = config.sight.metrics.unwrap();
+    assert_eq!(metrics.interval, Duration::from_secs(15));
+    assert_eq!(
+        metrics.collector.to_string(),
+        "https://c:4317/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+    );
+    let log = config.sight.access_log.unwrap();
+    assert_eq!(log.collector.unwrap().to_string(), "http://c:4318/tenant/logs");
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec: {metrics: {export: {otlp: {endpoint: 'http://c:4318'}}}}"
+    );
+    let metrics = config.sight.metrics.unwrap();
+    assert_eq!(metrics.interval, Duration::from_secs(60));
+    assert_eq!(metrics.collector.to_string(), "http://c:4318/v1/metrics");
 }
 
 #[test]

@@ -259,6 +259,14 @@ fn refuses_what_operators_cannot_see_by() {
             "{accessLog: {template: 'a line'}}",
             "{accessLog: {template: '{methods}'}}",
             "{accessLog: {template: '{authorization}', sampling: 1e2%}}",
+            "{accessLog: {export: {zipkin: {endpoint: http://c:9411}}}}",
+            "{accessLog: {export: {otlp: {endpoint: http://c:4318, interval: 5s}}}}",
+            "{metrics: {}}",
+            "{metrics: {export: {zipkin: {endpoint: http://c:9411}}}}",
+            "{metrics: {export: {otlp: {protocol: http}}}}",
+            "{metrics: {export: {otlp: {endpoint: http://c:4318, interval: 500ms}}}}",
+            "{metrics: {export: {otlp: {endpoint: http://c:4318, interval: 2h}}}}",
+            "{metrics: {export: {otlp: {endpoint: http://c:4318, interval: 60}}}}",
         ],
         &expect![[r#"
             4:17: MeshConfig x: spec.tracing.export: is missing; add `export`

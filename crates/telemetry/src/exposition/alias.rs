@@ -25,6 +25,19 @@ impl Names {
     /// The words of the query `names`.
     pub const ALL: [(&'static str, Self); 2] = [("osm", Self::Osm), ("fsm", Self::Fsm)];
 
+    /// What a query asks for by `names=…`, if it does; what is not known is said.
+    ///
+    /// # Errors
+    /// A text for whoever asked.
+    pub fn asked(query: &str) -> Result<Option<Self>, String> {
+        // Whoever scrapes may add what it likes.
+        let named = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
+        let Some(named) = named else { return Ok(None) };
+        let known = Self::ALL.iter().find(|(word, _)| *word == named);
+        let unknown = || format!("`names={named}` is not known here: use names=osm or names=fsm\n");
+        known.map(|(_, names)| Some(*names)).ok_or_else(unknown)
+    }
+
     /// The prefix of what a sidecar counts.
     const fn sidecar(self) -> &'static str {
         match self {
@@ -33,8 +46,9 @@ impl Names {
         }
     }
 
-    /// The prefix of what the product adds.
-    const fn mesh(self) -> &'static str {
+    /// The prefix of what the product adds, and of all that its control plane counts.
+    #[must_use]
+    pub const fn mesh(self) -> &'static str {
         match self {
             Self::Osm => "osm",
             Self::Fsm => "fsm",

@@ -1,13 +1,15 @@
 //! The whole page, as a scraper sees it.
 
+use std::time::Duration;
+
 use expect_test::expect_file;
 
 use super::*;
 use crate::grpc::GrpcStatus;
-use crate::names::{ConnectionSide, metrics};
+use crate::names::{ConnectionSide, Count, Level, metrics};
 use crate::rule::RuleLabels;
-use crate::series::Outcome;
-use crate::trace::TraceId;
+use crate::series::{Outcome, RequestLabels};
+use crate::trace::{SpanId, TraceId};
 
 #[test]
 fn the_page_is_as_the_format_demands() {
@@ -113,7 +115,8 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
             Outcome { status: 200, reason: None, grpc: None, duration, bytes_in: 0, bytes_out: 0 };
         shard.record(series, &outcome);
         let ended = UNIX_EPOCH + Duration::from_millis(1_500 + number as u64);
-        shard.exemplify(series, trace(number), (duration, ended));
+        let span = SpanId(std::num::NonZeroU64::MIN);
+        shard.exemplify(series, (trace(number), span), (duration, ended));
     }
     let mut page = String::new();
     write(&telemetry, None, (Form::OpenMetrics, &mut page));

@@ -63,3 +63,39 @@ table! {
     QUEUES "leno_control_queue_depth" Gauge ["queue"]
         "What waits: updates of files, events of proxies, questions of operators, signatures, proxies that are due to be told, rounds that somebody has not applied.";
 }
+
+/// What control planes of OSM, osm-edge and FSM count that is the same here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControlAlias {
+    /// Its name there, without the prefix of the product.
+    pub name: &'static str,
+    /// How it behaves there.
+    pub kind: Kind,
+    /// What it is here.
+    pub means: &'static str,
+}
+
+/// All of them, in the order of the exposition. What is not here is counted by nobody here, or
+/// counts something else there.
+pub const ALIASES: &[ControlAlias] = &[
+    ControlAlias {
+        name: "proxy_connect_count",
+        kind: Kind::Gauge,
+        means: "`leno_control_proxies`",
+    },
+    ControlAlias {
+        name: "cert_issued_count",
+        kind: Kind::Counter,
+        means: "`leno_control_certificates_total`",
+    },
+    ControlAlias {
+        name: "events_queued",
+        kind: Kind::Gauge,
+        means: "`leno_control_queue_depth{queue=\"updates\"}`",
+    },
+    ControlAlias {
+        name: "version_info",
+        kind: Kind::Gauge,
+        means: "always 1; `version` is Leno's, `build_date` and `git_commit` are not there",
+    },
+];

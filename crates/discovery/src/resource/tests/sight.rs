@@ -1,8 +1,8 @@
-//! What operators see of requests: every setting survives the journey, and a wrong one is named.
+//! What operators see: every setting survives the journey, and a wrong one is named.
 
 use leno_model::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, Sampling, Sight,
-    Tracing,
+    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, MetricsPush,
+    Sampling, Sight, Signal, Tracing,
 };
 
 use super::*;
@@ -16,9 +16,16 @@ pub(super) fn sight() -> impl Strategy<Value = Sight> {
     let url = ("[a-z]{1,9}", 1u16..).prop_map(|(host, port)| format!("http://{host}:{port}"));
     let protocols =
         [CollectorProtocol::OtlpHttp, CollectorProtocol::OtlpGrpc, CollectorProtocol::Zipkin];
-    let collector = (prop::sample::select(protocols.to_vec()), url)
-        .prop_map(|(protocol, url)| Collector::parse(protocol, &url).unwrap());
-    let tracing = (sampling(), any::<bool>(), prop::sample::select(begins), collector).prop_map(
+    let of = |signal, protocols: &[CollectorProtocol]| {
+        (prop::sample::select(protocols.to_vec()), url.clone())
+            .prop_map(move |(protocol, url)| Collector::parse(signal, protocol, &url).unwrap())
+    };
+    let [traces, logs] =
+        [(Signal::Traces, &protocols[..]), (Signal::Logs, &protocols[..2])].map(|(s, p)| of(s, p));
+    let collector = of(Signal::Metrics, &protocols[..2]);
+    let metrics = (collector, 1_000..=3_600_000_u64)
+        .prop_map(|(collector, ms)| MetricsPush { collector, interval: Duration::from_millis(ms) });
+    let tracing = (sampling(), any::<bool>(), prop::sample::select(begins), traces).prop_map(
         |(sampling, errors, begins, collector)| Tracing { sampling, errors, begins, collector },
     );
     let template = "[a-z {}]{0,9}".prop_map(|text| {
@@ -26,10 +33,11 @@ pub(super) fn sight() -> impl Strategy<Value = Sight> {
         LogForm::Template(LogTemplate::parse(&format!("{text}{{path}}")).unwrap())
     });
     let form = prop_oneof![Just(LogForm::Json), template];
-    let access_log = (sampling(), any::<bool>(), form)
-        .prop_map(|(sampling, errors, form)| AccessLog { sampling, errors, form });
-    (prop::option::of(tracing), prop::option::of(access_log))
-        .prop_map(|(tracing, access_log)| Sight { tracing, access_log })
+    let access_log = (sampling(), any::<bool>(), form, prop::option::of(logs)).prop_map(
+        |(sampling, errors, form, collector)| AccessLog { sampling, errors, form, collector },
+    );
+    (prop::option::of(tracing), prop::option::of(access_log), prop::option::of(metrics))
+        .prop_map(|(tracing, access_log, metrics)| Sight { tracing, access_log, metrics })
 }
 
 #[test]
@@ -43,19 +51,39 @@ fn every_wrong_setting_is_named() {
     fn log(plan: &mut proto::Plan) -> &mut proto::AccessLog {
         sight(plan).access_log.as_mut().unwrap()
     }
+    fn metrics(plan: &mut proto::Plan) -> &mut proto::MetricsPush {
+        sight(plan).metrics.as_mut().unwrap()
+    }
+    fn lines(plan: &mut proto::Plan) -> &mut proto::Otlp {
+        log(plan).otlp.as_mut().unwrap()
+    }
     type Edit = fn(&mut proto::Plan);
-    let cases: [(Edit, &str); 6] = [
+    let cases: [(Edit, &str); 12] = [
         (|p| tracing(p).sampling = 1_000_001, "sight.tracing.sampling"),
         (|p| tracing(p).begins = 9, "sight.tracing.begins"),
         (|p| tracing(p).protocol = 0, "sight.tracing.protocol"),
         (|p| tracing(p).endpoint = "ftp://c:1".into(), "sight.tracing.endpoint"),
         (|p| log(p).template = "{".into(), "sight.access_log.template"),
         (|p| log(p).sampling = u32::MAX, "sight.access_log.sampling"),
+        (|p| lines(p).protocol = 3, "sight.access_log.otlp.protocol"),
+        (|p| lines(p).endpoint = "http://c:1/v1/metrics".into(), "sight.access_log.otlp.endpoint"),
+        (|p| metrics(p).interval_ms = 999, "sight.metrics.interval_ms"),
+        (|p| metrics(p).interval_ms = 3_600_001, "sight.metrics.interval_ms"),
+        (|p| metrics(p).otlp = None, "sight.metrics.otlp"),
+        (|p| metrics(p).otlp.as_mut().unwrap().protocol = 3, "sight.metrics.otlp.protocol"),
     ];
-    let collector = Collector::parse(CollectorProtocol::Zipkin, "http://c:9411").unwrap();
+    let parse = |signal, protocol| Collector::parse(signal, protocol, "http://c:9411").unwrap();
+    let collector = parse(Signal::Traces, CollectorProtocol::Zipkin);
+    let metrics = MetricsPush {
+        collector: parse(Signal::Metrics, CollectorProtocol::OtlpGrpc),
+        interval: MetricsPush::INTERVAL,
+    };
+    let logs = parse(Signal::Logs, CollectorProtocol::OtlpGrpc);
+    let access_log = AccessLog { collector: Some(logs), ..AccessLog::json() };
     let tracing =
         Tracing { sampling: Sampling::DEFAULT, errors: true, begins: ContextForm::W3c, collector };
-    let sight = Sight { tracing: Some(tracing), access_log: Some(AccessLog::json()) };
+    let sight =
+        Sight { tracing: Some(tracing), access_log: Some(access_log), metrics: Some(metrics) };
     let plan = WorkloadPlan { sight, ..fixture::plan() };
     for (edit, field) in cases {
         check(ResourceKey::Plan, encode_plan(&plan), edit, field);

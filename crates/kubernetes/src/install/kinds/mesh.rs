@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::account;
 use crate::install::schema::{
-    about, anything, boolean, label, list, map, name, object, port, text, unless, word,
+    about, anything, boolean, duration, label, list, map, name, object, port, text, unless, word,
 };
 
 pub(super) fn workload() -> Value {
@@ -24,15 +24,18 @@ pub(super) fn workload() -> Value {
         ("env", map(anything(), 4096)),
         ("outbound", about(list(doors, 1024), "Fixed local doors to services.")),
         ("trafficMode", traffic_mode()),
+        ("plaintext", plaintext()),
     ])
 }
 
 pub(super) fn mesh_config() -> Value {
-    let namespace = object([("name!", label()), ("trafficMode!", traffic_mode())]);
-    let otlp = object([("endpoint!", text(2048)), ("protocol", word(&["http", "grpc"]))]);
+    let namespace =
+        object([("name!", label()), ("trafficMode", traffic_mode()), ("plaintext", plaintext())]);
+    let protocol = || ("protocol", word(&["http", "grpc"]));
+    let otlp = || object([("endpoint!", text(2048)), protocol()]);
     let zipkin = object([("endpoint!", text(2048))]);
     let export = unless(
-        object([("otlp", otlp), ("zipkin", zipkin)]),
+        object([("otlp", otlp()), ("zipkin", zipkin)]),
         &[("has(self.otlp) != has(self.zipkin)", "give one of otlp and zipkin")],
     );
     let tracing = object([
@@ -45,15 +48,29 @@ pub(super) fn mesh_config() -> Value {
         ("sampling", about(anything(), "Which share is logged, such as 1%.")),
         ("errors", boolean()),
         ("template", text(4096)),
+        (
+            "export",
+            about(object([("otlp!", otlp())]), "Where lines go, if not to standard output."),
+        ),
     ]);
+    let interval = about(duration(), "How often, such as 15s; 60s when absent.");
+    let otlp = object([("endpoint!", text(2048)), protocol(), ("interval", interval)]);
+    let metrics = object([("export!", object([("otlp!", otlp)]))]);
     object([
         ("trustDomain", about(name(), "Who vouches for identities; fixed once the mesh has run.")),
         ("trafficMode", traffic_mode()),
+        ("plaintext", plaintext()),
+        ("egress", about(word(&["allow", "deny"]), "Connections to what is not of the mesh.")),
         ("namespaces", about(list(namespace, 1024), "Namespaces that differ from the mesh.")),
         ("revoked", about(list(account(), 1024), "Accounts that are members no more.")),
         ("tracing", about(tracing, "Which requests are traced, and where spans go.")),
         ("accessLog", about(access_log, "Which requests are logged, and how.")),
+        ("metrics", about(metrics, "Where metrics are pushed, and how often.")),
     ])
+}
+
+fn plaintext() -> Value {
+    about(word(&["refuse", "accept"]), "What becomes of clients without mutual TLS.")
 }
 
 fn traffic_mode() -> Value {

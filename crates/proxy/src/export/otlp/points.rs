@@ -1,0 +1,312 @@
+//! Metrics in OTLP 1: `opentelemetry/proto/collector/metrics/v1/metrics_service.proto` and what it needs.
+
+use std::time::SystemTime;
+
+use leno_telemetry::names::{Kind, Metric as Named};
+use leno_telemetry::{Durations, Number, Reader, Telemetry};
+use prost::Message;
+
+use super::super::source::{Source, Value};
+use super::{ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, key_value, nanoseconds};
+
+/// The requests of a collector's `Export` that tell all metrics, each with the number of its points.
+pub(in crate::export) fn encode(
+    source: &Source,
+    telemetry: &Telemetry,
+    times: Times,
+) -> Vec<(Vec<u8>, u64)> {
+    let mut pages = Pages::new(Resource::of(source), times, REQUEST_BYTES_MAX);
+    telemetry.read(&mut pages);
+    pages.finish()
+}
+
+/// From when to when everything was counted.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::export) struct Times {
+    pub(in crate::export) started: SystemTime,
+    pub(in crate::export) now: SystemTime,
+}
+
+/// Requests that are filled one after the other.
+pub(in crate::export) struct Pages {
+    resource: Resource,
+    start: u64,
+    now: u64,
+    bytes_max: usize,
+    full: Vec<(Vec<u8>, u64)>,
+    /// Of the request that is filled now.
+    metrics: Vec<Metric>,
+    points: u64,
+    bytes: usize,
+    /// The metric whose points come now.
+    named: Option<&'static Named>,
+    numbers: Vec<NumberPoint>,
+    histograms: Vec<HistogramPoint>,
+}
+
+impl Pages {
+    pub(in crate::export) fn new(resource: Resource, times: Times, bytes_max: usize) -> Self {
+        Self {
+            resource,
+            start: nanoseconds(times.started),
+            now: nanoseconds(times.now),
+            bytes_max,
+            full: Vec::new(),
+            metrics: Vec::new(),
+            points: 0,
+            bytes: 0,
+            named: None,
+            numbers: Vec::new(),
+            histograms: Vec::new(),
+        }
+    }
+
+    pub(in crate::export) fn finish(mut self) -> Vec<(Vec<u8>, u64)> {
+        self.close_metric();
+        self.close_request();
+        self.full
+    }
+
+    /// A point was added; when that fills the request, the rest of the metric goes into the next one.
+    fn added(&mut self, bytes: usize) {
+        self.points += 1;
+        self.bytes += bytes + ELEMENT_BYTES;
+        if self.bytes >= self.bytes_max {
+            self.close_metric();
+            self.close_request();
+        }
+    }
+
+    fn close_metric(&mut self) {
+        let Some(named) = self.named else { return };
+        let numbers = std::mem::take(&mut self.numbers);
+        let histograms = std::mem::take(&mut self.histograms);
+        if numbers.is_empty() && histograms.is_empty() {
+            return;
+        }
+        let told = match named.kind {
+            Kind::Counter => {
+                Told::Sum(Sum { points: numbers, temporality: CUMULATIVE, is_monotonic: true })
+            }
+            // There are no summaries among what sidecars count.
+            Kind::Gauge | Kind::Summary => Told::Gauge(Gauge { points: numbers }),
+            Kind::Histogram => {
+                Told::Histogram(Histogram { points: histograms, temporality: CUMULATIVE })
+            }
+        };
+        self.metrics.push(Metric {
+            name: named.name.to_owned(),
+            description: named.help.to_owned(),
+            unit: unit(named.name).to_owned(),
+            told: Some(told),
+        });
+    }
+
+    fn close_request(&mut self) {
+        if self.metrics.is_empty() {
+            return;
+        }
+        let metrics = std::mem::take(&mut self.metrics);
+        let metrics = ScopeMetrics { scope: Some(Scope::ours()), metrics };
+        let resource = Some(self.resource.clone());
+        let metrics = ResourceMetrics { resource, scope_metrics: vec![metrics] };
+        let request = ExportRequest { resource_metrics: vec![metrics] };
+        self.full.push((request.encode_to_vec(), self.points));
+        (self.points, self.bytes) = (0, 0);
+    }
+}
+
+impl Reader for Pages {
+    fn metric(&mut self, metric: &'static Named) {
+        self.close_metric();
+        self.named = Some(metric);
+        self.bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
+    }
+
+    fn number(&mut self, labels: &[(&'static str, &str)], number: Number) {
+        let value = match number {
+            Number::Whole(number) => number_point::Value::Whole(whole(number)),
+            Number::Seconds(seconds) => number_point::Value::Fraction(seconds),
+        };
+        let is_gauge = self.named.is_some_and(|named| named.kind == Kind::Gauge);
+        let point = NumberPoint {
+            start_time_unix_nano: if is_gauge { 0 } else { self.start },
+            time_unix_nano: self.now,
+            value: Some(value),
+            attributes: attributes(labels),
+        };
+        let bytes = point.encoded_len();
+        self.numbers.push(point);
+        self.added(bytes);
+    }
+
+    fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
+        let mut point = HistogramPoint {
+            start_time_unix_nano: self.start,
+            time_unix_nano: self.now,
+            sum: Some(durations.sum().as_secs_f64()),
+            attributes: attributes(labels),
+            ..HistogramPoint::default()
+        };
+        for (limit, count, exemplar) in durations.buckets() {
+            point.count += count;
+            point.bucket_counts.push(count);
+            point.explicit_bounds.extend(limit.map(|limit| limit.as_secs_f64()));
+            point.exemplars.extend(exemplar.map(|exemplar| Exemplar {
+                time_unix_nano: nanoseconds(exemplar.ended),
+                seconds: Some(exemplar.duration.as_secs_f64()),
+                span_id: exemplar.span.0.get().to_be_bytes().into(),
+                trace_id: exemplar.trace.0.get().to_be_bytes().into(),
+            }));
+        }
+        let bytes = point.encoded_len();
+        self.histograms.push(point);
+        self.added(bytes);
+    }
+}
+
+/// Labels that are not empty: what is absent in Prometheus is absent there.
+fn attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
+    let told = labels.iter().filter(|(_, value)| !value.is_empty());
+    told.map(|(key, value)| key_value(key, Value::Text((*value).to_owned()))).collect()
+}
+
+/// The unit in UCUM, which names of ours end with. Counts of things have none: bridges to Prometheus
+/// would append it to the name.
+fn unit(name: &str) -> &'static str {
+    let name = name.strip_suffix("_total").unwrap_or(name);
+    match name {
+        name if name.ends_with("_seconds") => "s",
+        name if name.ends_with("_bytes") => "By",
+        _ => "",
+    }
+}
+
+fn whole(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ExportRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(in crate::export) resource_metrics: Vec<ResourceMetrics>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ResourceMetrics {
+    #[prost(message, optional, tag = "1")]
+    pub(in crate::export) resource: Option<Resource>,
+    #[prost(message, repeated, tag = "2")]
+    pub(in crate::export) scope_metrics: Vec<ScopeMetrics>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ScopeMetrics {
+    #[prost(message, optional, tag = "1")]
+    pub(in crate::export) scope: Option<Scope>,
+    #[prost(message, repeated, tag = "2")]
+    pub(in crate::export) metrics: Vec<Metric>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Metric {
+    #[prost(string, tag = "1")]
+    pub(in crate::export) name: String,
+    #[prost(string, tag = "2")]
+    pub(in crate::export) description: String,
+    #[prost(string, tag = "3")]
+    pub(in crate::export) unit: String,
+    #[prost(oneof = "Told", tags = "5, 7, 9")]
+    pub(in crate::export) told: Option<Told>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(in crate::export) enum Told {
+    #[prost(message, tag = "5")]
+    Gauge(Gauge),
+    #[prost(message, tag = "7")]
+    Sum(Sum),
+    #[prost(message, tag = "9")]
+    Histogram(Histogram),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Gauge {
+    #[prost(message, repeated, tag = "1")]
+    pub(in crate::export) points: Vec<NumberPoint>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Sum {
+    #[prost(message, repeated, tag = "1")]
+    pub(in crate::export) points: Vec<NumberPoint>,
+    #[prost(int32, tag = "2")]
+    pub(in crate::export) temporality: i32,
+    #[prost(bool, tag = "3")]
+    pub(in crate::export) is_monotonic: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Histogram {
+    #[prost(message, repeated, tag = "1")]
+    pub(in crate::export) points: Vec<HistogramPoint>,
+    #[prost(int32, tag = "2")]
+    pub(in crate::export) temporality: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct NumberPoint {
+    #[prost(fixed64, tag = "2")]
+    pub(in crate::export) start_time_unix_nano: u64,
+    #[prost(fixed64, tag = "3")]
+    pub(in crate::export) time_unix_nano: u64,
+    #[prost(oneof = "number_point::Value", tags = "4, 6")]
+    pub(in crate::export) value: Option<number_point::Value>,
+    #[prost(message, repeated, tag = "7")]
+    pub(in crate::export) attributes: Vec<KeyValue>,
+}
+
+pub(in crate::export) mod number_point {
+    #[derive(Clone, Copy, PartialEq, prost::Oneof)]
+    pub(crate) enum Value {
+        #[prost(double, tag = "4")]
+        Fraction(f64),
+        #[prost(sfixed64, tag = "6")]
+        Whole(i64),
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct HistogramPoint {
+    #[prost(fixed64, tag = "2")]
+    pub(in crate::export) start_time_unix_nano: u64,
+    #[prost(fixed64, tag = "3")]
+    pub(in crate::export) time_unix_nano: u64,
+    #[prost(fixed64, tag = "4")]
+    pub(in crate::export) count: u64,
+    #[prost(double, optional, tag = "5")]
+    pub(in crate::export) sum: Option<f64>,
+    #[prost(fixed64, repeated, tag = "6")]
+    pub(in crate::export) bucket_counts: Vec<u64>,
+    #[prost(double, repeated, tag = "7")]
+    pub(in crate::export) explicit_bounds: Vec<f64>,
+    #[prost(message, repeated, tag = "8")]
+    pub(in crate::export) exemplars: Vec<Exemplar>,
+    #[prost(message, repeated, tag = "9")]
+    pub(in crate::export) attributes: Vec<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Exemplar {
+    #[prost(fixed64, tag = "2")]
+    pub(in crate::export) time_unix_nano: u64,
+    #[prost(double, optional, tag = "3")]
+    pub(in crate::export) seconds: Option<f64>,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(in crate::export) span_id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(in crate::export) trace_id: Vec<u8>,
+}
+
+/// `AGGREGATION_TEMPORALITY_CUMULATIVE`.
+const CUMULATIVE: i32 = 2;

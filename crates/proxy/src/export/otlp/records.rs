@@ -1,0 +1,131 @@
+//! Lines of the access log in OTLP 1: `opentelemetry/proto/collector/logs/v1/logs_service.proto` and what it needs.
+
+use std::sync::Arc;
+
+use leno_model::LogForm;
+use leno_telemetry::LogValue;
+use prost::Message;
+
+use super::super::source::{Source, Value};
+use super::{
+    AnyValue, ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, any_value, key_value,
+    nanoseconds,
+};
+use crate::access_log;
+use crate::seen::Seen;
+
+/// The requests of a collector's `Export` that tell these lines, each with the number of its records.
+pub(in crate::export) fn encode(
+    source: &Source,
+    batch: &[Arc<Seen>],
+    form: &LogForm,
+) -> Vec<(Vec<u8>, u64)> {
+    let mut requests = Vec::new();
+    let (mut records, mut bytes) = (Vec::new(), 0);
+    for seen in batch {
+        let record = record(seen, form);
+        bytes += record.encoded_len() + ELEMENT_BYTES;
+        records.push(record);
+        if bytes >= REQUEST_BYTES_MAX {
+            requests.push(request(source, std::mem::take(&mut records)));
+            bytes = 0;
+        }
+    }
+    if !records.is_empty() {
+        requests.push(request(source, records));
+    }
+    requests
+}
+
+fn request(source: &Source, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
+    let count = records.len() as u64;
+    let logs = ScopeLogs { scope: Some(Scope::ours()), records };
+    let logs = ResourceLogs { resource: Some(Resource::of(source)), scope_logs: vec![logs] };
+    (ExportRequest { resource_logs: vec![logs] }.encode_to_vec(), count)
+}
+
+fn record(seen: &Seen, form: &LogForm) -> LogRecord {
+    let mut line = String::new();
+    access_log::line(seen, form, &mut line);
+    line.truncate(line.trim_end_matches('\n').len());
+    let attributes = access_log::with_entry(seen, |entry| {
+        // The record has a place for the two of the trace.
+        let told = entry.present().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
+        told.map(|(name, value)| key_value(name, of_log(value))).collect()
+    });
+    let (severity_number, severity_text) = severity(seen);
+    let ended = nanoseconds(seen.ended);
+    LogRecord {
+        time_unix_nano: ended,
+        observed_time_unix_nano: ended,
+        severity_number,
+        severity_text: severity_text.to_owned(),
+        body: Some(AnyValue { value: Some(any_value::Value::Text(line)) }),
+        attributes,
+        flags: seen.span.map_or(0, |span| span.is_sampled.into()),
+        trace_id: seen.span.map(|it| it.trace.0.get().to_be_bytes().into()).unwrap_or_default(),
+        span_id: seen.span.map(|it| it.id.0.get().to_be_bytes().into()).unwrap_or_default(),
+    }
+}
+
+/// An error where a request failed, a warning where that was the client's doing.
+fn severity(seen: &Seen) -> (i32, &'static str) {
+    match (seen.outcome.is_failure(), seen.outcome.status) {
+        (true, 400..=499) => (13, "WARN"),
+        (true, _) => (17, "ERROR"),
+        (false, _) => (9, "INFO"),
+    }
+}
+
+fn of_log(value: LogValue<'_>) -> Value {
+    match value {
+        LogValue::Text(text) => Value::Text(text.to_owned()),
+        LogValue::Number(number) => Value::Number(i64::try_from(number).unwrap_or(i64::MAX)),
+        LogValue::Milliseconds(milliseconds) => Value::Fraction(milliseconds),
+        LogValue::Address(address) => Value::Text(address.to_string()),
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ExportRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(in crate::export) resource_logs: Vec<ResourceLogs>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ResourceLogs {
+    #[prost(message, optional, tag = "1")]
+    pub(in crate::export) resource: Option<Resource>,
+    #[prost(message, repeated, tag = "2")]
+    pub(in crate::export) scope_logs: Vec<ScopeLogs>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ScopeLogs {
+    #[prost(message, optional, tag = "1")]
+    pub(in crate::export) scope: Option<Scope>,
+    #[prost(message, repeated, tag = "2")]
+    pub(in crate::export) records: Vec<LogRecord>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct LogRecord {
+    #[prost(fixed64, tag = "1")]
+    pub(in crate::export) time_unix_nano: u64,
+    #[prost(int32, tag = "2")]
+    pub(in crate::export) severity_number: i32,
+    #[prost(string, tag = "3")]
+    pub(in crate::export) severity_text: String,
+    #[prost(message, optional, tag = "5")]
+    pub(in crate::export) body: Option<AnyValue>,
+    #[prost(message, repeated, tag = "6")]
+    pub(in crate::export) attributes: Vec<KeyValue>,
+    #[prost(fixed32, tag = "8")]
+    pub(in crate::export) flags: u32,
+    #[prost(bytes = "vec", tag = "9")]
+    pub(in crate::export) trace_id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "10")]
+    pub(in crate::export) span_id: Vec<u8>,
+    #[prost(fixed64, tag = "11")]
+    pub(in crate::export) observed_time_unix_nano: u64,
+}

@@ -1,0 +1,98 @@
+//! Spans in OTLP 1: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and what it needs.
+
+use std::sync::Arc;
+
+use prost::Message;
+
+use super::super::source::{Source, attributes, error, is_server, name};
+use super::{KeyValue, Resource, Scope, key_value, nanoseconds};
+use crate::seen::Seen;
+
+/// The request of a collector's `Export`.
+pub(in crate::export) fn encode(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
+    let spans = batch.iter().filter_map(|seen| span(seen)).collect();
+    let spans = ScopeSpans { scope: Some(Scope::ours()), spans };
+    let resource = Some(Resource::of(source));
+    let spans = ResourceSpans { resource, scope_spans: vec![spans] };
+    ExportRequest { resource_spans: vec![spans] }.encode_to_vec()
+}
+
+fn span(seen: &Seen) -> Option<Span> {
+    let context = seen.span?;
+    let kind = if is_server(seen) { KIND_SERVER } else { KIND_CLIENT };
+    let status = error(seen).map(|message| Status { message, code: STATUS_ERROR });
+    let attributes = attributes(seen).into_iter().map(|(key, value)| key_value(key, value));
+    Some(Span {
+        trace_id: context.trace.0.get().to_be_bytes().into(),
+        span_id: context.id.0.get().to_be_bytes().into(),
+        parent_span_id: context
+            .parent
+            .map(|id| id.0.get().to_be_bytes().into())
+            .unwrap_or_default(),
+        name: name(seen),
+        kind,
+        start_time_unix_nano: nanoseconds(seen.began()),
+        end_time_unix_nano: nanoseconds(seen.ended),
+        attributes: attributes.collect(),
+        status,
+        flags: u32::from(context.is_sampled),
+    })
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ExportRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(in crate::export) resource_spans: Vec<ResourceSpans>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ResourceSpans {
+    #[prost(message, optional, tag = "1")]
+    pub(in crate::export) resource: Option<Resource>,
+    #[prost(message, repeated, tag = "2")]
+    pub(in crate::export) scope_spans: Vec<ScopeSpans>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct ScopeSpans {
+    #[prost(message, optional, tag = "1")]
+    pub(in crate::export) scope: Option<Scope>,
+    #[prost(message, repeated, tag = "2")]
+    pub(in crate::export) spans: Vec<Span>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Span {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(in crate::export) trace_id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(in crate::export) span_id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(in crate::export) parent_span_id: Vec<u8>,
+    #[prost(string, tag = "5")]
+    pub(in crate::export) name: String,
+    #[prost(int32, tag = "6")]
+    pub(in crate::export) kind: i32,
+    #[prost(fixed64, tag = "7")]
+    pub(in crate::export) start_time_unix_nano: u64,
+    #[prost(fixed64, tag = "8")]
+    pub(in crate::export) end_time_unix_nano: u64,
+    #[prost(message, repeated, tag = "9")]
+    pub(in crate::export) attributes: Vec<KeyValue>,
+    #[prost(message, optional, tag = "15")]
+    pub(in crate::export) status: Option<Status>,
+    #[prost(fixed32, tag = "16")]
+    pub(in crate::export) flags: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::export) struct Status {
+    #[prost(string, tag = "2")]
+    pub(in crate::export) message: String,
+    #[prost(int32, tag = "3")]
+    pub(in crate::export) code: i32,
+}
+
+const KIND_SERVER: i32 = 2;
+const KIND_CLIENT: i32 = 3;
+const STATUS_ERROR: i32 = 2;

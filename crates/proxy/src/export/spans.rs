@@ -1,0 +1,57 @@
+//! Exporting spans: batches of what data threads saw.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use leno_model::{Collector, CollectorProtocol};
+use tokio::sync::mpsc;
+
+use super::otlp::spans;
+use super::post::Parcel;
+use super::{BATCH_MAX, Courier, Fate, gather, zipkin};
+use crate::seen::Seen;
+
+/// Exports until all data threads are gone and what they left is told.
+pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receiver<Arc<Seen>>) {
+    let mut batch = Vec::new();
+    let mut fate = Fate::of_spans();
+    while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
+        gather(&mut intake, &mut batch).await;
+        let view = courier.world.sights.view();
+        match view.as_ref().and_then(|view| view.tracing()) {
+            Some(tracing) => {
+                let parcel = parcel(&courier, &tracing.collector, &batch);
+                let told = courier.deliver(&tracing.collector, &parcel).await;
+                fate.note(&courier.shard, parcel.count, told);
+            }
+            // Tracing was turned off since: nobody wants them any more.
+            None => fate.forget(),
+        }
+        batch.clear();
+    }
+}
+
+fn parcel(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>]) -> Parcel {
+    let source = courier.source();
+    let count = batch.len() as u64;
+    match collector.protocol {
+        CollectorProtocol::OtlpHttp | CollectorProtocol::OtlpGrpc => {
+            Parcel::otlp((spans::encode(&source, batch), count))
+        }
+        CollectorProtocol::Zipkin => {
+            Parcel { kind: "application/json", bytes: zipkin::encode(&source, batch), count }
+        }
+    }
+}
+
+/// Encodes spans as for a collector, and sends them nowhere: what that costs is measured.
+#[cfg(test)]
+pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<Seen>>) {
+    let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
+    let source = super::Source::of(&workload, None);
+    let mut batch = Vec::new();
+    while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
+        std::hint::black_box(spans::encode(&source, &batch));
+        batch.clear();
+    }
+}

@@ -1,0 +1,123 @@
+//! Lines of the access log as records: the same words, and no secret.
+
+use leno_model::{AccessLog, LogForm, LogTemplate};
+
+use super::receiver::{Receiver, answer};
+use super::*;
+use crate::export::otlp::records::{self, LogRecord};
+use crate::export::otlp::{AnyValue, ExportAnswer, PartialSuccess, any_value};
+
+fn decoded(bytes: &[u8]) -> Vec<LogRecord> {
+    let request = records::ExportRequest::decode(bytes).unwrap();
+    let [resource] = &request.resource_logs[..] else { panic!("one resource") };
+    assert!(resource.resource.is_some());
+    resource.scope_logs[0].records.clone()
+}
+
+fn body(record: &LogRecord) -> &str {
+    match record.body.as_ref().and_then(|body| body.value.as_ref()) {
+        Some(any_value::Value::Text(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::Value> {
+    let found = record.attributes.iter().find(|attribute| attribute.key == name)?;
+    let Some(AnyValue { value: Some(value) }) = &found.value else { panic!("{found:?}") };
+    Some(value)
+}
+
+#[test]
+fn a_record_is_the_line_and_its_fields() {
+    let batch = [
+        seen("inbound", 200, None),
+        seen("inbound", 403, Some("denied")),
+        seen("outbound", 0, Some("connect-failed")),
+    ];
+    let requests = records::encode(&source(), &batch, &LogForm::Json);
+    let [(bytes, 3)] = &requests[..] else { panic!("one request of three") };
+    assert!(!String::from_utf8_lossy(bytes).contains("hunter2"));
+    let records = decoded(bytes);
+    let severities: Vec<_> = records.iter().map(|record| &*record.severity_text).collect();
+    assert_eq!(severities, ["INFO", "WARN", "ERROR"]);
+    let record = &records[0];
+    assert_eq!(record.time_unix_nano, 1_000_000_000_000);
+    assert_eq!(record.trace_id, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736_u128.to_be_bytes());
+    assert_eq!((record.span_id.as_slice(), record.flags), (&7_u64.to_be_bytes()[..], 1));
+    let line: serde_json::Value = serde_json::from_str(body(record)).unwrap();
+    assert!(!body(record).ends_with('\n'));
+    // All that is not null in the line is an attribute, but for the two of the trace.
+    for (name, value) in line.as_object().unwrap() {
+        let told = attribute(record, name);
+        match value {
+            serde_json::Value::Null => assert_eq!(told, None, "{name}"),
+            _ if name == "trace_id" || name == "span_id" => assert_eq!(told, None, "{name}"),
+            serde_json::Value::String(text) => {
+                assert_eq!(told, Some(&any_value::Value::Text(text.clone())), "{name}");
+            }
+            serde_json::Value::Number(number) => match told.unwrap() {
+                any_value::Value::Number(told) => assert_eq!(number.as_i64(), Some(*told)),
+                any_value::Value::Fraction(told) => assert_eq!(number.as_f64(), Some(*told)),
+                any_value::Value::Text(told) => panic!("{name}: {told}"),
+            },
+            other => panic!("{name}: {other}"),
+        }
+    }
+    assert_eq!(attribute(record, "path"), Some(&any_value::Value::Text("/ratings/1".to_owned())));
+}
+
+#[test]
+fn a_template_is_for_the_body_alone() {
+    let form = LogForm::Template(LogTemplate::parse("{method} {path}").unwrap());
+    let requests = records::encode(&source(), &[seen("inbound", 200, None)], &form);
+    let record = &decoded(&requests[0].0)[0];
+    assert_eq!(body(record), "GET /ratings/1");
+    assert!(attribute(record, "response_code").is_some());
+}
+
+#[test]
+fn many_long_lines_go_in_several_requests() {
+    let mut long = Arc::into_inner(seen("inbound", 200, None)).unwrap();
+    long.path = "/".repeat(1024);
+    long.user_agent = "x".repeat(1024);
+    let long = Arc::new(long);
+    let batch = vec![long; 1000];
+    let requests = records::encode(&source(), &batch, &LogForm::Json);
+    assert!(requests.len() > 1);
+    assert_eq!(requests.iter().map(|(_, count)| count).sum::<u64>(), 1000);
+    assert!(requests.iter().all(|(bytes, _)| bytes.len() < 4 << 20));
+}
+
+/// What three lines come to at this collector: records that it took and that it did not.
+async fn sent(url: &str) -> (u64, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+    let collector = Collector::parse(Signal::Logs, CollectorProtocol::OtlpHttp, url).unwrap();
+    let log = AccessLog { collector: Some(collector), ..AccessLog::json() };
+    world.sights.say(&Sight { access_log: Some(log), ..Sight::default() });
+    let telemetry = Telemetry::new();
+    let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
+    let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
+    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
+    let (outlet, intake) = mpsc::channel(4);
+    for _ in 0..3 {
+        outlet.try_send(seen("inbound", 200, None)).unwrap();
+    }
+    drop(outlet);
+    crate::access_log::write(intake, Rc::new(courier)).await;
+    (telemetry.count(Count::RecordsExported), telemetry.count(Count::RecordsRefused))
+}
+
+#[test]
+fn lines_go_to_the_collector_where_the_mesh_says_so() {
+    run(async {
+        let partial = ExportAnswer { partial_success: Some(PartialSuccess { rejected: 1 }) };
+        let receiver = Receiver::start(vec![answer(200, None, partial.encode_to_vec())]).await;
+        assert_eq!(sent(&format!("http://{}", receiver.address)).await, (2, 1));
+        let arrived = receiver.arrived();
+        let [(path, kind, bytes)] = &arrived[..] else { panic!("one request") };
+        assert_eq!((&**path, &**kind), ("/v1/logs", "application/x-protobuf"));
+        assert_eq!(decoded(bytes).len(), 3);
+        assert_eq!(sent(&format!("http://{}", closed_port())).await, (0, 3));
+    });
+}

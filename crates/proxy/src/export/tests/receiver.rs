@@ -1,0 +1,70 @@
+//! Somebody who takes what is sent by OTLP in HTTP, and answers as a test says.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+
+/// What arrived: the path, the kind of the body, and the body.
+pub(super) type Arrived = (String, String, Bytes);
+
+pub(super) struct Receiver {
+    pub(super) address: SocketAddr,
+    arrived: Rc<RefCell<Vec<Arrived>>>,
+}
+
+impl Receiver {
+    /// Answers with these, then with 200 and nothing.
+    pub(super) async fn start(answers: Vec<Response<Full<Bytes>>>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let arrived = Rc::<RefCell<Vec<Arrived>>>::default();
+        let answers = Rc::new(RefCell::new(VecDeque::from(answers)));
+        let noted = arrived.clone();
+        tokio::task::spawn_local(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                let (noted, answers) = (noted.clone(), answers.clone());
+                let service = hyper::service::service_fn(move |request: Request<_>| {
+                    take(request, noted.clone(), answers.clone())
+                });
+                let serving = hyper::server::conn::http1::Builder::new();
+                let serving = serving.serve_connection(TokioIo::new(tcp), service);
+                tokio::task::spawn_local(async move { drop(serving.await) });
+            }
+        });
+        Self { address, arrived }
+    }
+
+    pub(super) fn arrived(&self) -> Vec<Arrived> {
+        self.arrived.borrow().clone()
+    }
+}
+
+async fn take(
+    request: Request<hyper::body::Incoming>,
+    noted: Rc<RefCell<Vec<Arrived>>>,
+    answers: Rc<RefCell<VecDeque<Response<Full<Bytes>>>>>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let kind = request.headers()["content-type"].to_str().unwrap().to_owned();
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    noted.borrow_mut().push((path, kind, body));
+    Ok(answers.borrow_mut().pop_front().unwrap_or_default())
+}
+
+/// An answer of this status, with a header if one is given, and this body.
+pub(super) fn answer(status: u16, after: Option<&str>, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status.try_into().unwrap();
+    if let Some(after) = after {
+        response.headers_mut().insert("retry-after", after.parse().unwrap());
+    }
+    response
+}

@@ -1,0 +1,214 @@
+//! Reading: every metric of a sidecar, one after the other, for whoever writes them down.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::exemplar::Exemplar;
+use crate::histogram::Histogram;
+use crate::names::{
+    AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, Level, Metric, PROCESS_CPU, PROCESS_MEMORY,
+    REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES, RULE_HITS,
+};
+use crate::series::{RequestLabels, SeriesTotals};
+use crate::tally::Ending;
+use crate::telemetry::Telemetry;
+use crate::usage::{Usage, usage};
+
+/// Who is told all metrics: one after the other, and behind each its numbers with their labels.
+pub trait Reader {
+    /// The numbers that follow are of this metric; there may be none.
+    fn metric(&mut self, metric: &'static Metric);
+    /// One of its numbers.
+    fn number(&mut self, labels: &[(&'static str, &str)], number: Number);
+    /// One of its histograms.
+    fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>);
+}
+
+/// A number as it is told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Number {
+    /// Of things, or of bytes.
+    Whole(u64),
+    /// Of seconds.
+    Seconds(f64),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(number) => number.fmt(f),
+            Self::Seconds(seconds) => seconds.fmt(f),
+        }
+    }
+}
+
+/// How long requests took, by the buckets that are told.
+#[derive(Debug, Clone, Copy)]
+pub struct Durations<'a> {
+    histogram: &'a Histogram,
+    exemplars: &'a [Option<Exemplar>; BUCKETS],
+}
+
+impl<'a> Durations<'a> {
+    /// Their sum.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        self.histogram.sum()
+    }
+
+    /// How many fell into each bucket, which ends with its limit, and one of them that can be looked
+    /// up. The last bucket has no limit.
+    pub fn buckets(
+        &self,
+    ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
+        let last = std::iter::once((None, self.histogram.count()));
+        let limited = self.histogram.cumulative(&LIMITS);
+        let limited = limited.map(|(limit, below)| (Some(limit), below));
+        let mut seen = 0;
+        limited.chain(last).zip(self.exemplars).map(move |((limit, below), exemplar)| {
+            let count = below.saturating_sub(std::mem::replace(&mut seen, below));
+            (limit, count, exemplar.as_ref())
+        })
+    }
+}
+
+impl Telemetry {
+    /// Tells everything, with the figures of this process where the system tells them.
+    pub fn read(&self, reader: &mut impl Reader) {
+        self.read_with(usage(std::process::id()).ok().as_ref(), reader);
+    }
+
+    pub(crate) fn read_with(&self, usage: Option<&Usage>, reader: &mut impl Reader) {
+        self.read_series(reader);
+        reader.metric(&RULE_HITS);
+        for (rule, hits) in self.rules() {
+            let values = [rule.kind, &rule.namespace, &rule.name, &rule.rule];
+            labelled(reader, &RULE_HITS, &values, hits);
+        }
+        reader.metric(&CONNECTIONS_REFUSED);
+        for (reason, count) in self.refusals() {
+            labelled(reader, &CONNECTIONS_REFUSED, &[reason], count);
+        }
+        for metric in Count::METRICS {
+            reader.metric(metric);
+            for count in Count::ALL.iter().filter(|c| c.metric() == metric.name) {
+                labelled(reader, metric, count.label_values(), self.count(*count));
+            }
+        }
+        for metric in Gauge::METRICS {
+            reader.metric(metric);
+            for gauge in Gauge::ALL.iter().filter(|g| g.metric() == metric.name) {
+                labelled(reader, metric, gauge.label_values(), self.gauge(*gauge));
+            }
+        }
+        for metric in Level::METRICS {
+            reader.metric(metric);
+            for level in Level::ALL.iter().filter(|l| l.metric() == metric.name) {
+                if let Some(value) = self.level(*level) {
+                    labelled(reader, metric, level.label_values(), value);
+                }
+            }
+        }
+        reader.metric(&BUILD);
+        labelled(reader, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
+        if let Some(usage) = usage {
+            reader.metric(&PROCESS_CPU);
+            reader.number(&[], Number::Seconds(usage.cpu.as_secs_f64()));
+            reader.metric(&PROCESS_MEMORY);
+            reader.number(&[], Number::Whole(usage.rss_kib * 1024));
+        }
+    }
+
+    /// The metrics about requests. One after the other, as formats demand.
+    fn read_series(&self, reader: &mut impl Reader) {
+        let totals: Vec<SeriesTotals> = self
+            .series()
+            .into_iter()
+            .map(|(labels, cells)| SeriesTotals::sum(labels, &cells))
+            .collect();
+        reader.metric(&REQUESTS);
+        for series in &totals {
+            for (Ending { class, reason, grpc }, count) in &series.requests {
+                let code = [("code", class.label()), ("reason", reason)];
+                let grpc = grpc.map(|status| ("grpc_status", status.label()));
+                let more: Vec<_> = code.into_iter().chain(grpc).collect();
+                with_labels(&series.labels, &more, |labels| {
+                    reader.number(labels, Number::Whole(*count));
+                });
+            }
+        }
+        reader.metric(&REQUEST_DURATION);
+        for SeriesTotals { labels, durations, exemplars, .. } in &totals {
+            let durations = Durations { histogram: durations, exemplars };
+            with_labels(labels, &[], |labels| reader.durations(labels, &durations));
+        }
+        for (metric, bytes) in [
+            (&REQUEST_BYTES, (|s| s.bytes_in) as fn(&SeriesTotals) -> u64),
+            (&RESPONSE_BYTES, |s| s.bytes_out),
+        ] {
+            reader.metric(metric);
+            for series in &totals {
+                let bytes = Number::Whole(bytes(series));
+                with_labels(&series.labels, &[], |labels| reader.number(labels, bytes));
+            }
+        }
+        reader.metric(&AUDITED);
+        for series in &totals {
+            for (reason, count) in &series.audited {
+                with_labels(&series.labels, &[("reason", reason)], |labels| {
+                    reader.number(labels, Number::Whole(*count));
+                });
+            }
+        }
+    }
+}
+
+/// The labels of a series, and more of one of its numbers.
+fn with_labels(
+    labels: &RequestLabels,
+    more: &[(&'static str, &str)],
+    told: impl FnOnce(&[(&'static str, &str)]),
+) {
+    let RequestLabels { direction, service, port, route, peer, protocol } = labels;
+    let port = port.to_string();
+    let values = [*direction, service, &port, route, peer, *protocol];
+    let own = REQUEST_BYTES.labels.iter().copied().zip(values);
+    told(&own.chain(more.iter().copied()).collect::<Vec<_>>());
+}
+
+fn labelled(reader: &mut impl Reader, metric: &Metric, values: &[&str], number: u64) {
+    let labels: Vec<_> = metric.labels.iter().copied().zip(values.iter().copied()).collect();
+    reader.number(&labels, Number::Whole(number));
+}
+
+/// The bucket of the exposed histogram that a duration is in; the last has no limit.
+pub(crate) fn bucket(duration: Duration) -> usize {
+    LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
+}
+
+/// The buckets of the exposed histogram.
+pub(crate) const BUCKETS: usize = LIMITS.len() + 1;
+
+/// The limits of the exposed histogram: two or three to a decade, closest where sidecars live.
+const LIMITS: [Duration; 20] = [
+    Duration::from_micros(500),
+    Duration::from_millis(1),
+    Duration::from_millis(2),
+    Duration::from_millis(3),
+    Duration::from_millis(5),
+    Duration::from_micros(7_500),
+    Duration::from_millis(10),
+    Duration::from_millis(15),
+    Duration::from_millis(25),
+    Duration::from_millis(50),
+    Duration::from_millis(75),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_millis(2_500),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+    Duration::from_secs(60),
+];

@@ -1,0 +1,149 @@
+//! Metrics and lines of the access log at a real collector, beside the spans.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Spans, metrics and lines go to these ports.
+fn everything(port: u16, protocol: &str) -> String {
+    let otlp = format!("endpoint: 'http://127.0.0.1:{port}', protocol: {protocol}");
+    format!(
+        "{}  metrics: {{export: {{otlp: {{{otlp}, interval: 1s}}}}}}\n\
+         \x20 accessLog: {{export: {{otlp: {{{otlp}}}}}}}\n",
+        super::otlp("0%", port, protocol)
+    )
+}
+
+impl Shop {
+    /// Waits until both sidecars know where everything goes.
+    fn waits_for_all(&self, port: u16) {
+        self.waits_for_collector(port);
+        for workload in WORKLOADS {
+            let admin = self.mesh.sidecar(workload).admin;
+            eventually("a sidecar knows where metrics and lines go", PATIENCE, || {
+                let world = get(admin, "/world").ok()?;
+                let world: Value = serde_json::from_slice(&world.body).ok()?;
+                let is_there = |key: &str| {
+                    let collector = world[key]["collector"].as_str();
+                    collector.is_some_and(|it| it.contains(&format!(":{port}/")))
+                };
+                (is_there("metrics") && is_there("access_log")).then_some(())
+            });
+        }
+    }
+
+    /// What the page of a sidecar says, but for what changes while one looks.
+    fn page(&self, workload: &str) -> BTreeMap<String, f64> {
+        let page = get(self.mesh.sidecar(workload).admin, "/metrics").expect("metrics");
+        let page = String::from_utf8_lossy(&page.body).into_owned();
+        let lines = page.lines().filter(|line| line.starts_with("leno_"));
+        let series = lines.filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            // The count of a histogram stands for it.
+            let series = series.replacen("_seconds_count{", "_seconds{", 1);
+            let is_part = series.contains("_bucket{") || series.contains("_sum{");
+            let is_restless = RESTLESS.iter().any(|name| series.starts_with(name));
+            (!is_part && !is_restless).then_some((shown(&series), value.parse().ok()?))
+        });
+        series.collect()
+    }
+}
+
+/// A series without the labels that are empty.
+fn shown(series: &str) -> String {
+    let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
+    let labels = labels.trim_end_matches('}').split(',');
+    let labels: Vec<_> = labels.filter(|label| !label.ends_with("=\"\"")).collect();
+    format!("{name}{{{}}}", labels.join(","))
+}
+
+#[test]
+#[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
+fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
+    let collector = Collector::start();
+    let shop = Shop::open(&everything(collector.http, "http"));
+    shop.waits_for_tracing();
+    for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
+        shop.trace_to(&everything(port, protocol));
+        shop.waits_for_all(port);
+        shop.ask("/orders?token=hunter2", number, "01");
+        shop.ask("/broken", number, "01");
+        for workload in WORKLOADS {
+            let what = format!("{workload} has pushed what its page says, over {protocol}");
+            eventually(&what, PATIENCE, || {
+                let page = shop.page(workload);
+                let points = collector.points_now(workload);
+                let is_told = |(series, value): (&String, &f64)| {
+                    points.get(series).is_some_and(|point| point.value == *value)
+                };
+                (page.len() > 40 && page.iter().all(is_told)).then_some(())
+            });
+        }
+    }
+    let points = collector.points_now("shop/web-1");
+    let find = |start: &str| {
+        let mut found = points.iter().filter(|(series, _)| series.starts_with(start));
+        found.next().map(|(_, point)| point).expect("a point")
+    };
+    let requests = find("leno_requests_total{direction=\"outbound\",service=\"shop/stock\"");
+    assert_eq!((requests.kind.as_str(), requests.unit.as_str()), ("Sum", ""));
+    assert_eq!(find("leno_links{").kind, "Gauge");
+    let durations = find("leno_request_duration_seconds{");
+    assert_eq!((durations.kind.as_str(), durations.unit.as_str()), ("Histogram", "s"));
+    assert!(durations.text.contains(&format!("Trace ID: {TRACE}")), "{}", durations.text);
+    assert!(find("process_cpu_seconds_total").value > 0.0);
+    for workload in WORKLOADS {
+        let sidecar = shop.mesh.sidecar(workload);
+        assert!(sidecar.metric("leno_metric_points_total{result=\"exported\"}") > 50.0);
+        assert_eq!(sidecar.metric("leno_metric_points_total{result=\"refused\"}"), 0.0);
+    }
+}
+
+#[test]
+#[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
+fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
+    let collector = Collector::start();
+    let shop = Shop::open(&everything(collector.http, "http"));
+    shop.waits_for_tracing();
+    for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
+        shop.trace_to(&everything(port, protocol));
+        shop.waits_for_all(port);
+        shop.ask("/orders?token=hunter2", number, "01");
+        shop.ask("/broken", number, "01");
+        let trace = format!("{TRACE}{number:02}");
+        let what = format!("both sidecars tell of both requests over {protocol}");
+        let (records, _) = eventually(&what, PATIENCE, || {
+            Some(collector.records_now(&trace)).filter(|records| records.len() >= 4)
+        });
+        for workload in WORKLOADS {
+            let of = |path: &str| {
+                let path = format!("Str({path})");
+                let mut own = records.iter().filter(|record| record.workload == workload);
+                own.find(|it| it.attribute("path") == Some(&path)).expect("a record")
+            };
+            let (good, bad) = (of("/orders"), of("/broken"));
+            assert_eq!((good.severity.as_str(), bad.severity.as_str()), ("INFO", "ERROR"));
+            let line: Value = serde_json::from_str(&good.body).expect("a line of JSON");
+            assert_eq!(line["trace_id"], trace.as_str());
+            assert_eq!(line["span_id"], good.span.as_str());
+            assert_eq!(good.attribute("response_code"), Some("Int(200)"));
+            assert_eq!(bad.attribute("response_code"), Some("Int(500)"));
+            assert_eq!(good.attribute("upstream_cluster"), Some("Str(shop/stock)"));
+            for record in [good, bad] {
+                assert!(!record.text.contains("hunter2"), "{}", record.text);
+            }
+        }
+        // Spans of the same trace are there as well.
+        assert!(!collector.spans(&trace, 2).is_empty());
+    }
+    for workload in WORKLOADS {
+        let exported = "leno_log_records_total{result=\"exported\"}";
+        assert!(shop.mesh.sidecar(workload).metric(exported) >= 4.0, "{workload}");
+    }
+}
+
+const WORKLOADS: [&str; 2] = ["shop/web-1", "shop/stock-1"];
+
+/// What is counted because somebody looks, or because something is told.
+const RESTLESS: [&str; 3] =
+    ["leno_metric_points_total", "leno_log_records_total", "leno_trace_spans_total"];
