@@ -9,6 +9,7 @@ pub mod balancing;
 pub mod breaker;
 pub mod change;
 pub mod cors;
+pub mod decider;
 pub mod egress;
 pub mod endpoint;
 pub mod fault;
@@ -49,6 +50,10 @@ pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp}
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
+pub use decider::{
+    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
+    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+};
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId};
 pub use fault::{Abort, Delay, FaultRule, Faults};

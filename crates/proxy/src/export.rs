@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use self::post::{Failed, Parcel};
-use self::session::Sessions;
+pub(crate) use self::session::Sessions;
 use self::source::Source;
 use crate::config::Config;
 use crate::seen::Seen;

@@ -212,6 +212,25 @@ closed_list! {
         /// A request was answered.
         FaultAnswers ["abort"];
     }
+    "leno_decider_questions_total" ["decider", "result"]
+    "Requests that others were asked about (authorization and rate limit services), by what came of it: `failed` was denied since nobody answered, `skipped` let in." {
+        /// An authorization service allowed it.
+        AuthorizationAllowed ["authorization", "allowed"];
+        /// An authorization service denied it.
+        AuthorizationDenied ["authorization", "denied"];
+        /// No authorization service answered, and it was denied.
+        AuthorizationUnanswered ["authorization", "failed"];
+        /// No authorization service answered, and it was let in.
+        AuthorizationSkipped ["authorization", "skipped"];
+        /// A rate limit service had room for it.
+        GlobalLimitAllowed ["rate-limit", "allowed"];
+        /// A rate limit service had none.
+        GlobalLimitDenied ["rate-limit", "denied"];
+        /// No rate limit service answered, and it was denied.
+        GlobalLimitUnanswered ["rate-limit", "failed"];
+        /// No rate limit service answered, and it was let in.
+        GlobalLimitSkipped ["rate-limit", "skipped"];
+    }
     "leno_snapshot_applied_total" []
     "Changes from the control plane that were applied." {
         /// A change was applied.

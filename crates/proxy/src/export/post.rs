@@ -22,7 +22,7 @@ pub(super) struct Parcel {
 
 /// Why a collector did not take a parcel.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub(crate) enum Failed {
     /// Nobody traces any more.
     #[error("tracing was turned off")]
     Off,
