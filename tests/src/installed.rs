@@ -11,6 +11,15 @@ pub fn go_program(name: &str) -> PathBuf {
     fetched(name, "scenarios")
 }
 
+/// A program of `tests/programs/deciders`, built into the target folder.
+///
+/// # Panics
+/// When it was not built.
+#[must_use]
+pub fn decider(name: &str) -> PathBuf {
+    fetched(name, "deciders")
+}
+
 /// The folder of the Java programs of `tests/programs/java`, and all that they need.
 ///
 /// # Panics

@@ -38,7 +38,7 @@ pub use dialogue::Dialogue;
 pub use driven::Driven;
 pub use family::{Descendant, children, is_running};
 pub use http::{Response, exchange, get};
-pub use installed::{go_program, java_programs, python, script, zipkin};
+pub use installed::{decider, go_program, java_programs, python, script, zipkin};
 pub use load::{Load, Outcome};
 pub use machines::{ControlPlane, Proxy};
 pub use maria::Maria;

@@ -127,6 +127,7 @@ pub(crate) fn plan() -> WorkloadPlan {
         gateway: None,
         openings: Vec::new(),
         outlets: Vec::new(),
+        guards: Default::default(),
     }
 }
 

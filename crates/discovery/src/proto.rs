@@ -455,6 +455,126 @@ pub struct Plan {
     pub openings: ::prost::alloc::vec::Vec<Opening>,
     #[prost(message, repeated, tag = "132")]
     pub outlets: ::prost::alloc::vec::Vec<Outlet>,
+    #[prost(message, repeated, tag = "950")]
+    pub guards: ::prost::alloc::vec::Vec<GuardedPort>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GuardedPort {
+    #[prost(uint32, tag = "1")]
+    pub port: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub guards: ::prost::alloc::vec::Vec<Guard>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Guard {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(oneof = "guard::Guard", tags = "2")]
+    pub guard: ::core::option::Option<guard::Guard>,
+}
+/// Nested message and enum types in `Guard`.
+pub mod guard {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Guard {
+        #[prost(message, tag = "2")]
+        Authorization(super::Authorization),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Decider {
+    #[prost(uint64, tag = "3")]
+    pub timeout_nanoseconds: u64,
+    #[prost(bool, tag = "4")]
+    pub unanswered_allowed: bool,
+    #[prost(oneof = "decider::At", tags = "1, 2")]
+    pub at: ::core::option::Option<decider::At>,
+}
+/// Nested message and enum types in `Decider`.
+pub mod decider {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum At {
+        #[prost(message, tag = "1")]
+        Service(super::DecidingService),
+        #[prost(string, tag = "2")]
+        Url(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DecidingService {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Authorization {
+    #[prost(message, optional, tag = "1")]
+    pub decider: ::core::option::Option<Decider>,
+    #[prost(message, repeated, tag = "2")]
+    pub requests: ::prost::alloc::vec::Vec<RequestMatch>,
+    #[prost(message, optional, tag = "3")]
+    pub headers: ::core::option::Option<HeaderNames>,
+    #[prost(message, repeated, tag = "4")]
+    pub context: ::prost::alloc::vec::Vec<Told>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Told {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeaderNames {
+    #[prost(string, repeated, tag = "1")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GlobalLimit {
+    #[prost(message, optional, tag = "1")]
+    pub decider: ::core::option::Option<Decider>,
+    #[prost(string, tag = "2")]
+    pub domain: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "3")]
+    pub descriptors: ::prost::alloc::vec::Vec<Descriptor>,
+    #[prost(message, optional, tag = "4")]
+    pub answer: ::core::option::Option<FixedAnswer>,
+    #[prost(bool, tag = "5")]
+    pub tells: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Descriptor {
+    #[prost(message, repeated, tag = "1")]
+    pub requests: ::prost::alloc::vec::Vec<RequestMatch>,
+    #[prost(message, repeated, tag = "2")]
+    pub entries: ::prost::alloc::vec::Vec<DescriptorEntry>,
+    #[prost(uint32, tag = "3")]
+    pub hits: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DescriptorEntry {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    #[prost(oneof = "descriptor_entry::Value", tags = "2, 3, 4, 5, 6, 7")]
+    pub value: ::core::option::Option<descriptor_entry::Value>,
+}
+/// Nested message and enum types in `DescriptorEntry`.
+pub mod descriptor_entry {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Value {
+        #[prost(string, tag = "2")]
+        Text(::prost::alloc::string::String),
+        #[prost(string, tag = "3")]
+        Header(::prost::alloc::string::String),
+        #[prost(message, tag = "4")]
+        Path(super::Nothing),
+        #[prost(message, tag = "5")]
+        Method(super::Nothing),
+        #[prost(message, tag = "6")]
+        Client(super::Nothing),
+        #[prost(message, tag = "7")]
+        Address(super::Nothing),
+    }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Opening {
@@ -635,6 +755,8 @@ pub struct RateLimits {
     pub connections: ::core::option::Option<Rate>,
     #[prost(message, repeated, tag = "3")]
     pub rules: ::prost::alloc::vec::Vec<RateRule>,
+    #[prost(message, optional, tag = "950")]
+    pub global: ::core::option::Option<GlobalLimit>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RateRule {

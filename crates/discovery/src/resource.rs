@@ -12,6 +12,7 @@ mod endpoint;
 mod fault;
 mod field;
 mod gateway;
+mod guard;
 mod inbound;
 mod limit;
 mod occupant;

@@ -10,6 +10,7 @@ pub mod breaker;
 pub mod change;
 pub mod collector;
 pub mod cors;
+pub mod decider;
 pub mod egress;
 pub mod endpoint;
 pub mod fault;
@@ -52,6 +53,10 @@ pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, Too
 pub use change::{Change, Object, ObjectKey};
 pub use collector::{Collector, CollectorProtocol, InvalidEndpoint, Signal};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
+pub use decider::{
+    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
+    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+};
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId};
 pub use fault::{Abort, Delay, FaultRule, Faults};

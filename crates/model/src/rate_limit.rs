@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
 use crate::breaker::FixedAnswer;
+use crate::decider::GlobalLimit;
 use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
 use crate::service_policy::ServicePolicyName;
@@ -24,13 +25,15 @@ pub struct RateLimits {
     pub connections: Option<Rate>,
     /// Requests, in the order of the document: all that fit must have room.
     pub rules: Vec<RateRule>,
+    /// What a rate limit service is asked about requests that have room under these rules.
+    pub global: Option<Box<GlobalLimit>>,
 }
 
 impl RateLimits {
     /// Whether nothing is bounded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.connections.is_none() && self.rules.is_empty()
+        self.connections.is_none() && self.rules.is_empty() && self.global.is_none()
     }
 }
 

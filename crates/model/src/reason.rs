@@ -212,6 +212,18 @@ reasons! {
     /// The request is for a host name that another certificate of the gateway is for.
     Misdirected "misdirected" 421 Downstream Never
         "Nothing is wrong: the client asks again on a connection of its own for that host name.";
+    /// An authorization service denied it.
+    DeniedByService "denied-by-service" 403 Ours Never
+        "Ask who runs the service that the ExternalAuthorization names; `leno explain request` \
+         shows it.";
+    /// An authorization service was to decide, and did not.
+    AuthorizationUnavailable "authorization-unavailable" 403 Ours Never
+        "Look at the service that the ExternalAuthorization names, and at the sidecar's log; \
+         `onFailure: allow` lets requests in meanwhile.";
+    /// A rate limit service was to decide, and did not.
+    RateLimitUnavailable "rate-limit-unavailable" 500 Ours Never
+        "Look at the service that `global` of the RateLimit names, and at the sidecar's log; \
+         `onFailure: allow` lets requests in meanwhile.";
 }
 
 #[cfg(test)]

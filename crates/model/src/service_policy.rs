@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::balancing::{Balancing, LoadBalancing};
 use crate::breaker::{Breaker, CircuitBreaker};
+use crate::decider::Guard;
 use crate::fault::{FaultRule, Faults};
 use crate::name::{InvalidName, Name, ServiceName};
 use crate::rate_limit::{PortLimits, RateLimits};
@@ -98,6 +99,8 @@ pub enum ServicePolicyKind {
     FaultInjection,
     /// How an endpoint is chosen.
     LoadBalancing,
+    /// Who else decides whether requests may come in.
+    ExternalAuthorization,
 }
 
 impl ServicePolicyKind {
@@ -110,6 +113,7 @@ impl ServicePolicyKind {
         Self::RateLimit,
         Self::FaultInjection,
         Self::LoadBalancing,
+        Self::ExternalAuthorization,
     ];
 
     /// The word used in manifests.
@@ -123,6 +127,7 @@ impl ServicePolicyKind {
             Self::RateLimit => "RateLimit",
             Self::FaultInjection => "FaultInjection",
             Self::LoadBalancing => "LoadBalancing",
+            Self::ExternalAuthorization => "ExternalAuthorization",
         }
     }
 
@@ -159,6 +164,8 @@ pub enum ServiceRule {
     LoadBalancing(LoadBalancing),
     /// Both: at least one of them says something.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
+    /// What else decides about requests that come in.
+    Guard(Guard),
 }
 
 impl ServiceRule {
@@ -269,7 +276,7 @@ impl PortLimits {
 }
 
 /// The policies that are attached to a port, the closest first, and of equals by name.
-fn attached<'a>(
+pub(crate) fn attached<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy>,
     service: &ServiceName,
     port: u16,

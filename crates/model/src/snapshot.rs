@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::access_policy::InboundPolicy;
+use crate::decider::PortGuard;
 use crate::egress::Outlet;
 use crate::endpoint::Endpoint;
 use crate::gateway::Gateway;
@@ -81,6 +82,8 @@ pub struct WorkloadPlan {
     pub openings: Vec<Opening>,
     /// What it reaches outside the mesh although nobody is let out.
     pub outlets: Vec<Outlet>,
+    /// What else decides about requests at the ports of the application.
+    pub guards: BTreeMap<u16, Vec<PortGuard>>,
 }
 
 /// A service as one client sees it.

@@ -25,7 +25,7 @@ pub(crate) use self::fate::Fate;
 use self::otlp::records;
 use self::post::{Failed, Parcel};
 pub(crate) use self::push::push_metrics;
-use self::session::Sessions;
+pub(crate) use self::session::Sessions;
 use self::source::Source;
 #[cfg(test)]
 pub(crate) use self::spans::encode_all;

@@ -13,6 +13,7 @@ mod connections;
 mod control_address;
 mod counted;
 mod crew;
+mod decider;
 mod desk;
 mod dial;
 mod dns;

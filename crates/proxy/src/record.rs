@@ -78,7 +78,14 @@ impl<'a> Record<'a> {
     pub(crate) fn fail(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
         if let Some(ruling) = &failure.policy
-            && matches!(failure.reason, Reason::DeniedByPolicy | Reason::RateLimited)
+            && matches!(
+                failure.reason,
+                Reason::DeniedByPolicy
+                    | Reason::RateLimited
+                    | Reason::DeniedByService
+                    | Reason::AuthorizationUnavailable
+                    | Reason::RateLimitUnavailable
+            )
         {
             hits::policy(&self.session.worker.shard, ruling);
         }

@@ -189,6 +189,12 @@ fn admitted(
     let permit = session.permit(&bound.scene)?;
     let access = &bound.scene.plans.access;
     record.permit(access, access.tcp(&permit)?);
+    if let Some(guards) = bound.scene.plans.guards.as_ref().and_then(|guards| guards.at(port))
+        && guards.sees_requests()
+    {
+        // Bytes that nobody sees a request in would get around whoever decides about requests.
+        return Err(Reason::DeniedByPolicy.into());
+    }
     bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
     match bound.destination {
         Destination::Application(application) => Ok(application),

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::crew::Crew;
+use crate::decider::Deciders;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
 use crate::idle::IdleStrangers;
@@ -50,6 +51,8 @@ pub(crate) struct Worker {
     pub(crate) response_heads: Spare<ResponseHead>,
     /// Tasks that wait for a stream to serve.
     pub(crate) crew: Crew,
+    /// Who decides in place of this sidecar, as this thread knows them.
+    pub(crate) deciders: Deciders,
     /// What policies have removed, over all threads.
     pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
@@ -90,6 +93,7 @@ impl Worker {
         let Parts { config, world, connections, removed, phase, outlets, shard, seed } = parts;
         Rc::new(Self {
             handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
+            deciders: Deciders::new(config.collector_roots.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
             config,
             world,

@@ -4,11 +4,14 @@ mod access_policy;
 mod answer;
 mod circuit_breaker;
 mod cors;
+mod decider;
 mod egress;
+mod external_authorization;
 mod fault_injection;
 mod filter;
 pub(crate) mod gateway_route;
 mod gateway_tcp_route;
+mod global_limit;
 mod grpc_route;
 mod http_route;
 pub(crate) mod ingress;
@@ -249,6 +252,7 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::RateLimit),
         Self::ServicePolicy(ServicePolicyKind::FaultInjection),
         Self::ServicePolicy(ServicePolicyKind::LoadBalancing),
+        Self::ServicePolicy(ServicePolicyKind::ExternalAuthorization),
         Self::TagRoute,
         Self::SermantRouteRule,
         Self::Lane,

@@ -216,6 +216,25 @@ closed_list! {
         /// A request was answered.
         FaultAnswers ["abort"];
     }
+    "leno_decider_questions_total" ["decider", "result"]
+    "Requests that others were asked about (authorization and rate limit services), by what came of it: `failed` was denied since nobody answered, `skipped` let in." {
+        /// An authorization service allowed it.
+        AuthorizationAllowed ["authorization", "allowed"];
+        /// An authorization service denied it.
+        AuthorizationDenied ["authorization", "denied"];
+        /// No authorization service answered, and it was denied.
+        AuthorizationUnanswered ["authorization", "failed"];
+        /// No authorization service answered, and it was let in.
+        AuthorizationSkipped ["authorization", "skipped"];
+        /// A rate limit service had room for it.
+        GlobalLimitAllowed ["rate-limit", "allowed"];
+        /// A rate limit service had none.
+        GlobalLimitDenied ["rate-limit", "denied"];
+        /// No rate limit service answered, and it was denied.
+        GlobalLimitUnanswered ["rate-limit", "failed"];
+        /// No rate limit service answered, and it was let in.
+        GlobalLimitSkipped ["rate-limit", "skipped"];
+    }
     "leno_snapshot_applied_total" []
     "Changes from the control plane that were applied." {
         /// A change was applied.
@@ -484,6 +503,7 @@ const LABELS: &str = r#"
 | `protocol` | what was spoken; `outside` for connections to what is not of the mesh, whose service and port stay empty |
 | `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
 | `cause` | why a policy removed an endpoint: `rate` (too large a share of its requests failed), `consecutive` (too many in a row) or `probe` (it failed again) |
+| `decider` | what decided in place of the sidecar: `authorization` or `rate-limit`, a service of one of these kinds |
 | `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |

@@ -231,7 +231,7 @@ fn limits(each: Each) -> Limits {
         answer: FixedAnswer::default(),
     };
     let policy = policy(ServicePolicyKind::RateLimit);
-    let limits = RateLimits { connections: None, rules: vec![rule] };
+    let limits = RateLimits { rules: vec![rule], ..RateLimits::default() };
     let limits = PortLimits { policy, limits };
     Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }

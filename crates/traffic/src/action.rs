@@ -70,6 +70,12 @@ impl CompiledActions {
         }
     }
 
+    /// Edits of heads, and nothing else.
+    #[must_use]
+    pub fn editing(request: FieldEdits, response: FieldEdits) -> Self {
+        Self { request, response, ..Self::default() }
+    }
+
     /// Whether requests go nowhere: their answer is a redirection.
     #[must_use]
     pub fn redirects(&self) -> bool {
@@ -182,7 +188,7 @@ pub struct FieldEdits {
 }
 
 impl FieldEdits {
-    fn compile(edits: &HeaderEdits) -> Self {
+    pub(crate) fn compile(edits: &HeaderEdits) -> Self {
         let set = edits.set.iter().map(|header| &header.name);
         let remove = edits.remove.iter().chain(set).map(|name| name.as_str().into()).collect();
         let mut lines = String::new();

@@ -10,6 +10,7 @@ use leno_model::{
 use crate::authorize::InboundAccess;
 use crate::balance::hashing::Places;
 use crate::gateway::GatewayPlan;
+use crate::guard::Guards;
 use crate::limit::Limits;
 use crate::outlet::Outlets;
 use crate::pattern::BadPattern;
@@ -35,6 +36,8 @@ pub struct Plans {
     pub gateway: Option<Arc<GatewayPlan>>,
     /// What it reaches outside although nobody is let out; the same one while that is the same.
     pub outlets: Arc<Outlets>,
+    /// Who else decides about requests that come in; absent when nobody does.
+    pub guards: Option<Arc<Guards>>,
 }
 
 impl Plans {
@@ -60,6 +63,7 @@ impl Plans {
             limits: build_limits(&snapshot, previous)?,
             gateway: build_gateway(&snapshot, previous),
             outlets: build_outlets(&snapshot, previous)?,
+            guards: build_guards(&snapshot, previous)?,
             snapshot,
             services,
         })
@@ -248,6 +252,21 @@ fn build_limits(snapshot: &Snapshot, previous: Option<&Plans>) -> Result<Arc<Lim
     }
 }
 
+fn build_guards(
+    snapshot: &Snapshot,
+    previous: Option<&Plans>,
+) -> Result<Option<Arc<Guards>>, BadPattern> {
+    let plan = &snapshot.plan;
+    match previous {
+        Some(Plans { snapshot: old, guards, .. })
+            if old.plan.guards == plan.guards && old.plan.limits == plan.limits =>
+        {
+            Ok(guards.clone())
+        }
+        _ => Ok(Guards::build(plan)?.map(Arc::new)),
+    }
+}
+
 fn build_gateway(snapshot: &Snapshot, previous: Option<&Plans>) -> Option<Arc<GatewayPlan>> {
     let gateway = snapshot.plan.gateway.as_ref()?;
     let before = previous.and_then(|plans| plans.gateway.as_ref());
@@ -258,4 +277,4 @@ fn build_gateway(snapshot: &Snapshot, previous: Option<&Plans>) -> Option<Arc<Ga
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

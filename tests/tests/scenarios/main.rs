@@ -11,6 +11,8 @@ mod bug_report;
 #[cfg(test)]
 mod dashboards;
 #[cfg(test)]
+mod deciders;
+#[cfg(test)]
 mod diagnosis;
 mod faults;
 #[cfg(test)]

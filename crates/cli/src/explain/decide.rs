@@ -10,15 +10,18 @@ use leno_model::{
 };
 use leno_traffic::balance::Key;
 use leno_traffic::cors::preflight_for;
+use leno_traffic::guard::Asking;
 use leno_traffic::{
-    CompiledActions, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher,
+    CompiledActions, Guards, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher,
     RequestView, RouteChoice, Ruling, goes_before, service_of,
 };
 
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
-use super::treatment::{Treated, injected, limited, limited_connections, treated};
+use super::treatment::{
+    Treated, asked, asked_for_room, injected, limited, limited_connections, treated,
+};
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -82,7 +85,7 @@ pub(super) struct DecidedBackend {
 pub(super) struct DecidedEndpoint {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) access: EndpointAccess,
-    /// The rate limits that its sidecar counts such requests under.
+    /// The rate limits that its sidecar counts such requests under, and whom it asks about them.
     pub(super) limits: Vec<Treated>,
 }
 
@@ -519,6 +522,12 @@ fn access(
     let plan = &snapshot.plan;
     let access = InboundAccess::of(plan)?;
     let permit = access.connection(Some(peer), port);
+    let guards = Guards::build(plan)?;
+    let sees =
+        guards.as_ref().and_then(|guards| guards.at(port)).is_some_and(|it| it.sees_requests());
+    if opaque && sees && permit.is_ok() {
+        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, None));
+    }
     let fields = question.fields();
     let decided = permit.and_then(|permit| match opaque {
         true => access.tcp(&permit),
@@ -534,7 +543,8 @@ fn access(
     })
 }
 
-/// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes.
+/// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes,
+/// and whom it asks about it.
 fn limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
@@ -547,8 +557,18 @@ fn limits(
         return Ok(rates.map(|(said, rate)| limited_connections(&said.policy, rate)).collect());
     }
     let fields = question.fields();
-    let counting = limits.counting(port, &question.view(&fields), Some(&peer.account));
-    Ok(counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect())
+    let view = question.view(&fields);
+    let counting = limits.counting(port, &view, Some(&peer.account));
+    let mut told: Vec<Treated> =
+        counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
+    let guards = Guards::build(&snapshot.plan)?;
+    if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
+        told.extend(guards.authorizations(&view).map(asked));
+        // Where the question comes from stands for any client.
+        let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
+        told.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
+    }
+    Ok(told)
 }
 
 /// Whether a sidecar carries a port's bytes without looking at requests.

@@ -1,10 +1,11 @@
 //! What policies say about the requests to a port, in a sentence each.
 
 use leno_model::{
-    BalanceAlgorithm, CircuitBreaker, Each, FailureClasses, FaultRule, HashKey, LoadBalancing,
-    OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName,
-    TooMany, Treatment, Trip,
+    BalanceAlgorithm, CircuitBreaker, Decider, Each, FailureClasses, FaultRule, GlobalLimit,
+    HashKey, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm,
+    SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip, Unanswered,
 };
+use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit};
 
 /// A policy and what it does.
 #[derive(Debug)]
@@ -98,6 +99,33 @@ pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
 pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
     let told = format!("lets in {} of all together", rate(limit, "connections"));
     Treated { policy: policy.clone(), told }
+}
+
+/// An authorization service that is asked.
+pub(super) fn asked(rule: &CompiledAuthorization) -> Treated {
+    let decider = &rule.rule.decider;
+    let told = format!("asks {} whether it may come in; {}", decider.at, otherwise(decider));
+    Treated { policy: rule.policy.clone(), told }
+}
+
+/// A rate limit service that is asked.
+pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
+    let GlobalLimit { decider, domain, .. } = &rule.rule;
+    let status = rule.rule.answer.status.unwrap_or(Reason::RateLimited.status());
+    let told = format!(
+        "asks {} whether there is room for it in the domain {domain:?}, and answers {status} if not; {}",
+        decider.at,
+        otherwise(decider)
+    );
+    Treated { policy: rule.policy.clone(), told }
+}
+
+fn otherwise(decider: &Decider) -> String {
+    let then = match decider.unanswered {
+        Unanswered::Allow => "let in",
+        Unanswered::Deny => "denied",
+    };
+    format!("without an answer in {:?} it is {then}", decider.timeout)
 }
 
 fn rate(rate: Rate, what: &str) -> String {

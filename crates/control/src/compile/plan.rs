@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, LaneRule, PortLimits, Protocol, Service, ServiceName, TargetPort, Workload,
+    Caller, LaneRule, PortGuard, PortLimits, Protocol, Service, ServiceName, TargetPort, Workload,
     WorkloadPlan, WorkloadPort,
 };
 
@@ -36,6 +36,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         gateway: mesh.gateway_of(workload).cloned(),
         openings: openings(mesh, workload),
         outlets: outlets(mesh, workload),
+        guards: guards(mesh, workload),
     }
 }
 
@@ -118,6 +119,25 @@ fn limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
         }
     }
     limits
+}
+
+/// What else decides about requests at each port of the application: by the policies of all services
+/// that lead there, each once.
+fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
+    let mut guards: BTreeMap<u16, Vec<PortGuard>> = BTreeMap::new();
+    for service in mesh.in_front_of(&workload.name) {
+        for port in &service.ports {
+            let found = mesh.guards(&service.name, port.port);
+            let Some(number) = target_port(&port.target, workload) else { continue };
+            for guard in found {
+                let known = guards.entry(number).or_default();
+                if !known.contains(&guard) {
+                    known.push(guard);
+                }
+            }
+        }
+    }
+    guards
 }
 
 /// The service under which each port of the application is counted: when several lead there, the

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Name, PolicyScope, PortLimits, ServiceName, ServicePolicy, ServicePolicyName, Treatment,
+    Name, PolicyScope, PortGuard, PortLimits, ServiceName, ServicePolicy, ServicePolicyName,
+    Treatment,
 };
 
 use super::{Index, Mesh, Touched};
@@ -63,6 +64,11 @@ impl Mesh {
         PortLimits::of(self.policies.of(service), service, port)
     }
 
+    /// What policies say else decides about requests at a port of a service.
+    pub(crate) fn guards(&self, service: &ServiceName, port: u16) -> Vec<PortGuard> {
+        PortGuard::of(self.policies.of(service), service, port)
+    }
+
     pub(super) fn set_policy(
         &mut self,
         name: &ServicePolicyName,
@@ -71,7 +77,7 @@ impl Mesh {
     ) {
         let old = self.policies.take(name);
         let differs = old != new;
-        let limits = old.iter().chain(&new).any(|policy| policy.rule.limits().is_some());
+        let is_inbound = old.iter().chain(&new).any(|policy| policy.rule.is_inbound());
         let mut about = BTreeSet::new();
         for policy in old.iter().chain(&new) {
             about.extend(services(policy).cloned());
@@ -84,7 +90,7 @@ impl Mesh {
             self.policies.put(new);
         }
         if differs {
-            if limits {
+            if is_inbound {
                 let behind = about.iter().flat_map(|service| self.selected.of(service));
                 touched.workloads.extend(behind.cloned());
             }

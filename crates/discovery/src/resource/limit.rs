@@ -7,8 +7,8 @@ use leno_model::{Each, PortLimits, Rate, RateLimits, RateRule};
 use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, each, port};
 use super::inbound::{peer_from_wire, peer_to_wire};
-use super::request;
 use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire};
+use super::{guard, request};
 use crate::proto;
 
 pub(super) fn to_wire((port, policies): (&u16, &Vec<PortLimits>)) -> proto::LimitedPort {
@@ -16,6 +16,7 @@ pub(super) fn to_wire((port, policies): (&u16, &Vec<PortLimits>)) -> proto::Limi
         policy: Some(policy_to_wire(&limits.policy)),
         connections: limits.limits.connections.map(rate_to_wire),
         rules: limits.limits.rules.iter().map(rule_to_wire).collect(),
+        global: limits.limits.global.as_deref().map(guard::limit_to_wire),
     };
     proto::LimitedPort { port: u32::from(*port), policies: policies.iter().map(limits).collect() }
 }
@@ -30,9 +31,11 @@ pub(super) fn from_wire(wire: proto::LimitedPort) -> Result<(u16, Vec<PortLimits
 
 fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, Invalid> {
     let connections = wire.connections.map(rate_from_wire).transpose();
+    let global = wire.global.map(guard::limit_from_wire).transpose();
     let limits = RateLimits {
         connections: connections.map_err(|invalid| invalid.under("connections"))?,
         rules: each("rules", wire.rules, rule_from_wire)?,
+        global: global.map_err(|invalid| invalid.under("global"))?.map(Box::new),
     };
     if limits.is_empty() {
         return Err(Invalid::new("", "bounds nothing, or nothing that this version knows"));

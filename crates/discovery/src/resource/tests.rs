@@ -4,6 +4,7 @@ mod access;
 mod breaker;
 mod fault;
 mod gateway;
+mod guard;
 mod limit;
 mod sight;
 mod tags;
@@ -308,7 +309,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
-    let limits = (limit::limits(), sight::sight(), (0..2_usize, 0..2_usize));
+    let limits = (limit::limits(), guard::guards(), sight::sight(), (0..2_usize, 0..2_usize));
     let tags = (tags::caller(), tags::lanes(), access::inbound(), limits);
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
         |(
@@ -319,7 +320,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
             served,
             doors,
             access,
-            (caller, lanes, inbound, (limits, sight, edges)),
+            (caller, lanes, inbound, (limits, guards, sight, edges)),
         )| {
             WorkloadPlan {
                 workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
@@ -350,6 +351,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 gateway: None,
                 openings: Vec::new(),
                 outlets: Vec::new(),
+                guards,
             }
         },
     )

@@ -246,6 +246,14 @@ const KINDS: &[Kind] = &[
         spec: policies::load_balancing,
     },
     Kind {
+        kind: "ExternalAuthorization",
+        plural: "externalauthorizations",
+        short: "lea",
+        scope: Scope::Namespaced,
+        description: "Requests that a service is asked about before they come in.",
+        spec: policies::external_authorization,
+    },
+    Kind {
         kind: "TagRoute",
         plural: "tagroutes",
         short: "ltr",

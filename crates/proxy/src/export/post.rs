@@ -33,7 +33,7 @@ impl Parcel {
 
 /// Why a collector did not take a parcel.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub(crate) enum Failed {
     /// It cannot be reached.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),

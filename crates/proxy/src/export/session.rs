@@ -17,19 +17,19 @@ use super::post::Failed;
 
 /// The roots that vouch for collectors, read when they are needed first, and again after a failure: they
 /// may have been replaced.
-pub(super) struct Sessions {
+pub(crate) struct Sessions {
     /// A file of PEM; the system's own roots when absent.
     file: Option<PathBuf>,
     roots: RefCell<Option<Arc<RootCertStore>>>,
 }
 
 impl Sessions {
-    pub(super) fn new(file: Option<PathBuf>) -> Self {
+    pub(crate) fn new(file: Option<PathBuf>) -> Self {
         Self { file, roots: RefCell::default() }
     }
 
     /// A session with a collector that has shown a certificate for its name.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         &self,
         collector: &Collector,
         tcp: TcpStream,

@@ -332,7 +332,7 @@ async fn flush(writer: &mut Writer) -> Result<(), Broken> {
 }
 
 /// Sends all of `data` on a stream of a link.
-pub(super) async fn send(
+pub(crate) async fn send(
     stream: &LinkStream,
     data: Bytes,
     end: bool,

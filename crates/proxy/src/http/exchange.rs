@@ -1,6 +1,7 @@
 //! The corridor: one request, station by station, in one version of the world.
 
 mod aside;
+mod guarded;
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -119,7 +120,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
     async fn walk(&mut self) -> Result<(), Failure> {
         let mut aim = self.request.aim()?;
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
-        self.authorize(&aim, &bound)?;
+        match &bound.scene.plans.guards {
+            None => self.authorize(&aim, &bound)?,
+            // Boxed, so that the others need no room for it.
+            Some(guards) => Box::pin(self.authorize_guarded(guards, &aim, &bound)).await?,
+        }
         if let Some(cors) = bound.actions.as_ref().and_then(|actions| actions.cors.as_ref())
             && let Some(preflight) = self.judge_origin(cors, &aim, &bound)
         {

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_discovery::{ChangeId, Update};
 use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
 use leno_model::{
-    Access, AccessLog, Endpoint, EndpointId, InboundPolicy, Occupant, PortView, Protocol, Reach,
-    ServiceAccount, ServiceName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain, WorkloadName,
-    WorkloadPlan, WorkloadPort,
+    Access, AccessLog, Endpoint, EndpointId, InboundPolicy, Occupant, PortGuard, PortLimits,
+    PortView, Protocol, Reach, ServiceAccount, ServiceName, ServiceView, Sight, Snapshot, SpiffeId,
+    TrustDomain, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
 use socket2::SockRef;
@@ -165,6 +165,38 @@ impl Mesh {
         let (sidecar, inbound) =
             serve(&self.authority, directory, names, (application, &self.setup)).await;
         (sidecar, endpoint(workload, inbound, "ratings"))
+    }
+
+    /// Another server of the same service, set up in another way.
+    pub(crate) async fn server_with(
+        &self,
+        workload: &str,
+        application: SocketAddr,
+        setup: &Setup,
+    ) -> (Sidecar, Endpoint) {
+        let (names, directory) = ((workload, "ratings"), self.directory.path());
+        let (sidecar, inbound) =
+            serve(&self.authority, directory, names, (application, setup)).await;
+        (sidecar, endpoint(workload, inbound, "ratings"))
+    }
+
+    /// Changes who else decides at the server.
+    pub(crate) fn guard(&self, guards: Vec<PortGuard>, limits: Vec<PortLimits>) {
+        self.guard_knowing(guards, limits, Vec::new());
+    }
+
+    /// The same where the server knows these services.
+    pub(crate) fn guard_knowing(
+        &self,
+        guards: Vec<PortGuard>,
+        limits: Vec<PortLimits>,
+        services: Vec<ServiceView>,
+    ) {
+        let access = self.setup.access.clone();
+        let plan = serving_plan(&self.server, self.setup.protocol, access);
+        let port = self.server.port;
+        let (guards, limits) = ([(port, guards)].into(), [(port, limits)].into());
+        self.server.know(WorkloadPlan { guards, limits, ..plan }, services);
     }
 
     /// The server as clients know it.
@@ -382,6 +414,7 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         gateway: None,
         openings: Vec::new(),
         outlets: Vec::new(),
+        guards: Default::default(),
     }
 }
 

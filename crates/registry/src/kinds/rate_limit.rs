@@ -3,14 +3,14 @@
 use leno_model::{Each, FixedAnswer, Name, PolicyScope, Rate, RateLimits, RateRule};
 
 use super::access_policy::{elements, read_peer};
-use super::answer;
 use super::http_route::{header_name, read_match};
 use super::service_policy::{number_or, targets, time};
+use super::{answer, global_limit};
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, RateLimits)> {
-    let fields = spec.fields(&["targetRefs", "connections", "rules"])?;
+    let fields = spec.fields(&["targetRefs", "connections", "rules", "global"])?;
     let scope = targets(&fields, namespace);
     let connections = match fields.find("connections") {
         Some(field) => {
@@ -31,11 +31,18 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
             rules.push(rule);
         }
     }
+    let global = match fields.find("global") {
+        Some(field) => {
+            says_something = true;
+            Some(Box::new(global_limit::read(field, namespace)?))
+        }
+        None => None,
+    };
     if !says_something {
-        spec.refuse("limits nothing", "add `rules` or `connections`");
+        spec.refuse("limits nothing", "add `rules`, `connections` or `global`");
         return None;
     }
-    Some((scope?, RateLimits { connections, rules }))
+    Some((scope?, RateLimits { connections, rules, global }))
 }
 
 fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<RateRule> {

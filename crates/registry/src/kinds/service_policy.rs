@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use leno_model::{
-    Name, PolicyScope, RouteParent, ServiceName, ServicePolicy, ServicePolicyKind,
+    Guard, Name, PolicyScope, RouteParent, ServiceName, ServicePolicy, ServicePolicyKind,
     ServicePolicyName, ServiceRule,
 };
 
 use super::http_route::duration;
 use super::upstream_rate_limit::Burst;
 use super::{
-    Head, circuit_breaker, fault_injection, load_balancing, outlier_removal, rate_limit,
-    refuse_other_kinds, sermant_removal, upstream_traffic_setting,
+    Head, circuit_breaker, external_authorization, fault_injection, load_balancing,
+    outlier_removal, rate_limit, refuse_other_kinds, sermant_removal, upstream_traffic_setting,
 };
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -51,6 +51,10 @@ pub(super) fn read(
         ServicePolicyKind::LoadBalancing => {
             let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
             (scope, ServiceRule::LoadBalancing(rule))
+        }
+        ServicePolicyKind::ExternalAuthorization => {
+            let (scope, rule) = external_authorization::read(&name.namespace, spec)?;
+            (scope, ServiceRule::Guard(Guard::Authorization(Box::new(rule))))
         }
     };
     Some(ServicePolicy { name, scope, rule })

@@ -83,13 +83,13 @@ fn route_list<'a>(spec: &Fields<'a>) -> Option<Vec<Field<'a>>> {
     }
 }
 
-/// What every sidecar counts for itself, which is all that can be counted here.
+/// What every sidecar counts for itself. What a service counts for all is said in a `RateLimit`.
 fn local<'a>(field: &Field<'a>) -> Option<Field<'a>> {
     let fields = field.fields(&["local", "global"])?;
     fields.unsupported(
         "global",
-        "is not supported: every sidecar counts for itself",
-        "remove it, and use `local`",
+        "is not supported here",
+        "remove it, and write a RateLimit with `global` for the same service",
     );
     fields.require("local").cloned()
 }

@@ -1,8 +1,8 @@
 //! Looks at policies of services: whom they mean, and whether another one decides instead.
 
 use leno_model::{
-    PolicyScope, PortLimits, Protocol, Service, ServiceName, ServicePolicy, ServicePolicyKind,
-    ServicePolicyName, ServicePort, ServiceRule, TargetPort, Treatment,
+    PolicyScope, PortGuard, PortLimits, Protocol, Service, ServiceName, ServicePolicy,
+    ServicePolicyKind, ServicePolicyName, ServicePort, ServiceRule, TargetPort, Treatment,
 };
 
 use super::{Lint, Reference, World, selects, suggestion};
@@ -137,6 +137,7 @@ fn deciding<'a>(
     port: u16,
 ) -> Vec<ServicePolicyName> {
     let limits = PortLimits::of(policies.clone(), service, port).map(|limits| limits.policy);
+    let guards = PortGuard::of(policies.clone(), service, port).into_iter().map(|it| it.policy);
     let treatment = Treatment::of(policies, service, port);
-    treatment.policies().cloned().chain(limits).collect()
+    treatment.policies().cloned().chain(limits).chain(guards).collect()
 }

@@ -8,6 +8,8 @@ mod border;
 #[cfg(test)]
 mod circuit_breakers;
 #[cfg(test)]
+mod deciders;
+#[cfg(test)]
 mod faults_and_balancing;
 #[cfg(test)]
 mod filters;

@@ -104,8 +104,8 @@ fn refuses_a_rate_limit_that_means_nothing() {
         "RateLimit",
         &specs,
         &expect![[r#"
-        spec: limits nothing; add `rules` or `connections`
-        spec: limits nothing; add `rules` or `connections`
+        spec: limits nothing; add `rules`, `connections` or `global`
+        spec: limits nothing; add `rules`, `connections` or `global`
         spec.targetRefs: is missing; add `targetRefs`
         spec.connections.count: 0 is out of range; use a number from 1 to 1000000
         spec.rules[0].in: is missing; add `in`
@@ -152,7 +152,7 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
             spec.rateLimit.local: is missing; add `local`
             spec.rateLimit.local: limits nothing; add `http` or `tcp`
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
-            spec.rateLimit.global: is not supported: every sidecar counts for itself; remove it, and use `local`
+            spec.rateLimit.global: is not supported here; remove it, and write a RateLimit with `global` for the same service
             spec.rateLimit.local.http.unit: "day" is not known here; use `second`, `minute` or `hour`
             spec.rateLimit.local.http.requests: 0 is out of range; use a number from 1 to 1000000
             spec.rateLimit.local.http.responseStatusCode: 200 is no error; use 400 to 599

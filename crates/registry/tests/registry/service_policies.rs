@@ -45,6 +45,7 @@ fn the_documented_examples_are_read() {
         "sermant-removal.md",
         "circuit-breaker.md",
         "rate-limit.md",
+        "external-authorization.md",
         "fault-injection.md",
         "load-balancing.md",
         "upstream-traffic-setting.md",

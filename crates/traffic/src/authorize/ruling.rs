@@ -45,6 +45,12 @@ impl Ruling {
         Self { policy, rule: Some(rule.into()), kind: kind.as_str(), hits: Arc::clone(hits) }
     }
 
+    /// Of a policy of a service that is one rule, counted in this place.
+    #[must_use]
+    pub fn whole_policy(policy: &ServicePolicyName, hits: &Arc<HitSlot>) -> Self {
+        Self { rule: None, ..Self::service_policy(policy, "", hits) }
+    }
+
     /// Where its decisions are counted.
     #[must_use]
     pub fn hits(&self) -> &HitSlot {

@@ -10,7 +10,7 @@ const PORT: u16 = 9080;
 
 fn policy(name: &str, rules: Vec<RateRule>) -> PortLimits {
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", name).unwrap();
-    PortLimits { policy, limits: RateLimits { connections: None, rules } }
+    PortLimits { policy, limits: RateLimits { connections: None, rules, global: None } }
 }
 
 /// So many at once, and one more each hour.

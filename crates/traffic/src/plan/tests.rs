@@ -53,7 +53,15 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
 }
 
 fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
-    let plan = WorkloadPlan {
+    let plan = workload_plan(access);
+    let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
+    let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
+    Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names })
+}
+
+/// A workload without anything.
+pub(crate) fn workload_plan(access: Access) -> WorkloadPlan {
+    WorkloadPlan {
         workload: WorkloadName::new("shop", "web-1").unwrap(),
         account: ServiceAccount::new("shop", "web").unwrap(),
         trust_domain: TrustDomain::new("cluster.local").unwrap(),
@@ -74,10 +82,8 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
         gateway: None,
         openings: Vec::new(),
         outlets: Vec::new(),
-    };
-    let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
-    let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
-    Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names })
+        guards: Default::default(),
+    }
 }
 
 #[test]

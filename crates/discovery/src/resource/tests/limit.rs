@@ -8,13 +8,15 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::breaker::{answer, policy};
+use super::guard::global;
 use super::request;
 use crate::proto;
 use crate::resource::limit;
 
 pub(super) fn limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortLimits>>> {
-    let limits = (prop::option::of(rate()), vec(rule(), 0..3))
-        .prop_map(|(connections, rules)| RateLimits { connections, rules })
+    let global = prop::option::of(global().prop_map(Box::new));
+    let limits = (prop::option::of(rate()), vec(rule(), 0..3), global)
+        .prop_map(|(connections, rules, global)| RateLimits { connections, rules, global })
         .prop_filter("it bounds something", |limits| !limits.is_empty());
     let policies = (policy(), limits).prop_map(|(policy, limits)| PortLimits { policy, limits });
     btree_map(1u16.., vec(policies, 1..3), 0..3)
@@ -98,6 +100,6 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
 
 fn wire(rules: Vec<proto::RateRule>) -> proto::LimitedPort {
     let policy = proto::ServicePolicy { kind: "RateLimit".to_owned(), name: "a/b".to_owned() };
-    let limits = proto::RateLimits { policy: Some(policy), connections: None, rules };
+    let limits = proto::RateLimits { policy: Some(policy), connections: None, rules, global: None };
     proto::LimitedPort { port: 80, policies: vec![limits] }
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::target_refs;
 use crate::install::schema::{
-    about, anything, boolean, duration, integer, list, name, name_pattern, object, percentage,
+    about, anything, boolean, duration, integer, list, map, name, name_pattern, object, percentage,
     port, some, text, unless, word,
 };
 
@@ -125,13 +125,70 @@ pub(super) fn rate_limit() -> Value {
             ("targetRefs!", target_refs()),
             ("connections", connections),
             ("rules", list(rule, 64)),
+            ("global", about(global_limit(), "What a rate limit service is asked.")),
         ]),
         &[(
-            "has(self.connections) || has(self.rules)",
-            "limits nothing: give rules or connections",
+            "has(self.connections) || has(self.rules) || has(self.global)",
+            "limits nothing: give rules, connections or global",
         )],
     )
 }
+
+fn global_limit() -> Value {
+    let entry = unless(
+        object([
+            ("key!", text(256)),
+            ("text", text(256)),
+            ("header", text(256)),
+            ("from", word(&["client", "path", "method", "address"])),
+        ]),
+        &[(
+            "[has(self.text), has(self.header), has(self.from)].filter(it, it).size() == 1",
+            "must say one thing: text, header or from",
+        )],
+    );
+    let descriptor = object([
+        ("matches", some(request_match(), 256)),
+        ("entries!", some(entry, 16)),
+        ("hits", integer(1, 1_000_000)),
+    ]);
+    unless(
+        object([
+            ("service", decider_service()),
+            ("url", text(512)),
+            ("timeout", duration()),
+            ("onFailure", word(&["deny", "allow"])),
+            ("domain!", text(256)),
+            ("descriptors!", some(descriptor, 16)),
+            ("answer", answer()),
+            ("tellClients", boolean()),
+        ]),
+        &[ONE_DECIDER],
+    )
+}
+
+pub(super) fn external_authorization() -> Value {
+    unless(
+        object([
+            ("targetRefs!", target_refs()),
+            ("service", about(decider_service(), "A service of the mesh that decides.")),
+            ("url", about(text(512), "`http://HOST:PORT`, or `https`: a server that decides.")),
+            ("timeout", duration()),
+            ("onFailure", word(&["deny", "allow"])),
+            ("matches", some(request_match(), 256)),
+            ("headers", list(text(256), 64)),
+            ("context", map(text(4096), 32)),
+        ]),
+        &[ONE_DECIDER],
+    )
+}
+
+fn decider_service() -> Value {
+    object([("name!", name()), ("namespace", name()), ("port!", port())])
+}
+
+const ONE_DECIDER: (&str, &str) =
+    ("has(self.service) != has(self.url)", "must ask somebody: give service or url");
 
 pub(super) fn fault_injection() -> Value {
     let delay = object([("time!", duration()), ("percent", percentage())]);

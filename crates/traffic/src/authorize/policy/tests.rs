@@ -79,6 +79,7 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         gateway: None,
         openings: Vec::new(),
         outlets: Vec::new(),
+        guards: Default::default(),
     };
     InboundAccess::of(&plan).unwrap()
 }

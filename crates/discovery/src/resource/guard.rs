@@ -1,0 +1,197 @@
+//! What else decides about requests at the ports of an application, as it travels.
+
+use std::time::Duration;
+
+use leno_model::{
+    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
+    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+};
+
+use super::breaker::{answer_from_wire, answer_to_wire};
+use super::field::{Invalid, each, parsed, port};
+use super::request;
+use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire};
+use crate::proto;
+
+pub(super) fn to_wire((port, guards): (&u16, &Vec<PortGuard>)) -> proto::GuardedPort {
+    proto::GuardedPort {
+        port: u32::from(*port),
+        guards: guards.iter().map(guard_to_wire).collect(),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::GuardedPort) -> Result<(u16, Vec<PortGuard>), Invalid> {
+    let guards = each("guards", wire.guards, guard_from_wire)?;
+    if guards.is_empty() {
+        return Err(Invalid::new("guards", "is empty"));
+    }
+    Ok((port("port", wire.port)?, guards))
+}
+
+fn guard_to_wire(guard: &PortGuard) -> proto::Guard {
+    use proto::guard::Guard as Wire;
+    let policy = Some(policy_to_wire(&guard.policy));
+    let guard = match &guard.guard {
+        Guard::Authorization(rule) => Wire::Authorization(authorization_to_wire(rule)),
+    };
+    proto::Guard { policy, guard: Some(guard) }
+}
+
+/// What this version does not know must not let anybody in.
+fn guard_from_wire(wire: proto::Guard) -> Result<PortGuard, Invalid> {
+    use proto::guard::Guard as Wire;
+    let guard = match wire.guard {
+        None => return Err(Invalid::new("guard", "is missing, or unknown to this version")),
+        Some(Wire::Authorization(rule)) => authorization_from_wire(rule)
+            .map(|rule| Guard::Authorization(Box::new(rule)))
+            .map_err(|invalid| invalid.under("authorization"))?,
+    };
+    Ok(PortGuard { policy: policy_from_wire(wire.policy)?, guard })
+}
+
+fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
+    let headers = rule.headers.clone().map(|names| proto::HeaderNames { names });
+    proto::Authorization {
+        decider: Some(decider_to_wire(&rule.decider)),
+        requests: rule.requests.iter().map(request::to_wire).collect(),
+        headers,
+        context: rule.context.iter().map(told).collect(),
+    }
+}
+
+fn told((name, text): &(String, String)) -> proto::Told {
+    proto::Told { name: name.clone(), text: text.clone() }
+}
+
+fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, Invalid> {
+    let headers = wire.headers.map(|headers| each("names", headers.names, header));
+    Ok(Authorization {
+        decider: decider_from_wire(wire.decider)?,
+        requests: each("requests", wire.requests, request::from_wire)?,
+        headers: headers.transpose().map_err(|invalid| invalid.under("headers"))?,
+        context: wire.context.into_iter().map(|told| (told.name, told.text)).collect(),
+    })
+}
+
+pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
+    let descriptor = |it: &Descriptor| proto::Descriptor {
+        requests: it.requests.iter().map(request::to_wire).collect(),
+        entries: it.entries.iter().map(entry_to_wire).collect(),
+        hits: it.hits,
+    };
+    proto::GlobalLimit {
+        decider: Some(decider_to_wire(&limit.decider)),
+        domain: limit.domain.clone(),
+        descriptors: limit.descriptors.iter().map(descriptor).collect(),
+        answer: answer_to_wire(&limit.answer),
+        tells: limit.tells,
+    }
+}
+
+pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, Invalid> {
+    let descriptors = each("descriptors", wire.descriptors, |wire| {
+        let entries = each("entries", wire.entries, entry_from_wire)?;
+        if entries.is_empty() {
+            return Err(Invalid::new("entries", "is empty"));
+        }
+        if wire.hits == 0 {
+            return Err(Invalid::new("hits", "is 0"));
+        }
+        let requests = each("requests", wire.requests, request::from_wire)?;
+        Ok(Descriptor { requests, entries, hits: wire.hits })
+    })?;
+    if descriptors.is_empty() {
+        return Err(Invalid::new("descriptors", "is empty"));
+    }
+    if wire.domain.is_empty() {
+        return Err(Invalid::new("domain", "is empty"));
+    }
+    Ok(GlobalLimit {
+        decider: decider_from_wire(wire.decider)?,
+        domain: wire.domain,
+        descriptors,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+        tells: wire.tells,
+    })
+}
+
+fn entry_to_wire(entry: &DescriptorEntry) -> proto::DescriptorEntry {
+    use proto::descriptor_entry::Value as Wire;
+    let nothing = proto::Nothing {};
+    let value = match &entry.value {
+        DescriptorValue::Text(text) => Wire::Text(text.clone()),
+        DescriptorValue::Header(name) => Wire::Header(name.clone()),
+        DescriptorValue::Path => Wire::Path(nothing),
+        DescriptorValue::Method => Wire::Method(nothing),
+        DescriptorValue::Client => Wire::Client(nothing),
+        DescriptorValue::Address => Wire::Address(nothing),
+    };
+    proto::DescriptorEntry { key: entry.key.clone(), value: Some(value) }
+}
+
+fn entry_from_wire(wire: proto::DescriptorEntry) -> Result<DescriptorEntry, Invalid> {
+    use proto::descriptor_entry::Value as Wire;
+    if wire.key.is_empty() {
+        return Err(Invalid::new("key", "is empty"));
+    }
+    let value = match wire.value {
+        None => return Err(Invalid::new("value", "is missing, or unknown to this version")),
+        Some(Wire::Text(text)) => DescriptorValue::Text(text),
+        Some(Wire::Header(name)) => DescriptorValue::Header(header(name)?),
+        Some(Wire::Path(proto::Nothing {})) => DescriptorValue::Path,
+        Some(Wire::Method(proto::Nothing {})) => DescriptorValue::Method,
+        Some(Wire::Client(proto::Nothing {})) => DescriptorValue::Client,
+        Some(Wire::Address(proto::Nothing {})) => DescriptorValue::Address,
+    };
+    Ok(DescriptorEntry { key: wire.key, value })
+}
+
+fn decider_to_wire(decider: &Decider) -> proto::Decider {
+    use proto::decider::At;
+    let at = match &decider.at {
+        DeciderAddress::Service { service, port } => {
+            At::Service(proto::DecidingService { name: service.to_string(), port: (*port).into() })
+        }
+        DeciderAddress::Outside(server) => At::Url(server.to_string()),
+    };
+    proto::Decider {
+        at: Some(at),
+        timeout_nanoseconds: nanoseconds(decider.timeout),
+        unanswered_allowed: decider.unanswered == Unanswered::Allow,
+    }
+}
+
+fn decider_from_wire(wire: Option<proto::Decider>) -> Result<Decider, Invalid> {
+    use proto::decider::At;
+    let wire = wire.ok_or_else(|| Invalid::new("decider", "is missing"))?;
+    let at = match wire.at {
+        None => {
+            return Err(Invalid::new("decider.at", "is missing, or unknown to this version"));
+        }
+        Some(At::Service(wire)) => DeciderAddress::Service {
+            service: parsed("decider.service.name", &wire.name)?,
+            port: port("decider.service.port", wire.port)?,
+        },
+        Some(At::Url(url)) => {
+            let server = Server::parse(&url);
+            DeciderAddress::Outside(server.map_err(|error| Invalid::new("decider.url", error))?)
+        }
+    };
+    let timeout = Duration::from_nanos(wire.timeout_nanoseconds);
+    if !(Decider::TIMEOUT_MIN..=Decider::TIMEOUT_MAX).contains(&timeout) {
+        let reason = format!("{timeout:?} is out of range");
+        return Err(Invalid::new("decider.timeout_nanoseconds", reason));
+    }
+    let unanswered = match wire.unanswered_allowed {
+        true => Unanswered::Allow,
+        false => Unanswered::Deny,
+    };
+    Ok(Decider { at, timeout, unanswered })
+}
+
+fn header(name: String) -> Result<String, Invalid> {
+    match name.is_empty() || name.contains(char::is_uppercase) {
+        true => Err(Invalid::new("header", "is no name of a header in lower case")),
+        false => Ok(name),
+    }
+}

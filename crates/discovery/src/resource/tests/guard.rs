@@ -1,0 +1,106 @@
+//! Who else decides, at random, and what is refused of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_model::{
+    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
+    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+};
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::*;
+
+use super::breaker::{answer, policy};
+use super::{request, service_name};
+use crate::proto;
+use crate::resource::guard;
+
+pub(super) fn guards() -> impl Strategy<Value = BTreeMap<u16, Vec<PortGuard>>> {
+    let headers = prop::option::of(vec("x-[a-z]{1,5}", 0..3));
+    let context = vec(("[a-z]{1,3}", ".{0,5}"), 0..3);
+    let rule = (decider(), vec(request(), 0..3), headers, context).prop_map(
+        |(decider, requests, headers, context)| {
+            let rule = Authorization { decider, requests, headers, context };
+            Guard::Authorization(Box::new(rule))
+        },
+    );
+    let guard = (policy(), rule).prop_map(|(policy, guard)| PortGuard { policy, guard });
+    btree_map(1u16.., vec(guard, 1..3), 0..3)
+}
+
+pub(super) fn global() -> impl Strategy<Value = GlobalLimit> {
+    let value = prop_oneof![
+        ".{0,5}".prop_map(DescriptorValue::Text),
+        "x-[a-z]{1,5}".prop_map(DescriptorValue::Header),
+        Just(DescriptorValue::Path),
+        Just(DescriptorValue::Method),
+        Just(DescriptorValue::Client),
+        Just(DescriptorValue::Address),
+    ];
+    let entry = ("[a-z]{1,5}", value).prop_map(|(key, value)| DescriptorEntry { key, value });
+    let descriptor = (vec(request(), 0..2), vec(entry, 1..3), 1..9_u32)
+        .prop_map(|(requests, entries, hits)| Descriptor { requests, entries, hits });
+    (decider(), "[a-z]{1,5}", vec(descriptor, 1..3), answer(), any::<bool>()).prop_map(
+        |(decider, domain, descriptors, answer, tells)| GlobalLimit {
+            decider,
+            domain,
+            descriptors,
+            answer,
+            tells,
+        },
+    )
+}
+
+fn decider() -> impl Strategy<Value = Decider> {
+    let url = ("https?", "[a-z]{1,9}|\\[::1\\]", 1u16..);
+    let outside = url.prop_map(|(scheme, host, port)| {
+        DeciderAddress::Outside(Server::parse(&format!("{scheme}://{host}:{port}")).unwrap())
+    });
+    let inside = (service_name(), 1u16..)
+        .prop_map(|(service, port)| DeciderAddress::Service { service, port });
+    let time = (1_000_000..60_000_000_000_u64).prop_map(Duration::from_nanos);
+    (prop_oneof![outside, inside], time, any::<bool>()).prop_map(|(at, timeout, allows)| {
+        let unanswered = if allows { Unanswered::Allow } else { Unanswered::Deny };
+        Decider { at, timeout, unanswered }
+    })
+}
+
+#[test]
+fn a_guard_that_is_not_understood_lets_nobody_in() {
+    use proto::decider::At;
+    let url = |text: &str| Some(At::Url(text.to_owned()));
+    let decider = || proto::Decider {
+        at: url("http://a:1"),
+        timeout_nanoseconds: 1_000_000,
+        unanswered_allowed: false,
+    };
+    let rule = |decider| proto::Authorization { decider, ..Default::default() };
+    let wire = |guard: Option<proto::guard::Guard>| {
+        let policy = "ExternalAuthorization".to_owned();
+        let policy = proto::ServicePolicy { kind: policy, name: "a/b".to_owned() };
+        let guards = vec![proto::Guard { policy: Some(policy), guard }];
+        guard::from_wire(proto::GuardedPort { port: 80, guards }).map(drop)
+    };
+    let asked = |rule| wire(Some(proto::guard::Guard::Authorization(rule)));
+    assert_eq!(wire(None).unwrap_err().field, "guards[0].guard");
+    assert!(asked(rule(Some(decider()))).is_ok());
+    let upper = proto::HeaderNames { names: vec!["A".to_owned()] };
+    for (wrong, field) in [
+        (rule(None), "decider"),
+        (rule(Some(proto::Decider { at: None, ..decider() })), "decider.at"),
+        (rule(Some(proto::Decider { at: url("a:1"), ..decider() })), "decider.url"),
+        (
+            rule(Some(proto::Decider { timeout_nanoseconds: 0, ..decider() })),
+            "decider.timeout_nanoseconds",
+        ),
+        (
+            proto::Authorization { headers: Some(upper), ..rule(Some(decider())) },
+            "headers.names[0].header",
+        ),
+    ] {
+        let invalid = asked(wrong).unwrap_err();
+        assert_eq!(invalid.field, format!("guards[0].authorization.{field}"));
+    }
+    let none = proto::GuardedPort { port: 80, guards: Vec::new() };
+    assert_eq!(guard::from_wire(none).map(drop).unwrap_err().field, "guards");
+}

@@ -1,0 +1,208 @@
+//! Asking an authorization service about a request: `envoy.service.auth.v3.Authorization/Check`.
+
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::StatusCode;
+use leno_model::{FixedAnswer, Header, HeaderEdits, ServiceName, SpiffeId};
+use leno_traffic::RequestView;
+use leno_traffic::guard::{CompiledAuthorization, HeaderChange, How, edits_of, request_edits};
+use prost::Message;
+
+use super::NoAnswer;
+use super::protobuf::{
+    Address, Asked, Attributes, CheckRequest, CheckResponse, Denied, HeaderValueOption,
+    HttpRequest, Okay, Pair, Peer, SocketAddress, Time,
+};
+use crate::http::request::Request;
+
+/// What it says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The request goes on, with these changes of its head and of its answer's.
+    Allowed { request: HeaderEdits, response: HeaderEdits },
+    /// The client is told this.
+    Denied(FixedAnswer),
+}
+
+/// Both ends of a request, as the service is told.
+pub(crate) struct Ends<'a> {
+    /// Where the connection comes from.
+    pub(crate) from: SocketAddr,
+    /// Who that proved to be.
+    pub(crate) client: Option<&'a SpiffeId>,
+    /// Where the application listens.
+    pub(crate) to: SocketAddr,
+    /// Who this is.
+    pub(crate) server: &'a SpiffeId,
+    /// The service that the port is counted under.
+    pub(crate) service: Option<&'a ServiceName>,
+}
+
+/// The question about a request.
+pub(crate) fn question(
+    rule: &CompiledAuthorization,
+    (request, view): (&Request<'_>, &RequestView<'_>),
+    ends: &Ends<'_>,
+) -> Vec<u8> {
+    let peer = |address: SocketAddr, id: Option<&SpiffeId>| Peer {
+        address: Some(Address {
+            socket_address: Some(SocketAddress {
+                address: address.ip().to_canonical().to_string(),
+                port_value: address.port().into(),
+            }),
+        }),
+        service: String::new(),
+        principal: id.map(ToString::to_string).unwrap_or_default(),
+    };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let time = Time {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+    };
+    let path = match view.query {
+        Some(query) => format!("{}?{query}", view.path),
+        None => view.path.to_owned(),
+    };
+    let first = |name: &str| view.fields.first(name).map(|it| it.into_owned());
+    let http = HttpRequest {
+        id: first("x-request-id").unwrap_or_default(),
+        method: view.method.to_owned(),
+        headers: told_headers(rule, request, view, &path),
+        path,
+        host: view.authority.to_owned(),
+        scheme: SCHEME.to_owned(),
+        size: first("content-length").and_then(|length| length.parse().ok()).unwrap_or(-1),
+        protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
+    };
+    let destination = Peer {
+        service: ends.service.map(ToString::to_string).unwrap_or_default(),
+        ..peer(ends.to, Some(ends.server))
+    };
+    let context = rule.rule.context.iter();
+    let context = context.map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
+    let attributes = Attributes {
+        source: Some(peer(ends.from, ends.client)),
+        destination: Some(destination),
+        request: Some(Asked { time: Some(time), http: Some(http) }),
+        context_extensions: context.collect(),
+    };
+    CheckRequest { attributes: Some(attributes) }.encode_to_vec()
+}
+
+/// The headers that the rule tells, each once, in lower case; of several lines with one name the
+/// values are joined.
+fn told_headers(
+    rule: &CompiledAuthorization,
+    request: &Request<'_>,
+    view: &RequestView<'_>,
+    path: &str,
+) -> Vec<Pair> {
+    let is_told = |name: &str| match &rule.rule.headers {
+        None => true,
+        Some(names) => names.iter().any(|told| told == name),
+    };
+    let pseudo = [
+        (":authority", view.authority),
+        (":method", view.method),
+        (":path", path),
+        (":scheme", SCHEME),
+    ];
+    let mut told: Vec<Pair> = Vec::new();
+    for (key, value) in pseudo {
+        // A list of names is about headers; where the request goes is told beside them.
+        if rule.rule.headers.is_none() {
+            told.push(Pair { key: key.to_owned(), value: value.to_owned() });
+        }
+    }
+    for field in &request.head.fields {
+        let name = String::from_utf8_lossy(field.name.of(&request.bytes)).to_ascii_lowercase();
+        let value = String::from_utf8_lossy(field.value.of(&request.bytes));
+        if field.hop_by_hop || !is_told(if name == "host" { ":authority" } else { &name }) {
+            continue;
+        }
+        match told.iter_mut().find(|known| known.key == name) {
+            Some(known) => known.value.extend([",", &value]),
+            None => told.push(Pair { key: name, value: value.into_owned() }),
+        }
+    }
+    told
+}
+
+/// What an answer means for a request with these fields.
+pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+    let answer = CheckResponse::decode(answer).map_err(unusable)?;
+    let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
+    match (is_ok, answer.denied, answer.ok) {
+        (true, None, ok) => allowed(ok.unwrap_or_default(), view),
+        (_, denied, _) => denied_with(denied.unwrap_or_default()).map(Verdict::Denied),
+    }
+}
+
+fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+    if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
+        return Err(unusable("it changes the query, which is not done here"));
+    }
+    let changes = |options: Vec<HeaderValueOption>, default| {
+        options.into_iter().map(move |it| change(it, default)).collect::<Result<Vec<_>, _>>()
+    };
+    // What Envoy does with an option that says nothing.
+    let request = changes(ok.headers, How::Replace)?;
+    let response = changes(ok.response_headers_to_add, How::Append)?;
+    let remove: Vec<String> =
+        ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
+    Ok(Verdict::Allowed {
+        request: request_edits(&request, &remove, view.fields).map_err(unusable)?,
+        response: edits_of(&response).map_err(unusable)?,
+    })
+}
+
+fn denied_with(denied: Denied) -> Result<FixedAnswer, NoAnswer> {
+    let status = denied.status.map(|status| status.code).unwrap_or_default();
+    let status = u16::try_from(status).ok().filter(|status| FixedAnswer::may_have(*status));
+    let mut headers = Vec::new();
+    for option in denied.headers {
+        let HeaderChange { name, value, .. } = change(option, How::Append)?;
+        // It is denied, whatever else the client is told.
+        if HeaderEdits::is_name(&name)
+            && HeaderEdits::may_edit(&name)
+            && HeaderEdits::is_value(&value)
+        {
+            headers.push(Header { name, value });
+        }
+    }
+    let body = (!denied.body.is_empty()).then_some(denied.body);
+    let status = status.unwrap_or(StatusCode::FORBIDDEN.as_u16());
+    Ok(FixedAnswer { status: Some(status), body, headers })
+}
+
+/// A change as it is meant; `default` when it does not say how.
+fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAnswer> {
+    let header = option.header.unwrap_or_default();
+    let value = match header.raw_value.is_empty() {
+        true => header.value,
+        false => String::from_utf8(header.raw_value).map_err(unusable)?,
+    };
+    let how = match (option.append, option.append_action) {
+        (Some(append), _) if append.value => How::Append,
+        (Some(_), _) | (None, 2) => How::Replace,
+        (None, 0) => default,
+        (None, 1) => How::IfAbsent,
+        (None, 3) => How::IfPresent,
+        (None, action) => return Err(unusable(format!("append_action {action} is not known"))),
+    };
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how })
+}
+
+fn unusable(why: impl std::fmt::Display) -> NoAnswer {
+    NoAnswer::Protocol(why.to_string())
+}
+
+/// The method that is called.
+pub(crate) const METHOD: &str = "/envoy.service.auth.v3.Authorization/Check";
+/// What the application is spoken to in.
+const SCHEME: &str = "http";
+
+#[cfg(test)]
+mod tests;

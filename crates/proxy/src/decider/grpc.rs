@@ -1,0 +1,59 @@
+//! Messages of gRPC behind their flag and their length.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::{ANSWER_BYTES_MAX, NoAnswer};
+
+/// A message behind its flag and its length.
+pub(super) fn framed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    framed.extend_from_slice(message);
+    framed.freeze()
+}
+
+/// The one message of an answer.
+pub(super) fn unframed(mut answer: Bytes) -> Result<Bytes, NoAnswer> {
+    let wrong = |what: &str| Err(NoAnswer::Protocol(what.to_owned()));
+    let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
+        return wrong("it has no message");
+    };
+    if flag != 0 {
+        return wrong("it is compressed, which was not asked for");
+    }
+    let message = answer.split_off(FRAME_BYTES);
+    match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
+        Ok(length) if length == message.len() => Ok(message),
+        _ => wrong("it is not one message"),
+    }
+}
+
+/// Takes in what arrived of an answer, as long as it is not too long.
+pub(super) fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NoAnswer> {
+    if answer.len() + more.len() > ANSWER_BYTES_MAX {
+        return Err(NoAnswer::Protocol("it is too long".to_owned()));
+    }
+    answer.extend_from_slice(more);
+    Ok(())
+}
+
+/// A flag and a length of four bytes.
+const FRAME_BYTES: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_is_taken_and_nothing_else() {
+        assert_eq!(unframed(framed(b"hello")).unwrap(), "hello");
+        assert_eq!(unframed(framed(b"")).unwrap(), "");
+        for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\x01a", b"\0\0\0\0\x02a", b"\0\0\0\0\0a"] {
+            assert!(unframed(Bytes::copy_from_slice(wrong)).is_err(), "{wrong:?}");
+        }
+        let mut answer = BytesMut::new();
+        assert!(take(&mut answer, &[0; ANSWER_BYTES_MAX]).is_ok());
+        assert!(take(&mut answer, b"a").is_err());
+    }
+}

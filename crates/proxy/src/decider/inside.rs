@@ -1,0 +1,134 @@
+//! Asking a decider that is a service of the mesh: over a link, as any client of it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bytes::{Bytes, BytesMut};
+use leno_model::{Reach, Reason, ServiceName};
+use leno_telemetry::GrpcStatus;
+use leno_traffic::removal::Ending;
+use leno_wire::http1::{Answers, Parsed, ResponseHead};
+use leno_wire::link::StreamKind;
+
+use super::{NoAnswer, Question, grpc};
+use crate::error::lost_reason;
+use crate::http::body::send;
+use crate::http::grpc::Call;
+use crate::http::route::tagged;
+use crate::link::{Incoming, LinkHandle, LinkStream};
+use crate::upstream::Lease;
+use crate::upstream::pick::pick;
+use crate::worker::Worker;
+
+pub(super) async fn ask(
+    worker: &Rc<Worker>,
+    (service, number): (&ServiceName, u16),
+    question: &Question,
+) -> Result<Bytes, NoAnswer> {
+    let patience = worker.config.limits.discovery_timeout;
+    let (scene, plan) = worker.world.with_service(service, patience).await?;
+    if plan.view.reach == Reach::Denied {
+        return Err(NoAnswer::Mesh(Reason::DeniedOutbound));
+    }
+    let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
+    let endpoints = tagged(worker, port, None)?;
+    let ward = worker.ward(port, scene.version);
+    let upstream = pick(worker, (&endpoints, ward.as_deref()), None, None)?;
+    // What bounds requests to a service bounds questions.
+    let trial = match &ward {
+        None => None,
+        Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
+    };
+    let host = format!("{}.{}:{number}", service.name, service.namespace);
+    let _under_way = upstream.enter();
+    let outcome = match upstream.lease(worker).await {
+        Ok(Lease::Link(link)) => converse(worker, (&link, &host), question).await,
+        // A decider of the mesh has a sidecar of ours.
+        Ok(Lease::Http1(_) | Lease::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
+        Err(reason) => Err(reason.into()),
+    };
+    if let Some(trial) = trial {
+        trial.end(
+            worker,
+            match &outcome {
+                Ok(_) | Err(NoAnswer::Protocol(_) | NoAnswer::Grpc(_)) => {
+                    Ending::Answered { status: 200, grpc: None }
+                }
+                Err(NoAnswer::Status(status)) => Ending::Answered { status: *status, grpc: None },
+                Err(NoAnswer::Mesh(reason)) => Ending::Broken(*reason),
+                Err(NoAnswer::Late | NoAnswer::Unreachable(_)) => {
+                    Ending::Broken(Reason::UpstreamReset)
+                }
+            },
+        );
+    }
+    outcome
+}
+
+async fn converse(
+    worker: &Worker,
+    (link, host): (&LinkHandle, &str),
+    question: &Question,
+) -> Result<Bytes, NoAnswer> {
+    let patience = worker.config.limits.connect_timeout;
+    let uncongested = link.uncongested(patience).await;
+    uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    let head = format!(
+        "POST {} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/grpc\r\nte: trailers\r\n\
+         grpc-timeout: {}\r\n\r\n",
+        question.method,
+        question.timeout()
+    );
+    let opened = link.open(StreamKind::Http, false, |out| out.extend_from_slice(head.as_bytes()));
+    let stream = opened.map_err(|_| Reason::UpstreamRefused)?;
+    let sent = send(&stream, question.message.clone(), true, patience).await;
+    sent.map_err(|_| Reason::UpstreamReset)?;
+    answer(&stream).await
+}
+
+/// Reads the answer to its end.
+async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
+    let told = Cell::new(None);
+    let call = Call(&told);
+    let mut answer = BytesMut::new();
+    loop {
+        match stream.next().await.map_err(lost_reason)? {
+            Incoming::Head { interim: true, .. } => {}
+            Incoming::Head { head: bytes, end, .. } => {
+                let mut head = ResponseHead::default();
+                match head.parse(&bytes, Answers::Other) {
+                    Ok(Parsed::Complete(_)) => {}
+                    Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed.into()),
+                }
+                if head.status != 200 {
+                    return Err(NoAnswer::Status(head.status));
+                }
+                if end {
+                    call.ended(&bytes, &head);
+                    break;
+                }
+            }
+            Incoming::Data { data, end } => {
+                grpc::take(&mut answer, &data)?;
+                if end {
+                    break;
+                }
+            }
+            Incoming::Trailers(section) => {
+                call.trailers(&section);
+                break;
+            }
+        }
+    }
+    match told.get() {
+        Some(GrpcStatus::Ok) => grpc::unframed(answer.freeze()),
+        Some(status) => Err(NoAnswer::Grpc(status.code().to_string())),
+        None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned())),
+    }
+}
+
+impl From<Reason> for NoAnswer {
+    fn from(reason: Reason) -> Self {
+        Self::Mesh(reason)
+    }
+}

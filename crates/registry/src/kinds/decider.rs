@@ -1,0 +1,52 @@
+//! Reads where a decider is, and what becomes of requests while it does not answer.
+
+use std::time::Duration;
+
+use leno_model::{Decider, DeciderAddress, Name, Server, ServiceName, Unanswered};
+
+use super::request_test::only_one;
+use super::service_policy::time_or;
+use crate::field::{Field, Fields};
+
+/// The fields `service` or `url`, `timeout` and `onFailure`.
+pub(super) fn read(
+    fields: &Fields<'_>,
+    namespace: &Name,
+    (timeout, unanswered): (Duration, Unanswered),
+) -> Option<Decider> {
+    let at = match only_one(fields, &["service", "url"])? {
+        "service" => service(fields.find("service")?, namespace),
+        _ => outside(fields.find("url")?),
+    };
+    let timeout = time_or(fields, "timeout", (Decider::TIMEOUT_MIN, Decider::TIMEOUT_MAX), timeout);
+    let unanswered = match fields.find("onFailure") {
+        Some(field) => field.word(Unanswered::ALL),
+        None => Some(unanswered),
+    };
+    Some(Decider { at: at?, timeout: timeout?, unanswered: unanswered? })
+}
+
+fn service(field: &Field<'_>, own: &Name) -> Option<DeciderAddress> {
+    let fields = field.fields(&["name", "namespace", "port"])?;
+    let name = fields.require("name").and_then(Field::label);
+    let port = fields.require("port").and_then(Field::port);
+    let namespace = match fields.find("namespace") {
+        Some(field) => field.label(),
+        None => Some(own.clone()),
+    };
+    let service = ServiceName { namespace: namespace?, name: name? };
+    Some(DeciderAddress::Service { service, port: port? })
+}
+
+fn outside(field: &Field<'_>) -> Option<DeciderAddress> {
+    match Server::parse(field.text()?) {
+        Ok(server) => Some(DeciderAddress::Outside(server)),
+        Err(why) => {
+            field.refuse(
+                format!("{} is no server to ask: {why}", field.shown()),
+                "correct it, as in `http://127.0.0.1:9000`",
+            );
+            None
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Reads `global` of a `RateLimit`.
+
+use std::time::Duration;
+
+use leno_model::{
+    Descriptor, DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Name, Unanswered,
+};
+
+use super::access_policy::elements;
+use super::http_route::{header_name, read_match};
+use super::request_test::only_one;
+use super::service_policy::number_or;
+use super::{answer, decider};
+use crate::field::Field;
+
+pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
+    let fields = field.fields(&[
+        "service",
+        "url",
+        "timeout",
+        "onFailure",
+        "domain",
+        "descriptors",
+        "answer",
+        "tellClients",
+    ])?;
+    let decider = decider::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Allow));
+    let domain = fields.require("domain").and_then(name);
+    let descriptors = fields.require("descriptors").and_then(|field| {
+        let elements = field.list(DESCRIPTORS_MAX)?;
+        if elements.is_empty() {
+            field.refuse("is empty", "say what describes a request");
+            return None;
+        }
+        elements.iter().map(descriptor).collect::<Option<Vec<_>>>()
+    });
+    let answer = match fields.find("answer") {
+        Some(field) => answer::read(field)?,
+        None => FixedAnswer::default(),
+    };
+    let tells = match fields.find("tellClients") {
+        Some(field) => field.boolean()?,
+        None => false,
+    };
+    let (decider, domain, descriptors) = (decider?, domain?, descriptors?);
+    Some(GlobalLimit { decider, domain, descriptors, answer, tells })
+}
+
+fn descriptor(element: &Field<'_>) -> Option<Descriptor> {
+    let fields = element.fields(&["matches", "entries", "hits"])?;
+    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
+    let field = fields.require("entries")?;
+    let elements = field.list(ENTRIES_MAX)?;
+    if elements.is_empty() {
+        field.refuse("is empty", "add an entry, such as `{key: client, from: client}`");
+        return None;
+    }
+    let entries: Option<Vec<_>> = elements.iter().map(entry).collect();
+    let hits = number_or(&fields, "hits", (1, HITS_MAX), 1);
+    Some(Descriptor { requests: requests?, entries: entries?, hits: hits? })
+}
+
+/// `{key, text}`, `{key, header}`, or `{key, from}` with a word.
+fn entry(element: &Field<'_>) -> Option<DescriptorEntry> {
+    let fields = element.fields(&["key", "text", "header", "from"])?;
+    let which = only_one(&fields, &["text", "header", "from"])?;
+    let field = fields.find(which)?;
+    let value = match which {
+        "text" => DescriptorValue::Text(name(field)?),
+        "header" => DescriptorValue::Header(header_name(field, field.text()?)?),
+        _ => field.word(&[
+            ("client", DescriptorValue::Client),
+            ("path", DescriptorValue::Path),
+            ("method", DescriptorValue::Method),
+            ("address", DescriptorValue::Address),
+        ])?,
+    };
+    Some(DescriptorEntry { key: fields.require("key").and_then(name)?, value })
+}
+
+/// A text that services compare.
+fn name(field: &Field<'_>) -> Option<String> {
+    let fits = |text: &str| {
+        let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
+        (fits && !text.contains(char::is_control)).then(|| text.to_owned())
+    };
+    field.parsed(fits, "a text to send", "use 1 to 256 bytes without control characters")
+}
+
+/// As Envoy waits.
+const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
+/// The most descriptors of a request.
+const DESCRIPTORS_MAX: usize = 16;
+/// The most entries of one.
+const ENTRIES_MAX: usize = 16;
+/// More than any request is worth.
+const HITS_MAX: u32 = 1_000_000;
+/// More than names of rules have.
+const TEXT_BYTES_MAX: usize = 256;

@@ -1,0 +1,153 @@
+//! Changes of headers that somebody else wants, as edits of a head.
+
+use leno_model::{Header, HeaderEdits};
+
+use crate::action::FieldEdits;
+use crate::request::Fields;
+
+/// A change of one header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderChange {
+    /// Its name, in lower case.
+    pub name: String,
+    /// Its new value.
+    pub value: String,
+    /// What becomes of what is there.
+    pub how: How,
+}
+
+/// What becomes of a header that is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum How {
+    /// It is replaced.
+    Replace,
+    /// It stays, beside the new value.
+    Append,
+    /// It stays; only one that is not there is added.
+    IfAbsent,
+    /// It is replaced; one that is not there is not added.
+    IfPresent,
+}
+
+/// A change that is not made: a name that is none or not to be touched, or a value that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the header {0:?} cannot be changed so")]
+pub struct Improper(pub String);
+
+/// The edits of a request that has these fields. Names of `remove` that concern one connection, and
+/// `host`, are left as they are.
+///
+/// # Errors
+/// [`Improper`] for the first change that would break the message.
+pub fn request_edits(
+    changes: &[HeaderChange],
+    remove: &[String],
+    fields: &dyn Fields,
+) -> Result<HeaderEdits, Improper> {
+    let is_made = |change: &&HeaderChange| match change.how {
+        How::Replace | How::Append => true,
+        How::IfAbsent => fields.first(&change.name).is_none(),
+        How::IfPresent => fields.first(&change.name).is_some(),
+    };
+    let mut edits = HeaderEdits::default();
+    for change in changes.iter().filter(is_made) {
+        put(&mut edits, change)?;
+    }
+    for name in remove {
+        let is_free = HeaderEdits::is_name(name) && HeaderEdits::may_edit(name);
+        if is_free && edits.set.iter().all(|set| set.name != *name) {
+            edits.remove.push(name.clone());
+        }
+    }
+    Ok(edits)
+}
+
+/// The edits of an answer, whose fields nobody knows yet.
+///
+/// # Errors
+/// [`Improper`] for a change that would break the message, or that hangs on what is there.
+pub fn edits_of(changes: &[HeaderChange]) -> Result<HeaderEdits, Improper> {
+    let mut edits = HeaderEdits::default();
+    for change in changes {
+        match change.how {
+            How::Replace | How::Append => put(&mut edits, change)?,
+            How::IfAbsent | How::IfPresent => return Err(Improper(change.name.clone())),
+        }
+    }
+    Ok(edits)
+}
+
+fn put(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), Improper> {
+    let HeaderChange { name, value, how } = change;
+    if !HeaderEdits::is_name(name) || !HeaderEdits::may_edit(name) || !HeaderEdits::is_value(value)
+    {
+        return Err(Improper(name.chars().take(NAME_CHARACTERS_MAX).collect()));
+    }
+    let header = Header { name: name.clone(), value: value.clone() };
+    match how {
+        How::Append => edits.add.push(header),
+        How::Replace | How::IfAbsent | How::IfPresent => {
+            edits.set.retain(|known| known.name != *name);
+            edits.set.push(header);
+        }
+    }
+    Ok(())
+}
+
+impl FieldEdits {
+    /// Edits that somebody wants, compiled.
+    #[must_use]
+    pub fn wanted(edits: &HeaderEdits) -> Self {
+        Self::compile(edits)
+    }
+}
+
+/// How much of a name is told.
+const NAME_CHARACTERS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(name: &str, value: &str, how: How) -> HeaderChange {
+        HeaderChange { name: name.to_owned(), value: value.to_owned(), how }
+    }
+
+    #[test]
+    fn changes_hang_on_what_the_request_has() {
+        let fields = vec![("x-there".to_owned(), "1".to_owned())];
+        let changes = [
+            change("x-user", "ann", How::Replace),
+            change("x-user", "bea", How::Replace),
+            change("x-role", "reader", How::Append),
+            change("x-there", "2", How::IfAbsent),
+            change("x-new", "3", How::IfAbsent),
+            change("x-there", "4", How::IfPresent),
+            change("x-gone", "5", How::IfPresent),
+        ];
+        let remove = ["cookie", "host", "Content-Length", "x-user"].map(str::to_owned);
+        let edits = FieldEdits::wanted(&request_edits(&changes, &remove, &fields).unwrap());
+        assert_eq!(&*edits.lines, "x-user: bea\r\nx-new: 3\r\nx-there: 4\r\nx-role: reader\r\n");
+        let mut removed: Vec<&str> = edits.remove.iter().map(|name| &**name).collect();
+        removed.sort_unstable();
+        assert_eq!(removed, ["cookie", "x-new", "x-there", "x-user"]);
+    }
+
+    #[test]
+    fn what_would_break_a_message_is_refused() {
+        for (name, value) in [
+            ("content-length", "1"),
+            ("transfer-encoding", "chunked"),
+            ("host", "a"),
+            (":path", "/"),
+            ("X-Upper", "a"),
+            ("", "a"),
+            ("x-a", "b\r\nx-c: d"),
+        ] {
+            let changes = [change(name, value, How::Replace)];
+            assert!(request_edits(&changes, &[], &Vec::new()).is_err(), "{name}");
+            assert!(edits_of(&changes).is_err(), "{name}");
+        }
+        assert!(edits_of(&[change("x-a", "b", How::IfAbsent)]).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! Who is asked about which request, and what a rate limit service is told.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use leno_model::{
+    Decider, DeciderAddress, DescriptorEntry, PathMatch, PortGuard, PortLimits, RateLimits, Server,
+    ServicePolicyKind, Unanswered,
+};
+
+use super::*;
+
+fn decider() -> Decider {
+    let at = DeciderAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
+    Decider { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
+}
+
+fn path(prefix: &str) -> RequestMatch {
+    RequestMatch { path: PathMatch::Prefix(prefix.to_owned()), ..RequestMatch::default() }
+}
+
+fn policy(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
+    ServicePolicyName::new(kind, "shop", name).unwrap()
+}
+
+fn plan(guards: Vec<PortGuard>, limits: Vec<PortLimits>) -> WorkloadPlan {
+    let mut plan = crate::plan::tests::workload_plan(leno_model::Access::Permissive);
+    plan.guards = BTreeMap::from([(80, guards)]);
+    plan.limits = BTreeMap::from([(80, limits)]);
+    plan
+}
+
+fn authorization(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
+    let rule = Authorization { decider: decider(), requests, headers: None, context: Vec::new() };
+    let policy = policy(ServicePolicyKind::ExternalAuthorization, name);
+    PortGuard { policy, guard: Guard::Authorization(Box::new(rule)) }
+}
+
+fn entry(key: &str, value: DescriptorValue) -> DescriptorEntry {
+    DescriptorEntry { key: key.to_owned(), value }
+}
+
+fn limit(descriptors: Vec<Descriptor>) -> PortLimits {
+    let global = GlobalLimit {
+        decider: decider(),
+        domain: "shop".to_owned(),
+        descriptors,
+        answer: FixedAnswer::default(),
+        tells: false,
+    };
+    let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
+    PortLimits { policy: policy(ServicePolicyKind::RateLimit, "all"), limits }
+}
+
+fn view<'a>(path: &'a str, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
+    RequestView { method: "GET", path, query: None, authority: "web:80", fields }
+}
+
+#[test]
+fn no_odd_spelling_gets_around_a_question() {
+    let guards = vec![authorization("admin", vec![path("/admin")]), authorization("all", vec![])];
+    let guards = Guards::build(&plan(guards, Vec::new())).unwrap().unwrap();
+    assert!(guards.at(81).is_none());
+    let port = guards.at(80).unwrap();
+    assert!(port.sees_requests());
+    for (path, asked) in [
+        ("/admin/users", &["admin", "all"][..]),
+        ("/%61dmin", &["admin", "all"]),
+        ("//admin", &["admin", "all"]),
+        ("/x/../admin", &["admin", "all"]),
+        ("/administrators", &["all"]),
+        ("/", &["all"]),
+    ] {
+        let fields = Vec::new();
+        let view = view(path, &fields);
+        let found = port.authorizations(&view);
+        let found: Vec<&str> = found.map(|it| it.policy.name.as_str()).collect();
+        assert_eq!(found, asked, "{path}");
+    }
+}
+
+#[test]
+fn nobody_is_asked_where_nothing_is_said() {
+    assert!(
+        Guards::build(&plan(Vec::new(), Vec::new()))
+            .unwrap()
+            .is_none_or(|guards| { guards.at(80).is_none_or(|port| !port.sees_requests()) })
+    );
+    let mut plan = plan(Vec::new(), Vec::new());
+    plan.guards.clear();
+    assert!(Guards::build(&plan).unwrap().is_none());
+}
+
+#[test]
+fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
+    let descriptor = |requests, entries, hits| Descriptor { requests, entries, hits };
+    let limits = limit(vec![
+        descriptor(
+            vec![path("/orders")],
+            vec![entry("rule", DescriptorValue::Text("orders".to_owned()))],
+            5,
+        ),
+        descriptor(
+            vec![],
+            vec![
+                entry("user", DescriptorValue::Header("x-user".to_owned())),
+                entry("path", DescriptorValue::Path),
+            ],
+            1,
+        ),
+        descriptor(vec![], vec![entry("client", DescriptorValue::Client)], 1),
+        descriptor(
+            vec![],
+            vec![
+                entry("from", DescriptorValue::Address),
+                entry("method", DescriptorValue::Method),
+                entry("to", DescriptorValue::Header(":authority".to_owned())),
+            ],
+            1,
+        ),
+    ]);
+    let guards = Guards::build(&plan(Vec::new(), vec![limits])).unwrap().unwrap();
+    let port = guards.at(80).unwrap();
+    assert!(!port.sees_requests());
+    let account = ServiceAccount::new("shop", "web").unwrap();
+    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let told = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {
+        let fields: Vec<(String, String)> =
+            user.iter().map(|user| ("x-user".to_owned(), (*user).to_owned())).collect();
+        let asking = Asking { account, address };
+        let view = view(path, &fields);
+        let all = port.limits(&view, asking);
+        let all: Vec<_> = all.flat_map(|(_, described)| described).collect();
+        all.into_iter()
+            .map(|it| {
+                let entries = it.entries.iter().map(|(key, value)| format!("{key}={value}"));
+                format!("{} x{}", entries.collect::<Vec<_>>().join(","), it.hits)
+            })
+            .collect::<Vec<_>>()
+    };
+    let from = "from=127.0.0.1,method=GET,to=web:80 x1".to_owned();
+    assert_eq!(
+        told("/orders/1", Some("ann"), Some(&account)),
+        ["rule=orders x5", "user=ann,path=/orders/1 x1", "client=shop/web x1", &from]
+    );
+    assert_eq!(told("/", None, None), [from]);
+}

@@ -1,0 +1,70 @@
+// Command authorizer is an authorization service of Envoy's kind: it lets in who shows the key.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"strings"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	kinds "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+type authorizer struct {
+	auth.UnimplementedAuthorizationServer
+}
+
+func header(key, value string, appended bool) *core.HeaderValueOption {
+	return &core.HeaderValueOption{
+		Header: &core.HeaderValue{Key: key, Value: value},
+		Append: wrapperspb.Bool(appended),
+	}
+}
+
+// Check tells the application who asks, and clients without the key what they lack.
+func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.CheckResponse, error) {
+	attributes := question.GetAttributes()
+	http := attributes.GetRequest().GetHttp()
+	if http.GetHeaders()["x-key"] != "open sesame" {
+		return &auth.CheckResponse{
+			Status: &status.Status{Code: int32(codes.PermissionDenied)},
+			HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
+				Status:  &kinds.HttpStatus{Code: kinds.StatusCode_Unauthorized},
+				Headers: []*core.HeaderValueOption{header("www-authenticate", "Key", false)},
+				Body:    "no key for " + http.GetMethod() + " " + http.GetPath(),
+			}},
+		}, nil
+	}
+	told := strings.Join([]string{
+		attributes.GetSource().GetPrincipal(),
+		attributes.GetDestination().GetPrincipal(),
+		attributes.GetContextExtensions()["rule"],
+	}, " ")
+	return &auth.CheckResponse{
+		Status: &status.Status{Code: int32(codes.OK)},
+		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{
+			Headers:              []*core.HeaderValueOption{header("x-told", told, false)},
+			HeadersToRemove:      []string{"x-key"},
+			ResponseHeadersToAdd: []*core.HeaderValueOption{header("x-authorized", "yes", false)},
+		}},
+	}, nil
+}
+
+func main() {
+	listener, err := net.Listen("tcp", os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := grpc.NewServer()
+	auth.RegisterAuthorizationServer(server, authorizer{})
+	fmt.Println("listening at", listener.Addr())
+	log.Fatal(server.Serve(listener))
+}

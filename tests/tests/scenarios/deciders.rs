@@ -1,0 +1,180 @@
+//! Services that decide in place of a sidecar: Envoy's own types, and its rate limit service.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server, server_of};
+use leno_tests::{
+    Answer, Application, Mesh, Program, Response, decider, eventually, exchange, free_port,
+};
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn ask(door: SocketAddr, fields: &str) -> Option<Response> {
+    let request =
+        format!("GET /items?a=b HTTP/1.1\r\nhost: stock\r\nconnection: close\r\n{fields}\r\n");
+    exchange(door, &request).ok()
+}
+
+/// An application that answers what it was told by whoever let the request in.
+fn stock() -> Application {
+    Application::start(|request| {
+        let (told, key) = (request.header("x-told"), request.header("x-key"));
+        Answer::ok(format!("{} {}", told.unwrap_or("nobody"), key.unwrap_or("no key")))
+    })
+}
+
+fn authorization(name: &str, by: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: ExternalAuthorization\n\
+         metadata: {{name: {name}, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n  \
+         {by}\n  timeout: 10s\n  context: {{rule: {name}}}\n"
+    )
+}
+
+#[test]
+#[ignore = "takes programs of Go that ./test deciders builds"]
+fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
+    let (stock, door, port) = (stock(), free_port(), free_port());
+    let at = format!("127.0.0.1:{port}");
+    let authorizer = decider("authorizer");
+    let command = [authorizer.to_str().expect("a path of text"), &at];
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        server_of("authorizer", (port, "GRPC"), &command),
+        client("web", &[], &[("stock", door)]),
+        authorization("inside", "service: {name: authorizer, port: 9080}"),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let door = loopback(door);
+    let keyed = "x-key: open sesame\r\n";
+    let decided = |rule: &str| {
+        let let_in = ask(door, keyed).filter(|answer| answer.status == 200)?;
+        let told = format!(
+            "spiffe://cluster.local/ns/shop/sa/web spiffe://cluster.local/ns/shop/sa/stock {rule} no key"
+        );
+        (let_in.body == told.as_bytes() && let_in.header("x-authorized") == Some("yes"))
+            .then_some(())
+    };
+    eventually("the service of the mesh lets in", PATIENCE, || decided("inside"));
+    let turned_away = ask(door, "").expect("the door answers");
+    assert_eq!((turned_away.status, turned_away.reason()), (401, Some("denied-by-service")));
+    assert_eq!(turned_away.body, b"no key for GET /items?a=b");
+    assert_eq!(turned_away.header("www-authenticate"), Some("Key"));
+
+    let arguments = ["explain", "request", "-f"];
+    let manifests = mesh.file(".");
+    let more = ["web-1.shop", "GET", "http://stock:9080/items"];
+    let arguments: Vec<&str> =
+        arguments.into_iter().chain([manifests.to_str().expect("text")]).chain(more).collect();
+    let told = mesh.leno(&arguments);
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("asks shop/authorizer port 9080 whether it may come in"), "{told}");
+
+    // The first by name decides.
+    mesh.write("a.yaml", &authorization("a-outside", &format!("url: \"http://{at}\"")));
+    eventually("the server outside lets in", PATIENCE, || decided("a-outside"));
+    assert_eq!(ask(door, "").expect("the door answers").status, 401);
+    // Nobody is there.
+    let nobody = format!("url: \"http://127.0.0.1:{}\"", free_port());
+    mesh.write("a.yaml", &authorization("a-outside", &nobody));
+    eventually("nobody decides", PATIENCE, || {
+        (ask(door, keyed)?.reason() == Some("authorization-unavailable")).then_some(())
+    });
+    mesh.write("a.yaml", &authorization("a-outside", &format!("{nobody}\n  onFailure: allow")));
+    eventually("all are let in meanwhile", PATIENCE, || {
+        (ask(door, "")?.body == b"nobody no key").then_some(())
+    });
+}
+
+/// Limits of envoyproxy/ratelimit: three for each client in an hour.
+const LIMITS: &str = "domain: shop
+descriptors:
+- key: client
+  rate_limit: {unit: hour, requests_per_unit: 3}
+";
+
+/// A service that counts in a Redis of its own.
+fn counting(directory: &Path) -> (Program, Program, u16) {
+    let (redis, grpc) = (free_port(), free_port());
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &redis.to_string(), "--save", ""]).current_dir(directory);
+    let store = Program::start("redis", &mut command);
+    store.wait_for_line("Ready to accept connections", PATIENCE);
+    let limits = directory.join("limits/config");
+    std::fs::create_dir_all(&limits).expect("a folder");
+    std::fs::write(limits.join("shop.yaml"), LIMITS).expect("limits");
+    let mut command = Command::new(decider("service_cmd"));
+    command
+        .env("GRPC_HOST", "127.0.0.1")
+        .env("GRPC_PORT", grpc.to_string())
+        .env("HOST", "127.0.0.1")
+        .env("PORT", free_port().to_string())
+        .env("DEBUG_HOST", "127.0.0.1")
+        .env("DEBUG_PORT", free_port().to_string())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", format!("127.0.0.1:{redis}"))
+        .env("BACKEND_TYPE", "redis")
+        .env("RUNTIME_ROOT", directory)
+        .env("RUNTIME_SUBDIRECTORY", "limits")
+        .env("RUNTIME_APPDIRECTORY", "config")
+        .env("RUNTIME_WATCH_ROOT", "false")
+        .env("USE_STATSD", "false")
+        .env("LOG_LEVEL", "info");
+    let service = Program::start("ratelimit", &mut command);
+    eventually("the service listens", PATIENCE, || {
+        std::net::TcpStream::connect(loopback(grpc)).ok()
+    });
+    (store, service, grpc)
+}
+
+#[test]
+#[ignore = "takes programs of Go that ./test deciders builds"]
+fn envoys_rate_limit_service_counts_for_two_servers() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let (_store, _service, grpc) = counting(directory.path());
+    let (one, two) = (stock(), stock());
+    let doors = [free_port(), free_port(), free_port()];
+    let limit = format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
+         metadata: {{name: all, namespace: shop}}\nspec:\n  \
+         targetRefs: [{{name: one}}, {{name: two}}]\n  global:\n    \
+         url: \"http://127.0.0.1:{grpc}\"\n    timeout: 10s\n    onFailure: deny\n    domain: shop\n    \
+         descriptors: [{{entries: [{{key: client, from: client}}]}}]\n    tellClients: true\n"
+    );
+    let manifests = [
+        mesh_config("permissive"),
+        server("one", one.port(), &[]),
+        server("two", two.port(), &[]),
+        client("web", &[], &[("one", doors[0]), ("two", doors[1])]),
+        client("app", &[], &[("one", doors[2])]),
+        limit,
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let [to_one, to_two, of_app] = doors.map(loopback);
+    // What another client does tells when the service has its limits.
+    let first = eventually("another client is let in", PATIENCE, || {
+        ask(of_app, "").filter(|answer| answer.status == 200)
+    });
+    assert_eq!(first.header("x-ratelimit-limit"), Some("3, 3;w=3600"));
+    let statuses = [to_one, to_two, to_one, to_two, to_one].map(|door| {
+        let answer = ask(door, "").expect("the door answers");
+        (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned))
+    });
+    let said = |status: u16, left: &str| (status, Some(left.to_owned()));
+    assert_eq!(
+        statuses,
+        [said(200, "2"), said(200, "1"), said(200, "0"), said(429, "0"), said(429, "0")]
+    );
+    let refused = ask(to_two, "").expect("the door answers");
+    assert_eq!(refused.reason(), Some("rate-limited"));
+    let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
+    assert!((1..=3600).contains(&wait), "{wait}");
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
