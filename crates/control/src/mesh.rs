@@ -173,28 +173,12 @@ impl Mesh {
             || self.gateway_tcp_routes.has_consumers(service, namespace)
     }
 
-    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it,
-    /// or one that it is attached to, whose requests it only leads back.
+    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it. To
+    /// the service whose requests they are it may lead back in any case.
     pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
-        let (kind, name) = route;
-        let permits = |grant: &ReferenceGrant| grant.permits(kind, &name.namespace, service);
-        name.namespace == service.namespace
-            || self.is_attached(route, service)
-            || self.grants.values().any(permits)
-    }
-
-    fn is_attached(&self, (kind, name): (RouteKind, &RouteName), service: &ServiceName) -> bool {
-        match kind {
-            RouteKind::Http | RouteKind::Grpc => {
-                let mut routes = self.routes.of(service);
-                routes.any(|route| (route.kind, &route.name) == (kind, name))
-            }
-            RouteKind::Tcp => {
-                let mut routes = self.gateway_tcp_routes.of(service);
-                routes.any(|route| route.rule.route == *name)
-            }
-            RouteKind::Split => false,
-        }
+        let (kind, RouteName { namespace, .. }) = route;
+        let permits = |grant: &ReferenceGrant| grant.permits(kind, namespace, service);
+        *namespace == service.namespace || self.grants.values().any(permits)
     }
 
     /// The policies that say who may call an account, by name.

@@ -7,7 +7,7 @@ mod shares;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{
-    HttpRoute, RouteKind, RouteName, RouteParent, Service, WeightedBackend, Workload,
+    HttpRoute, RouteKind, RouteName, RouteParent, Service, WeightedBackend, Workload, leads_back,
 };
 use leno_registry::{Warning, lint};
 use serde_json::{Value, json};
@@ -267,7 +267,9 @@ impl Report<'_> {
     fn ungranted(&self, key: (RouteKind, &RouteName), route: &impl Route) -> Vec<String> {
         let mut ungranted: Vec<String> = route
             .leads_to()
-            .filter(|service| !self.mesh.may_lead(key, service))
+            .filter(|service| {
+                !self.mesh.may_lead(key, service) && !leads_back(route.parents(), service)
+            })
             .map(|service| format!("no ReferenceGrant permits the Service {service}"))
             .collect();
         ungranted.dedup();

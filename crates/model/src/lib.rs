@@ -84,7 +84,7 @@ pub use rate_limit::{Each, PortLimits, Rate, RateLimits, RateRule};
 pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
-    WeightedBackend,
+    WeightedBackend, leads_back,
 };
 pub use rule_kind::RuleKind;
 pub use service::{Families, Protocol, Service, ServicePort, TargetPort};

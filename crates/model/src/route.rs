@@ -67,6 +67,13 @@ pub struct RouteParent {
     pub port: Option<u16>,
 }
 
+/// Whether a route that is attached to `parents` only leads their requests back when it leads to
+/// `service`: that takes no grant.
+#[must_use]
+pub fn leads_back(parents: &[RouteParent], service: &ServiceName) -> bool {
+    parents.iter().all(|parent| parent.service == *service)
+}
+
 /// One rule of a route.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteRule {

@@ -12,7 +12,7 @@ use leno_model::{
     Object, ObjectKey, ReferenceGrant, RouteGroupName, RouteKind, RouteParent, RouteRule, Service,
     ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule,
     TcpRouteName, TcpRule, TlsRoute, TlsRule, TrafficSplit, TrafficTarget, WeightedBackend,
-    Workload,
+    Workload, leads_back,
 };
 
 use crate::rejected::{Place, Warning};
@@ -243,9 +243,10 @@ impl<'a> World<'a> {
         for (index, backend) in backends.iter().enumerate() {
             let theirs = &backend.service.namespace;
             let permits = |it: &&ReferenceGrant| it.permits(kind, own, &backend.service);
-            // A route may lead back to what it is attached to.
-            let is_parent = parents.iter().any(|parent| parent.service == backend.service);
-            if own != theirs && !is_parent && !self.grants.iter().any(permits) {
+            if own != theirs
+                && !leads_back(parents, &backend.service)
+                && !self.grants.iter().any(permits)
+            {
                 let kind = kind.as_str();
                 lint.warn(
                     format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
@@ -285,8 +286,10 @@ impl<'a> World<'a> {
                 lint,
             );
             let permits = |it: &&ReferenceGrant| it.permits(kind, own, service);
-            let is_parent = parents.iter().any(|parent| parent.service == *service);
-            if *own != service.namespace && !is_parent && !self.grants.iter().any(permits) {
+            if *own != service.namespace
+                && !leads_back(parents, service)
+                && !self.grants.iter().any(permits)
+            {
                 lint.warn(
                     field(),
                     format!(

@@ -19,6 +19,8 @@ pub struct CompiledActions {
     pub request: FieldEdits,
     /// Edits of the heads of answers.
     pub response: FieldEdits,
+    /// Those of requests without what the backend does, where it does something.
+    without_backend: Option<Box<FieldEdits>>,
     /// How long one attempt may take; no limit of its own when absent.
     pub attempt_timeout: Option<Duration>,
     /// When requests are sent once more.
@@ -47,6 +49,7 @@ impl CompiledActions {
         Some(Self {
             request: FieldEdits::compile(&actions.request_headers),
             response: FieldEdits::compile(&actions.response_headers),
+            without_backend: None,
             attempt_timeout: actions.attempt_timeout,
             retry: actions.retry.clone(),
             mirrors: actions.mirrors.as_slice().into(),
@@ -66,8 +69,15 @@ impl CompiledActions {
         Self {
             request: self.request.then(&request),
             response: response.then(&self.response),
+            without_backend: Some(Box::new(self.request.clone())),
             ..self.clone()
         }
+    }
+
+    /// Edits of the heads of copies, which go to none of the backends.
+    #[must_use]
+    pub fn of_copies(&self) -> &FieldEdits {
+        self.without_backend.as_deref().unwrap_or(&self.request)
     }
 
     /// Edits of heads, and nothing else.

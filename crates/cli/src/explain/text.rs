@@ -224,18 +224,21 @@ fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
     }
 }
 
-/// What a rule does to requests and answers, a line each.
+/// What a rule and its backends do to requests and answers, a line each.
 fn told_rule(rule: &RouteRule) -> Vec<String> {
     let mut lines = told_actions(&rule.actions);
     for backend in &rule.backends {
         let Some(edits) = &backend.edits else { continue };
         let request = told_headers("request", &edits.request_headers);
         let told = request.into_iter().chain(told_headers("response", &edits.response_headers));
-        lines.extend(told.map(|line| format!("for {}: {line}", backend.service)));
+        lines.extend(
+            told.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
+        );
     }
     lines
 }
 
+/// What a rule does beside choosing a backend, a line each.
 fn told_actions(actions: &RuleActions) -> Vec<String> {
     let mut lines = told_headers("request", &actions.request_headers);
     lines.extend(told_headers("response", &actions.response_headers));

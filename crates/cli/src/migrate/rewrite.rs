@@ -1,5 +1,7 @@
 //! What becomes of every document.
 
+use std::collections::BTreeSet;
+
 use leno_model::{
     EgressPolicy, IngressPolicy, Object, RouteGroupName, ServicePolicyKind, TargetRule,
     TcpRouteName, TrafficSplit, TrafficTarget,
@@ -46,6 +48,7 @@ pub(super) fn rewrite(documents: &[Document]) -> Vec<Fate> {
             Found::Comments => Fate::Native,
         })
         .collect();
+    leave_what_meets(documents, &mut fates);
     leave_what_is_used(documents, &mut fates);
     lose_what_may_be_used(documents, &mut fates);
     fates
@@ -97,6 +100,22 @@ fn readable(written: &[Value]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// No two objects of one kind get one name: the document whose words would be the second stays.
+fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
+    let kept = documents.iter().zip(fates.iter());
+    let kept = kept.filter(|(_, fate)| matches!(fate, Fate::Native | Fate::Left(_)));
+    let mut taken: BTreeSet<String> =
+        kept.filter_map(|(it, _)| Some(it.object()?.key().to_string())).collect();
+    for fate in fates {
+        let (Fate::Rewritten(objects) | Fate::Nearly(objects, _)) = &*fate else { continue };
+        let names: Vec<String> = objects.iter().map(yaml::name).collect();
+        match names.iter().find(|name| taken.contains(*name)) {
+            Some(name) => *fate = Fate::Left(format!("there would be another {name}")),
+            None => taken.extend(names),
+        }
+    }
 }
 
 /// Groups and ports stay while something that is left refers to them.

@@ -3,7 +3,9 @@
 mod native;
 mod write;
 
-use leno_model::{Object, SermantRouteRule, SermantRules, ServiceName, TagRules, TagScope};
+use leno_model::{
+    Object, SermantRouteRule, SermantRules, ServiceName, TagRoute, TagRules, TagScope,
+};
 use serde_json::{Value, json};
 
 use self::native::{Differences, lanes, rules};
@@ -20,8 +22,8 @@ pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Nat
     let mut differences = Differences::default();
     let mut written = Vec::new();
     for (scope, SermantRules { rules: found, lanes: marks }) in &item.entries {
-        if let Some(other) = rival(objects, item, scope) {
-            return Err(format!("{other} is about the same, and only one of the two counts"));
+        if let Some(rival) = rival(objects, item, scope) {
+            return Err(rival);
         }
         let name = match (scope, item.entries.len()) {
             (TagScope::Service(service, _), 2..) => format!("{}-{}", item.name.name, service.name),
@@ -73,18 +75,32 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
     Ok(spec)
 }
 
-/// Another object about the same service, or about all of them: rules of native objects add up, and of
-/// two items with one key only the first counts.
+/// What would decide together with what is written, and does not with what it replaces: of two items
+/// with one key only the first counts, and native rules decide instead of published ones.
 fn rival(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
-    objects.iter().find_map(|object| match object {
-        Object::SermantRouteRule(other) if other.name != item.name => {
-            let same = other.entries.iter().any(|(known, _)| known == scope);
-            same.then(|| object.key().to_string())
-        }
-        Object::TagRoute(route) if route.scope == *scope => Some(object.key().to_string()),
-        Object::Lane(lane) if *scope == TagScope::Service(lane.service.clone(), None) => {
-            Some(object.key().to_string())
-        }
-        _ => None,
+    let rules = item.entries.iter().filter(|(known, _)| known == scope);
+    let (mut by_request, mut by_caller) = (false, false);
+    for (_, SermantRules { rules, .. }) in rules {
+        by_request |= !rules.rules.is_empty();
+        by_caller |= !rules.by_caller.is_empty();
+    }
+    let is_about = |other: &TagScope| match (other, scope) {
+        (TagScope::Service(other, _), TagScope::Service(service, _)) => other == service,
+        (other, scope) => other == scope,
+    };
+    objects.iter().find_map(|object| {
+        let why = match object {
+            Object::SermantRouteRule(other) if other.name != item.name => {
+                let same = other.entries.iter().any(|(known, _)| is_about(known));
+                same.then_some("of two items with one key only the first counts")
+            }
+            Object::TagRoute(TagRoute { scope: other, rules, .. }) if is_about(other) => {
+                let meets = by_request && !rules.rules.is_empty()
+                    || by_caller && !rules.by_caller.is_empty();
+                meets.then_some("now it decides alone, and then both would")
+            }
+            _ => None,
+        };
+        why.map(|why| format!("{} is about the same: {why}", object.key()))
     })
 }

@@ -269,28 +269,30 @@ fn rules(
     }
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
     let rules = heard.flat_map(|route| route.rules.iter());
-    (true, rules.map(|rule| granted(mesh, rule)).collect())
+    (true, rules.map(|rule| granted(mesh, service, rule)).collect())
 }
 
-/// The rule without the backends that it may not lead to; their share is refused.
-fn granted(mesh: &Mesh, rule: &RouteRule) -> RouteRule {
+/// The rule, for requests to a service, without the backends that it may not lead to; their share is
+/// refused.
+fn granted(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     let RouteRule { route, kind, backends, actions, .. } = &mut rule;
-    actions.ungranted_weight = take_ungranted(mesh, (*kind, route), backends);
+    actions.ungranted_weight = take_ungranted(mesh, service, (*kind, route), backends);
     // A copy that goes nowhere is missed by nobody.
-    take_ungranted(mesh, (*kind, route), &mut actions.mirrors);
+    take_ungranted(mesh, service, (*kind, route), &mut actions.mirrors);
     rule
 }
 
 /// Takes the backends away that an object may not lead to, and says what they weighed.
 pub(super) fn take_ungranted(
     mesh: &Mesh,
+    own: &ServiceName,
     object: (RouteKind, &RouteName),
     backends: &mut Vec<WeightedBackend>,
 ) -> u32 {
     let mut weight: u32 = 0;
     backends.retain(|backend| {
-        let may_lead = mesh.may_lead(object, &backend.service);
+        let may_lead = backend.service == *own || mesh.may_lead(object, &backend.service);
         if !may_lead {
             weight = weight.saturating_add(backend.weight);
         }

@@ -78,7 +78,7 @@ fn tcp_route(
     consumer: Option<&Name>,
 ) -> Option<TcpRule> {
     let route = mesh.gateway_tcp_routes().of_port(service, port, consumer).next()?;
-    Some(granted(mesh, route.rule.clone()))
+    Some(granted(mesh, service, route.rule.clone()))
 }
 
 /// The first split of a root that is not only for some requests.
@@ -114,11 +114,13 @@ fn rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule> {
 
 fn shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
     let (route, kind) = (split.name.clone(), RouteKind::Split);
-    granted(mesh, TcpRule { route, kind, backends: split.at(port), ungranted_weight: 0 })
+    let root = &split.root.service;
+    granted(mesh, root, TcpRule { route, kind, backends: split.at(port), ungranted_weight: 0 })
 }
 
 /// The rule without the backends that it may not lead to; their share is refused.
-fn granted(mesh: &Mesh, mut rule: TcpRule) -> TcpRule {
-    rule.ungranted_weight = take_ungranted(mesh, (rule.kind, &rule.route), &mut rule.backends);
+fn granted(mesh: &Mesh, own: &ServiceName, mut rule: TcpRule) -> TcpRule {
+    let object = (rule.kind, &rule.route);
+    rule.ungranted_weight = take_ungranted(mesh, own, object, &mut rule.backends);
     rule
 }

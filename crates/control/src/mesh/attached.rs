@@ -147,14 +147,13 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         self.by_backend.of(backend).filter_map(|name| self.routes.get(name))
     }
 
-    /// The services of other namespaces that some route leads from into this one.
+    /// The services from which some route of another namespace leads into this one.
     pub(crate) fn leading_into(&self, namespace: &Name) -> impl Iterator<Item = ServiceName> {
-        let parents = self
-            .routes
-            .values()
-            .filter(move |route| route.leads_to().any(|backend| backend.namespace == *namespace));
-        let parents = parents.flat_map(|route| route.parents()).map(|parent| &parent.service);
-        parents.filter(move |parent| parent.namespace != *namespace).cloned()
+        let routes = self.routes.values().filter(move |route| {
+            let leads_there = |backend: &ServiceName| backend.namespace == *namespace;
+            route.namespace() != namespace && route.leads_to().any(leads_there)
+        });
+        routes.flat_map(|route| route.parents()).map(|parent| parent.service.clone())
     }
 
     /// Puts a route in place of the one with this name, or takes that away. Returns the services

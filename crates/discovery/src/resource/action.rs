@@ -11,7 +11,7 @@ use leno_model::{
 use super::cors;
 use super::fault::share;
 use super::field::{Invalid, each, optional_name, port};
-use super::service::{backend_from_wire, backend_to_wire};
+use super::service::{backend_to_wire, plain_backend_from_wire};
 use crate::proto;
 
 /// Nothing is sent of a rule that does nothing.
@@ -58,11 +58,8 @@ pub(super) fn from_wire(
 }
 
 fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
-    let mirror = backend_from_wire(wire)?;
+    let mirror = plain_backend_from_wire(wire)?;
     share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
-    if mirror.edits.is_some() {
-        return Err(Invalid::new("request_headers", "must be absent: copies are as the request"));
-    }
     Ok(mirror)
 }
 
@@ -112,7 +109,6 @@ pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
     Ok(Header { name: editable("name", wire.name)?, value: wire.value })
 }
 
-/// Names and values become parts of messages as they stand: what could break one is refused.
 /// Edits in a field; none when it is absent.
 pub(super) fn headers_in(
     field: &'static str,
@@ -122,6 +118,7 @@ pub(super) fn headers_in(
     edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.under(field))
 }
 
+/// Names and values become parts of messages as they stand: what could break one is refused.
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
     let edits = HeaderEdits {
         set: each("set", wire.set, header_from_wire)?,

@@ -136,7 +136,7 @@ pub(super) fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invali
     Ok(TcpRule {
         route: parsed("route", &wire.route)?,
         kind,
-        backends: each("backends", wire.backends, backend_from_wire)?,
+        backends: each("backends", wire.backends, plain_backend_from_wire)?,
         ungranted_weight: wire.ungranted_weight,
     })
 }
@@ -157,7 +157,7 @@ pub(super) fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invali
     Ok(TlsRule {
         route: parsed("route", &wire.route)?,
         hostnames: each("hostnames", wire.hostnames, |text| parsed("", &text))?,
-        backends: each("backends", wire.backends, backend_from_wire)?,
+        backends: each("backends", wire.backends, plain_backend_from_wire)?,
         ungranted_weight: wire.ungranted_weight,
     })
 }
@@ -172,6 +172,15 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
             .edits
             .as_ref()
             .and_then(|it| headers_to_wire(&it.response_headers)),
+    }
+}
+
+/// A backend of connections, or of copies: nothing of it is edited.
+pub(super) fn plain_backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+    let backend = backend_from_wire(wire)?;
+    match backend.edits {
+        None => Ok(backend),
+        Some(_) => Err(Invalid::new("request_headers", "must be absent here")),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Reads Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2`, attached to services.
 
-use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
+use leno_model::{
+    HostPattern, RouteName, RouteParent, TlsRoute, TlsRule, WeightedBackend, leads_back,
+};
 
 use super::Head;
 use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
@@ -11,16 +13,17 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
-    let backends = read_backends(&fields, &route, Reach::Namespace)?;
+    let own = parents.as_deref().unwrap_or_default();
+    let backends = read_backends(&fields, &route, Reach::Namespace(own))?;
     let rule = TlsRule { route, hostnames: hostnames?, backends, ungranted_weight: 0 };
     Some(TlsRoute { parents: parents?, rule })
 }
 
 /// Where the backends of a route may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
-    /// In its namespace.
-    Namespace,
+pub(super) enum Reach<'a> {
+    /// In its namespace, or what it is attached to.
+    Namespace(&'a [RouteParent]),
     /// Anywhere: somebody else looks for grants.
     Anywhere,
 }
@@ -29,7 +32,7 @@ pub(super) enum Reach {
 pub(super) fn read_backends(
     fields: &Fields<'_>,
     route: &RouteName,
-    reach: Reach,
+    reach: Reach<'_>,
 ) -> Option<Vec<WeightedBackend>> {
     let rules = fields.require("rules")?;
     let [rule] = &rules.list(RULES_MAX)?[..] else {
@@ -40,7 +43,10 @@ pub(super) fn read_backends(
     let listed = rule_fields.require("backendRefs");
     let backends = rule_fields.each("backendRefs", BACKENDS_MAX, |one| {
         let backend = read_backend(one, &route.namespace)?;
-        if reach == Reach::Namespace && backend.service.namespace != route.namespace {
+        let is_own = |parents| {
+            backend.service.namespace == route.namespace || leads_back(parents, &backend.service)
+        };
+        if matches!(reach, Reach::Namespace(parents) if !is_own(parents)) {
             let problem = format!("is not in the route's namespace, {}", route.namespace);
             one.refuse(problem, "use a service of the route's namespace; no grant is read for it");
             return None;

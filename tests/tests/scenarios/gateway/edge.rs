@@ -233,10 +233,8 @@ pub(super) fn rule(path: &str, backends: &[WeightedBackend]) -> RouteRule {
 }
 
 pub(super) fn backends(shares: &[(&str, u32)]) -> Vec<WeightedBackend> {
-    let backend = |(name, weight): &(&str, u32)| WeightedBackend {
-        service: ServiceName::new("bookinfo", name).expect("a name"),
-        port: 80,
-        weight: *weight,
+    let backend = |(name, weight): &(&str, u32)| {
+        WeightedBackend::new(ServiceName::new("bookinfo", name).expect("a name"), 80, *weight)
     };
     shares.iter().map(backend).collect()
 }

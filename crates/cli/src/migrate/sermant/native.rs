@@ -79,11 +79,10 @@ fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMa
     }
     differences.headers |= found.repeated == Repeated::First && !found.headers.is_empty();
     let plain = TagMatch { quorum: Quorum::All, repeated: Repeated::Joined, ..found.clone() };
-    let plain = TagMatch {
-        headers: found.headers.iter().map(insensitive).collect(),
-        query: found.query.iter().map(insensitive).collect(),
-        ..plain
-    };
+    let insensitive = |tests: &[FieldTest]| tests.iter().map(insensitive).collect();
+    let headers: Result<_, String> = insensitive(&found.headers);
+    let query: Result<_, String> = insensitive(&found.query);
+    let plain = TagMatch { headers: headers?, query: query?, ..plain };
     let each = |test: &FieldTest| TagMatch { headers: vec![test.clone()], ..plain.clone() };
     let matches = match (found.quorum, plain.headers.len()) {
         (Quorum::One, 2..) => plain.headers.iter().map(each).collect(),
@@ -95,19 +94,25 @@ fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMa
     Ok(matches)
 }
 
-/// An expression that looks at small letters alone is one that does not look at case.
-fn insensitive(test: &FieldTest) -> FieldTest {
-    let text = match &test.test {
-        ValueTest::Text { relation: TextRelation::Regex, texts, ignore_case: true } => {
-            ValueTest::Text {
-                relation: TextRelation::Regex,
-                texts: texts.iter().map(|text| format!("(?i:{text})")).collect(),
-                ignore_case: false,
-            }
-        }
-        other => other.clone(),
+/// Sermant turns expression and value into small letters, whatever the letters of the expression mean.
+/// That is the expression in small letters, without a look at case; but not where a character is
+/// named by its number or its class.
+fn insensitive(test: &FieldTest) -> Result<FieldTest, String> {
+    let ValueTest::Text { relation: TextRelation::Regex, texts, ignore_case: true } = &test.test
+    else {
+        return Ok(test.clone());
     };
-    FieldTest { name: test.name.clone(), test: text }
+    let texts = texts.iter().map(|text| {
+        let text = text.to_lowercase();
+        match ["\\x", "\\u", "\\p", "(?"].iter().find(|part| text.contains(**part)) {
+            Some(part) => Err(format!("its expression {text:?} has {part:?}")),
+            None => Ok(format!("(?i:{text})")),
+        }
+    });
+    let texts: Result<Vec<String>, String> = texts.collect();
+    let (relation, ignore_case) = (TextRelation::Regex, false);
+    let same = ValueTest::Text { relation, texts: texts?, ignore_case };
+    Ok(FieldTest { name: test.name.clone(), test: same })
 }
 
 fn names_twice(tests: &[FieldTest]) -> bool {

@@ -2,7 +2,7 @@
 
 use leno_model::{
     GatewayTcpRoute, Name, Object, ReferenceGrant, RouteKind, RouteParent, ServiceName, TcpRule,
-    TlsRoute, TlsRule,
+    TlsRoute, TlsRule, leads_back,
 };
 use serde_json::Value;
 
@@ -131,9 +131,7 @@ impl Ledger {
         for (kind, own, service, port) in backends {
             let theirs = &service.namespace;
             let granted = || grants.iter().any(|grant| grant.permits(kind, own, service));
-            // A route may lead back to what it is attached to.
-            let is_parent = parents.iter().any(|parent| parent.service == *service);
-            if own != theirs && !is_parent && !granted() {
+            if own != theirs && !leads_back(parents, service) && !granted() {
                 let message = format!(
                     "no ReferenceGrant in {theirs} permits {service} to {}s of {own}",
                     kind.as_str()
@@ -183,8 +181,8 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
     }
 }
 
-/// The services that a route leads to, with what a grant is asked for.
-fn backends(object: &Object) -> (&[RouteParent], Vec<(RouteKind, &Name, &ServiceName, u16)>) {
+/// What a route is attached to, and the services that it leads to.
+fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
             let all =
@@ -206,6 +204,9 @@ fn backends(object: &Object) -> (&[RouteParent], Vec<(RouteKind, &Name, &Service
         _ => (&[], Vec::new()),
     }
 }
+
+/// A backend: of which kind of route, in which namespace that is, the service and its port.
+type Backend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
 
 /// As much as a condition may hold, with room for what else stands there.
 fn cut(text: &str) -> String {

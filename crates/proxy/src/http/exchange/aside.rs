@@ -15,7 +15,7 @@ use leno_traffic::cors::{CrossOrigin, judge};
 use leno_traffic::fault::Injected;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{FieldEdits, Ruling};
-use leno_wire::http1::{Framing, write_request};
+use leno_wire::http1::{Framing, RequestEdits, write_request};
 
 use super::Exchange;
 use crate::error::Failure;
@@ -75,6 +75,13 @@ impl Exchange<'_, '_> {
         let context = self.span().map(Written::of);
         let added = self.added(context.as_ref());
         let edits = edits(self, aim, Framing::Outside, &added);
+        // What a backend has done to its requests is not for others.
+        let of_rule = bound.actions.as_ref().map(|actions| actions.of_copies());
+        let edits = RequestEdits {
+            lines: of_rule.map_or("", |rule| &rule.lines),
+            remove: of_rule.map_or(&[][..], |rule| &rule.remove[..]),
+            ..edits
+        };
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         let copies = Copies::new(worker, &bound.scene, to, head);
         if self.body.is_empty() {
