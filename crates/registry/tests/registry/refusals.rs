@@ -281,12 +281,22 @@ fn refuses_what_operators_cannot_see_by() {
             4:26: MeshConfig x: spec.tracing.errors: "no" is neither true nor false; use true or false
             4:43: MeshConfig x: spec.tracing.propagation: "b4" is not known here; did you mean `b3`?
             4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is no endpoint to use: an endpoint needs a port, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
-            4:28: MeshConfig x: spec.accessLog.format: is not a field that is known here; remove it, or use `sampling`, `errors` or `template`
+            4:28: MeshConfig x: spec.accessLog.format: is not a field that is known here; remove it, or use `sampling`, `errors`, `template` or `export`
             4:30: MeshConfig x: spec.accessLog.template: a template has 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: a template names at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: `methods` is no field of the access log; did you mean `method`?
             4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
+            4:37: MeshConfig x: spec.accessLog.export.zipkin: is not a field that is known here; remove it, or use `otlp`
+            4:28: MeshConfig x: spec.accessLog.export.otlp: is missing; add `otlp`
+            4:71: MeshConfig x: spec.accessLog.export.otlp.interval: is not a field that is known here; remove it, or use `endpoint` or `protocol`
+            4:17: MeshConfig x: spec.metrics.export: is missing; add `export`
+            4:35: MeshConfig x: spec.metrics.export.zipkin: is not a field that is known here; remove it, or use `otlp`
+            4:26: MeshConfig x: spec.metrics.export.otlp: is missing; add `otlp`
+            4:33: MeshConfig x: spec.metrics.export.otlp.endpoint: is missing; add `endpoint`
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: "500ms" is out of range; use a time from 1s to 3600s
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: "2h" is out of range; use a time from 1s to 3600s
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is a number, not text; write "60" in quotes
         "#]],
     );
 }
