@@ -83,7 +83,11 @@ fn refuses_what_cannot_be_asked() {
         "{targetRefs: [{name: a}], url: \"http://a:1\", body: true}",
         "{url: \"http://a:1\"}",
     ];
-    check_refusals_of("leno.dev", "ExternalAuthorization", &specs, &expect![[r#"
+    check_refusals_of(
+        "leno.dev",
+        "ExternalAuthorization",
+        &specs,
+        &expect![[r#"
         spec: says nothing; give one of `service`, `url`
         spec: has `service` and `url` at once; keep one of them
         spec.url: "a:1" is no server to ask: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
@@ -97,7 +101,8 @@ fn refuses_what_cannot_be_asked() {
         spec.context: is a list, not a map; write `NAME: TEXT`
         spec.body: is not a field that is known here; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers` or `context`
         spec.targetRefs: is missing; add `targetRefs`
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -118,7 +123,11 @@ fn refuses_what_describes_no_request() {
     ];
     let specs = specs.map(|spec| format!("{{targetRefs: [{{name: a}}], global: {spec}}}"));
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check_refusals_of("leno.dev", "RateLimit", &specs, &expect![[r#"
+    check_refusals_of(
+        "leno.dev",
+        "RateLimit",
+        &specs,
+        &expect![[r#"
         spec.global: says nothing; give one of `service`, `url`
         spec.global.domain: is missing; add `domain`
         spec.global.descriptors: is missing; add `descriptors`
@@ -132,5 +141,6 @@ fn refuses_what_describes_no_request() {
         spec.global.descriptors[0].entries[0].key: is missing; add `key`
         spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
         spec.global.descriptors[0].hits: 0 is out of range; use a number from 1 to 1000000
-    "#]]);
+    "#]],
+    );
 }
