@@ -67,13 +67,11 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     assert_eq!(turned_away.body, b"no key for GET /items?a=b");
     assert_eq!(turned_away.header("www-authenticate"), Some("Key"));
 
-    let arguments = ["explain", "request", "-f"];
-    let manifests = mesh.file(".");
-    let more = ["web-1.shop", "GET", "http://stock:9080/items"];
-    let arguments: Vec<&str> =
-        arguments.into_iter().chain([manifests.to_str().expect("text")]).chain(more).collect();
-    let told = mesh.leno(&arguments);
-    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    let mut command = leno_tests::leno();
+    let url = "http://stock:9080/items";
+    command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
+    let told = command.arg(mesh.file("")).output().expect("leno runs");
+    let told = String::from_utf8(told.stdout).expect("text");
     assert!(told.contains("asks shop/authorizer port 9080 whether it may come in"), "{told}");
 
     // The first by name decides.
@@ -158,7 +156,7 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
     let _mesh = Mesh::up(&manifests.concat());
     let [to_one, to_two, of_app] = doors.map(loopback);
     // What another client does tells when the service has its limits.
-    let first = eventually("another client is let in", PATIENCE, || {
+    let (first, _) = eventually("another client is let in", PATIENCE, || {
         ask(of_app, "").filter(|answer| answer.status == 200)
     });
     assert_eq!(first.header("x-ratelimit-limit"), Some("3, 3;w=3600"));
