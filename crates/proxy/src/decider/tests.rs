@@ -23,10 +23,13 @@ use crate::tests::fixture::{
     view,
 };
 
+/// The path of a call, and its message.
+type Question = (String, Vec<u8>);
+
 /// A server of gRPC that answers each question, or leaves it without an answer.
 struct Asked {
     address: SocketAddr,
-    questions: Rc<RefCell<Vec<(String, Vec<u8>)>>>,
+    questions: Rc<RefCell<Vec<Question>>>,
     connections: Rc<Cell<usize>>,
 }
 
