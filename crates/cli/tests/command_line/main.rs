@@ -3,10 +3,12 @@
 mod check;
 mod cluster;
 mod explain;
+#[cfg(test)]
 #[path = "../../../control/tests/tags/group.rs"]
 mod group;
 mod help;
 mod migrate;
+#[cfg(test)]
 mod migrate_sermant;
 mod mistakes;
 mod run;
