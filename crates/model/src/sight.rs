@@ -14,7 +14,7 @@ pub struct Sight {
     /// Which are logged; what each sidecar was started with when absent.
     pub access_log: Option<AccessLog>,
     /// Whether and where metrics are pushed; they are there to be asked for all the same.
-    pub metrics: Option<MetricsPush>,
+    pub metrics: Option<Box<MetricsPush>>,
 }
 
 /// Which requests are traced, and where their spans go.
@@ -35,7 +35,7 @@ pub struct Tracing {
 pub struct MetricsPush {
     /// Where they go; never one of Zipkin.
     pub collector: Collector,
-    /// How long after the last push the next one begins.
+    /// How long it is from one push to the next.
     pub interval: Duration,
 }
 

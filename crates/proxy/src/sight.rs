@@ -16,7 +16,7 @@ pub(crate) struct Sights {
     /// Counts changes: threads keep what they saw last until this says otherwise.
     version: AtomicU64,
     /// Where metrics are pushed: no data thread needs to know.
-    metrics: watch::Sender<Option<MetricsPush>>,
+    metrics: watch::Sender<Option<Box<MetricsPush>>>,
 }
 
 /// What operators see now.
@@ -64,7 +64,7 @@ impl Sights {
     }
 
     /// Where metrics are pushed, now and later.
-    pub(crate) fn metrics(&self) -> watch::Receiver<Option<MetricsPush>> {
+    pub(crate) fn metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
         self.metrics.subscribe()
     }
 

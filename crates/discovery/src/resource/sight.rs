@@ -14,7 +14,7 @@ use crate::proto;
 pub(super) fn to_wire(sight: &Sight) -> Option<proto::Sight> {
     let tracing = sight.tracing.as_ref().map(tracing_to_wire);
     let access_log = sight.access_log.as_ref().map(access_log_to_wire);
-    let metrics = sight.metrics.as_ref().map(metrics_to_wire);
+    let metrics = sight.metrics.as_deref().map(metrics_to_wire);
     let wire = proto::Sight { tracing, access_log, metrics };
     (*sight != Sight::default()).then_some(wire)
 }
@@ -27,7 +27,7 @@ pub(super) fn from_wire(wire: Option<proto::Sight>) -> Result<Sight, Invalid> {
     Ok(Sight {
         tracing: tracing.map_err(|invalid| invalid.under("tracing"))?,
         access_log: access_log.map_err(|invalid| invalid.under("access_log"))?,
-        metrics: metrics.map_err(|invalid| invalid.under("metrics"))?,
+        metrics: metrics.map_err(|invalid| invalid.under("metrics"))?.map(Box::new),
     })
 }
 

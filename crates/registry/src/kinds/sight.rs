@@ -19,7 +19,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Option<Sight> {
         sight.access_log = Some(access_log(field)?);
     }
     if let Some(field) = fields.find("metrics") {
-        sight.metrics = Some(metrics(field)?);
+        sight.metrics = Some(Box::new(metrics(field)?));
     }
     Some(sight)
 }

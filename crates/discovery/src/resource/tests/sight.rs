@@ -36,8 +36,13 @@ pub(super) fn sight() -> impl Strategy<Value = Sight> {
     let access_log = (sampling(), any::<bool>(), form, prop::option::of(logs)).prop_map(
         |(sampling, errors, form, collector)| AccessLog { sampling, errors, form, collector },
     );
-    (prop::option::of(tracing), prop::option::of(access_log), prop::option::of(metrics))
-        .prop_map(|(tracing, access_log, metrics)| Sight { tracing, access_log, metrics })
+    (prop::option::of(tracing), prop::option::of(access_log), prop::option::of(metrics)).prop_map(
+        |(tracing, access_log, metrics)| Sight {
+            tracing,
+            access_log,
+            metrics: metrics.map(Box::new),
+        },
+    )
 }
 
 #[test]
@@ -82,8 +87,11 @@ fn every_wrong_setting_is_named() {
     let access_log = AccessLog { collector: Some(logs), ..AccessLog::json() };
     let tracing =
         Tracing { sampling: Sampling::DEFAULT, errors: true, begins: ContextForm::W3c, collector };
-    let sight =
-        Sight { tracing: Some(tracing), access_log: Some(access_log), metrics: Some(metrics) };
+    let sight = Sight {
+        tracing: Some(tracing),
+        access_log: Some(access_log),
+        metrics: Some(Box::new(metrics)),
+    };
     let plan = WorkloadPlan { sight, ..fixture::plan() };
     for (edit, field) in cases {
         check(ResourceKey::Plan, encode_plan(&plan), edit, field);

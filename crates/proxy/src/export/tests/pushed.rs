@@ -200,7 +200,8 @@ async fn pushed(
     let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
     let url = format!("http://{}", receiver.address);
     let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, &url).unwrap();
-    let metrics = Some(MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX });
+    let push = MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX };
+    let metrics = Some(Box::new(push));
     world.sights.say(&Sight { metrics, ..Sight::default() });
     let telemetry = busy(1);
     let courier = courier(&world, directory.path(), &telemetry);
@@ -269,7 +270,7 @@ fn pushing_begins_and_ends_with_what_the_mesh_says() {
         let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, &url);
         let metrics =
             MetricsPush { collector: collector.unwrap(), interval: MetricsPush::INTERVAL_MAX };
-        world.sights.say(&Sight { metrics: Some(metrics.clone()), ..Sight::default() });
+        world.sights.say(&Sight { metrics: Some(Box::new(metrics)), ..Sight::default() });
         crate::tests::fixture::until(|| telemetry.count(Count::PointsExported) > 0).await;
         world.sights.say(&Sight::default());
         drop(over);
