@@ -469,7 +469,7 @@ pub struct GuardedPort {
 pub struct Guard {
     #[prost(message, optional, tag = "1")]
     pub policy: ::core::option::Option<ServicePolicy>,
-    #[prost(oneof = "guard::Guard", tags = "2")]
+    #[prost(oneof = "guard::Guard", tags = "2, 3")]
     pub guard: ::core::option::Option<guard::Guard>,
 }
 /// Nested message and enum types in `Guard`.
@@ -478,7 +478,76 @@ pub mod guard {
     pub enum Guard {
         #[prost(message, tag = "2")]
         Authorization(super::Authorization),
+        #[prost(message, tag = "3")]
+        Tokens(super::JwtValidation),
     }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JwtValidation {
+    #[prost(message, repeated, tag = "1")]
+    pub issuers: ::prost::alloc::vec::Vec<JwtIssuer>,
+    #[prost(oneof = "jwt_validation::Required", tags = "2, 3, 4")]
+    pub required: ::core::option::Option<jwt_validation::Required>,
+}
+/// Nested message and enum types in `JwtValidation`.
+pub mod jwt_validation {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Required {
+        #[prost(message, tag = "2")]
+        Never(super::Nothing),
+        #[prost(message, tag = "3")]
+        Always(super::Nothing),
+        #[prost(message, tag = "4")]
+        Of(super::RequestMatches),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JwtIssuer {
+    #[prost(string, tag = "1")]
+    pub issuer: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub audiences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "3")]
+    pub keys: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "4")]
+    pub places: ::prost::alloc::vec::Vec<JwtPlace>,
+    #[prost(uint64, tag = "5")]
+    pub leeway_nanoseconds: u64,
+    #[prost(message, repeated, tag = "6")]
+    pub forwards: ::prost::alloc::vec::Vec<ClaimHeader>,
+    #[prost(bool, tag = "7")]
+    pub passes_token: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JwtPlace {
+    #[prost(string, tag = "3")]
+    pub prefix: ::prost::alloc::string::String,
+    #[prost(oneof = "jwt_place::Place", tags = "1, 2")]
+    pub place: ::core::option::Option<jwt_place::Place>,
+}
+/// Nested message and enum types in `JwtPlace`.
+pub mod jwt_place {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Place {
+        #[prost(string, tag = "1")]
+        Header(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        Query(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClaimHeader {
+    #[prost(string, tag = "1")]
+    pub claim: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub header: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClaimMatch {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Decider {
@@ -868,6 +937,8 @@ pub struct PolicyRule {
     pub all_ports: bool,
     #[prost(uint32, repeated, tag = "7")]
     pub ports: ::prost::alloc::vec::Vec<u32>,
+    #[prost(message, repeated, tag = "950")]
+    pub claims: ::prost::alloc::vec::Vec<ClaimMatch>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PeerPattern {
@@ -1767,6 +1838,8 @@ pub enum PolicyAction {
     Unspecified = 0,
     Deny = 1,
     Allow = 2,
+    DenyClaims = 950,
+    AllowClaims = 951,
 }
 impl PolicyAction {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1778,6 +1851,8 @@ impl PolicyAction {
             Self::Unspecified => "POLICY_ACTION_UNSPECIFIED",
             Self::Deny => "POLICY_ACTION_DENY",
             Self::Allow => "POLICY_ACTION_ALLOW",
+            Self::DenyClaims => "POLICY_ACTION_DENY_CLAIMS",
+            Self::AllowClaims => "POLICY_ACTION_ALLOW_CLAIMS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1786,6 +1861,8 @@ impl PolicyAction {
             "POLICY_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
             "POLICY_ACTION_DENY" => Some(Self::Deny),
             "POLICY_ACTION_ALLOW" => Some(Self::Allow),
+            "POLICY_ACTION_DENY_CLAIMS" => Some(Self::DenyClaims),
+            "POLICY_ACTION_ALLOW_CLAIMS" => Some(Self::AllowClaims),
             _ => None,
         }
     }

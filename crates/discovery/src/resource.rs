@@ -14,6 +14,7 @@ mod field;
 mod gateway;
 mod guard;
 mod inbound;
+mod jwt;
 mod limit;
 mod occupant;
 mod plan;

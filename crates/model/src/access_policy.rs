@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::identity::ServiceAccount;
+use crate::jwt::ClaimMatch;
 use crate::name::{Name, PolicyName};
 use crate::policy::PortSet;
 use crate::route::RequestMatch;
@@ -57,11 +58,19 @@ pub struct PolicyRule {
     pub peers: Vec<PeerMatch>,
     /// What is asked, any of these. When empty everything: requests, and opaque bytes as well.
     pub requests: Vec<RequestMatch>,
+    /// What the token of the request must say, each of these; nothing when empty.
+    pub claims: Vec<ClaimMatch>,
     /// The ports of the workload that it is about.
     pub ports: PortSet,
 }
 
 impl PolicyRule {
+    /// Whether it is about some requests only: then it is about no bytes.
+    #[must_use]
+    pub fn is_about_requests(&self) -> bool {
+        !self.requests.is_empty() || !self.claims.is_empty()
+    }
+
     /// Whether it is about this caller; `None` is one that proved no identity.
     #[must_use]
     pub fn names(&self, caller: Option<&ServiceAccount>) -> bool {
@@ -226,6 +235,7 @@ mod tests {
             action,
             peers,
             requests: Vec::new(),
+            claims: Vec::new(),
             ports: PortSet::All,
         };
         let member = ServiceAccount::new("shop", "web").unwrap();

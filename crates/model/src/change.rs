@@ -24,7 +24,6 @@ use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "nearly all changes are objects")]
 pub enum Change {
     /// The object is now so.
     Upsert(Object),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::action::Scheme;
 use crate::breaker::FixedAnswer;
 use crate::collector::{Collector, CollectorProtocol, InvalidEndpoint, Signal};
+use crate::jwt::JwtValidation;
 use crate::name::ServiceName;
 use crate::route::RequestMatch;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached};
@@ -186,6 +187,8 @@ pub struct PortGuard {
 pub enum Guard {
     /// A service that allows or denies.
     Authorization(Box<Authorization>),
+    /// JSON web tokens.
+    Tokens(Box<JwtValidation>),
 }
 
 impl PortGuard {

@@ -19,6 +19,7 @@ pub mod grant;
 pub mod identity;
 pub mod ingress;
 pub mod ip_range;
+pub mod jwt;
 pub mod log_template;
 pub mod mesh;
 pub mod name;
@@ -70,6 +71,7 @@ pub use ingress::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,
 };
 pub use ip_range::{InvalidIpRange, IpRange};
+pub use jwt::{ClaimHeader, ClaimMatch, JwtIssuer, JwtPlace, JwtValidation, Required};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
 pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
 pub use name::{

@@ -212,6 +212,13 @@ reasons! {
     /// The request is for a host name that another certificate of the gateway is for.
     Misdirected "misdirected" 421 Downstream Never
         "Nothing is wrong: the client asks again on a connection of its own for that host name.";
+    /// The request shows no JSON web token where one is required.
+    TokenMissing "token-missing" 401 Downstream Never
+        "Let the client send a token of an issuer that the JwtValidation names, where it looks for it.";
+    /// The JSON web token of the request is not accepted.
+    TokenInvalid "token-invalid" 401 Downstream Never
+        "Read `www-authenticate` of the answer, which says why; then see issuer, audience, keys and \
+         clocks of the JwtValidation that the access log names.";
     /// An authorization service denied it.
     DeniedByService "denied-by-service" 403 Ours Never
         "Ask who runs the service that the ExternalAuthorization names; `leno explain request` \

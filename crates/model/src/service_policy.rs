@@ -101,6 +101,8 @@ pub enum ServicePolicyKind {
     LoadBalancing,
     /// Who else decides whether requests may come in.
     ExternalAuthorization,
+    /// Which JSON web tokens requests may, or must, show.
+    JwtValidation,
 }
 
 impl ServicePolicyKind {
@@ -114,6 +116,7 @@ impl ServicePolicyKind {
         Self::FaultInjection,
         Self::LoadBalancing,
         Self::ExternalAuthorization,
+        Self::JwtValidation,
     ];
 
     /// The word used in manifests.
@@ -128,6 +131,7 @@ impl ServicePolicyKind {
             Self::FaultInjection => "FaultInjection",
             Self::LoadBalancing => "LoadBalancing",
             Self::ExternalAuthorization => "ExternalAuthorization",
+            Self::JwtValidation => "JwtValidation",
         }
     }
 

@@ -82,6 +82,8 @@ impl<'a> Record<'a> {
                 failure.reason,
                 Reason::DeniedByPolicy
                     | Reason::RateLimited
+                    | Reason::TokenMissing
+                    | Reason::TokenInvalid
                     | Reason::DeniedByService
                     | Reason::AuthorizationUnavailable
                     | Reason::RateLimitUnavailable

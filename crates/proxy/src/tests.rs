@@ -23,6 +23,7 @@ mod http2;
 mod identity;
 mod instructions;
 mod joining;
+mod jwt;
 mod limits;
 mod memory;
 mod openings;

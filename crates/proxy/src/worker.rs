@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use leno_identity::JwtKeys;
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, Shard};
 use leno_traffic::{PortPlan, RetryBudget};
@@ -27,6 +28,9 @@ use crate::tls::TlsConfigs;
 use crate::upstream::ward::{PortNewcomers, Ward};
 use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
+
+/// The text of a set of keys, and the keys; nothing where it holds none that can be used.
+type ReadKeys = (Arc<str>, Option<Rc<JwtKeys>>);
 
 /// One data thread. Everything in it is single-threaded but the world and the counters' readers.
 pub(crate) struct Worker {
@@ -53,6 +57,8 @@ pub(crate) struct Worker {
     pub(crate) crew: Crew,
     /// Who decides in place of this sidecar, as this thread knows them.
     pub(crate) deciders: Deciders,
+    /// Keys of issuers, by the text that they were read from.
+    jwt_keys: RefCell<Vec<ReadKeys>>,
     /// What policies have removed, over all threads.
     pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
@@ -93,6 +99,7 @@ impl Worker {
         let Parts { config, world, connections, removed, phase, outlets, shard, seed } = parts;
         Rc::new(Self {
             handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
+            jwt_keys: RefCell::default(),
             deciders: Deciders::new(config.collector_roots.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
             config,
@@ -140,6 +147,23 @@ impl Worker {
             self.view.replace(view.map(|view| Rc::new(ThreadView::new(view, self.account()))));
         }
         self.view.borrow().clone()
+    }
+
+    /// The keys that a text says, read once; `None` when none of them can verify.
+    pub(crate) fn jwt_keys(&self, text: &Arc<str>) -> Option<Rc<JwtKeys>> {
+        let mut known = self.jwt_keys.borrow_mut();
+        if let Some((_, keys)) = known.iter().find(|(of, _)| Arc::ptr_eq(of, text)) {
+            return keys.clone();
+        }
+        let keys = JwtKeys::parse(text).map(Rc::new);
+        if let Err(error) = &keys {
+            tracing::warn!(%error, "the keys of an issuer cannot be used; its tokens are refused");
+        }
+        if known.len() >= JWT_KEYS_MAX {
+            known.clear();
+        }
+        known.push((text.clone(), keys.ok()));
+        known.last().and_then(|(_, keys)| keys.clone())
     }
 
     /// The account of the workload; nothing before the first world.
@@ -298,6 +322,9 @@ impl Drop for Underway {
         }
     }
 }
+
+/// More sets of keys than policies of a workload name.
+const JWT_KEYS_MAX: usize = 32;
 
 /// Whether a policy lets newcomers of a port have less than the others.
 fn warms_up(plan: &PortPlan) -> bool {

@@ -15,6 +15,7 @@ mod global_limit;
 mod grpc_route;
 mod http_route;
 pub(crate) mod ingress;
+mod jwt_validation;
 mod lane;
 mod load_balancing;
 mod mesh_config;
@@ -253,6 +254,7 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::FaultInjection),
         Self::ServicePolicy(ServicePolicyKind::LoadBalancing),
         Self::ServicePolicy(ServicePolicyKind::ExternalAuthorization),
+        Self::ServicePolicy(ServicePolicyKind::JwtValidation),
         Self::TagRoute,
         Self::SermantRouteRule,
         Self::Lane,

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Authorization, Descriptor, DescriptorValue, FixedAnswer, GlobalLimit, Guard, ObjectKey,
-    RequestMatch, ServiceAccount, ServicePolicyName, WorkloadPlan,
+    Authorization, Descriptor, DescriptorValue, FixedAnswer, GlobalLimit, Guard, JwtValidation,
+    ObjectKey, RequestMatch, Required, ServiceAccount, ServicePolicyName, WorkloadPlan,
 };
 
 use crate::authorize::Ruling;
@@ -29,6 +29,7 @@ pub struct Guards {
 /// Who decides about requests at one port, in the order in which they are asked.
 #[derive(Debug, Default)]
 pub struct PortGuards {
+    tokens: Vec<CompiledJwtValidation>,
     authorizations: Vec<CompiledAuthorization>,
     limits: Vec<CompiledGlobalLimit>,
 }
@@ -41,6 +42,17 @@ pub struct CompiledAuthorization {
     /// What it says.
     pub rule: Authorization,
     requests: Requests,
+    hits: Arc<HitSlot>,
+}
+
+/// Which JSON web tokens requests may, or must, show.
+#[derive(Debug)]
+pub struct CompiledJwtValidation {
+    /// The policy that says so.
+    pub policy: ServicePolicyName,
+    /// What it says.
+    pub rule: JwtValidation,
+    required: Option<Requests>,
     hits: Arc<HitSlot>,
 }
 
@@ -84,14 +96,18 @@ impl Guards {
         let mut ports: BTreeMap<u16, PortGuards> = BTreeMap::new();
         for (port, guards) in &plan.guards {
             for guard in guards {
-                let Guard::Authorization(rule) = &guard.guard;
-                let compiled = CompiledAuthorization {
-                    policy: guard.policy.clone(),
-                    requests: Requests::compile(&rule.requests, &guard.policy)?,
-                    rule: (**rule).clone(),
-                    hits: Arc::default(),
-                };
-                ports.entry(*port).or_default().authorizations.push(compiled);
+                let at = ports.entry(*port).or_default();
+                match &guard.guard {
+                    Guard::Authorization(rule) => at.authorizations.push(CompiledAuthorization {
+                        policy: guard.policy.clone(),
+                        requests: Requests::compile(&rule.requests, &guard.policy)?,
+                        rule: (**rule).clone(),
+                        hits: Arc::default(),
+                    }),
+                    Guard::Tokens(rule) => {
+                        at.tokens.push(CompiledJwtValidation::compile(&guard.policy, rule)?);
+                    }
+                }
             }
         }
         for (port, limits) in &plan.limits {
@@ -115,7 +131,14 @@ impl PortGuards {
     /// Whether opaque bytes would get around somebody who is to see every request.
     #[must_use]
     pub fn sees_requests(&self) -> bool {
-        !self.authorizations.is_empty()
+        let required = |it: &CompiledJwtValidation| it.rule.required != Required::Never;
+        !self.authorizations.is_empty() || self.tokens.iter().any(required)
+    }
+
+    /// Which tokens requests may, or must, show, before anything else is decided.
+    #[must_use]
+    pub fn tokens(&self) -> &[CompiledJwtValidation] {
+        &self.tokens
     }
 
     /// Who is asked whether a request may come in. Whatever the request may mean to the application
@@ -144,6 +167,30 @@ impl PortGuards {
 }
 
 impl CompiledAuthorization {
+    /// What decided, for those who count and tell.
+    #[must_use]
+    pub fn ruling(&self) -> Ruling {
+        Ruling::whole_policy(&self.policy, &self.hits)
+    }
+}
+
+impl CompiledJwtValidation {
+    fn compile(policy: &ServicePolicyName, rule: &JwtValidation) -> Result<Self, BadPattern> {
+        let required = match &rule.required {
+            Required::Never => None,
+            Required::Always => Some(Requests::compile(&[], policy)?),
+            Required::Of(requests) => Some(Requests::compile(requests, policy)?),
+        };
+        let (policy, rule) = (policy.clone(), rule.clone());
+        Ok(Self { policy, rule, required, hits: Arc::default() })
+    }
+
+    /// Whether a request must show one. Whatever it may mean to the application counts.
+    #[must_use]
+    pub fn is_required(&self, request: &RequestView<'_>) -> bool {
+        self.required.as_ref().is_some_and(|requests| requests.may_be(request))
+    }
+
     /// What decided, for those who count and tell.
     #[must_use]
     pub fn ruling(&self) -> Ruling {

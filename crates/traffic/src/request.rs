@@ -24,6 +24,11 @@ pub trait Fields {
 
     /// The first value of this lower-case header name; `None` when it is absent.
     fn first(&self, name: &str) -> Option<Cow<'_, str>>;
+
+    /// The values of a claim of the token that the request shows, when that was verified.
+    fn claim(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Headers in a list, for tools and tests.

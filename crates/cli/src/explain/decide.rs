@@ -20,7 +20,7 @@ use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
 use super::treatment::{
-    Treated, asked, asked_for_room, injected, limited, limited_connections, treated,
+    Treated, asked, asked_for_room, injected, limited, limited_connections, treated, validated,
 };
 
 /// A request as it is asked about.
@@ -563,6 +563,8 @@ fn limits(
         counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
     let guards = Guards::build(&snapshot.plan)?;
     if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
+        let tokens = guards.tokens().iter();
+        told.extend(tokens.map(|rule| validated(rule, rule.is_required(&view))));
         told.extend(guards.authorizations(&view).map(asked));
         // Where the question comes from stands for any client.
         let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };

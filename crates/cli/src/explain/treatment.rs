@@ -5,7 +5,7 @@ use leno_model::{
     HashKey, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm,
     SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip, Unanswered,
 };
-use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit};
+use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 
 /// A policy and what it does.
 #[derive(Debug)]
@@ -99,6 +99,14 @@ pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
 pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
     let told = format!("lets in {} of all together", rate(limit, "connections"));
     Treated { policy: policy.clone(), told }
+}
+
+/// Which tokens a request may, or must, show.
+pub(super) fn validated(rule: &CompiledJwtValidation, is_required: bool) -> Treated {
+    let issuers: Vec<&str> = rule.rule.issuers.iter().map(|it| it.issuer.as_str()).collect();
+    let must = if is_required { "must" } else { "may" };
+    let told = format!("it {must} show a token of {}", issuers.join(" or "));
+    Treated { policy: rule.policy.clone(), told }
 }
 
 /// An authorization service that is asked.

@@ -9,8 +9,8 @@ use leno_model::{
 
 use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, each, parsed, port};
-use super::request;
 use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire};
+use super::{jwt, request};
 use crate::proto;
 
 pub(super) fn to_wire((port, guards): (&u16, &Vec<PortGuard>)) -> proto::GuardedPort {
@@ -33,6 +33,7 @@ fn guard_to_wire(guard: &PortGuard) -> proto::Guard {
     let policy = Some(policy_to_wire(&guard.policy));
     let guard = match &guard.guard {
         Guard::Authorization(rule) => Wire::Authorization(authorization_to_wire(rule)),
+        Guard::Tokens(rule) => Wire::Tokens(jwt::to_wire(rule)),
     };
     proto::Guard { policy, guard: Some(guard) }
 }
@@ -45,6 +46,9 @@ fn guard_from_wire(wire: proto::Guard) -> Result<PortGuard, Invalid> {
         Some(Wire::Authorization(rule)) => authorization_from_wire(rule)
             .map(|rule| Guard::Authorization(Box::new(rule)))
             .map_err(|invalid| invalid.under("authorization"))?,
+        Some(Wire::Tokens(rule)) => jwt::from_wire(rule)
+            .map(|rule| Guard::Tokens(Box::new(rule)))
+            .map_err(|invalid| invalid.under("tokens"))?,
     };
     Ok(PortGuard { policy: policy_from_wire(wire.policy)?, guard })
 }
@@ -189,7 +193,7 @@ fn decider_from_wire(wire: Option<proto::Decider>) -> Result<Decider, Invalid> {
     Ok(Decider { at, timeout, unanswered })
 }
 
-fn header(name: String) -> Result<String, Invalid> {
+pub(super) fn header(name: String) -> Result<String, Invalid> {
     match name.is_empty() || name.contains(char::is_uppercase) {
         true => Err(Invalid::new("header", "is no name of a header in lower case")),
         false => Ok(name),

@@ -1,6 +1,8 @@
 //! What else decides about who may come in, as it travels.
 
-use leno_model::{InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet};
+use leno_model::{
+    ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet,
+};
 
 use super::field::{Invalid, each, parsed, port};
 use super::request;
@@ -21,10 +23,14 @@ pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPol
 }
 
 fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
-    let action = match rule.action {
-        PolicyAction::Deny => proto::PolicyAction::Deny,
-        PolicyAction::Allow => proto::PolicyAction::Allow,
+    let action = match (rule.action, rule.claims.is_empty()) {
+        (PolicyAction::Deny, true) => proto::PolicyAction::Deny,
+        (PolicyAction::Allow, true) => proto::PolicyAction::Allow,
+        (PolicyAction::Deny, false) => proto::PolicyAction::DenyClaims,
+        (PolicyAction::Allow, false) => proto::PolicyAction::AllowClaims,
     };
+    let claim =
+        |it: &ClaimMatch| proto::ClaimMatch { name: it.name.clone(), values: it.values.clone() };
     let (all_ports, ports) = match &rule.ports {
         PortSet::All => (true, Vec::new()),
         PortSet::Only(ports) => (false, ports.iter().map(|port| u32::from(*port)).collect()),
@@ -37,18 +43,28 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
         requests: rule.requests.iter().map(request::to_wire).collect(),
         all_ports,
         ports,
+        claims: rule.claims.iter().map(claim).collect(),
     }
 }
 
 /// An action that this version does not know must not be taken for another.
 fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
     let action = match wire.action() {
-        proto::PolicyAction::Deny => PolicyAction::Deny,
-        proto::PolicyAction::Allow => PolicyAction::Allow,
+        proto::PolicyAction::Deny | proto::PolicyAction::DenyClaims => PolicyAction::Deny,
+        proto::PolicyAction::Allow | proto::PolicyAction::AllowClaims => PolicyAction::Allow,
         proto::PolicyAction::Unspecified => {
             return Err(Invalid::new("action", "is missing, or unknown to this version"));
         }
     };
+    let by_claims =
+        matches!(wire.action(), proto::PolicyAction::DenyClaims | proto::PolicyAction::AllowClaims);
+    if by_claims == wire.claims.is_empty() {
+        return Err(Invalid::new("claims", "do not go with the action"));
+    }
+    let claims = each("claims", wire.claims, |wire| match wire.values.is_empty() {
+        true => Err(Invalid::new("values", "is empty")),
+        false => Ok(ClaimMatch { name: wire.name, values: wire.values }),
+    })?;
     let ports = match (wire.all_ports, wire.ports.is_empty()) {
         (true, true) => PortSet::All,
         (true, false) => return Err(Invalid::new("ports", "must be empty when all_ports is set")),
@@ -60,6 +76,7 @@ fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
         action,
         peers: each("peers", wire.peers, peer_from_wire)?,
         requests: each("requests", wire.requests, request::from_wire)?,
+        claims,
         ports,
     })
 }

@@ -254,6 +254,14 @@ const KINDS: &[Kind] = &[
         spec: policies::external_authorization,
     },
     Kind {
+        kind: "JwtValidation",
+        plural: "jwtvalidations",
+        short: "ljv",
+        scope: Scope::Namespaced,
+        description: "JSON web tokens that requests may, or must, show.",
+        spec: policies::jwt_validation,
+    },
+    Kind {
         kind: "TagRoute",
         plural: "tagroutes",
         short: "ltr",

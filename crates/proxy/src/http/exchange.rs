@@ -2,6 +2,7 @@
 
 mod aside;
 mod guarded;
+mod shown;
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -15,7 +16,7 @@ use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{CompiledActions, FieldEdits, Redirection};
+use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView};
 
 use super::again;
 use super::answer::Answer;
@@ -169,12 +170,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// What comes from another sidecar needs a policy's permit; the application may ask.
     fn authorize(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if self.session.is_inbound() {
-            let access = &bound.scene.plans.access;
-            let permit = self.session.permit(&bound.scene)?;
-            let permit = access.request(&permit, &self.request.view(aim))?;
-            self.record.permit(access, permit);
+            self.let_in(&self.request.view(aim), bound)?;
             self.limit(aim, bound)?;
         }
+        Ok(())
+    }
+
+    /// The policies of the mesh decide.
+    fn let_in(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+        let access = &bound.scene.plans.access;
+        let permit = self.session.permit(&bound.scene)?;
+        let permit = access.request(&permit, view)?;
+        self.record.permit(access, permit);
         Ok(())
     }
 

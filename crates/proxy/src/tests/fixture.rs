@@ -199,6 +199,14 @@ impl Mesh {
         self.server.know(WorkloadPlan { guards, limits, ..plan }, services);
     }
 
+    /// The same with what else decides about who may come in.
+    pub(crate) fn guard_enforcing(&self, guards: Vec<PortGuard>, inbound: InboundPolicy) {
+        let access = self.setup.access.clone();
+        let plan = serving_plan(&self.server, self.setup.protocol, access);
+        let guards = [(self.server.port, guards)].into();
+        self.server.know(WorkloadPlan { guards, inbound, ..plan }, Vec::new());
+    }
+
     /// The server as clients know it.
     pub(crate) fn endpoint(&self) -> Endpoint {
         endpoint("ratings-1", self.inbound, "ratings")

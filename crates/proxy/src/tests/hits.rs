@@ -67,6 +67,7 @@ fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
                 path: PathMatch::Prefix(path.to_owned()),
                 ..RequestMatch::default()
             }],
+            claims: Vec::new(),
             ports: PortSet::All,
         };
         let rules = vec![

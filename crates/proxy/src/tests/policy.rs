@@ -161,6 +161,7 @@ fn deny(requests: Vec<RequestMatch>) -> PolicyRule {
         action: PolicyAction::Deny,
         peers: Vec::new(),
         requests,
+        claims: Vec::new(),
         ports: PortSet::All,
     }
 }

@@ -1,12 +1,13 @@
 //! Reads `leno.dev/v1alpha1` `AccessPolicy`.
 
 use leno_model::{
-    AccessPolicy, Name, NamePattern, PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule,
-    PortSet, RequestMatch,
+    AccessPolicy, ClaimMatch, Name, NamePattern, PathMatch, PeerMatch, PolicyAction, PolicyName,
+    PolicyRule, PortSet, RequestMatch,
 };
 
 use super::Head;
 use super::http_route::{read_headers, read_path};
+use super::jwt_validation::text;
 use super::smi::read_methods;
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -43,7 +44,7 @@ fn read_rule(
     policy: &PolicyName,
     (action, index): (PolicyAction, usize),
 ) -> Option<PolicyRule> {
-    let fields = element.fields(&["name", "from", "requests", "ports"])?;
+    let fields = element.fields(&["name", "from", "requests", "claims", "ports"])?;
     let name = match fields.find("name") {
         Some(field) => field.name()?.to_string(),
         None => format!("{}[{index}]", action.as_str()),
@@ -54,6 +55,7 @@ fn read_rule(
     let requests = elements(&fields, "requests", "or leave it out for everything", |field| {
         read_request(field, action)
     });
+    let claims = read_claims(&fields);
     let ports = match fields.find("ports") {
         Some(field) => {
             let ports = not_empty(field, "or leave it out for all ports")?;
@@ -62,7 +64,28 @@ fn read_rule(
         None => PortSet::All,
     };
     let policy = policy.clone();
-    Some(PolicyRule { policy, name, action, peers: peers?, requests: requests?, ports })
+    let (peers, requests, claims) = (peers?, requests?, claims?);
+    Some(PolicyRule { policy, name, action, peers, requests, claims, ports })
+}
+
+/// `NAME: [VALUE, …]`: each name must have one of its values.
+fn read_claims(fields: &Fields<'_>) -> Option<Vec<ClaimMatch>> {
+    let Some(field) = fields.find("claims") else { return Some(Vec::new()) };
+    let entries = field.entries()?;
+    if entries.is_empty() {
+        field.refuse("is empty", "name a claim, or leave it out");
+        return None;
+    }
+    if entries.len() > CLAIMS_MAX {
+        field.refuse(format!("has {} claims", entries.len()), format!("use at most {CLAIMS_MAX}"));
+        return None;
+    }
+    let claim = |(name, values): (&str, Field<'_>)| {
+        let values = not_empty(&values, "or leave the claim out")?;
+        let values = values.iter().map(text).collect::<Option<Vec<_>>>()?;
+        Some(ClaimMatch { name: name.to_owned(), values })
+    };
+    entries.into_iter().map(claim).collect()
 }
 
 /// What `read` makes of the elements of a list that is not empty when it is there.
@@ -155,5 +178,7 @@ fn is_plain(field: &Field<'_>, path: &PathMatch, action: PolicyAction) -> bool {
 
 /// The most rules of one kind in a policy.
 const RULES_MAX: usize = 256;
+/// The most claims of a rule.
+const CLAIMS_MAX: usize = 16;
 /// The most accounts, peers, requests or ports of a rule.
 const LIST_MAX: usize = 256;

@@ -10,7 +10,7 @@ use leno_model::{
 use super::http_route::duration;
 use super::upstream_rate_limit::Burst;
 use super::{
-    Head, circuit_breaker, external_authorization, fault_injection, load_balancing,
+    Head, circuit_breaker, external_authorization, fault_injection, jwt_validation, load_balancing,
     outlier_removal, rate_limit, refuse_other_kinds, sermant_removal, upstream_traffic_setting,
 };
 use crate::document::Value;
@@ -51,6 +51,10 @@ pub(super) fn read(
         ServicePolicyKind::LoadBalancing => {
             let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
             (scope, ServiceRule::LoadBalancing(rule))
+        }
+        ServicePolicyKind::JwtValidation => {
+            let (scope, rule) = jwt_validation::read(&name.namespace, spec)?;
+            (scope, ServiceRule::Guard(Guard::Tokens(Box::new(rule))))
         }
         ServicePolicyKind::ExternalAuthorization => {
             let (scope, rule) = external_authorization::read(&name.namespace, spec)?;

@@ -16,6 +16,8 @@ mod filters;
 #[cfg(test)]
 mod gateway_tcp_route;
 #[cfg(test)]
+mod jwt;
+#[cfg(test)]
 mod lint;
 #[cfg(test)]
 #[path = "../corpus/manifest.rs"]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    ObjectKey, PolicyAction, PolicyRule, Protocol, Reason, ServiceAccount, WorkloadPort,
+    ClaimMatch, ObjectKey, PolicyAction, PolicyRule, Protocol, Reason, ServiceAccount, WorkloadPort,
 };
 
 use super::ruling::Ruling;
@@ -65,7 +65,7 @@ impl PolicyRules {
             let all = self.rules.iter().enumerate();
             let concerning = all.filter(move |(_, it)| {
                 it.rule.action == action
-                    && it.requests.is_empty() != about_requests
+                    && it.rule.is_about_requests() == about_requests
                     && it.rule.ports.contains(port)
                     && it.rule.names(peer)
             });
@@ -93,12 +93,12 @@ impl PolicyRules {
         if !peer.deny.is_empty() {
             let spelling = Spelling::of(request.path, path);
             let denies = |m: &RequestMatcher| m.may_mean(request, &spelling);
-            if let Some(index) = self.first(&peer.deny, denies) {
+            if let Some(index) = self.first(&peer.deny, request, denies) {
                 return Some(denied(index));
             }
         }
         let allows = |m: &RequestMatcher| fits(m, request, path);
-        let allowed = peer.allowed.or_else(|| self.first(&peer.allow, allows));
+        let allowed = peer.allowed.or_else(|| self.first(&peer.allow, request, allows));
         allowed.map(|index| Ok(By::Policy(index)))
     }
 
@@ -117,10 +117,18 @@ impl PolicyRules {
         self.rules.get(index).map(|rule| &rule.ruling)
     }
 
-    fn first(&self, among: &[usize], fits: impl Fn(&RequestMatcher) -> bool) -> Option<usize> {
+    fn first(
+        &self,
+        among: &[usize],
+        request: &RequestView<'_>,
+        fits: impl Fn(&RequestMatcher) -> bool,
+    ) -> Option<usize> {
         let fitting = |index: &&usize| {
             let rule = self.rules.get(**index);
-            rule.is_some_and(|rule| rule.requests.iter().any(&fits))
+            rule.is_some_and(|rule| {
+                (rule.requests.is_empty() || rule.requests.iter().any(&fits))
+                    && rule.rule.claims.iter().all(|claim| shows(request, claim))
+            })
         };
         among.iter().find(fitting).copied()
     }
@@ -137,6 +145,11 @@ impl CompiledRule {
             rule: rule.clone(),
         })
     }
+}
+
+/// Whether the token of a request says what is wanted.
+fn shows(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
+    request.fields.claim(&claim.name).iter().any(|value| claim.values.contains(value))
 }
 
 fn denied(index: usize) -> Judgement {

@@ -1,6 +1,8 @@
 //! Rules of access policies, at random, and what is refused of them.
 
-use leno_model::{InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyName, PolicyRule};
+use leno_model::{
+    ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyName, PolicyRule,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -14,15 +16,20 @@ pub(super) fn inbound() -> impl Strategy<Value = InboundPolicy> {
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
     let action = prop_oneof![Just(PolicyAction::Deny), Just(PolicyAction::Allow)];
     let ports = prop_oneof![Just(PortSet::All), vec(1u16.., 0..3).prop_map(PortSet::Only)];
-    let rule = (name(), ".{0,9}", action, vec(peer, 0..3), vec(request(), 0..3), ports);
-    let rule = rule.prop_map(|(policy, name, action, peers, requests, ports)| PolicyRule {
-        policy: PolicyName { namespace: policy.clone(), name: policy },
-        name,
-        action,
-        peers,
-        requests,
-        ports,
-    });
+    let claim = ("[a-z]{1,5}", vec("[a-z]{0,5}", 1..3));
+    let claim = claim.prop_map(|(name, values)| ClaimMatch { name, values });
+    let asked = (vec(request(), 0..3), vec(claim, 0..2));
+    let rule = (name(), ".{0,9}", action, vec(peer, 0..3), asked, ports);
+    let rule =
+        rule.prop_map(|(policy, name, action, peers, (requests, claims), ports)| PolicyRule {
+            policy: PolicyName { namespace: policy.clone(), name: policy },
+            name,
+            action,
+            peers,
+            requests,
+            claims,
+            ports,
+        });
     (any::<bool>(), vec(rule, 0..3))
         .prop_map(|(is_audited, rules)| InboundPolicy { is_audited, rules })
 }

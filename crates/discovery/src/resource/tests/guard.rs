@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_model::{
-    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+    Authorization, ClaimHeader, Decider, DeciderAddress, Descriptor, DescriptorEntry,
+    DescriptorValue, GlobalLimit, Guard, JwtIssuer, JwtPlace, JwtValidation, PortGuard, Required,
+    Server, Unanswered,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -24,8 +25,40 @@ pub(super) fn guards() -> impl Strategy<Value = BTreeMap<u16, Vec<PortGuard>>> {
             Guard::Authorization(Box::new(rule))
         },
     );
+    let rule = prop_oneof![rule, tokens().prop_map(|rule| Guard::Tokens(Box::new(rule)))];
     let guard = (policy(), rule).prop_map(|(policy, guard)| PortGuard { policy, guard });
     btree_map(1u16.., vec(guard, 1..3), 0..3)
+}
+
+fn tokens() -> impl Strategy<Value = JwtValidation> {
+    let place = prop_oneof![
+        ("x-[a-z]{1,5}", "[A-Z]{0,3} ?")
+            .prop_map(|(name, prefix)| JwtPlace::Header { name, prefix }),
+        "[a-z]{1,5}".prop_map(JwtPlace::Query),
+    ];
+    let forward =
+        ("[a-z.]{1,5}", "x-[a-z]{1,5}").prop_map(|(claim, header)| ClaimHeader { claim, header });
+    let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), ".{0,9}");
+    let issuer = (texts, vec(place, 1..3), 0..3600_u64, vec(forward, 0..3), any::<bool>());
+    let issuer =
+        issuer.prop_map(|((issuer, audiences, keys), places, leeway, forwards, passes_token)| {
+            JwtIssuer {
+                issuer,
+                audiences,
+                keys: keys.into(),
+                places,
+                leeway: Duration::from_secs(leeway),
+                forwards,
+                passes_token,
+            }
+        });
+    let required = prop_oneof![
+        Just(Required::Never),
+        Just(Required::Always),
+        vec(request(), 1..3).prop_map(Required::Of),
+    ];
+    (vec(issuer, 1..3), required)
+        .prop_map(|(issuers, required)| JwtValidation { issuers, required })
 }
 
 pub(super) fn global() -> impl Strategy<Value = GlobalLimit> {

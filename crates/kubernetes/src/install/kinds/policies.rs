@@ -25,6 +25,10 @@ pub(super) fn access_policy() -> Value {
             ("name", name()),
             ("from", peers()),
             ("requests", some(request.clone(), 256)),
+            (
+                "claims",
+                about(map(some(text(512), 256), 16), "What the token of a request must say."),
+            ),
             ("ports", some(port(), 256)),
         ])
     };
@@ -181,6 +185,30 @@ pub(super) fn external_authorization() -> Value {
         ]),
         &[ONE_DECIDER],
     )
+}
+
+pub(super) fn jwt_validation() -> Value {
+    let place = unless(
+        object([("header", text(256)), ("prefix", text(64)), ("query", text(256))]),
+        &[("has(self.header) != has(self.query)", "must be one place: give header or query")],
+    );
+    let forward = object([("claim!", text(512)), ("header!", text(256))]);
+    let jwks = object([("inline!", about(text(65_536), "A JWK set, as JSON."))]);
+    let issuer = object([
+        ("issuer!", text(512)),
+        ("audiences", some(text(512), 256)),
+        ("jwks!", jwks),
+        ("from", some(place, 256)),
+        ("leeway", duration()),
+        ("forwardClaims", some(forward, 256)),
+        ("forwardToken", boolean()),
+    ]);
+    object([
+        ("targetRefs!", target_refs()),
+        ("issuers!", some(issuer, 16)),
+        ("required", boolean()),
+        ("requiredFor", some(request_match(), 256)),
+    ])
 }
 
 fn decider_service() -> Value {

@@ -8,9 +8,10 @@ use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::guard::{
     Asking, CompiledAuthorization, CompiledGlobalLimit, Described, PortGuards,
 };
-use leno_traffic::{CompiledActions, FieldEdits, Guards};
+use leno_traffic::{CompiledActions, FieldEdits, Guards, RequestView};
 
 use super::Exchange;
+use super::shown::Claimed;
 use crate::decider::{ask, authorization, limit};
 use crate::error::Failure;
 use crate::http::request::Aim;
@@ -44,10 +45,18 @@ impl Exchange<'_, '_> {
         aim: &Aim<'_>,
         bound: &Bound,
     ) -> Result<(), Failure> {
-        self.authorize(aim, bound)?;
         let Entrance::Inbound { port } = &self.session.entrance else { return Ok(()) };
-        let Some(guards) = guards.at(*port) else { return Ok(()) };
-        let changes = self.consult(guards, (aim, *port), bound).await?;
+        let (request, port) = (self.request, *port);
+        let Some(guards) = guards.at(port) else { return self.authorize(aim, bound) };
+        let view = request.view(aim);
+        let shown = self.shown(guards.tokens(), &view)?;
+        let with_claims = RequestView { fields: &Claimed { request, shown: &shown }, ..view };
+        self.let_in(&with_claims, bound)?;
+        self.limit(aim, bound)?;
+        let mut changes = Changes::default();
+        changes.take((shown.edits, HeaderEdits::default()));
+        let consulted = self.consult(guards, (aim, port), bound).await?;
+        changes.take((consulted.request, consulted.response));
         if !changes.request.is_empty() || !changes.response.is_empty() {
             let [request, response] =
                 [changes.request, changes.response].map(|it| FieldEdits::wanted(&it));

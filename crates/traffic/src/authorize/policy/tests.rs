@@ -15,6 +15,7 @@ fn rule(action: PolicyAction, name: &str) -> PolicyRule {
         action,
         peers: Vec::new(),
         requests: Vec::new(),
+        claims: Vec::new(),
         ports: PortSet::All,
     }
 }
@@ -338,4 +339,62 @@ fn a_bad_pattern_names_its_policy() {
     let bad = asking(&[("", PathMatch::Regex("(".to_owned()))], deny("bad"));
     let error = PolicyRules::compile(&[bad], &[]).unwrap_err().to_string();
     assert!(error.starts_with("AccessPolicy stock/guard: "), "{error}");
+}
+
+/// Fields of a request whose token says one thing.
+struct Claimed(&'static str, &'static str);
+
+impl crate::request::Fields for Claimed {
+    fn find(&self, _: &str) -> Option<std::borrow::Cow<'_, str>> {
+        None
+    }
+
+    fn first(&self, _: &str) -> Option<std::borrow::Cow<'_, str>> {
+        None
+    }
+
+    fn claim(&self, name: &str) -> Vec<String> {
+        if name == self.0 { vec![self.1.to_owned()] } else { Vec::new() }
+    }
+}
+
+#[test]
+fn rules_ask_what_a_token_says() {
+    let wants = |rule: PolicyRule| {
+        let values = vec!["readers".to_owned(), "writers".to_owned()];
+        let claims = vec![ClaimMatch { name: "groups".to_owned(), values }];
+        PolicyRule { claims, ..rule }
+    };
+    for (rules, fits, otherwise) in [
+        (vec![wants(allow("by"))], None, Some("no-policy-route")),
+        (vec![wants(deny("by"))], Some("denied-by-policy"), None),
+    ] {
+        let mode =
+            if otherwise.is_some() { Access::Strict(Vec::new()) } else { Access::Permissive };
+        let access = access(mode, false, rules);
+        let peer = SpiffeId {
+            trust_domain: TrustDomain::new("cluster.local").unwrap(),
+            account: ServiceAccount::new("shop", "web").unwrap(),
+        };
+        let permit = access.connection(Some(&peer), 80).unwrap();
+        for (fields, expected) in [
+            (Claimed("groups", "writers"), fits),
+            (Claimed("groups", "admins"), otherwise),
+            (Claimed("group", "readers"), otherwise),
+        ] {
+            let view = RequestView {
+                method: "GET",
+                path: "/",
+                query: None,
+                authority: "web",
+                fields: &fields,
+            };
+            let denied = access.request(&permit, &view).err();
+            let denied = denied.map(|denial| denial.reason.label());
+            let expected = expected.map(|it| if it == "no-policy-route" { "denied" } else { it });
+            assert_eq!(denied, expected);
+        }
+        // Nobody sees what bytes show.
+        assert!(access.tcp(&permit).is_err());
+    }
 }

@@ -1,0 +1,103 @@
+//! Which JSON web tokens requests may show, as it travels.
+
+use std::time::Duration;
+
+use leno_model::{ClaimHeader, JwtIssuer, JwtPlace, JwtValidation, Required};
+
+use super::field::{Invalid, each};
+use super::guard::header;
+use super::request;
+use super::treatment::nanoseconds;
+use crate::proto;
+
+pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
+    use proto::jwt_validation::Required as Wire;
+    let required = match &rule.required {
+        Required::Never => Wire::Never(proto::Nothing {}),
+        Required::Always => Wire::Always(proto::Nothing {}),
+        Required::Of(requests) => Wire::Of(proto::RequestMatches {
+            matches: requests.iter().map(request::to_wire).collect(),
+        }),
+    };
+    let issuers = rule.issuers.iter().map(issuer_to_wire).collect();
+    proto::JwtValidation { issuers, required: Some(required) }
+}
+
+pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, Invalid> {
+    use proto::jwt_validation::Required as Wire;
+    let issuers = each("issuers", wire.issuers, issuer_from_wire)?;
+    if issuers.is_empty() {
+        return Err(Invalid::new("issuers", "is empty"));
+    }
+    let required = match wire.required {
+        None => return Err(Invalid::new("required", "is missing, or unknown to this version")),
+        Some(Wire::Never(proto::Nothing {})) => Required::Never,
+        Some(Wire::Always(proto::Nothing {})) => Required::Always,
+        Some(Wire::Of(requests)) if requests.matches.is_empty() => {
+            return Err(Invalid::new("of.matches", "is empty"));
+        }
+        Some(Wire::Of(requests)) => {
+            Required::Of(each("of.matches", requests.matches, request::from_wire)?)
+        }
+    };
+    Ok(JwtValidation { issuers, required })
+}
+
+fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
+    use proto::jwt_place::Place as Wire;
+    let place = |place: &JwtPlace| match place {
+        JwtPlace::Header { name, prefix } => {
+            let place = Some(Wire::Header(name.clone()));
+            proto::JwtPlace { place, prefix: prefix.clone() }
+        }
+        JwtPlace::Query(name) => {
+            let place = Some(Wire::Query(name.clone()));
+            proto::JwtPlace { place, prefix: String::new() }
+        }
+    };
+    let forward = |it: &ClaimHeader| proto::ClaimHeader {
+        claim: it.claim.clone(),
+        header: it.header.clone(),
+    };
+    proto::JwtIssuer {
+        issuer: issuer.issuer.clone(),
+        audiences: issuer.audiences.clone(),
+        keys: issuer.keys.to_string(),
+        places: issuer.places.iter().map(place).collect(),
+        leeway_nanoseconds: nanoseconds(issuer.leeway),
+        forwards: issuer.forwards.iter().map(forward).collect(),
+        passes_token: issuer.passes_token,
+    }
+}
+
+fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
+    use proto::jwt_place::Place as Wire;
+    let places = each("places", wire.places, |wire| match wire.place {
+        None => Err(Invalid::new("place", "is missing, or unknown to this version")),
+        Some(Wire::Header(name)) => {
+            Ok(JwtPlace::Header { name: header(name)?, prefix: wire.prefix })
+        }
+        Some(Wire::Query(_)) if !wire.prefix.is_empty() => {
+            Err(Invalid::new("prefix", "is for headers"))
+        }
+        Some(Wire::Query(name)) => Ok(JwtPlace::Query(name)),
+    })?;
+    if places.is_empty() {
+        return Err(Invalid::new("places", "is empty"));
+    }
+    let leeway = Duration::from_nanos(wire.leeway_nanoseconds);
+    if leeway > JwtIssuer::LEEWAY_MAX {
+        return Err(Invalid::new("leeway_nanoseconds", format!("{leeway:?} is too long")));
+    }
+    Ok(JwtIssuer {
+        issuer: wire.issuer,
+        audiences: wire.audiences,
+        keys: wire.keys.into(),
+        places,
+        leeway,
+        forwards: each("forwards", wire.forwards, |wire| {
+            Ok(ClaimHeader { claim: wire.claim, header: header(wire.header)? })
+        })?,
+        passes_token: wire.passes_token,
+    })
+}

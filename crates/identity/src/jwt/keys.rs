@@ -1,0 +1,167 @@
+//! The public keys of an issuer: a JWK set (RFC 7517, RFC 7518 §6, RFC 8037).
+
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, ECDSA_P521_SHA512_FIXED, ED25519,
+    EcdsaVerificationAlgorithm, RSA_PKCS1_2048_8192_SHA256, RSA_PKCS1_2048_8192_SHA384,
+    RSA_PKCS1_2048_8192_SHA512, RSA_PSS_2048_8192_SHA256, RSA_PSS_2048_8192_SHA384,
+    RSA_PSS_2048_8192_SHA512, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey,
+};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::Value;
+
+use super::BadJwt;
+
+/// The keys of an issuer that can verify.
+#[derive(Debug)]
+pub struct JwtKeys(Vec<Known>);
+
+/// A text that holds no keys to verify by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadKeys {
+    /// It is no JWK set.
+    #[error("is not a JWK set, which is JSON with `keys`")]
+    Malformed,
+    /// Nothing in it can verify a signature.
+    #[error(
+        "has no key of RSA (2048 bits or more), of the curves P-256, P-384 and P-521, or Ed25519"
+    )]
+    None,
+}
+
+#[derive(Debug)]
+struct Known {
+    id: Option<String>,
+    /// The one algorithm that it is for; any that its kind has when absent.
+    algorithm: Option<String>,
+    key: Key,
+}
+
+#[derive(Debug)]
+enum Key {
+    Rsa { modulus: Vec<u8>, exponent: Vec<u8> },
+    Curve { curve: Curve, point: Vec<u8> },
+    Ed25519(Vec<u8>),
+}
+
+/// A curve, and the one algorithm of RFC 7518 §3.4 that goes with it.
+#[derive(Debug, Clone, Copy)]
+struct Curve {
+    name: &'static str,
+    algorithm: &'static str,
+    /// The bytes of a coordinate.
+    bytes: usize,
+    verifies: &'static EcdsaVerificationAlgorithm,
+}
+
+const CURVES: [Curve; 3] = [
+    Curve { name: "P-256", algorithm: "ES256", bytes: 32, verifies: &ECDSA_P256_SHA256_FIXED },
+    Curve { name: "P-384", algorithm: "ES384", bytes: 48, verifies: &ECDSA_P384_SHA384_FIXED },
+    Curve { name: "P-521", algorithm: "ES512", bytes: 66, verifies: &ECDSA_P521_SHA512_FIXED },
+];
+
+/// Those of RSA (RFC 7518 §3.3 and §3.5).
+const RSA: [(&str, &RsaParameters); 6] = [
+    ("RS256", &RSA_PKCS1_2048_8192_SHA256),
+    ("RS384", &RSA_PKCS1_2048_8192_SHA384),
+    ("RS512", &RSA_PKCS1_2048_8192_SHA512),
+    ("PS256", &RSA_PSS_2048_8192_SHA256),
+    ("PS384", &RSA_PSS_2048_8192_SHA384),
+    ("PS512", &RSA_PSS_2048_8192_SHA512),
+];
+
+impl JwtKeys {
+    /// Reads a JWK set. Keys of other kinds, and those that are for something else than signatures,
+    /// are passed over (RFC 7517 §5).
+    ///
+    /// # Errors
+    /// [`BadKeys`] when no key is left.
+    pub fn parse(text: &str) -> Result<Self, BadKeys> {
+        let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
+        let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
+        let known: Vec<Known> = keys.iter().take(KEYS_MAX).filter_map(known).collect();
+        if known.is_empty() { Err(BadKeys::None) } else { Ok(Self(known)) }
+    }
+
+    /// Whether a key verifies a signature: the one of that id, or any when the token names none.
+    pub(super) fn verify(
+        &self,
+        (algorithm, id): (&str, Option<&str>),
+        signed: &[u8],
+        signature: &[u8],
+    ) -> Result<(), BadJwt> {
+        let is_known = RSA.iter().any(|(known, _)| *known == algorithm)
+            || CURVES.iter().any(|curve| curve.algorithm == algorithm)
+            || EDWARDS.contains(&algorithm);
+        if !is_known {
+            return Err(BadJwt::Algorithm);
+        }
+        let named =
+            |known: &&Known| id.is_none() || known.id.is_none() || known.id.as_deref() == id;
+        let meant = |known: &&Known| known.algorithm.as_deref().is_none_or(|it| it == algorithm);
+        let mut keys = self.0.iter().filter(named).filter(meant);
+        match keys.any(|known| known.key.verifies(algorithm, signed, signature)) {
+            true => Ok(()),
+            false => Err(BadJwt::Signature),
+        }
+    }
+}
+
+impl Key {
+    fn verifies(&self, algorithm: &str, signed: &[u8], signature: &[u8]) -> bool {
+        match self {
+            Self::Rsa { modulus: n, exponent: e } => {
+                let parameters = RSA.iter().find(|(known, _)| *known == algorithm);
+                parameters.is_some_and(|(_, parameters)| {
+                    let key = RsaPublicKeyComponents { n, e };
+                    key.verify(parameters, signed, signature).is_ok()
+                })
+            }
+            Self::Curve { curve, point } => {
+                curve.algorithm == algorithm
+                    && UnparsedPublicKey::new(curve.verifies, point)
+                        .verify(signed, signature)
+                        .is_ok()
+            }
+            Self::Ed25519(key) => {
+                EDWARDS.contains(&algorithm)
+                    && UnparsedPublicKey::new(&ED25519, key).verify(signed, signature).is_ok()
+            }
+        }
+    }
+}
+
+fn known(jwk: &Value) -> Option<Known> {
+    let text = |name: &str| jwk.get(name).and_then(Value::as_str);
+    if text("use").is_some_and(|of| of != "sig") {
+        return None;
+    }
+    let bytes = |name: &str| URL_SAFE_NO_PAD.decode(text(name)?).ok();
+    let key = match text("kty")? {
+        "RSA" => {
+            let (modulus, exponent) = (bytes("n")?, bytes("e")?);
+            (modulus.len() >= RSA_BYTES_MIN).then_some(Key::Rsa { modulus, exponent })?
+        }
+        "EC" => {
+            let curve = *CURVES.iter().find(|curve| Some(curve.name) == text("crv"))?;
+            let (x, y) = (bytes("x")?, bytes("y")?);
+            if x.len() != curve.bytes || y.len() != curve.bytes {
+                return None;
+            }
+            Key::Curve { curve, point: [&[UNCOMPRESSED][..], &x, &y].concat() }
+        }
+        "OKP" if text("crv") == Some("Ed25519") => Key::Ed25519(bytes("x")?),
+        _ => return None,
+    };
+    let algorithm = text("alg").map(str::to_owned);
+    Some(Known { id: text("kid").map(str::to_owned), algorithm, key })
+}
+
+/// Both names of the one algorithm (RFC 8037 §3.1, RFC 9864).
+const EDWARDS: [&str; 2] = ["EdDSA", "Ed25519"];
+/// SEC 1 §2.3.3.
+const UNCOMPRESSED: u8 = 4;
+/// 2048 bits, as RFC 7518 §3.3 wants.
+const RSA_BYTES_MIN: usize = 256;
+/// More than issuers have at a time.
+const KEYS_MAX: usize = 64;

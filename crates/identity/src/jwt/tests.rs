@@ -1,0 +1,196 @@
+//! Tokens that are accepted, and every way in which one is not.
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::rsa::KeySize;
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _, RSA_PKCS1_SHA256,
+    RSA_PSS_SHA384, RsaEncoding, RsaKeyPair,
+};
+use serde_json::json;
+
+use super::*;
+
+fn encode(value: &Value) -> String {
+    URL_SAFE_NO_PAD.encode(value.to_string())
+}
+
+fn token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> String {
+    let signed = format!("{}.{}", encode(header), encode(claims));
+    let signature = URL_SAFE_NO_PAD.encode(sign(signed.as_bytes()));
+    format!("{signed}.{signature}")
+}
+
+fn base64(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+struct Issuer {
+    curve: EcdsaKeyPair,
+    edwards: Ed25519KeyPair,
+    rsa: RsaKeyPair,
+}
+
+impl Issuer {
+    fn new() -> Self {
+        Self {
+            curve: EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap(),
+            edwards: Ed25519KeyPair::generate().unwrap(),
+            rsa: RsaKeyPair::generate(KeySize::Rsa2048).unwrap(),
+        }
+    }
+
+    fn set(&self) -> Value {
+        let point = self.curve.public_key().as_ref();
+        let (x, y) = point[1..].split_at(32);
+        let edwards = self.edwards.public_key().as_ref();
+        let rsa = self.rsa.public_key();
+        let (n, e) = (rsa.modulus().big_endian_without_leading_zero(), rsa.exponent());
+        json!({"keys": [
+            {"kty": "oct", "k": "c2VjcmV0", "kid": "secret"},
+            {"kty": "EC", "crv": "P-256", "kid": "ec", "use": "sig", "x": base64(x), "y": base64(y)},
+            {"kty": "OKP", "crv": "Ed25519", "kid": "ed", "x": base64(edwards)},
+            {"kty": "RSA", "kid": "rsa", "n": base64(n),
+             "e": base64(e.big_endian_without_leading_zero())},
+        ]})
+    }
+
+    fn keys(&self) -> JwtKeys {
+        JwtKeys::parse(&self.set().to_string()).unwrap()
+    }
+
+    fn by_curve(&self, signed: &[u8]) -> Vec<u8> {
+        self.curve.sign(&SystemRandom::new(), signed).unwrap().as_ref().to_vec()
+    }
+
+    fn by_rsa(&self, how: &'static dyn RsaEncoding, signed: &[u8]) -> Vec<u8> {
+        let mut signature = vec![0; self.rsa.public_modulus_len()];
+        self.rsa.sign(how, &SystemRandom::new(), signed, &mut signature).unwrap();
+        signature
+    }
+}
+
+const NOW: u64 = 1_000_000;
+
+fn claims() -> Value {
+    json!({"iss": "https://issuer", "aud": ["shop", "other"], "sub": "ann",
+           "exp": NOW + 60, "nbf": NOW - 60})
+}
+
+fn verify(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJwt> {
+    let audiences = ["shop".to_owned()];
+    UnverifiedJwt::read(token)?.verify(
+        keys,
+        Expected {
+            issuer: "https://issuer",
+            audiences: &audiences,
+            leeway: Duration::from_secs(10),
+            now: UNIX_EPOCH + Duration::from_secs(NOW),
+        },
+    )
+}
+
+/// What signs a text.
+type Sign<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+
+#[test]
+fn every_algorithm_verifies_what_its_key_signed() {
+    let issuer = Issuer::new();
+    let keys = issuer.keys();
+    let sign: [(&str, &str, Sign<'_>); 5] = [
+        ("ES256", "ec", &|signed| issuer.by_curve(signed)),
+        ("EdDSA", "ed", &|signed| issuer.edwards.sign(signed).as_ref().to_vec()),
+        ("Ed25519", "ed", &|signed| issuer.edwards.sign(signed).as_ref().to_vec()),
+        ("RS256", "rsa", &|signed| issuer.by_rsa(&RSA_PKCS1_SHA256, signed)),
+        ("PS384", "rsa", &|signed| issuer.by_rsa(&RSA_PSS_SHA384, signed)),
+    ];
+    for (algorithm, id, sign) in sign {
+        let named = token(&json!({"alg": algorithm, "kid": id}), &claims(), sign);
+        assert_eq!(verify(&named, &keys).unwrap()["sub"], "ann", "{algorithm}");
+        let unnamed = token(&json!({"alg": algorithm}), &claims(), sign);
+        assert!(verify(&unnamed, &keys).is_ok(), "{algorithm}");
+        for other in ["ec", "ed", "rsa", "secret"].into_iter().filter(|other| *other != id) {
+            let other = token(&json!({"alg": algorithm, "kid": other}), &claims(), sign);
+            assert_eq!(verify(&other, &keys), Err(BadJwt::Signature), "{algorithm}");
+        }
+        let (head, signature) = named.rsplit_once('.').unwrap();
+        let swapped = format!("{}.{signature}", head.replacen('.', ".e30", 1));
+        assert!(verify(&swapped, &keys).is_err());
+    }
+}
+
+#[test]
+fn no_algorithm_is_taken_for_another() {
+    let issuer = Issuer::new();
+    let keys = issuer.keys();
+    for algorithm in ["none", "None", "HS256", "ES256K", "RS1", ""] {
+        for id in ["secret", "rsa"] {
+            let header = json!({"alg": algorithm, "kid": id});
+            let forged = token(&header, &claims(), |_| Vec::new());
+            assert_eq!(verify(&forged, &keys), Err(BadJwt::Algorithm), "{algorithm}");
+        }
+    }
+    let by_curve = |signed: &[u8]| issuer.by_curve(signed);
+    let wrong = token(&json!({"alg": "ES384", "kid": "ec"}), &claims(), by_curve);
+    assert_eq!(verify(&wrong, &keys), Err(BadJwt::Signature));
+    let critical = token(&json!({"alg": "ES256", "crit": ["b64"]}), &claims(), by_curve);
+    assert_eq!(verify(&critical, &keys), Err(BadJwt::Algorithm));
+    // A key for one algorithm is for no other.
+    let mut set = issuer.set();
+    set["keys"][3]["alg"] = "RS512".into();
+    let keys = JwtKeys::parse(&set.to_string()).unwrap();
+    let by_rsa = |signed: &[u8]| issuer.by_rsa(&RSA_PKCS1_SHA256, signed);
+    let wrong = token(&json!({"alg": "RS256", "kid": "rsa"}), &claims(), by_rsa);
+    assert_eq!(verify(&wrong, &keys), Err(BadJwt::Signature));
+}
+
+#[test]
+fn claims_must_hold() {
+    let issuer = Issuer::new();
+    let keys = issuer.keys();
+    let said = |change: &dyn Fn(&mut Value)| {
+        let mut claims = claims();
+        change(&mut claims);
+        let header = json!({"alg": "ES256", "kid": "ec"});
+        verify(&token(&header, &claims, |signed| issuer.by_curve(signed)), &keys).map(drop)
+    };
+    assert_eq!(said(&|_| {}), Ok(()));
+    assert_eq!(said(&|it| it["iss"] = "https://issuer/".into()), Err(BadJwt::Issuer));
+    assert_eq!(said(&|it| it["exp"] = (NOW - 9).into()), Ok(()));
+    assert_eq!(said(&|it| it["exp"] = (NOW - 10).into()), Err(BadJwt::Expired));
+    assert_eq!(said(&|it| it["nbf"] = (NOW + 10).into()), Ok(()));
+    assert_eq!(said(&|it| it["nbf"] = (NOW + 11).into()), Err(BadJwt::Early));
+    assert_eq!(said(&|it| it["exp"] = "soon".into()), Err(BadJwt::Malformed));
+    assert_eq!(said(&|it| it["aud"] = "shop".into()), Ok(()));
+    assert_eq!(said(&|it| it["aud"] = json!(["x"])), Err(BadJwt::Audience));
+    assert_eq!(said(&|it| it["aud"] = Value::Null), Err(BadJwt::Audience));
+}
+
+#[test]
+fn what_is_no_token_or_no_keys_is_refused() {
+    for text in ["", "a", "a.b", "a.b.c", "..", "e30.e30", "W10.e30.", "e30.e30.!"] {
+        assert!(UnverifiedJwt::read(text).is_err(), "{text}");
+    }
+    let long = format!("e30.{}.", "a".repeat(TOKEN_BYTES_MAX));
+    assert!(UnverifiedJwt::read(&long).is_err());
+    for (text, error) in [
+        ("", BadKeys::Malformed),
+        ("[]", BadKeys::Malformed),
+        (r#"{"keys": {}}"#, BadKeys::Malformed),
+        (r#"{"keys": []}"#, BadKeys::None),
+        (r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, BadKeys::None),
+        (r#"{"keys": [{"kty": "RSA", "n": "AAAA", "e": "AQAB"}]}"#, BadKeys::None),
+        (r#"{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}]}"#, BadKeys::None),
+    ] {
+        assert_eq!(JwtKeys::parse(text).map(drop), Err(error), "{text}");
+    }
+}
+
+#[test]
+fn claims_are_found_by_name_and_inside_others() {
+    let claims = json!({"groups": ["a", 1, true, null], "realm": {"roles": ["x"]}, "a.b": "c"});
+    let Value::Object(claims) = claims else { unreachable!() };
+    assert_eq!(texts_of(&claims, "groups"), ["a", "1", "true"]);
+    assert_eq!(texts_of(&claims, "realm.roles"), ["x"]);
+    assert_eq!(texts_of(&claims, "a.b"), ["c"]);
+    assert!(texts_of(&claims, "realm").is_empty() && texts_of(&claims, "x.y").is_empty());
+}

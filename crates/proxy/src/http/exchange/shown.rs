@@ -1,0 +1,175 @@
+//! The station where tokens are verified that requests show.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_identity::{BadJwt, Expected, UnverifiedJwt, texts_of};
+use leno_model::{FixedAnswer, Header, HeaderEdits, JwtIssuer, JwtPlace, Reason};
+use leno_telemetry::GrpcStatus;
+use leno_traffic::guard::CompiledJwtValidation;
+use leno_traffic::{Fields, RequestView};
+use serde_json::{Map, Value};
+
+use super::Exchange;
+use crate::error::Failure;
+use crate::http::request::Request;
+use crate::worker::Worker;
+
+/// What the tokens of a request say, all verified.
+#[derive(Default)]
+pub(super) struct Shown {
+    claims: Vec<Map<String, Value>>,
+    /// What the application is told of it, and what clients sent under these names is not.
+    pub(super) edits: HeaderEdits,
+}
+
+/// A request with the claims of its tokens.
+pub(super) struct Claimed<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) shown: &'a Shown,
+}
+
+impl Fields for Claimed<'_> {
+    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.request.find(name)
+    }
+
+    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.request.first(name)
+    }
+
+    fn claim(&self, name: &str) -> Vec<String> {
+        self.shown.claims.iter().flat_map(|claims| texts_of(claims, name)).collect()
+    }
+}
+
+impl Exchange<'_, '_> {
+    /// Verifies the tokens that policies look for.
+    pub(super) fn shown(
+        &self,
+        rules: &[CompiledJwtValidation],
+        view: &RequestView<'_>,
+    ) -> Result<Shown, Failure> {
+        let mut shown = Shown::default();
+        for rule in rules {
+            let before = shown.claims.len();
+            // Whatever the application is told under these names is told by this sidecar.
+            let told = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
+            for forward in told {
+                remove(&mut shown.edits, &forward.header);
+            }
+            verify_all(&self.session.worker, rule, view, &mut shown)
+                .map_err(|bad| refused(rule, Some(bad)))?;
+            if shown.claims.len() == before && rule.is_required(view) {
+                return Err(refused(rule, None));
+            }
+        }
+        Ok(shown)
+    }
+}
+
+/// Every token that is shown must be one that is accepted there.
+fn verify_all(
+    worker: &Worker,
+    rule: &CompiledJwtValidation,
+    view: &RequestView<'_>,
+    shown: &mut Shown,
+) -> Result<(), BadJwt> {
+    let mut places: Vec<&JwtPlace> = Vec::new();
+    for place in rule.rule.issuers.iter().flat_map(|issuer| &issuer.places) {
+        if places.contains(&place) {
+            continue;
+        }
+        places.push(place);
+        let Some(token) = found(place, view)? else { continue };
+        let token = UnverifiedJwt::read(&token)?;
+        let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.places.contains(place));
+        let issuer = issuers.into_iter().find(|it| token.issuer() == Some(&it.issuer));
+        let issuer = issuer.ok_or(BadJwt::Issuer)?;
+        let keys = worker.jwt_keys(&issuer.keys).ok_or(BadJwt::Signature)?;
+        let expected = Expected {
+            issuer: &issuer.issuer,
+            audiences: &issuer.audiences,
+            leeway: issuer.leeway,
+            now: SystemTime::now(),
+        };
+        let claims = token.verify(&keys, expected)?;
+        tell(issuer, place, &claims, &mut shown.edits);
+        shown.claims.push(claims);
+    }
+    Ok(())
+}
+
+/// The token at a place. Two headers of a name are none: whoever reads the other one would read
+/// what nobody verified.
+fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'a, str>>, BadJwt> {
+    match place {
+        JwtPlace::Header { name, prefix } => {
+            let Some(value) = view.fields.first(name) else { return Ok(None) };
+            let bare = match value.get(..prefix.len()) {
+                Some(begin) if begin.eq_ignore_ascii_case(prefix) => value.get(prefix.len()..),
+                Some(_) | None => None,
+            };
+            if view.fields.find(name).is_some_and(|all| all.len() != value.len()) {
+                return Err(BadJwt::Malformed);
+            }
+            Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
+        }
+        JwtPlace::Query(name) => {
+            let parameters = view.query.unwrap_or_default().split('&');
+            let mut values = parameters.filter_map(|it| it.strip_prefix(name)?.strip_prefix('='));
+            match (values.next(), values.next()) {
+                (None, _) => Ok(None),
+                (Some(token), None) => Ok(Some(Cow::Borrowed(token))),
+                (Some(_), Some(_)) => Err(BadJwt::Malformed),
+            }
+        }
+    }
+}
+
+/// What the application hears of a token.
+fn tell(
+    issuer: &JwtIssuer,
+    place: &JwtPlace,
+    claims: &Map<String, Value>,
+    edits: &mut HeaderEdits,
+) {
+    if let JwtPlace::Header { name, .. } = place
+        && !issuer.passes_token
+    {
+        remove(edits, name);
+    }
+    for forward in &issuer.forwards {
+        let value = texts_of(claims, &forward.claim).join(",");
+        if !value.is_empty() && HeaderEdits::is_value(&value) {
+            edits.remove.retain(|name| *name != forward.header);
+            edits.set.retain(|set| set.name != forward.header);
+            edits.set.push(Header { name: forward.header.clone(), value });
+        }
+    }
+}
+
+fn remove(edits: &mut HeaderEdits, name: &str) {
+    let is_set = edits.set.iter().any(|set| set.name == name);
+    if !is_set && !edits.remove.iter().any(|removed| removed == name) {
+        edits.remove.push(name.to_owned());
+    }
+}
+
+/// RFC 6750 §3: who showed nothing is told where to show it, and nothing more.
+fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
+    let realm = &rule.policy.name;
+    let (reason, value, body) = match bad {
+        None => (Reason::TokenMissing, format!("Bearer realm=\"{realm}\""), None),
+        Some(bad) => {
+            let error = "error=\"invalid_token\"";
+            let value = format!("Bearer realm=\"{realm}\", {error}, error_description=\"{bad}\"");
+            (Reason::TokenInvalid, value, Some(format!("leno: {bad}\n")))
+        }
+    };
+    let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
+    let answer = Some(Arc::new(FixedAnswer { status: None, body, headers }));
+    let grpc = Some(GrpcStatus::of_http(reason.status()));
+    Failure { policy: Some(rule.ruling()), answer, grpc, ..reason.into() }
+}

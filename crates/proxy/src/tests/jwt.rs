@@ -1,0 +1,157 @@
+//! Requests that show JSON web tokens: verified before anything is decided.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use leno_model::{
+    Access, ClaimHeader, ClaimMatch, Guard, InboundPolicy, JwtIssuer, JwtPlace, JwtValidation,
+    PathMatch, PolicyAction, PolicyName, PolicyRule, PortGuard, PortSet, RequestMatch, Required,
+    ServicePolicyKind, ServicePolicyName,
+};
+use serde_json::{Value, json};
+
+use super::fixture::{Application, Client, Mesh, OK, run};
+
+/// Who signs with one key.
+struct Issuer(EcdsaKeyPair);
+
+impl Issuer {
+    fn new() -> Self {
+        Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
+    }
+
+    fn keys(&self) -> String {
+        let (x, y) = self.0.public_key().as_ref()[1..].split_at(32);
+        let [x, y] = [x, y].map(|half| URL_SAFE_NO_PAD.encode(half));
+        json!({"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "x": x, "y": y}]}).to_string()
+    }
+
+    fn token(&self, groups: &[&str], seconds: i64) -> String {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let end = now.saturating_add_signed(seconds);
+        let claims = json!({"iss": "me", "aud": "ratings", "sub": "ann", "exp": end,
+                            "groups": groups});
+        let encode = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let signed = format!("{}.{}", encode(json!({"alg": "ES256", "kid": "1"})), encode(claims));
+        let signature = self.0.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
+    }
+
+    fn guard(&self, required: Required) -> PortGuard {
+        let claim = |claim: &str, header: &str| ClaimHeader {
+            claim: claim.to_owned(),
+            header: header.to_owned(),
+        };
+        let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
+        let issuer = JwtIssuer {
+            issuer: "me".to_owned(),
+            audiences: vec!["ratings".to_owned()],
+            keys: self.keys().into(),
+            places: vec![
+                JwtPlace::Header { name, prefix },
+                JwtPlace::Query("access_token".to_owned()),
+            ],
+            leeway: std::time::Duration::from_secs(10),
+            forwards: vec![claim("sub", "x-user"), claim("groups", "x-groups")],
+            passes_token: false,
+        };
+        let rule = JwtValidation { issuers: vec![issuer], required };
+        let kind = ServicePolicyKind::JwtValidation;
+        let policy = ServicePolicyName::new(kind, "bookinfo", "tokens").unwrap();
+        PortGuard { policy, guard: Guard::Tokens(Box::new(rule)) }
+    }
+}
+
+fn path(prefix: &str) -> RequestMatch {
+    RequestMatch { path: PathMatch::Prefix(prefix.to_owned()), ..RequestMatch::default() }
+}
+
+fn get(path: &str, fields: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: x\r\n{fields}\r\n")
+}
+
+fn bearing(token: &str) -> String {
+    format!("authorization: bearer {token}\r\n")
+}
+
+#[test]
+fn a_token_is_verified_and_told_to_the_application() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (issuer, other) = (Issuer::new(), Issuer::new());
+        mesh.guard(vec![issuer.guard(Required::Of(vec![path("/ratings")]))], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        let good = issuer.token(&["readers", "writers"], 60);
+        let faked = "x-user: eve\r\nx-groups: admins\r\n";
+        let request = get("/ratings", &format!("{}{faked}", bearing(&good)));
+        assert_eq!(client.ask(&request).await.status, 200);
+        let seen = app.requests().remove(0);
+        assert_eq!(seen.field("x-user"), Some("ann"));
+        assert_eq!(seen.field("x-groups"), Some("readers,writers"));
+        assert_eq!(seen.field("authorization"), None);
+        assert_eq!(seen.head.matches("x-user").count(), 1);
+
+        // Not required there; what is faked goes no further all the same.
+        assert_eq!(client.ask(&get("/health", faked)).await.status, 200);
+        assert_eq!(app.requests()[1].field("x-user"), None);
+        let in_query = get(&format!("/ratings?a=b&access_token={good}"), "");
+        assert_eq!(client.ask(&in_query).await.status, 200);
+
+        for path in ["/ratings", "/%72atings", "/x/../ratings"] {
+            let answer = client.ask(&get(path, "")).await;
+            assert_eq!(answer.verdict(), (401, Some("token-missing")), "{path}");
+            assert_eq!(answer.field("www-authenticate"), Some("Bearer realm=\"tokens\""));
+        }
+        let expired = issuer.token(&[], -60);
+        for (fields, why) in [
+            (bearing(&expired), "the token has expired"),
+            (bearing(&other.token(&[], 60)), "the token's signature is not valid"),
+            (bearing("abc"), "the token is not a signed JSON web token"),
+            (format!("{0}{0}", bearing(&good)), "the token is not a signed JSON web token"),
+        ] {
+            // Also where none is required.
+            let answer = client.ask(&get("/health", &fields)).await;
+            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{why}");
+            let challenge = answer.field("www-authenticate").unwrap();
+            assert!(challenge.contains("error=\"invalid_token\""), "{challenge}");
+            assert!(challenge.contains(why), "{challenge}");
+        }
+        // Another scheme is no token of this kind.
+        let basic = get("/health", "authorization: Basic YTpi\r\n");
+        assert_eq!(client.ask(&basic).await.status, 200);
+        assert_eq!(app.requests().last().unwrap().field("authorization"), Some("Basic YTpi"));
+    });
+}
+
+#[test]
+fn policies_ask_what_a_token_says() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let issuer = Issuer::new();
+        let rule = PolicyRule {
+            policy: PolicyName::new("bookinfo", "writers").unwrap(),
+            name: "writers".to_owned(),
+            action: PolicyAction::Allow,
+            peers: Vec::new(),
+            requests: Vec::new(),
+            claims: vec![ClaimMatch {
+                name: "groups".to_owned(),
+                values: vec!["writers".to_owned(), "admins".to_owned()],
+            }],
+            ports: PortSet::All,
+        };
+        let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
+        mesh.guard_enforcing(vec![issuer.guard(Required::Never)], inbound);
+        let mut client = Client::connect(mesh.door).await;
+        for (groups, status) in [(&["writers"][..], 200), (&["a", "admins"], 200), (&["a"], 403)] {
+            let fields = bearing(&issuer.token(groups, 60));
+            assert_eq!(client.ask(&get("/", &fields)).await.status, status, "{groups:?}");
+        }
+        assert_eq!(client.ask(&get("/", "")).await.verdict(), (403, Some("denied")));
+    });
+}

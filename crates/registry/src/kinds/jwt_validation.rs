@@ -1,0 +1,185 @@
+//! Reads `leno.dev/v1alpha1` `JwtValidation`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{
+    ClaimHeader, HeaderEdits, JwtIssuer, JwtPlace, JwtValidation, Name, PolicyScope, Required,
+};
+
+use super::access_policy::elements;
+use super::http_route::{header_name, read_match};
+use super::request_test::only_one;
+use super::service_policy::{targets, time_or};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, JwtValidation)> {
+    let fields = spec.fields(&["targetRefs", "issuers", "required", "requiredFor"])?;
+    let scope = targets(&fields, namespace);
+    let required = required(&fields);
+    let field = fields.require("issuers")?;
+    let mut issuers: Vec<JwtIssuer> = Vec::new();
+    let elements = field.list(ISSUERS_MAX)?;
+    if elements.is_empty() {
+        field.refuse("names nobody whose tokens are accepted", "add an issuer");
+        return None;
+    }
+    for element in &elements {
+        let Some(issuer) = issuer(element) else { continue };
+        if issuers.iter().any(|known| known.issuer == issuer.issuer) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        issuers.push(issuer);
+    }
+    Some((scope?, JwtValidation { issuers, required: required? }))
+}
+
+/// `required: true`, or `requiredFor` some requests.
+fn required(fields: &Fields<'_>) -> Option<Required> {
+    let requests = elements(
+        fields,
+        "requiredFor",
+        "or leave it out where no request must show one",
+        read_match,
+    )?;
+    let always = match fields.find("required") {
+        Some(field) => field.boolean()?,
+        None => false,
+    };
+    match (always, requests.is_empty()) {
+        (true, true) => Some(Required::Always),
+        (false, true) => Some(Required::Never),
+        (false, false) => Some(Required::Of(requests)),
+        (true, false) => {
+            let problem = "has `required` and `requiredFor` at once";
+            fields.here().refuse(problem, "keep one of them");
+            None
+        }
+    }
+}
+
+fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
+    let fields = element.fields(&[
+        "issuer",
+        "audiences",
+        "jwks",
+        "from",
+        "leeway",
+        "forwardClaims",
+        "forwardToken",
+    ])?;
+    let issuer = fields.require("issuer").and_then(text);
+    let audiences = elements(&fields, "audiences", "or leave it out for any", text);
+    let keys = fields.require("jwks").and_then(keys);
+    let places = match fields.find("from") {
+        None => {
+            let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
+            Some(vec![JwtPlace::Header { name, prefix }])
+        }
+        Some(_) => elements(&fields, "from", "or leave it out for `authorization`", place),
+    };
+    let leeway =
+        time_or(&fields, "leeway", (Duration::ZERO, JwtIssuer::LEEWAY_MAX), LEEWAY_DEFAULT);
+    let forwards = elements(&fields, "forwardClaims", "or leave it out", forward)?;
+    let twice = |(index, it): (usize, &ClaimHeader)| {
+        forwards.iter().take(index).any(|known| known.header == it.header)
+    };
+    if let (Some(field), true) =
+        (fields.find("forwardClaims"), forwards.iter().enumerate().any(twice))
+    {
+        field.refuse("has two claims in one header", "use another header for one of them");
+    }
+    let passes_token = match fields.find("forwardToken") {
+        Some(field) => field.boolean()?,
+        None => false,
+    };
+    Some(JwtIssuer {
+        issuer: issuer?,
+        audiences: audiences?,
+        keys: keys?,
+        places: places?,
+        leeway: leeway?,
+        forwards,
+        passes_token,
+    })
+}
+
+/// Whether the keys in it can verify is for sidecars to say: here it must be a JWK set.
+fn keys(field: &Field<'_>) -> Option<Arc<str>> {
+    let fields = field.fields(&["inline"])?;
+    let inline = fields.require("inline")?;
+    let text = inline.text()?;
+    let problem = if text.len() > KEYS_BYTES_MAX {
+        Some(format!("has {} bytes, of which {KEYS_BYTES_MAX} are read", text.len()))
+    } else {
+        let set: Option<serde_json::Value> = serde_json::from_str(text).ok();
+        let keys = set.as_ref().and_then(|set| set.get("keys")?.as_array());
+        let verifies = |key: &serde_json::Value| {
+            let kind = key.get("kty").and_then(serde_json::Value::as_str);
+            matches!(kind, Some("RSA" | "EC" | "OKP"))
+        };
+        match keys {
+            None => Some("is not a JWK set, which is JSON with `keys`".to_owned()),
+            Some(keys) if !keys.iter().any(verifies) => {
+                Some("has no public key: only `kty` RSA, EC and OKP verify here".to_owned())
+            }
+            Some(_) => None,
+        }
+    };
+    match problem {
+        None => Some(text.into()),
+        Some(problem) => {
+            inline.refuse(problem, "copy what the issuer serves at its `jwks_uri`");
+            None
+        }
+    }
+}
+
+/// `{header}` with a `prefix`, or `{query}`.
+fn place(element: &Field<'_>) -> Option<JwtPlace> {
+    let fields = element.fields(&["header", "prefix", "query"])?;
+    if only_one(&fields, &["header", "query"])? == "query" {
+        if let Some(prefix) = fields.find("prefix") {
+            prefix.refuse("is for headers", "remove it");
+        }
+        return fields.find("query").and_then(text).map(JwtPlace::Query);
+    }
+    let field = fields.find("header")?;
+    let name = header_name(field, field.text()?)?;
+    let prefix = match fields.find("prefix") {
+        Some(field) => field.text()?.to_owned(),
+        None => String::new(),
+    };
+    Some(JwtPlace::Header { name, prefix })
+}
+
+fn forward(element: &Field<'_>) -> Option<ClaimHeader> {
+    let fields = element.fields(&["claim", "header"])?;
+    let claim = fields.require("claim").and_then(text);
+    let field = fields.require("header")?;
+    let header = header_name(field, field.text()?)?;
+    if !HeaderEdits::is_name(&header) || !HeaderEdits::may_edit(&header) {
+        let problem = format!("{} says how a message travels", field.shown());
+        field.refuse(problem, "use another header, such as `x-user`");
+        return None;
+    }
+    Some(ClaimHeader { claim: claim?, header })
+}
+
+/// A text that is compared.
+pub(super) fn text(field: &Field<'_>) -> Option<String> {
+    let fits = |text: &str| {
+        let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
+        (fits && !text.contains(char::is_control)).then(|| text.to_owned())
+    };
+    field.parsed(fits, "a text to compare", "use 1 to 512 bytes without control characters")
+}
+
+/// The most issuers of a policy.
+const ISSUERS_MAX: usize = 16;
+/// As Envoy allows.
+const LEEWAY_DEFAULT: Duration = Duration::from_secs(60);
+/// More than issuers serve.
+const KEYS_BYTES_MAX: usize = 64 << 10;
+/// More than issuers and claims have.
+const TEXT_BYTES_MAX: usize = 512;
