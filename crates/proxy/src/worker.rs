@@ -55,7 +55,7 @@ pub(crate) struct Worker {
     /// Who decides in place of this sidecar, as this thread knows them.
     pub(crate) deciders: Deciders,
     /// Keys of issuers, by the text that they were read from.
-    jwt_keys: RefCell<Vec<(Arc<str>, Option<Rc<JwtKeys>>)>>,
+    jwt_keys: RefCell<Vec<ReadKeys>>,
     /// What policies have removed, over all threads.
     pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
@@ -76,6 +76,12 @@ pub(crate) struct Worker {
     exchanges: Cell<usize>,
     quiet: Notify,
     draws: Cell<u64>,
+}
+
+/// The keys that a text says; none when none of them can verify.
+struct ReadKeys {
+    text: Arc<str>,
+    keys: Option<Rc<JwtKeys>>,
 }
 
 /// Parts of a worker that somebody else made.
@@ -149,8 +155,8 @@ impl Worker {
     /// The keys that a text says, read once; `None` when none of them can verify.
     pub(crate) fn jwt_keys(&self, text: &Arc<str>) -> Option<Rc<JwtKeys>> {
         let mut known = self.jwt_keys.borrow_mut();
-        if let Some((_, keys)) = known.iter().find(|(of, _)| Arc::ptr_eq(of, text)) {
-            return keys.clone();
+        if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.text, text)) {
+            return known.keys.clone();
         }
         let keys = JwtKeys::parse(text).map(Rc::new);
         if let Err(error) = &keys {
@@ -159,8 +165,9 @@ impl Worker {
         if known.len() >= JWT_KEYS_MAX {
             known.clear();
         }
-        known.push((text.clone(), keys.ok()));
-        known.last().and_then(|(_, keys)| keys.clone())
+        let keys = keys.ok();
+        known.push(ReadKeys { text: text.clone(), keys: keys.clone() });
+        keys
     }
 
     /// The account of the workload; nothing before the first world.
