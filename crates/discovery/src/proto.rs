@@ -455,7 +455,7 @@ pub struct Plan {
     pub openings: ::prost::alloc::vec::Vec<Opening>,
     #[prost(message, repeated, tag = "132")]
     pub outlets: ::prost::alloc::vec::Vec<Outlet>,
-    #[prost(message, repeated, tag = "950")]
+    #[prost(message, repeated, tag = "133")]
     pub guards: ::prost::alloc::vec::Vec<GuardedPort>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -824,7 +824,7 @@ pub struct RateLimits {
     pub connections: ::core::option::Option<Rate>,
     #[prost(message, repeated, tag = "3")]
     pub rules: ::prost::alloc::vec::Vec<RateRule>,
-    #[prost(message, optional, tag = "950")]
+    #[prost(message, optional, tag = "4")]
     pub global: ::core::option::Option<GlobalLimit>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -873,7 +873,7 @@ pub struct Sight {
     pub tracing: ::core::option::Option<Tracing>,
     #[prost(message, optional, tag = "2")]
     pub access_log: ::core::option::Option<AccessLog>,
-    #[prost(message, optional, tag = "900")]
+    #[prost(message, optional, tag = "3")]
     pub metrics: ::core::option::Option<MetricsPush>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -911,7 +911,7 @@ pub struct AccessLog {
     pub errors: bool,
     #[prost(string, tag = "3")]
     pub template: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "900")]
+    #[prost(message, optional, tag = "4")]
     pub otlp: ::core::option::Option<Otlp>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -937,7 +937,7 @@ pub struct PolicyRule {
     pub all_ports: bool,
     #[prost(uint32, repeated, tag = "7")]
     pub ports: ::prost::alloc::vec::Vec<u32>,
-    #[prost(message, repeated, tag = "950")]
+    #[prost(message, repeated, tag = "8")]
     pub claims: ::prost::alloc::vec::Vec<ClaimMatch>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1838,8 +1838,8 @@ pub enum PolicyAction {
     Unspecified = 0,
     Deny = 1,
     Allow = 2,
-    DenyClaims = 950,
-    AllowClaims = 951,
+    DenyClaims = 3,
+    AllowClaims = 4,
 }
 impl PolicyAction {
     /// String value of the enum field names used in the ProtoBuf definition.

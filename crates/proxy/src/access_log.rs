@@ -20,10 +20,12 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
     let mut batch = Vec::new();
     let mut text = String::new();
     let mut fate = Fate::of_lines();
+    let mut log = AccessLog::json();
     while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        // Whatever the log is now, these lines were wanted.
-        let log = courier.world().sights.view().and_then(|view| view.log().cloned());
-        let log = log.unwrap_or_else(AccessLog::json);
+        // What is seen before the log is turned off goes where the lines before it went.
+        if let Some(wanted) = courier.world().sights.view().and_then(|view| view.log().cloned()) {
+            log = wanted;
+        }
         if let Some(collector) = &log.collector {
             export::gather(&mut lines, &mut batch).await;
             courier.deliver_lines((collector, &log.form), &batch, &mut fate).await;

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 pub(crate) use self::fate::Fate;
 use self::otlp::records;
-use self::post::{Failed, Parcel};
+use self::post::{Failed, Parcel, Refused};
 pub(crate) use self::push::push_metrics;
 pub(crate) use self::session::Sessions;
 use self::source::Source;
@@ -68,27 +68,35 @@ impl Courier {
         Source::of(&self.config.workload, self.world.scene().as_deref())
     }
 
-    /// Sends requests of OTLP one after the other. Once one could not be sent, neither can the others.
+    /// Sends requests of OTLP one after the other. Once one could not be sent, neither can the others;
+    /// but one that is refused for what is in it says nothing of them. Returns for how long the collector
+    /// asks to be left alone.
     async fn deliver_all(
         &self,
         collector: &Collector,
         requests: Vec<(Vec<u8>, u64)>,
         fate: &mut Fate,
-    ) {
+    ) -> Option<Duration> {
+        fate.toward(collector);
         let mut is_taken = true;
+        let mut asked = None;
         for parcel in requests.into_iter().map(Parcel::otlp) {
             if is_taken {
                 let told = self.deliver(collector, &parcel).await;
-                is_taken = told.is_ok();
-                fate.note(&self.shard, parcel.count, told);
+                if let Err(error) = &told {
+                    is_taken = error.is_of_parcel();
+                    asked = error.after();
+                }
+                fate.note(&self.shard, parcel.count, &told);
             } else {
                 fate.lost(&self.shard, parcel.count);
             }
         }
+        asked
     }
 
-    /// Sends a parcel, again if that may help; tells how much of it the collector refused.
-    async fn deliver(&self, collector: &Collector, parcel: &Parcel) -> Result<u64, Failed> {
+    /// Sends a parcel, again if that may help; tells what of it the collector refused.
+    async fn deliver(&self, collector: &Collector, parcel: &Parcel) -> Result<Refused, Failed> {
         let mut pause = PAUSE_FIRST;
         let mut tries = TRIES_MAX;
         loop {

@@ -29,9 +29,6 @@ use crate::upstream::ward::{PortNewcomers, Ward};
 use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
 
-/// The text of a set of keys, and the keys; nothing where it holds none that can be used.
-type ReadKeys = (Arc<str>, Option<Rc<JwtKeys>>);
-
 /// One data thread. Everything in it is single-threaded but the world and the counters' readers.
 pub(crate) struct Worker {
     pub(crate) config: Arc<Config>,
@@ -79,6 +76,12 @@ pub(crate) struct Worker {
     exchanges: Cell<usize>,
     quiet: Notify,
     draws: Cell<u64>,
+}
+
+/// The keys that a text says; none when none of them can verify.
+struct ReadKeys {
+    text: Arc<str>,
+    keys: Option<Rc<JwtKeys>>,
 }
 
 /// Parts of a worker that somebody else made.
@@ -152,8 +155,8 @@ impl Worker {
     /// The keys that a text says, read once; `None` when none of them can verify.
     pub(crate) fn jwt_keys(&self, text: &Arc<str>) -> Option<Rc<JwtKeys>> {
         let mut known = self.jwt_keys.borrow_mut();
-        if let Some((_, keys)) = known.iter().find(|(of, _)| Arc::ptr_eq(of, text)) {
-            return keys.clone();
+        if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.text, text)) {
+            return known.keys.clone();
         }
         let keys = JwtKeys::parse(text).map(Rc::new);
         if let Err(error) = &keys {
@@ -162,8 +165,9 @@ impl Worker {
         if known.len() >= JWT_KEYS_MAX {
             known.clear();
         }
-        known.push((text.clone(), keys.ok()));
-        known.last().and_then(|(_, keys)| keys.clone())
+        let keys = keys.ok();
+        known.push(ReadKeys { text: text.clone(), keys: keys.clone() });
+        keys
     }
 
     /// The account of the workload; nothing before the first world.

@@ -23,14 +23,18 @@ use crate::tests::fixture::{
     view,
 };
 
-/// The path of a call, and its message.
-type Question = (String, Vec<u8>);
-
 /// A server of gRPC that answers each question, or leaves it without an answer.
 struct Asked {
     address: SocketAddr,
-    questions: Rc<RefCell<Vec<Question>>>,
+    questions: Rc<RefCell<Vec<Heard>>>,
     connections: Rc<Cell<usize>>,
+}
+
+/// A question that arrived.
+#[derive(Clone)]
+struct Heard {
+    path: String,
+    message: Vec<u8>,
 }
 
 impl Asked {
@@ -58,7 +62,8 @@ impl Asked {
                                 message.extend_from_slice(&chunk.unwrap());
                             }
                             let question = &message[5..];
-                            noted.borrow_mut().push((head.uri.path().to_owned(), question.into()));
+                            let path = head.uri.path().to_owned();
+                            noted.borrow_mut().push(Heard { path, message: question.into() });
                             let Some(answer) = answer(question) else {
                                 return drop(tell.send((respond, body)));
                             };
@@ -85,7 +90,7 @@ impl Asked {
 
     fn checks(&self) -> Vec<CheckRequest> {
         let questions = self.questions.borrow();
-        questions.iter().map(|(_, message)| CheckRequest::decode(&**message).unwrap()).collect()
+        questions.iter().map(|heard| CheckRequest::decode(&*heard.message).unwrap()).collect()
     }
 }
 
@@ -174,7 +179,7 @@ fn a_service_decides_and_changes_what_it_lets_in() {
         assert_eq!(asked.connections.get(), 1);
         assert_eq!(app.requests().len(), 2);
 
-        let (path, _) = asked.questions.borrow()[0].clone();
+        let path = asked.questions.borrow()[0].path.clone();
         assert_eq!(path, "/envoy.service.auth.v3.Authorization/Check");
         let attributes = asked.checks().remove(0).attributes.unwrap();
         let (source, destination) = (attributes.source.unwrap(), attributes.destination.unwrap());
@@ -363,7 +368,7 @@ fn a_rate_limit_service_counts_for_all() {
             assert_eq!((answer.verdict(), &*answer.body), ((status, reason), body));
             assert_eq!(answer.field("x-limited-by"), Some("shop"));
         }
-        let (path, message) = asked.questions.borrow()[0].clone();
+        let Heard { path, message } = asked.questions.borrow()[0].clone();
         assert_eq!(path, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
         let question = RateLimitRequest::decode(&*message).unwrap();
         assert_eq!((question.domain.as_str(), question.hits_addend), ("shop", 2));

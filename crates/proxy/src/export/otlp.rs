@@ -8,14 +8,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
+use super::post::Refused;
 use super::source::{Source, Value};
 
-/// How many spans, points or records a collector says that it refused, of those that it took in: the
-/// three messages are alike.
-pub(super) fn refused(answer: &[u8]) -> u64 {
+/// What a collector says that it refused, of what it took in: the messages of the three signals are
+/// alike.
+pub(super) fn refused(answer: &[u8]) -> Refused {
     let answer = ExportAnswer::decode(answer).unwrap_or_default();
-    let refused = answer.partial_success.map_or(0, |partial| partial.rejected);
-    u64::try_from(refused).unwrap_or(0)
+    let partial = answer.partial_success.unwrap_or_default();
+    Refused { count: u64::try_from(partial.rejected).unwrap_or(0), why: partial.message }
 }
 
 impl Resource {
@@ -55,9 +56,9 @@ fn nanoseconds(at: SystemTime) -> u64 {
 /// What one element of a repeated field takes beside itself, at most: a tag and a length.
 const ELEMENT_BYTES: usize = 8;
 
-/// How long a request of a collector gets: less than the 4 MiB that gRPC takes unless it is told
-/// otherwise, by more than the longest element has.
-const REQUEST_BYTES_MAX: usize = 2 << 20;
+/// How long a request of a collector gets: less than the 1 MiB that proxies in front of one take unless
+/// they are told otherwise, by more than the longest element has.
+const REQUEST_BYTES_MAX: usize = 512 << 10;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Resource {
@@ -109,4 +110,6 @@ pub(super) struct ExportAnswer {
 pub(super) struct PartialSuccess {
     #[prost(int64, tag = "1")]
     pub(super) rejected: i64,
+    #[prost(string, tag = "2")]
+    pub(super) message: String,
 }

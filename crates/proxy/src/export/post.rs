@@ -31,6 +31,13 @@ impl Parcel {
     }
 }
 
+/// What a collector refused of a parcel that it took.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    pub(super) count: u64,
+    pub(super) why: String,
+}
+
 /// Why a collector did not take a parcel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failed {
@@ -51,6 +58,9 @@ pub(crate) enum Failed {
         "the collector does not speak the protocol that its `export` in the MeshConfig says: {0}"
     )]
     Protocol(String),
+    /// The connection broke.
+    #[error("the connection to the collector broke: {0}")]
+    Broken(String),
     /// It answered with this status of HTTP, and may have said how long to wait.
     #[error("the collector answered with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
@@ -68,13 +78,25 @@ impl Failed {
         }
     }
 
+    /// Whether it is about this parcel alone: the next one may be taken.
+    pub(super) fn is_of_parcel(&self) -> bool {
+        match self {
+            Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
+            Self::Grpc(status, _) => matches!(status.as_str(), "3" | "8"),
+            _ => false,
+        }
+    }
+
     /// Whether the same may be taken a moment later.
     pub(super) fn may_pass(&self) -> bool {
         match self {
-            Self::Unreachable(..) | Self::Late => true,
+            Self::Unreachable(..) | Self::Late | Self::Broken(_) => true,
             // OTLP's specification, "Retryable Response Codes".
             Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
-            Self::Grpc(status, _) => matches!(status.as_str(), "4" | "8" | "14"),
+            // 8 only beside a `RetryInfo`, which is not read: the next batch is another try.
+            Self::Grpc(status, _) => {
+                matches!(status.as_str(), "1" | "4" | "10" | "11" | "14" | "15")
+            }
             Self::Tls(_) | Self::Roots(_) | Self::Protocol(_) => false,
         }
     }
@@ -85,7 +107,7 @@ pub(super) async fn post(
     collector: &Collector,
     parcel: &Parcel,
     (interception, sessions): (&Interception, &Sessions),
-) -> Result<u64, Failed> {
+) -> Result<Refused, Failed> {
     let unreachable = |error| Failed::Unreachable(collector.authority(), error);
     let tcp = connect(collector, interception).await.map_err(unreachable)?;
     match collector.scheme {
@@ -94,7 +116,7 @@ pub(super) async fn post(
     }
 }
 
-async fn say<S>(collector: &Collector, stream: S, parcel: &Parcel) -> Result<u64, Failed>
+async fn say<S>(collector: &Collector, stream: S, parcel: &Parcel) -> Result<Refused, Failed>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -105,7 +127,9 @@ where
         CollectorProtocol::OtlpHttp => {
             http1(collector, stream, parcel).await.map(|answer| otlp::refused(&answer))
         }
-        CollectorProtocol::Zipkin => http1(collector, stream, parcel).await.map(|_| 0),
+        CollectorProtocol::Zipkin => {
+            http1(collector, stream, parcel).await.map(|_| Refused::default())
+        }
     }
 }
 
@@ -134,7 +158,7 @@ where
         .body(body)
         .map_err(protocol)?;
     let exchange = async {
-        let response = sender.send_request(request).await.map_err(protocol)?;
+        let response = sender.send_request(request).await.map_err(broken)?;
         let status = response.status();
         let after = response.headers().get(RETRY_AFTER).and_then(seconds);
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
@@ -144,7 +168,7 @@ where
             false => Err(Failed::Status(status.as_u16(), told(&body), after)),
         }
     };
-    over(connection, exchange, protocol).await
+    over(connection, exchange, broken).await
 }
 
 /// A call with one message each way (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
@@ -161,16 +185,16 @@ where
         .map_err(protocol)?;
     let exchange = async {
         let mut send = send.ready().await.map_err(protocol)?;
-        let (response, mut stream) = send.send_request(request, false).map_err(protocol)?;
-        stream.send_data(framed(message), true).map_err(protocol)?;
-        let (head, mut body) = response.await.map_err(protocol)?.into_parts();
+        let (response, mut stream) = send.send_request(request, false).map_err(broken_call)?;
+        stream.send_data(framed(message), true).map_err(broken_call)?;
+        let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
         if !head.status.is_success() {
             let after = head.headers.get(RETRY_AFTER).and_then(seconds);
             return Err(Failed::Status(head.status.as_u16(), String::new(), after));
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
-            let chunk = chunk.map_err(protocol)?;
+            let chunk = chunk.map_err(broken_call)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
             if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
                 return Err(Failed::Protocol("its answer is too long".to_owned()));
@@ -192,8 +216,8 @@ where
         biased;
         outcome = &mut exchange => outcome,
         ended = &mut connection => match ended {
-            Ok(()) => Err(Failed::Protocol("it closed the connection".to_owned())),
-            Err(error) => Err(protocol(error)),
+            Ok(()) => Err(Failed::Broken("it was closed".to_owned())),
+            Err(error) => Err(broken_call(error)),
         },
     }
 }
@@ -226,9 +250,25 @@ fn seconds(value: &HeaderValue) -> Option<Duration> {
 }
 
 /// What a collector says, as a log may show it.
-fn told(bytes: &[u8]) -> String {
+pub(super) fn told(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.get(..TOLD_BYTES_MAX).unwrap_or(bytes));
     text.trim().replace(char::is_control, " ")
+}
+
+/// What is no HTTP/1.1 is another protocol; all else happens to connections.
+fn broken(error: hyper::Error) -> Failed {
+    match error.is_parse() {
+        true => protocol(error),
+        false => Failed::Broken(error.to_string()),
+    }
+}
+
+/// The same for HTTP/2.
+fn broken_call(error: h2::Error) -> Failed {
+    match error.is_io() || error.is_remote() {
+        true => Failed::Broken(error.to_string()),
+        false => protocol(error),
+    }
 }
 
 fn protocol(error: impl std::fmt::Display) -> Failed {

@@ -22,7 +22,8 @@ pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receive
             Some(tracing) => {
                 let parcel = parcel(&courier, &tracing.collector, &batch);
                 let told = courier.deliver(&tracing.collector, &parcel).await;
-                fate.note(&courier.shard, parcel.count, told);
+                fate.toward(&tracing.collector);
+                fate.note(&courier.shard, parcel.count, &told);
             }
             // Tracing was turned off since: nobody wants them any more.
             None => fate.forget(),

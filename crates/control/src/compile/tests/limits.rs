@@ -1,4 +1,4 @@
-//! What rate limits add to worlds, and that nothing is added without them.
+//! What rate limits and guards add to worlds, and that nothing is added without them.
 
 use leno_model::{Change, Object};
 
@@ -65,4 +65,62 @@ fn a_change_of_limits_touches_the_workloads_that_keep_them() {
     assert_eq!(touched.workloads, behind);
     assert!(mesh.apply(Change::Upsert(limit)).is_empty());
     assert_eq!(mesh.apply(Change::Remove(key)).workloads, behind);
+}
+
+const GUARDS: &str = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews-beta, namespace: bookinfo}
+spec: {selector: {app: reviews, version: v2}, ports: [{port: 80, targetPort: http}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: ExternalAuthorization
+metadata: {name: b-all, namespace: bookinfo}
+spec: {targetRefs: [{name: reviews}, {name: reviews-beta}], url: "http://127.0.0.1:9000"}
+---
+apiVersion: leno.dev/v1alpha1
+kind: ExternalAuthorization
+metadata: {name: c-port, namespace: bookinfo}
+spec: {targetRefs: [{name: reviews-beta, port: 80}], url: "http://127.0.0.1:9001"}
+---
+apiVersion: leno.dev/v1alpha1
+kind: JwtValidation
+metadata: {name: tokens, namespace: bookinfo}
+spec:
+  targetRefs: [{name: reviews}]
+  issuers: [{issuer: a, jwks: {inline: '{"keys": [{"kty": "OKP"}]}'}}]
+"#;
+
+#[test]
+fn guards_are_at_the_ports_that_their_services_lead_to_one_of_a_kind_for_each_service() {
+    let guards = |yaml: &str, of: &str| {
+        let mesh = mesh(yaml);
+        let workload = mesh.workload(&workload(of)).unwrap();
+        let wanted = wanted(workload, &BTreeSet::new());
+        let world = world(&mesh, workload, &wanted, &mut Views::default());
+        let of_port = |(port, guards): (&u16, &Vec<leno_model::PortGuard>)| {
+            let names = guards.iter().map(|it| it.policy.to_string());
+            (*port, names.collect::<Vec<_>>())
+        };
+        world.snapshot.plan.guards.iter().map(of_port).collect::<Vec<_>>()
+    };
+    let yaml = format!("{BOOKINFO}{GUARDS}");
+    let named = |kind: &str, name: &str| format!("{kind} bookinfo/{name}");
+    let all = named("ExternalAuthorization", "b-all");
+    let tokens = named("JwtValidation", "tokens");
+    let closer = named("ExternalAuthorization", "c-port");
+    assert_eq!(guards(&yaml, "reviews-v2-1"), [(9083, vec![all.clone(), tokens.clone(), closer])]);
+    assert_eq!(guards(&yaml, "reviews-v1-1")[0].1, [all, tokens]);
+    assert_eq!(guards(&yaml, "details-1"), []);
+    assert_eq!(guards(BOOKINFO, "reviews-v2-1"), []);
+}
+
+#[test]
+fn a_change_of_guards_touches_the_workloads_that_obey_them() {
+    let mut mesh = mesh(BOOKINFO);
+    let objects = objects(GUARDS.trim_start_matches("\n---"));
+    let guard = objects.into_iter().find(|it| matches!(it, Object::ServicePolicy(_))).unwrap();
+    let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
+    assert_eq!(mesh.apply(Change::Upsert(guard)).workloads, behind);
 }

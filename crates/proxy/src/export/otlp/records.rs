@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leno_model::LogForm;
+use leno_model::{LogForm, Reason};
 use leno_telemetry::LogValue;
 use prost::Message;
 
@@ -68,12 +68,15 @@ fn record(seen: &Seen, form: &LogForm) -> LogRecord {
     }
 }
 
-/// An error where a request failed, a warning where that was the client's doing.
+/// An error where a request failed, a warning where that was the client's doing or the answer says so.
 fn severity(seen: &Seen) -> (i32, &'static str) {
-    match (seen.outcome.is_failure(), seen.outcome.status) {
-        (true, 400..=499) => (13, "WARN"),
-        (true, _) => (17, "ERROR"),
-        (false, _) => (9, "INFO"),
+    let outcome = &seen.outcome;
+    let is_clients = outcome.reason == Some(Reason::DownstreamClosed.label());
+    match outcome.status {
+        400..=499 => (13, "WARN"),
+        _ if is_clients => (13, "WARN"),
+        _ if outcome.is_failure() => (17, "ERROR"),
+        _ => (9, "INFO"),
     }
 }
 

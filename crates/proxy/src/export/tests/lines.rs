@@ -111,7 +111,9 @@ async fn sent(url: &str) -> (u64, u64) {
 #[test]
 fn lines_go_to_the_collector_where_the_mesh_says_so() {
     run(async {
-        let partial = ExportAnswer { partial_success: Some(PartialSuccess { rejected: 1 }) };
+        let partial = ExportAnswer {
+            partial_success: Some(PartialSuccess { rejected: 1, ..PartialSuccess::default() }),
+        };
         let receiver = Receiver::start(vec![answer(200, None, partial.encode_to_vec())]).await;
         assert_eq!(sent(&format!("http://{}", receiver.address)).await, (2, 1));
         let arrived = receiver.arrived();

@@ -233,7 +233,7 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
 #[test]
 fn what_a_collector_refuses_of_a_push_is_counted() {
     run(async {
-        let partial = PartialSuccess { rejected: 2 };
+        let partial = PartialSuccess { rejected: 2, message: "no".to_owned() };
         let body = ExportAnswer { partial_success: Some(partial) }.encode_to_vec();
         let (taken, refused, arrived) = pushed(vec![answer(200, None, body)]).await;
         assert!(taken > 50 && refused == 2 && arrived.len() == 1, "{taken} {refused}");
