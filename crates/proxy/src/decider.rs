@@ -57,9 +57,12 @@ pub(crate) enum NoAnswer {
     /// It answered with this status of gRPC.
     #[error("it answered with status {0} of gRPC")]
     Grpc(String),
-    /// Its answer cannot be used.
-    #[error("its answer cannot be used: {0}")]
+    /// What came is no call of gRPC.
+    #[error("it does not speak gRPC, or the connection broke: {0}")]
     Protocol(String),
+    /// It answered, and nobody knows what.
+    #[error("its answer cannot be used: {0}")]
+    Unusable(String),
 }
 
 impl Deciders {

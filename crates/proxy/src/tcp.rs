@@ -189,16 +189,20 @@ fn admitted(
     let permit = session.permit(&bound.scene)?;
     let access = &bound.scene.plans.access;
     record.permit(access, access.tcp(&permit)?);
-    if let Some(guards) = bound.scene.plans.guards.as_ref().and_then(|guards| guards.at(port))
-        && guards.sees_requests()
-    {
-        // Bytes that nobody sees a request in would get around whoever decides about requests.
-        return Err(Reason::DeniedByPolicy.into());
-    }
+    unguarded(&bound.scene, port)?;
     bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
     match bound.destination {
         Destination::Application(application) => Ok(application),
         Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
+    }
+}
+
+/// Bytes that nobody sees a request in would get around whoever decides about requests.
+fn unguarded(scene: &Scene, port: u16) -> Result<(), Failure> {
+    let guards = scene.plans.guards.as_ref().and_then(|guards| guards.at(port));
+    match guards.is_some_and(|guards| guards.sees_requests()) {
+        true => Err(Reason::DeniedByPolicy.into()),
+        false => Ok(()),
     }
 }
 
@@ -214,6 +218,9 @@ async fn denied(session: &Session, port: u16) -> Failure {
             let permit = access.visit(peer, Some(session.origin()));
             if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
                 return denial.into();
+            }
+            if let Err(denial) = unguarded(&scene, port) {
+                return denial;
             }
         }
         if changes.changed().await.is_err() {

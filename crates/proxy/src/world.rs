@@ -197,8 +197,15 @@ impl World {
             egress: Some(update.snapshot.plan.egress),
             outlets: Some(Arc::clone(&plans.outlets)),
         };
-        let same_access =
-            previous.is_some_and(|before| Arc::ptr_eq(&before.plans.access, &plans.access));
+        let same_access = previous.is_some_and(|before| {
+            let guards = (before.plans.guards.as_ref(), plans.guards.as_ref());
+            let same_guards = match guards {
+                (None, None) => true,
+                (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+                _ => false,
+            };
+            same_guards && Arc::ptr_eq(&before.plans.access, &plans.access)
+        });
         self.scene.store(Some(Arc::new(Scene { plans, known, addresses, names, edge, version })));
         self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);

@@ -41,7 +41,7 @@ pub use guard::Guards;
 pub use hits::HitSlot;
 pub use host::service_of;
 pub use limit::{Exceeded, Limits};
-pub use matcher::{Mismatch, RequestMatcher};
+pub use matcher::{Mismatch, RequestMatcher, percent_decoded};
 pub use outlet::{Outlets, Way};
 pub use pattern::{BadPattern, PatternField, check_pattern};
 pub use plan::{Plans, PortPlan, ServicePlan};

@@ -234,7 +234,7 @@ pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
 }
 
 /// RFC 3986, section 2.1: `%` and two hexadecimal digits are one byte.
-pub(crate) fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
+pub fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     let mut rest = encoded.as_bytes();
     std::iter::from_fn(move || match *rest {
         [b'%', high, low, ref after @ ..] if hex(high).is_some() && hex(low).is_some() => {

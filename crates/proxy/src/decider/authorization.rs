@@ -43,7 +43,7 @@ pub(crate) struct Ends<'a> {
 /// The question about a request.
 pub(crate) fn question(
     rule: &CompiledAuthorization,
-    (request, view): (&Request<'_>, &RequestView<'_>),
+    (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
     ends: &Ends<'_>,
 ) -> Vec<u8> {
     let peer = |address: SocketAddr, id: Option<&SpiffeId>| Peer {
@@ -69,7 +69,7 @@ pub(crate) fn question(
     let http = HttpRequest {
         id: first("x-request-id").unwrap_or_default(),
         method: view.method.to_owned(),
-        headers: told_headers(rule, request, view, &path),
+        headers: told_headers(rule, (request, view, edits), &path),
         path,
         host: view.authority.to_owned(),
         scheme: SCHEME.to_owned(),
@@ -95,8 +95,7 @@ pub(crate) fn question(
 /// values are joined.
 fn told_headers(
     rule: &CompiledAuthorization,
-    request: &Request<'_>,
-    view: &RequestView<'_>,
+    (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
     path: &str,
 ) -> Vec<Pair> {
     let is_told = |name: &str| match &rule.rule.headers {
@@ -119,7 +118,11 @@ fn told_headers(
     for field in &request.head.fields {
         let name = String::from_utf8_lossy(field.name.of(&request.bytes)).to_ascii_lowercase();
         let value = String::from_utf8_lossy(field.value.of(&request.bytes));
-        if field.hop_by_hop || !is_told(if name == "host" { ":authority" } else { &name }) {
+        let is_changed = edits.remove.contains(&name) || edits.set.iter().any(|it| it.name == name);
+        if field.hop_by_hop
+            || is_changed
+            || !is_told(if name == "host" { ":authority" } else { &name })
+        {
             continue;
         }
         match told.iter_mut().find(|known| known.key == name) {
@@ -127,16 +130,22 @@ fn told_headers(
             None => told.push(Pair { key: name, value: value.into_owned() }),
         }
     }
+    let set = edits.set.iter().filter(|set| is_told(&set.name));
+    told.extend(set.map(|set| Pair { key: set.name.clone(), value: set.value.clone() }));
     told
 }
 
 /// What an answer means for a request with these fields.
 pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     let answer = CheckResponse::decode(answer).map_err(unusable)?;
+    if answer.error.is_some() {
+        return Err(NoAnswer::Grpc("it failed itself".to_owned()));
+    }
     let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
     match (is_ok, answer.denied, answer.ok) {
+        // An empty message is a yes, as it is for Envoy.
         (true, None, ok) => allowed(ok.unwrap_or_default(), view),
-        (_, denied, _) => denied_with(denied.unwrap_or_default()).map(Verdict::Denied),
+        (_, denied, _) => Ok(Verdict::Denied(denied_with(denied.unwrap_or_default()))),
     }
 }
 
@@ -158,13 +167,13 @@ fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     })
 }
 
-fn denied_with(denied: Denied) -> Result<FixedAnswer, NoAnswer> {
+fn denied_with(denied: Denied) -> FixedAnswer {
     let status = denied.status.map(|status| status.code).unwrap_or_default();
     let status = u16::try_from(status).ok().filter(|status| FixedAnswer::may_have(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
-        let HeaderChange { name, value, .. } = change(option, How::Append)?;
         // It is denied, whatever else the client is told.
+        let Ok(HeaderChange { name, value, .. }) = change(option, How::Append) else { continue };
         if HeaderEdits::is_name(&name)
             && HeaderEdits::may_edit(&name)
             && HeaderEdits::is_value(&value)
@@ -174,7 +183,7 @@ fn denied_with(denied: Denied) -> Result<FixedAnswer, NoAnswer> {
     }
     let body = (!denied.body.is_empty()).then_some(denied.body);
     let status = status.unwrap_or(StatusCode::FORBIDDEN.as_u16());
-    Ok(FixedAnswer { status: Some(status), body, headers })
+    FixedAnswer { status: Some(status), body, headers }
 }
 
 /// A change as it is meant; `default` when it does not say how.
@@ -196,7 +205,7 @@ fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAns
 }
 
 fn unusable(why: impl std::fmt::Display) -> NoAnswer {
-    NoAnswer::Protocol(why.to_string())
+    NoAnswer::Unusable(why.to_string())
 }
 
 /// The method that is called.

@@ -15,7 +15,7 @@ pub(super) fn framed(message: &[u8]) -> Bytes {
 
 /// The one message of an answer.
 pub(super) fn unframed(mut answer: Bytes) -> Result<Bytes, NoAnswer> {
-    let wrong = |what: &str| Err(NoAnswer::Protocol(what.to_owned()));
+    let wrong = |what: &str| Err(NoAnswer::Unusable(what.to_owned()));
     let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
         return wrong("it has no message");
     };
@@ -32,7 +32,7 @@ pub(super) fn unframed(mut answer: Bytes) -> Result<Bytes, NoAnswer> {
 /// Takes in what arrived of an answer, as long as it is not too long.
 pub(super) fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NoAnswer> {
     if answer.len() + more.len() > ANSWER_BYTES_MAX {
-        return Err(NoAnswer::Protocol("it is too long".to_owned()));
+        return Err(NoAnswer::Unusable("it is too long".to_owned()));
     }
     answer.extend_from_slice(more);
     Ok(())

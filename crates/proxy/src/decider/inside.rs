@@ -51,7 +51,7 @@ pub(super) async fn ask(
         trial.end(
             worker,
             match &outcome {
-                Ok(_) | Err(NoAnswer::Protocol(_) | NoAnswer::Grpc(_)) => {
+                Ok(_) | Err(NoAnswer::Protocol(_) | NoAnswer::Unusable(_) | NoAnswer::Grpc(_)) => {
                     Ending::Answered { status: 200, grpc: None }
                 }
                 Err(NoAnswer::Status(status)) => Ending::Answered { status: *status, grpc: None },

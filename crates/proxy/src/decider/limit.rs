@@ -55,13 +55,12 @@ pub(crate) fn verdict(
         request_headers_to_add,
         raw_body,
     } = RateLimitResponse::decode(answer).map_err(unusable)?;
-    let mut told = changes(response_headers_to_add)?;
-    if limit.rule.tells {
-        told.extend(told_limits(&statuses));
-    }
-    let response = edits_of(&told).map_err(unusable)?;
+    let told_limits = if limit.rule.tells { told_limits(&statuses) } else { Vec::new() };
     match overall_code {
         OK => {
+            let mut told = changes(response_headers_to_add)?;
+            told.extend(told_limits);
+            let response = edits_of(&told).map_err(unusable)?;
             let request = changes(request_headers_to_add)?;
             let request = request_edits(&request, &[], view.fields).map_err(unusable)?;
             Ok(Verdict::Room { request, response })
@@ -69,8 +68,11 @@ pub(crate) fn verdict(
         OVER_LIMIT => {
             let own = limit.answer.as_deref().cloned().unwrap_or_default();
             let said = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
-            let HeaderEdits { set, add, .. } = response;
-            let headers = own.headers.into_iter().chain(set).chain(add).collect();
+            // There is no room, whatever else the client is told.
+            let told = response_headers_to_add.into_iter().filter_map(|it| change(it).ok());
+            let told = told.chain(told_limits).filter_map(|change| edits_of(&[change]).ok());
+            let told = told.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
+            let headers = own.headers.into_iter().chain(told).collect();
             let answer = FixedAnswer { status: own.status, body: own.body.or(said), headers };
             let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
             Ok(Verdict::Full { answer, wait: full.filter_map(until_reset).max() })
@@ -80,14 +82,15 @@ pub(crate) fn verdict(
 }
 
 fn changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, NoAnswer> {
-    let change = |header: HeaderValue| {
-        let value = match header.raw_value.is_empty() {
-            true => header.value,
-            false => String::from_utf8(header.raw_value).map_err(unusable)?,
-        };
-        Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how: How::Append })
-    };
     headers.into_iter().map(change).collect()
+}
+
+fn change(header: HeaderValue) -> Result<HeaderChange, NoAnswer> {
+    let value = match header.raw_value.is_empty() {
+        true => header.value,
+        false => String::from_utf8(header.raw_value).map_err(unusable)?,
+    };
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how: How::Append })
 }
 
 /// The limit that has least left, in the three headers of
@@ -134,7 +137,7 @@ fn seconds_of(unit: i32) -> Option<u64> {
 }
 
 fn unusable(why: impl std::fmt::Display) -> NoAnswer {
-    NoAnswer::Protocol(why.to_string())
+    NoAnswer::Unusable(why.to_string())
 }
 
 /// The method that is called.

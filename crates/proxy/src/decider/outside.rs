@@ -40,7 +40,15 @@ impl Connection {
         question: &Question,
     ) -> Result<Bytes, NoAnswer> {
         let send = self.open(worker, server).await?;
-        let mut send = send.ready().await.map_err(|error| self.broken(error))?;
+        let mut send = match send.ready().await {
+            Ok(send) => send,
+            // The server has said goodbye since: nothing was sent yet.
+            Err(_) => {
+                self.send.take();
+                let send = self.open(worker, server).await?;
+                send.ready().await.map_err(|error| self.broken(error))?
+            }
+        };
         let request = Request::post(format!("{server}{}", question.method))
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")

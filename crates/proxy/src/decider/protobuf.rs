@@ -147,6 +147,9 @@ pub(super) struct CheckResponse {
     pub(super) denied: Option<Denied>,
     #[prost(message, optional, tag = "3")]
     pub(super) ok: Option<Okay>,
+    /// What the client is told when the service itself failed.
+    #[prost(message, optional, tag = "5")]
+    pub(super) error: Option<Denied>,
 }
 
 /// `google.rpc.Status`.

@@ -171,7 +171,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn authorize(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if self.session.is_inbound() {
             self.let_in(&self.request.view(aim), bound)?;
-            self.limit(aim, bound)?;
+            self.limit(&self.request.view(aim), bound)?;
         }
         Ok(())
     }
@@ -186,7 +186,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// What comes in beyond a rate limit goes no further.
-    fn limit(&self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+    fn limit(&self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let Entrance::Inbound { port } = &self.session.entrance else { return Ok(()) };
         let limits = &bound.scene.plans.limits;
         if !limits.concern(*port) {
@@ -194,7 +194,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let caller = self.session.identity.as_ref().map(|identity| &identity.account);
         let now = self.session.worker.world.age();
-        Ok(limits.admit(*port, (&self.request.view(aim), caller), now)?)
+        Ok(limits.admit(*port, (view, caller), now)?)
     }
 
     /// Sends the client elsewhere; nothing of its request goes on.

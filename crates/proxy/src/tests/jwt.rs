@@ -155,3 +155,63 @@ fn policies_ask_what_a_token_says() {
         assert_eq!(client.ask(&get("/", "")).await.verdict(), (403, Some("denied")));
     });
 }
+
+#[test]
+fn a_token_cannot_be_hidden_and_two_are_none() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let issuer = Issuer::new();
+        mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        let (one, two) = (issuer.token(&["a"], 60), issuer.token(&["b"], 60));
+        for (path, fields) in [
+            // Half of what a rule asks for in each.
+            (format!("/?access_token={one}"), bearing(&two)),
+            (format!("/?access_token={one}&access_token={two}"), String::new()),
+            // What an application may read, and nobody verified.
+            (format!("/?access%5Ftoken={one}"), String::new()),
+            (format!("/?access_token={one}&access%5ftoken=forged"), String::new()),
+            (format!("/?a=b;access_token={one};access_token=forged"), String::new()),
+            ("/?access_token".to_owned(), String::new()),
+            ("/".to_owned(), "authorization: Bearer\tforged\r\n".to_owned()),
+        ] {
+            let answer = client.ask(&get(&path, &fields)).await;
+            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path} {fields}");
+        }
+        assert!(app.requests().is_empty());
+        // The same one twice is one.
+        let twice = get(&format!("/?access_token={one}"), &bearing(&one));
+        assert_eq!(client.ask(&twice).await.status, 200);
+        // What applications of CGI take for the same header.
+        assert_eq!(client.ask(&get("/", "X_User: eve\r\n")).await.status, 200);
+        assert_eq!(app.requests().last().unwrap().field("x_user"), None);
+    });
+}
+
+#[test]
+fn policies_see_what_the_application_is_told_and_not_what_clients_claim() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let issuer = Issuer::new();
+        let value = leno_model::ValueMatch::Exact("ann".to_owned());
+        let user = leno_model::FieldMatch { name: "x-user".to_owned(), value };
+        let rule = PolicyRule {
+            policy: PolicyName::new("bookinfo", "ann").unwrap(),
+            name: "ann".to_owned(),
+            action: PolicyAction::Allow,
+            peers: Vec::new(),
+            requests: vec![RequestMatch { headers: vec![user], ..RequestMatch::default() }],
+            claims: Vec::new(),
+            ports: PortSet::All,
+        };
+        let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
+        mesh.guard_enforcing(vec![issuer.guard(Required::Never)], inbound);
+        let mut client = Client::connect(mesh.door).await;
+        let faked = get("/", "x-user: ann\r\n");
+        assert_eq!(client.ask(&faked).await.verdict(), (403, Some("denied")));
+        let shown = get("/", &bearing(&issuer.token(&[], 60)));
+        assert_eq!(client.ask(&shown).await.status, 200);
+    });
+}

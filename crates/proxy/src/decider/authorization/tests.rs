@@ -35,7 +35,7 @@ fn an_allowed_request_is_changed_as_the_service_says() {
         ..Okay::default()
     };
     let status = Some(Status { code: 0 });
-    let response = CheckResponse { status, denied: None, ok: Some(ok.clone()) };
+    let response = CheckResponse { status, ok: Some(ok.clone()), ..CheckResponse::default() };
     let Ok(Verdict::Allowed { request, response: answer }) = read(&response) else {
         panic!("not allowed")
     };
@@ -51,7 +51,7 @@ fn an_allowed_request_is_changed_as_the_service_says() {
         Okay { response_headers_to_add: vec![option("x-a", "b", None, 1)], ..Okay::default() },
     ] {
         let response = CheckResponse { ok: Some(wrong), ..CheckResponse::default() };
-        assert!(matches!(read(&response), Err(NoAnswer::Protocol(_))), "{response:?}");
+        assert!(matches!(read(&response), Err(NoAnswer::Unusable(_))), "{response:?}");
     }
 }
 
@@ -60,7 +60,7 @@ fn a_denied_request_is_answered_as_the_service_says() {
     let denied = |code, headers, body: &str| CheckResponse {
         status: Some(Status { code: 7 }),
         denied: Some(Denied { status: Some(Status { code }), headers, body: body.to_owned() }),
-        ok: None,
+        ..CheckResponse::default()
     };
     let said = denied(401, vec![option("WWW-Authenticate", "Basic", None, 0)], "who are you?");
     let Ok(Verdict::Denied(answer)) = read(&said) else { panic!("not denied") };
@@ -72,6 +72,13 @@ fn a_denied_request_is_answered_as_the_service_says() {
         };
         assert_eq!((answer.status, answer.body), (Some(status), None));
     }
+    // Whatever of its headers cannot be told: it is denied.
+    let wrong = vec![option("x-a", "b", None, 9), option("connection", "close", None, 0)];
+    let Ok(Verdict::Denied(answer)) = read(&denied(401, wrong, "")) else { panic!("not denied") };
+    assert_eq!((answer.status, answer.headers), (Some(401), Vec::new()));
+    // The service failed itself: that is no yes.
+    let failed = CheckResponse { error: Some(Denied::default()), ..CheckResponse::default() };
+    assert!(read(&failed).is_err());
     let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
     assert!(matches!(read(&bare), Ok(Verdict::Denied(_))));
     // Framing is not the service's to say, and it is denied all the same.

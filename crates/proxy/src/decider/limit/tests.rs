@@ -105,6 +105,15 @@ fn what_is_too_much_is_answered_as_the_policy_says() {
         assert_eq!(wait, Some(Duration::from_secs(7)));
         let unknown = RateLimitResponse::default();
         let unknown = verdict(unknown.encode_to_vec().into(), limit, view);
-        assert!(matches!(unknown, Err(NoAnswer::Protocol(_))));
+        assert!(matches!(unknown, Err(NoAnswer::Unusable(_))));
+        // Whatever of its headers cannot be told: there is no room.
+        let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
+        let response = RateLimitResponse {
+            overall_code: OVER_LIMIT,
+            response_headers_to_add: vec![wrong],
+            ..RateLimitResponse::default()
+        };
+        let full = verdict(response.encode_to_vec().into(), limit, view);
+        assert!(matches!(full, Ok(Verdict::Full { .. })), "{full:?}");
     });
 }

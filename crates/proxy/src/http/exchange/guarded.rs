@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use leno_model::{HeaderEdits, Reason, SpiffeId, Unanswered};
+use leno_model::{Header, HeaderEdits, Reason, SpiffeId, Unanswered};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::guard::{
     Asking, CompiledAuthorization, CompiledGlobalLimit, Described, PortGuards,
@@ -12,11 +12,20 @@ use leno_traffic::{CompiledActions, FieldEdits, Guards, RequestView};
 
 use super::Exchange;
 use super::shown::Claimed;
-use crate::decider::{ask, authorization, limit};
+use crate::decider::{NoAnswer, ask, authorization, limit};
 use crate::error::Failure;
 use crate::http::request::Aim;
 use crate::http::route::Bound;
 use crate::session::Entrance;
+
+/// A request as the application is to see it, and what was changed for that.
+type Told<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
+
+/// Whether a request goes on about which nothing was said. An answer that came and cannot be used may
+/// have been meant as a denial: with it none does.
+fn may_go_on(none: &NoAnswer, unanswered: Unanswered) -> bool {
+    unanswered == Unanswered::Allow && !matches!(none, NoAnswer::Unusable(_))
+}
 
 /// What all of them change of the heads of a request and of its answer.
 #[derive(Default)]
@@ -29,10 +38,15 @@ impl Changes {
     fn take(&mut self, (request, response): (HeaderEdits, HeaderEdits)) {
         for (all, more) in [(&mut self.request, request), (&mut self.response, response)] {
             let HeaderEdits { set, add, remove } = more;
-            all.set.retain(|known| set.iter().all(|it| it.name != known.name));
+            // Whoever comes later decides about what came before.
+            let is_over = |known: &Header| {
+                set.iter().any(|it| it.name == known.name) || remove.contains(&known.name)
+            };
+            all.set.retain(|known| !is_over(known));
+            all.add.retain(|known| !is_over(known));
+            all.remove.extend(remove);
             all.set.extend(set);
             all.add.extend(add);
-            all.remove.extend(remove);
         }
     }
 }
@@ -52,10 +66,11 @@ impl Exchange<'_, '_> {
         let shown = self.shown(guards.tokens(), &view)?;
         let with_claims = RequestView { fields: &Claimed { request, shown: &shown }, ..view };
         self.let_in(&with_claims, bound)?;
-        self.limit(aim, bound)?;
+        self.limit(&with_claims, bound)?;
+        let asked = (&with_claims, &shown.edits);
+        let consulted = self.consult(guards, (asked, port), bound).await?;
         let mut changes = Changes::default();
-        changes.take((shown.edits, HeaderEdits::default()));
-        let consulted = self.consult(guards, (aim, port), bound).await?;
+        changes.take((shown.edits.clone(), HeaderEdits::default()));
         changes.take((consulted.request, consulted.response));
         if !changes.request.is_empty() || !changes.response.is_empty() {
             let [request, response] =
@@ -68,18 +83,18 @@ impl Exchange<'_, '_> {
     async fn consult(
         &self,
         guards: &PortGuards,
-        (aim, port): (&Aim<'_>, u16),
+        (asked, port): (Told<'_>, u16),
         bound: &Bound,
     ) -> Result<Changes, Failure> {
         let mut changes = Changes::default();
-        let view = self.request.view(aim);
-        for rule in guards.authorizations(&view) {
-            changes.take(self.authorized_by(rule, (aim, port), bound).await?);
+        let (view, _) = asked;
+        for rule in guards.authorizations(view) {
+            changes.take(self.authorized_by(rule, (asked, port), bound).await?);
         }
         let account = self.session.identity.as_ref().map(|identity| &identity.account);
         let asking = Asking { account, address: self.session.peer.ip() };
-        for (rule, described) in guards.limits(&view, asking) {
-            changes.take(self.admitted_by(rule, described, aim).await?);
+        for (rule, described) in guards.limits(view, asking) {
+            changes.take(self.admitted_by(rule, described, view).await?);
         }
         Ok(changes)
     }
@@ -88,11 +103,10 @@ impl Exchange<'_, '_> {
     async fn authorized_by(
         &self,
         rule: &CompiledAuthorization,
-        (aim, port): (&Aim<'_>, u16),
+        ((view, edits), port): (Told<'_>, u16),
         bound: &Bound,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let view = self.request.view(aim);
         let plan = &bound.scene.plans.snapshot.plan;
         let server =
             SpiffeId { trust_domain: plan.trust_domain.clone(), account: plan.account.clone() };
@@ -103,9 +117,9 @@ impl Exchange<'_, '_> {
             server: &server,
             service: plan.served.get(&port),
         };
-        let question = authorization::question(rule, (self.request, &view), &ends);
+        let question = authorization::question(rule, (self.request, view, edits), &ends);
         let question = (authorization::METHOD, question);
-        let read = |answer| authorization::verdict(answer, &view);
+        let read = |answer| authorization::verdict(answer, view);
         match ask(worker, &rule.rule.decider, question, read).await {
             Ok(authorization::Verdict::Allowed { request, response }) => {
                 worker.shard.add(Count::AuthorizationAllowed, 1);
@@ -117,7 +131,7 @@ impl Exchange<'_, '_> {
                 let (policy, answer) = (Some(rule.ruling()), Some(Arc::new(answer)));
                 Err(Failure { policy, answer, grpc, ..Reason::DeniedByService.into() })
             }
-            Err(_) if rule.rule.decider.unanswered == Unanswered::Allow => {
+            Err(none) if may_go_on(&none, rule.rule.decider.unanswered) => {
                 worker.shard.add(Count::AuthorizationSkipped, 1);
                 Ok(Default::default())
             }
@@ -134,12 +148,11 @@ impl Exchange<'_, '_> {
         &self,
         rule: &CompiledGlobalLimit,
         described: Vec<Described>,
-        aim: &Aim<'_>,
+        view: &RequestView<'_>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let view = self.request.view(aim);
         let question = (limit::METHOD, limit::question(rule, described));
-        let read = |answer| limit::verdict(answer, rule, &view);
+        let read = |answer| limit::verdict(answer, rule, view);
         match ask(worker, &rule.rule.decider, question, read).await {
             Ok(limit::Verdict::Room { request, response }) => {
                 worker.shard.add(Count::GlobalLimitAllowed, 1);
@@ -151,7 +164,7 @@ impl Exchange<'_, '_> {
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
                 Err(Failure { policy, answer, retry_after, ..Reason::RateLimited.into() })
             }
-            Err(_) if rule.rule.decider.unanswered == Unanswered::Allow => {
+            Err(none) if may_go_on(&none, rule.rule.decider.unanswered) => {
                 worker.shard.add(Count::GlobalLimitSkipped, 1);
                 Ok(Default::default())
             }

@@ -8,7 +8,7 @@ use leno_identity::{BadJwt, Expected, UnverifiedJwt, texts_of};
 use leno_model::{FixedAnswer, Header, HeaderEdits, JwtIssuer, JwtPlace, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::guard::CompiledJwtValidation;
-use leno_traffic::{Fields, RequestView};
+use leno_traffic::{Fields, RequestView, percent_decoded};
 use serde_json::{Map, Value};
 
 use super::Exchange;
@@ -20,11 +20,13 @@ use crate::worker::Worker;
 #[derive(Default)]
 pub(super) struct Shown {
     claims: Vec<Map<String, Value>>,
+    /// The one token that they are of.
+    token: Option<String>,
     /// What the application is told of it, and what clients sent under these names is not.
     pub(super) edits: HeaderEdits,
 }
 
-/// A request with the claims of its tokens.
+/// A request with the claims of its token, and with the headers that the application is told.
 pub(super) struct Claimed<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) shown: &'a Shown,
@@ -32,15 +34,26 @@ pub(super) struct Claimed<'a> {
 
 impl Fields for Claimed<'_> {
     fn find(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.request.find(name)
+        self.told(name).unwrap_or_else(|| self.request.find(name))
     }
 
     fn first(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.request.first(name)
+        self.told(name).unwrap_or_else(|| self.request.first(name))
     }
 
     fn claim(&self, name: &str) -> Vec<String> {
         self.shown.claims.iter().flat_map(|claims| texts_of(claims, name)).collect()
+    }
+}
+
+impl Claimed<'_> {
+    /// A header that is not the client's: what it says, if anything.
+    fn told(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
+        let HeaderEdits { set, remove, .. } = &self.shown.edits;
+        if let Some(set) = set.iter().find(|set| set.name == name) {
+            return Some(Some(Cow::Borrowed(&set.value)));
+        }
+        remove.iter().any(|removed| removed == name).then_some(None)
     }
 }
 
@@ -57,7 +70,9 @@ impl Exchange<'_, '_> {
             // Whatever the application is told under these names is told by this sidecar.
             let told = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
             for forward in told {
-                remove(&mut shown.edits, &forward.header);
+                for spelling in spellings(&forward.header) {
+                    remove(&mut shown.edits, &spelling);
+                }
             }
             verify_all(&self.session.worker, rule, view, &mut shown)
                 .map_err(|bad| refused(rule, Some(bad)))?;
@@ -83,6 +98,12 @@ fn verify_all(
         }
         places.push(place);
         let Some(token) = found(place, view)? else { continue };
+        // Of two tokens each might say half of what a rule asks for.
+        match &shown.token {
+            Some(known) if *known != *token => return Err(BadJwt::Malformed),
+            Some(_) => {}
+            None => shown.token = Some(token.clone().into_owned()),
+        }
         let token = UnverifiedJwt::read(&token)?;
         let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.places.contains(place));
         let issuer = issuers.into_iter().find(|it| token.issuer() == Some(&it.issuer));
@@ -107,21 +128,33 @@ fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'
     match place {
         JwtPlace::Header { name, prefix } => {
             let Some(value) = view.fields.first(name) else { return Ok(None) };
-            let bare = match value.get(..prefix.len()) {
-                Some(begin) if begin.eq_ignore_ascii_case(prefix) => value.get(prefix.len()..),
+            let scheme = prefix.trim_end();
+            let bare = match value.get(..scheme.len()) {
+                Some(begin) if begin.eq_ignore_ascii_case(scheme) => value.get(scheme.len()..),
                 Some(_) | None => None,
             };
+            // Any white space ends a scheme: applications may split there.
+            let ends = |rest: &&str| scheme == prefix || rest.starts_with(char::is_whitespace);
+            let bare = bare.filter(ends);
             if view.fields.find(name).is_some_and(|all| all.len() != value.len()) {
                 return Err(BadJwt::Malformed);
             }
             Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
         }
         JwtPlace::Query(name) => {
-            let parameters = view.query.unwrap_or_default().split('&');
-            let mut values = parameters.filter_map(|it| it.strip_prefix(name)?.strip_prefix('='));
-            match (values.next(), values.next()) {
+            let parameters = view.query.unwrap_or_default().split(['&', ';']);
+            let named = |it: &&str| {
+                let written = it.split_once('=').map_or(*it, |(written, _)| written);
+                percent_decoded(written).eq(name.bytes())
+            };
+            let mut parameters = parameters.filter(named);
+            match (parameters.next(), parameters.next()) {
                 (None, _) => Ok(None),
-                (Some(token), None) => Ok(Some(Cow::Borrowed(token))),
+                // Another spelling of the name, or none of a value, is for nobody who verifies.
+                (Some(one), None) => {
+                    let token = one.strip_prefix(name.as_str()).and_then(|it| it.strip_prefix('='));
+                    token.map(|token| Some(Cow::Borrowed(token))).ok_or(BadJwt::Malformed)
+                }
                 (Some(_), Some(_)) => Err(BadJwt::Malformed),
             }
         }
@@ -141,7 +174,13 @@ fn tell(
         remove(edits, name);
     }
     for forward in &issuer.forwards {
-        let value = texts_of(claims, &forward.claim).join(",");
+        // A comma inside an element would make two of it.
+        let texts = texts_of(claims, &forward.claim);
+        let texts: Vec<String> = match texts.as_slice() {
+            [_] => texts,
+            _ => texts.into_iter().filter(|text| !text.contains(',')).collect(),
+        };
+        let value = texts.join(",");
         if !value.is_empty() && HeaderEdits::is_value(&value) {
             edits.remove.retain(|name| *name != forward.header);
             edits.set.retain(|set| set.name != forward.header);
@@ -156,6 +195,25 @@ fn remove(edits: &mut HeaderEdits, name: &str) {
         edits.remove.push(name.to_owned());
     }
 }
+
+/// A name, and what applications of CGI and its heirs take for the same: `_` for any `-`.
+fn spellings(name: &str) -> Vec<String> {
+    let mut spellings = vec![String::new()];
+    let mut dashes = 0;
+    for letter in name.chars() {
+        dashes += usize::from(letter == '-');
+        let others = match letter {
+            '-' if dashes <= DASHES_MAX => spellings.iter().map(|it| format!("{it}_")).collect(),
+            _ => Vec::new(),
+        };
+        spellings.iter_mut().for_each(|spelling| spelling.push(letter));
+        spellings.extend(others);
+    }
+    spellings
+}
+
+/// How many of the dashes of a name may be spelled otherwise: each doubles the spellings.
+const DASHES_MAX: usize = 4;
 
 /// RFC 6750 §3: who showed nothing is told where to show it, and nothing more.
 fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
