@@ -441,6 +441,10 @@ fn cors() -> impl Strategy<Value = Cors> {
 }
 
 fn service() -> impl Strategy<Value = ServiceView> {
+    let plain = || {
+        let backend = (service_name(), 1u16.., any::<u32>());
+        backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))
+    };
     let backend = || {
         let edits =
             (header_edits(), header_edits()).prop_map(|(request_headers, response_headers)| {
@@ -458,14 +462,14 @@ fn service() -> impl Strategy<Value = ServiceView> {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
-    let tls_rule = (name(), vec(host, 1..3), vec(backend(), 0..3), any::<u32>());
+    let tls_rule = (name(), vec(host, 1..3), vec(plain(), 0..3), any::<u32>());
     let tls_rule = tls_rule.prop_map(|(name, hostnames, backends, ungranted_weight)| TlsRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         hostnames,
         backends,
         ungranted_weight,
     });
-    let tcp_rule = (name(), vec(backend(), 0..3), any::<u32>());
+    let tcp_rule = (name(), vec(plain(), 0..3), any::<u32>());
     let tcp_rule = tcp_rule.prop_map(|(name, backends, ungranted_weight)| TcpRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         kind: RouteKind::Split,
