@@ -440,36 +440,34 @@ fn cors() -> impl Strategy<Value = Cors> {
     )
 }
 
+/// A backend of which nothing is edited.
+fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
+    let backend = (service_name(), 1u16.., any::<u32>());
+    backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))
+}
+
+fn backend() -> impl Strategy<Value = WeightedBackend> {
+    let edits = (header_edits(), header_edits()).prop_map(|(request_headers, response_headers)| {
+        let edits = BackendEdits { request_headers, response_headers };
+        (edits != BackendEdits::default()).then(|| Box::new(edits))
+    });
+    (plain_backend(), edits).prop_map(|(plain, edits)| WeightedBackend { edits, ..plain })
+}
+
 fn service() -> impl Strategy<Value = ServiceView> {
-    let plain = || {
-        let backend = (service_name(), 1u16.., any::<u32>());
-        backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))
-    };
-    let backend = || {
-        let edits =
-            (header_edits(), header_edits()).prop_map(|(request_headers, response_headers)| {
-                let edits = BackendEdits { request_headers, response_headers };
-                (edits != BackendEdits::default()).then(|| Box::new(edits))
-            });
-        let backend = (service_name(), 1u16.., any::<u32>(), edits);
-        backend.prop_map(|(service, port, weight, edits)| WeightedBackend {
-            edits,
-            ..WeightedBackend::new(service, port, weight)
-        })
-    };
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
     let host = (name(), any::<bool>()).prop_map(|(name, exact)| match exact {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
-    let tls_rule = (name(), vec(host, 1..3), vec(plain(), 0..3), any::<u32>());
+    let tls_rule = (name(), vec(host, 1..3), vec(plain_backend(), 0..3), any::<u32>());
     let tls_rule = tls_rule.prop_map(|(name, hostnames, backends, ungranted_weight)| TlsRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         hostnames,
         backends,
         ungranted_weight,
     });
-    let tcp_rule = (name(), vec(plain(), 0..3), any::<u32>());
+    let tcp_rule = (name(), vec(plain_backend(), 0..3), any::<u32>());
     let tcp_rule = tcp_rule.prop_map(|(name, backends, ungranted_weight)| TcpRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         kind: RouteKind::Split,
