@@ -14,7 +14,8 @@ cd "$suite"
 case $part in
 mesh)
   features=Mesh,HTTPRoute,GRPCRoute
-  features+=,MeshConsumerRoute,MeshClusterIPMatching
+  features+=,MeshConsumerRoute,MeshClusterIPMatching,HTTPRouteResponseHeaderModification
+  for status in 303 307 308; do features+=,HTTPRoute${status}RedirectStatusCode; done
   for extended in BackendRequestHeaderModification NamedRouteRule QueryParamMatching RedirectPath RedirectPort \
     RewritePath SchemeRedirect; do
     features+=,MeshHTTPRoute$extended
