@@ -2,19 +2,15 @@
 
 use std::fmt;
 
-use crate::action::Scheme;
+use crate::server::{InvalidEndpoint, Server};
 
 /// Where something is told, and what is spoken there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collector {
     /// What is spoken.
     pub protocol: CollectorProtocol,
-    /// Whether that is inside TLS.
-    pub scheme: Scheme,
-    /// An address or a name, IPv6 without its brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
+    /// Where it listens.
+    pub server: Server,
     /// The path that is posted to.
     pub path: String,
 }
@@ -63,23 +59,6 @@ impl CollectorProtocol {
     }
 }
 
-/// Why an endpoint cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidEndpoint {
-    /// It is no URL of HTTP.
-    #[error("an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
-    Scheme,
-    /// It has no host, or one that none can be.
-    #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
-    Host,
-    /// It has no port.
-    #[error("an endpoint needs a port, such as `:4318`")]
-    Port,
-    /// It has a path where there is none, or one that is none.
-    #[error("a path is of visible characters without `?` and `#`, and gRPC has none")]
-    Path,
-}
-
 impl Collector {
     /// Reads `http://HOST:PORT[/PATH]`, or the same with `https`.
     ///
@@ -90,33 +69,7 @@ impl Collector {
         protocol: CollectorProtocol,
         url: &str,
     ) -> Result<Self, InvalidEndpoint> {
-        let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
-            (Some(rest), _) => (Scheme::Http, rest),
-            (None, Some(rest)) => (Scheme::Https, rest),
-            (None, None) => return Err(InvalidEndpoint::Scheme),
-        };
-        let slash = rest.find('/').unwrap_or(rest.len());
-        let (authority, path) = rest.split_at(slash);
-        let (host, port) = match authority.strip_prefix('[') {
-            Some(rest) => {
-                let (host, port) = rest.split_once(']').ok_or(InvalidEndpoint::Host)?;
-                let host: std::net::Ipv6Addr = host.parse().map_err(|_| InvalidEndpoint::Host)?;
-                (host.to_string(), port.strip_prefix(':'))
-            }
-            None => match authority.split_once(':') {
-                Some((host, port)) => (host.to_owned(), Some(port)),
-                None => (authority.to_owned(), None),
-            },
-        };
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
-        if host.is_empty() || host.len() > HOST_BYTES_MAX || !host.bytes().all(named) {
-            return Err(InvalidEndpoint::Host);
-        }
-        let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
-        let port: u16 = port.and_then(|port| port.parse().ok()).ok_or(InvalidEndpoint::Port)?;
-        if port == 0 {
-            return Err(InvalidEndpoint::Port);
-        }
+        let (server, path) = Server::parse_with_path(url)?;
         let visible = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&byte);
         let path = match (path, protocol) {
             ("" | "/", _) => protocol.path(signal),
@@ -125,28 +78,17 @@ impl Collector {
             (path, _) if path.len() <= PATH_BYTES_MAX && path.bytes().all(visible) => path,
             _ => return Err(InvalidEndpoint::Path),
         };
-        Ok(Self { protocol, scheme, host, port, path: path.to_owned() })
-    }
-
-    /// Host and port, as a URL has them.
-    #[must_use]
-    pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
+        Ok(Self { protocol, server, path: path.to_owned() })
     }
 }
 
 /// Its URL.
 impl fmt::Display for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}{}", self.scheme.as_str(), self.authority(), self.path)
+        write!(f, "{}{}", self.server, self.path)
     }
 }
 
-/// As long as names may be in the DNS (RFC 1035 §2.3.4).
-const HOST_BYTES_MAX: usize = 253;
 /// More than collectors have.
 const PATH_BYTES_MAX: usize = 1024;
 

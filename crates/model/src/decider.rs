@@ -3,12 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::action::Scheme;
 use crate::breaker::FixedAnswer;
-use crate::collector::{Collector, CollectorProtocol, InvalidEndpoint, Signal};
 use crate::jwt::JwtValidation;
 use crate::name::ServiceName;
 use crate::route::RequestMatch;
+use crate::server::Server;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached};
 
 /// Who decides, and what becomes of requests while it does not.
@@ -49,47 +48,6 @@ impl fmt::Display for DeciderAddress {
             Self::Service { service, port } => write!(f, "{service} port {port}"),
             Self::Outside(server) => server.fmt(f),
         }
-    }
-}
-
-/// A server outside the mesh.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Server {
-    /// Whether it is spoken to inside TLS.
-    pub scheme: Scheme,
-    /// An address or a name, IPv6 without its brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-}
-
-impl Server {
-    /// Reads `http://HOST:PORT`, or the same with `https`.
-    ///
-    /// # Errors
-    /// [`InvalidEndpoint`] for anything else.
-    pub fn parse(url: &str) -> Result<Self, InvalidEndpoint> {
-        let parsed = Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, url)?;
-        if url.matches('/').count() > 2 {
-            return Err(InvalidEndpoint::Path);
-        }
-        Ok(Self { scheme: parsed.scheme, host: parsed.host, port: parsed.port })
-    }
-
-    /// Host and port, as a URL has them.
-    #[must_use]
-    pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
-    }
-}
-
-/// Its URL.
-impl fmt::Display for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.scheme.as_str(), self.authority())
     }
 }
 
@@ -231,26 +189,5 @@ impl ServiceRule {
     #[must_use]
     pub fn is_inbound(&self) -> bool {
         self.limits().is_some() || self.guard().is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_is_a_scheme_a_host_and_a_port() {
-        for text in ["http://127.0.0.1:9000", "https://authz.example:443", "http://[::1]:9"] {
-            assert_eq!(Server::parse(text).unwrap().to_string(), text);
-        }
-        for (text, error) in [
-            ("authz:9000", InvalidEndpoint::Scheme),
-            ("http://authz", InvalidEndpoint::Port),
-            ("http://:1", InvalidEndpoint::Host),
-            ("http://authz:1/check", InvalidEndpoint::Path),
-            ("http://authz:1/", InvalidEndpoint::Path),
-        ] {
-            assert_eq!(Server::parse(text), Err(error), "{text}");
-        }
     }
 }

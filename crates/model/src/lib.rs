@@ -29,6 +29,7 @@ pub mod rate_limit;
 pub mod reason;
 pub mod route;
 pub mod rule_kind;
+pub mod server;
 pub mod service;
 pub mod service_policy;
 pub mod sight;
@@ -52,11 +53,11 @@ pub use action::{
 pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
-pub use collector::{Collector, CollectorProtocol, InvalidEndpoint, Signal};
+pub use collector::{Collector, CollectorProtocol, Signal};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use decider::{
     Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+    GlobalLimit, Guard, PortGuard, Unanswered,
 };
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId};
@@ -89,6 +90,7 @@ pub use route::{
     WeightedBackend, leads_back,
 };
 pub use rule_kind::RuleKind;
+pub use server::{InvalidEndpoint, Server};
 pub use service::{Families, Protocol, Service, ServicePort, TargetPort};
 pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,

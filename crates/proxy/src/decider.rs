@@ -1,6 +1,5 @@
 //! Asking deciders: calls of gRPC beside a request, bounded in number, size and time.
 
-mod grpc;
 mod inside;
 mod outside;
 mod protobuf;
@@ -19,7 +18,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::outside::Connection;
-use crate::export::Sessions;
+use crate::http::grpc::message::{self, NotOne};
+use crate::servers::Sessions;
 use crate::worker::Worker;
 
 /// The deciders that one thread has asked.
@@ -65,6 +65,12 @@ pub(crate) enum NoAnswer {
     Unusable(String),
 }
 
+impl From<NotOne> for NoAnswer {
+    fn from(error: NotOne) -> Self {
+        Self::Unusable(error.to_string())
+    }
+}
+
 impl Deciders {
     pub(crate) fn new(roots: Option<PathBuf>) -> Self {
         Self { known: RefCell::default(), sessions: Sessions::new(roots) }
@@ -98,7 +104,7 @@ pub(crate) async fn ask<T>(
     read: impl FnOnce(Bytes) -> Result<T, NoAnswer>,
 ) -> Result<T, NoAnswer> {
     let contact = worker.deciders.contact(&decider.at);
-    let question = Question { method, message: grpc::framed(&message), time: decider.timeout };
+    let question = Question { method, message: message::framed(&message), time: decider.timeout };
     let asked = async {
         let place = contact.places.acquire().await;
         let _place = place.map_err(|_| NoAnswer::Late)?;
@@ -155,8 +161,6 @@ impl Contact {
 const UNDER_WAY_MAX: usize = 256;
 /// More deciders than the rules of a workload name.
 const CONTACTS_MAX: usize = 64;
-/// More than a decider has to say.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests;

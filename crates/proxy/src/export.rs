@@ -8,7 +8,6 @@ mod fate;
 mod otlp;
 mod post;
 mod push;
-mod session;
 mod source;
 mod spans;
 mod zipkin;
@@ -25,13 +24,13 @@ pub(crate) use self::fate::Fate;
 use self::otlp::records;
 use self::post::{Failed, Parcel, Refused};
 pub(crate) use self::push::push_metrics;
-pub(crate) use self::session::Sessions;
 use self::source::Source;
 #[cfg(test)]
 pub(crate) use self::spans::encode_all;
 pub(crate) use self::spans::export_spans;
 use crate::config::Config;
 use crate::seen::Seen;
+use crate::servers::Sessions;
 use crate::world::World;
 
 /// Brings to collectors what this sidecar tells.

@@ -48,6 +48,7 @@ mod redirect;
 mod removed;
 mod renew;
 mod seen;
+mod servers;
 mod session;
 mod sight;
 mod splice;

@@ -10,10 +10,10 @@ use leno_traffic::removal::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use leno_wire::link::StreamKind;
 
-use super::{NoAnswer, Question, grpc};
+use super::{NoAnswer, Question};
 use crate::error::lost_reason;
 use crate::http::body::send;
-use crate::http::grpc::Call;
+use crate::http::grpc::{Call, message};
 use crate::http::route::tagged;
 use crate::link::{Incoming, LinkHandle, LinkStream};
 use crate::upstream::Lease;
@@ -109,7 +109,7 @@ async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
                 }
             }
             Incoming::Data { data, end } => {
-                grpc::take(&mut answer, &data)?;
+                message::take(&mut answer, &data)?;
                 if end {
                     break;
                 }
@@ -121,7 +121,7 @@ async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
         }
     }
     match told.get() {
-        Some(GrpcStatus::Ok) => grpc::unframed(answer.freeze()),
+        Some(GrpcStatus::Ok) => Ok(message::unframed(answer.freeze())?),
         Some(status) => Err(NoAnswer::Grpc(status.code().to_string())),
         None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned())),
     }

@@ -7,15 +7,15 @@ use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::header::{CONTENT_TYPE, HeaderMap, TE};
 use http::{Request, Version};
-use leno_model::{Collector, CollectorProtocol, Scheme, Server};
-use tokio::net::{TcpStream, lookup_host};
+use leno_model::{Scheme, Server};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::{NoAnswer, Question, grpc};
-use crate::dial::dial;
+use super::{NoAnswer, Question};
+use crate::http::grpc::message;
 use crate::http2::client::greet;
 use crate::io::{Io, Stream};
+use crate::servers;
 use crate::worker::Worker;
 
 /// The connection of one thread to one decider, while there is one.
@@ -67,11 +67,11 @@ impl Connection {
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(protocol)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
-            grpc::take(&mut answer, &chunk)?;
+            message::take(&mut answer, &chunk)?;
         }
         let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
         match status(&trailers).or_else(|| status(&head.headers)).as_deref() {
-            Some("0") => grpc::unframed(answer.freeze()),
+            Some("0") => Ok(message::unframed(answer.freeze())?),
             Some(status) => Err(NoAnswer::Grpc(status.to_owned())),
             None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned())),
         }
@@ -134,33 +134,18 @@ impl Connection {
 }
 
 async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, NoAnswer> {
-    let tcp = reach(worker, server).await;
+    let tcp = servers::connect(server, &worker.config.interception).await;
     let tcp = tcp.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
     let stream = match server.scheme {
         Scheme::Http => Stream::Plain(tcp),
         Scheme::Https => {
-            let Server { scheme, host, port } = server.clone();
-            let (protocol, path) = (CollectorProtocol::OtlpGrpc, String::new());
-            let named = Collector { protocol, scheme, host, port, path };
-            let session = worker.deciders.sessions.open(&named, tcp).await;
+            let session = worker.deciders.sessions.open((server, b"h2"), tcp).await;
             let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
             Stream::Client(Box::new(session))
         }
     };
     let greeted = greet(Io::new(stream), ()).await;
     greeted.map_err(|_| NoAnswer::Unreachable("it does not speak HTTP/2".to_owned()))
-}
-
-/// The first of its addresses that answers.
-async fn reach(worker: &Worker, server: &Server) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-    for address in lookup_host((server.host.as_str(), server.port)).await? {
-        match dial(address, &worker.config.interception).await {
-            Ok(tcp) => return Ok(tcp),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 fn status(fields: &HeaderMap) -> Option<String> {

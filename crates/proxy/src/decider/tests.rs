@@ -72,7 +72,7 @@ impl Asked {
                                 .body(())
                                 .unwrap();
                             let mut stream = respond.send_response(head, false).unwrap();
-                            stream.send_data(grpc::framed(&answer), false).unwrap();
+                            stream.send_data(message::framed(&answer), false).unwrap();
                             let mut trailers = http::HeaderMap::new();
                             trailers.insert("grpc-status", "0".parse().unwrap());
                             stream.send_trailers(trailers).unwrap();
@@ -396,7 +396,7 @@ fn an_answer_that_goes_on_and_on_is_none() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::answering(|_| {
-            let body = "a".repeat(ANSWER_BYTES_MAX);
+            let body = "a".repeat(message::ANSWER_BYTES_MAX);
             let denied = Denied { body, ..Denied::default() };
             Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())
         })

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER, TE};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::Request;
 use hyper_util::rt::TokioIo;
 use leno_model::{Collector, CollectorProtocol, Scheme};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
 
 use super::otlp;
-use super::session::Sessions;
 use crate::config::Interception;
-use crate::dial::{dial, over};
+use crate::dial::over;
+use crate::http::grpc::message;
+use crate::servers::{NoSession, Sessions, connect};
 
 /// What is posted.
 pub(super) struct Parcel {
@@ -40,7 +40,7 @@ pub(super) struct Refused {
 
 /// Why a collector did not take a parcel.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failed {
+pub(super) enum Failed {
     /// It cannot be reached.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
@@ -49,10 +49,7 @@ pub(crate) enum Failed {
     Late,
     /// It cannot be verified, or does not speak TLS.
     #[error("no TLS with the collector: {0}")]
-    Tls(String),
-    /// Nobody vouches for collectors.
-    #[error("the roots to verify the collector by cannot be read: {0}")]
-    Roots(String),
+    Tls(#[from] NoSession),
     /// It does not speak what it should.
     #[error(
         "the collector does not speak the protocol that its `export` in the MeshConfig says: {0}"
@@ -97,7 +94,7 @@ impl Failed {
             Self::Grpc(status, _) => {
                 matches!(status.as_str(), "1" | "4" | "10" | "11" | "14" | "15")
             }
-            Self::Tls(_) | Self::Roots(_) | Self::Protocol(_) => false,
+            Self::Tls(_) | Self::Protocol(_) => false,
         }
     }
 }
@@ -108,11 +105,19 @@ pub(super) async fn post(
     parcel: &Parcel,
     (interception, sessions): (&Interception, &Sessions),
 ) -> Result<Refused, Failed> {
-    let unreachable = |error| Failed::Unreachable(collector.authority(), error);
-    let tcp = connect(collector, interception).await.map_err(unreachable)?;
-    match collector.scheme {
+    let unreachable = |error| Failed::Unreachable(collector.server.authority(), error);
+    let Collector { server, protocol, .. } = collector;
+    let tcp = connect(server, interception).await.map_err(unreachable)?;
+    let protocol: &[u8] = match protocol {
+        CollectorProtocol::OtlpGrpc => b"h2",
+        CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1",
+    };
+    match server.scheme {
         Scheme::Http => say(collector, tcp, parcel).await,
-        Scheme::Https => say(collector, sessions.open(collector, tcp).await?, parcel).await,
+        Scheme::Https => {
+            let session = sessions.open((server, protocol), tcp).await?;
+            say(collector, session, parcel).await
+        }
     }
 }
 
@@ -122,7 +127,7 @@ where
 {
     match collector.protocol {
         CollectorProtocol::OtlpGrpc => {
-            grpc(collector, stream, &parcel.bytes).await.map(|answer| otlp::refused(&answer))
+            call(collector, stream, &parcel.bytes).await.map(|answer| otlp::refused(&answer))
         }
         CollectorProtocol::OtlpHttp => {
             http1(collector, stream, parcel).await.map(|answer| otlp::refused(&answer))
@@ -133,18 +138,6 @@ where
     }
 }
 
-/// The first of its addresses that answers.
-async fn connect(collector: &Collector, interception: &Interception) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-    for address in lookup_host((collector.host.as_str(), collector.port)).await? {
-        match dial(address, interception).await {
-            Ok(tcp) => return Ok(tcp),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
 async fn http1<S>(collector: &Collector, stream: S, parcel: &Parcel) -> Result<Bytes, Failed>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -153,7 +146,7 @@ where
     let (mut sender, connection) = handshake.map_err(protocol)?;
     let body = Full::new(Bytes::copy_from_slice(&parcel.bytes));
     let request = Request::post(&collector.path)
-        .header(HOST, collector.authority())
+        .header(HOST, collector.server.authority())
         .header(CONTENT_TYPE, parcel.kind)
         .body(body)
         .map_err(protocol)?;
@@ -161,7 +154,7 @@ where
         let response = sender.send_request(request).await.map_err(broken)?;
         let status = response.status();
         let after = response.headers().get(RETRY_AFTER).and_then(seconds);
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = Limited::new(response.into_body(), message::ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(protocol)?.to_bytes();
         match status.is_success() {
             true => Ok(body),
@@ -172,7 +165,7 @@ where
 }
 
 /// A call with one message each way (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
-async fn grpc<S>(collector: &Collector, stream: S, message: &[u8]) -> Result<Bytes, Failed>
+async fn call<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, Failed>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -186,7 +179,7 @@ where
     let exchange = async {
         let mut send = send.ready().await.map_err(protocol)?;
         let (response, mut stream) = send.send_request(request, false).map_err(broken_call)?;
-        stream.send_data(framed(message), true).map_err(broken_call)?;
+        stream.send_data(message::framed(sent), true).map_err(broken_call)?;
         let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
         if !head.status.is_success() {
             let after = head.headers.get(RETRY_AFTER).and_then(seconds);
@@ -196,15 +189,13 @@ where
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(broken_call)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
-            if answer.len() + chunk.len() > ANSWER_BYTES_MAX {
-                return Err(Failed::Protocol("its answer is too long".to_owned()));
-            }
-            answer.extend_from_slice(&chunk);
+            message::take(&mut answer, &chunk).map_err(protocol)?;
         }
         let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
         let field = |name: &str| find(&trailers, name).or_else(|| find(&head.headers, name));
         match field("grpc-status").as_deref() {
-            Some("0") => Ok(unframed(answer.freeze())),
+            // A yes without a message that can be read is a yes.
+            Some("0") => Ok(message::unframed(answer.freeze()).unwrap_or_default()),
             Some(status) => {
                 Err(Failed::Grpc(status.to_owned(), field("grpc-message").unwrap_or_default()))
             }
@@ -220,23 +211,6 @@ where
             Err(error) => Err(broken_call(error)),
         },
     }
-}
-
-/// A message behind its flag and its length.
-fn framed(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    framed.extend_from_slice(message);
-    framed.freeze()
-}
-
-/// The message of an answer; empty when there is none, or one that is compressed without our asking.
-fn unframed(mut answer: Bytes) -> Bytes {
-    if answer.len() < FRAME_BYTES || !answer.starts_with(&[0]) {
-        return Bytes::new();
-    }
-    answer.split_off(FRAME_BYTES)
 }
 
 fn find(fields: &HeaderMap, name: &str) -> Option<String> {
@@ -275,9 +249,5 @@ fn protocol(error: impl std::fmt::Display) -> Failed {
     Failed::Protocol(error.to_string())
 }
 
-/// More than a collector has to say.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// How much of what it says is logged.
 const TOLD_BYTES_MAX: usize = 256;
-/// A flag and a length of four bytes.
-const FRAME_BYTES: usize = 5;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::client::handshake;
 use prost::Message;
@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::{Unwell, dial};
 use crate::config::Interception;
+use crate::http::grpc::message;
 
 /// A question to the health service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -60,14 +61,8 @@ impl Check {
     }
 
     fn question(&self) -> Bytes {
-        let message = Question { service: self.service.clone().unwrap_or_default() };
-        let encoded = message.encode_to_vec();
-        let mut framed = BytesMut::with_capacity(PREFIX_BYTES + encoded.len());
-        // Not compressed, and so many bytes.
-        framed.put_u8(0);
-        framed.put_u32(u32::try_from(encoded.len()).unwrap_or(u32::MAX));
-        framed.put_slice(&encoded);
-        framed.freeze()
+        let question = Question { service: self.service.clone().unwrap_or_default() };
+        message::framed(&question.encode_to_vec())
     }
 }
 
@@ -76,17 +71,14 @@ async fn verdict(mut body: RecvStream) -> Result<(), Unwell> {
     while let Some(part) = body.data().await {
         let part = part.map_err(|_| Unwell::Broken)?;
         body.flow_control().release_capacity(part.len()).map_err(|_| Unwell::Broken)?;
-        received.extend_from_slice(&part);
-        if received.len() > ANSWER_BYTES_MAX {
-            return Err(Unwell::Broken);
-        }
+        message::take(&mut received, &part).map_err(|_| Unwell::Broken)?;
     }
     let trailers = body.trailers().await.map_err(|_| Unwell::Broken)?;
     if trailers.is_some_and(|trailers| refuses(&trailers)) {
         return Err(Unwell::Grpc);
     }
-    let message = received.get(PREFIX_BYTES..).ok_or(Unwell::Broken)?;
-    let answer = Answer::decode(message).map_err(|_| Unwell::Broken)?;
+    let received = message::unframed(received.freeze()).map_err(|_| Unwell::Broken)?;
+    let answer = Answer::decode(received).map_err(|_| Unwell::Broken)?;
     match answer.status == SERVING {
         true => Ok(()),
         false => Err(Unwell::NotServing),
@@ -112,7 +104,3 @@ struct Answer {
 const METHOD: &str = "/grpc.health.v1.Health/Check";
 /// The one status that is well.
 const SERVING: i32 = 1;
-/// Before a message: whether it is compressed, and how long it is.
-const PREFIX_BYTES: usize = 5;
-/// More than any health service has to say.
-const ANSWER_BYTES_MAX: usize = 4096;

@@ -156,7 +156,7 @@ fn reads_what_operators_see() {
     assert_eq!((tracing.sampling.millionths(), tracing.errors), (5_000, false));
     assert_eq!(tracing.begins, ContextForm::B3Multi);
     assert_eq!(tracing.collector.protocol, CollectorProtocol::OtlpGrpc);
-    assert_eq!(tracing.collector.authority(), "collector:4317");
+    assert_eq!(tracing.collector.server.authority(), "collector:4317");
     let log = config.sight.access_log.unwrap();
     assert_eq!((log.sampling.millionths(), log.errors), (100_000, true));
     let LogForm::Template(template) = log.form else { panic!("a template") };

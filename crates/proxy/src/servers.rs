@@ -1,21 +1,22 @@
-//! TLS with a collector: who vouches for it, and the session.
+//! Servers outside the mesh, collectors and deciders: the way there, who vouches for them, and sessions of TLS.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use leno_model::{Collector, CollectorProtocol};
+use leno_model::Server;
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::post::Failed;
+use crate::config::Interception;
+use crate::dial::dial;
 
-/// The roots that vouch for collectors, read when they are needed first, and again after a failure: they
+/// The roots that vouch for such servers, read when they are needed first, and again after a failure: they
 /// may have been replaced.
 pub(crate) struct Sessions {
     /// A file of PEM; the system's own roots when absent.
@@ -28,42 +29,65 @@ impl Sessions {
         Self { file, roots: RefCell::default() }
     }
 
-    /// A session with a collector that has shown a certificate for its name.
+    /// A session with a server that has shown a certificate for its name, in which `protocol` is spoken.
     pub(crate) async fn open(
         &self,
-        collector: &Collector,
+        (server, protocol): (&Server, &[u8]),
         tcp: TcpStream,
-    ) -> Result<TlsStream<TcpStream>, Failed> {
+    ) -> Result<TlsStream<TcpStream>, NoSession> {
         let roots = self.roots().await?;
         let provider = Arc::new(aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| Failed::Tls(error.to_string()))?;
+            .map_err(|error| NoSession::Tls(error.to_string()))?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = vec![match collector.protocol {
-            CollectorProtocol::OtlpGrpc => b"h2".to_vec(),
-            CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1".to_vec(),
-        }];
-        let name = ServerName::try_from(collector.host.clone());
-        let name = name.map_err(|error| Failed::Tls(error.to_string()))?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let name = ServerName::try_from(server.host.clone());
+        let name = name.map_err(|error| NoSession::Tls(error.to_string()))?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
         connected.map_err(|error| {
             self.roots.take();
-            Failed::Tls(error.to_string())
+            NoSession::Tls(error.to_string())
         })
     }
 
-    async fn roots(&self) -> Result<Arc<RootCertStore>, Failed> {
+    async fn roots(&self) -> Result<Arc<RootCertStore>, NoSession> {
         if let Some(roots) = self.roots.borrow().as_ref() {
             return Ok(Arc::clone(roots));
         }
         let file = self.file.clone();
         let read = tokio::task::spawn_blocking(move || read(file.as_deref())).await;
-        let roots = read.map_err(|error| Failed::Roots(error.to_string()))?;
-        let roots = Arc::new(roots.map_err(Failed::Roots)?);
+        let roots = read.map_err(|error| NoSession::Roots(error.to_string()))?;
+        let roots = Arc::new(roots.map_err(NoSession::Roots)?);
         self.roots.replace(Some(Arc::clone(&roots)));
         Ok(roots)
     }
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoSession {
+    /// The server cannot be verified, or does not speak TLS.
+    #[error("{0}")]
+    Tls(String),
+    /// Nobody vouches for servers.
+    #[error("the roots to verify it by cannot be read: {0}")]
+    Roots(String),
+}
+
+/// A connection to the first of its addresses that answers.
+pub(crate) async fn connect(
+    server: &Server,
+    interception: &Interception,
+) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for address in lookup_host((server.host.as_str(), server.port)).await? {
+        match dial(address, interception).await {
+            Ok(tcp) => return Ok(tcp),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// At least one root, or why there is none.

@@ -2,10 +2,8 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{ANSWER_BYTES_MAX, NoAnswer};
-
 /// A message behind its flag and its length.
-pub(super) fn framed(message: &[u8]) -> Bytes {
+pub(crate) fn framed(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
@@ -14,8 +12,8 @@ pub(super) fn framed(message: &[u8]) -> Bytes {
 }
 
 /// The one message of an answer.
-pub(super) fn unframed(mut answer: Bytes) -> Result<Bytes, NoAnswer> {
-    let wrong = |what: &str| Err(NoAnswer::Unusable(what.to_owned()));
+pub(crate) fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
+    let wrong = |what| Err(NotOne(what));
     let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
         return wrong("it has no message");
     };
@@ -30,14 +28,21 @@ pub(super) fn unframed(mut answer: Bytes) -> Result<Bytes, NoAnswer> {
 }
 
 /// Takes in what arrived of an answer, as long as it is not too long.
-pub(super) fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NoAnswer> {
+pub(crate) fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
     if answer.len() + more.len() > ANSWER_BYTES_MAX {
-        return Err(NoAnswer::Unusable("it is too long".to_owned()));
+        return Err(NotOne("it is too long"));
     }
     answer.extend_from_slice(more);
     Ok(())
 }
 
+/// What came is not one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotOne(&'static str);
+
+/// More than anybody who is asked has to say.
+pub(crate) const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// A flag and a length of four bytes.
 const FRAME_BYTES: usize = 5;
 
