@@ -5,6 +5,7 @@ mod backend;
 mod case;
 mod certificates;
 mod child;
+mod collector;
 mod contender;
 mod cores;
 mod crowd;
@@ -79,6 +80,9 @@ enum Command {
     /// Serve answers of any size
     #[command(hide = true)]
     Backend(backend::BackendArgs),
+    /// Take what sidecars tell collectors
+    #[command(hide = true)]
+    Collector(collector::CollectorArgs),
     /// Be many sidecars
     #[command(hide = true)]
     Crowd(crowd::CrowdArgs),
@@ -99,6 +103,7 @@ impl BenchArgs {
         match self.command {
             Command::Install(args) => args.run(),
             Command::Backend(args) => args.run(),
+            Command::Collector(args) => args.run(),
             Command::Floor(args) => args.run(),
             Command::Pinned(args) => args.run(),
             Command::Crowd(args) => args.run(),

@@ -8,6 +8,7 @@ mod fate;
 mod otlp;
 mod post;
 mod push;
+mod retry_info;
 mod source;
 mod spans;
 mod zipkin;

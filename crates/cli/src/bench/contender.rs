@@ -20,6 +20,7 @@ use crate::ports::Ports;
 use description::Description;
 
 pub(super) use installed::{InstallArgs, directory};
+pub(super) use leno::Sight;
 pub(super) use running::{Part, Running, START_PATIENCE};
 
 /// What carries the requests.
@@ -30,7 +31,7 @@ pub(super) enum Contender {
     /// Our bare TCP forwarder.
     Floor,
     /// Our sidecars.
-    Leno,
+    Leno(Sight),
     /// What contender files describe, one file for each layout.
     Described(Vec<Description>),
 }
@@ -85,7 +86,8 @@ impl Contender {
         Ok(match name.0.as_str() {
             "none" => Self::None,
             "floor" => Self::Floor,
-            "leno" => Self::Leno,
+            "leno" => Self::Leno(Sight::Nothing),
+            "leno-seen" => Self::Leno(Sight::Everything),
             name => Self::Described(built_in::descriptions(name)?),
         })
     }
@@ -95,7 +97,8 @@ impl Contender {
         match self {
             Self::None => "none",
             Self::Floor => "floor",
-            Self::Leno => "leno",
+            Self::Leno(Sight::Nothing) => "leno",
+            Self::Leno(Sight::Everything) => "leno-seen",
             Self::Described(all) => all.first().map_or("", |first| &first.name),
         }
     }
@@ -112,7 +115,7 @@ impl Contender {
                 bail!("a bare forwarder cannot tell one service from another")
             }
             Self::Floor => (ABOUT_FLOOR.to_owned(), ours()),
-            Self::Leno => (leno::ABOUT.to_owned(), ours()),
+            Self::Leno(sight) => (leno::about(*sight), ours()),
             Self::Described(all) => {
                 let description = of(all, layout)?;
                 (description.about.clone(), description.version(rig)?)
@@ -132,7 +135,7 @@ impl Contender {
         match self {
             Self::None => none(place),
             Self::Floor => floor(place),
-            Self::Leno => leno::start(place).await,
+            Self::Leno(sight) => leno::start(place, *sight).await,
             Self::Described(all) => of(all, place.layout)?.start(place),
         }
     }
@@ -193,7 +196,7 @@ fn floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
     Ok(running)
 }
 
-const NAMES: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
+const NAMES: [&str; 7] = ["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"];
 const ABOUT_NONE: &str = "no proxy: the load generator reaches the backend directly";
 const ABOUT_FLOOR: &str = "one bare TCP forwarder of ours, plain: no TLS, no HTTP, no features, \
      and one hop where the pairs have two. What any proxy in the road costs at least";

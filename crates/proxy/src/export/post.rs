@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use leno_model::{Collector, CollectorProtocol, Scheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::otlp;
+use super::{otlp, retry_info};
 use crate::config::Interception;
 use crate::dial::over;
 use crate::http::grpc::message;
@@ -61,16 +61,16 @@ pub(super) enum Failed {
     /// It answered with this status of HTTP, and may have said how long to wait.
     #[error("the collector answered with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
-    /// It answered with this status of gRPC.
+    /// It answered with this status of gRPC, and may have said how long to wait.
     #[error("the collector answered with status {0} of gRPC: {1}")]
-    Grpc(String, String),
+    Grpc(String, String, Option<Duration>),
 }
 
 impl Failed {
     /// How long it asks to be left alone.
     pub(super) fn after(&self) -> Option<Duration> {
         match self {
-            Self::Status(_, _, after) => *after,
+            Self::Status(_, _, after) | Self::Grpc(_, _, after) => *after,
             _ => None,
         }
     }
@@ -79,7 +79,11 @@ impl Failed {
     pub(super) fn is_of_parcel(&self) -> bool {
         match self {
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
-            Self::Grpc(status, _) => matches!(status.as_str(), "3" | "8"),
+            Self::Grpc(status, _, after) => match status.as_str() {
+                "3" => true,
+                "8" => after.is_none(),
+                _ => false,
+            },
             _ => false,
         }
     }
@@ -90,10 +94,12 @@ impl Failed {
             Self::Unreachable(..) | Self::Late | Self::Broken(_) => true,
             // OTLP's specification, "Retryable Response Codes".
             Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
-            // 8 only beside a `RetryInfo`, which is not read: the next batch is another try.
-            Self::Grpc(status, _) => {
-                matches!(status.as_str(), "1" | "4" | "10" | "11" | "14" | "15")
-            }
+            Self::Grpc(status, _, after) => match status.as_str() {
+                "1" | "4" | "10" | "11" | "14" | "15" => true,
+                // It has too much to do, when it says for how long; or it will never take so much.
+                "8" => after.is_some(),
+                _ => false,
+            },
             Self::Tls(_) | Self::Protocol(_) => false,
         }
     }
@@ -197,7 +203,10 @@ where
             // A yes without a message that can be read is a yes.
             Some("0") => Ok(message::unframed(answer.freeze()).unwrap_or_default()),
             Some(status) => {
-                Err(Failed::Grpc(status.to_owned(), field("grpc-message").unwrap_or_default()))
+                let details = trailers.get(DETAILS).or_else(|| head.headers.get(DETAILS));
+                let after = details.and_then(|value| retry_info::pause(value.as_bytes()));
+                let why = field("grpc-message").unwrap_or_default();
+                Err(Failed::Grpc(status.to_owned(), why, after))
             }
             None => Err(Failed::Protocol("its answer has no grpc-status".to_owned())),
         }
@@ -249,5 +258,7 @@ fn protocol(error: impl std::fmt::Display) -> Failed {
     Failed::Protocol(error.to_string())
 }
 
+/// Where a call says more about how it failed.
+const DETAILS: &str = "grpc-status-details-bin";
 /// How much of what it says is logged.
 const TOLD_BYTES_MAX: usize = 256;

@@ -16,9 +16,23 @@ use crate::bench::layout::Layout;
 use crate::bench::rig::{MeshRules, TrafficMode};
 use crate::get::Mesh;
 
-pub(super) const ABOUT: &str = "a leno sidecar for each workload, configured by a leno control \
-     plane: mutual TLS 1.3, a policy for the peer's SPIFFE id and the path, one multiplexed link \
-     between two sidecars, Prometheus metrics on, access log off";
+/// What operators want to see of single requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::bench) enum Sight {
+    /// Nothing: that is the default.
+    Nothing,
+    /// Traces and the access log, one request in a hundred of each, and metrics, all by OTLP.
+    Everything,
+}
+
+/// What is measured.
+pub(super) fn about(sight: Sight) -> String {
+    let sight = match sight {
+        Sight::Nothing => "access log off",
+        Sight::Everything => SEEN,
+    };
+    format!("{ABOUT}, {sight}")
+}
 
 /// One workload of the mesh that is measured.
 struct Workload {
@@ -37,15 +51,19 @@ struct Workload {
 ///
 /// # Errors
 /// When something does not start, with what it said.
-pub(super) async fn start(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Result<Running> {
     let workloads = workloads(place.layout);
-    let manifests = manifests(place, workloads)?;
+    let mut running = Running::default();
+    let settings = match sight {
+        Sight::Nothing => String::new(),
+        Sight::Everything => seen_by(collector(&mut running, place).await?),
+    };
+    let manifests = manifests(place, workloads, &settings)?;
     let file = place.dir.join("mesh.yaml");
     std::fs::write(&file, &manifests)
         .with_context(|| format!("cannot write {}", file.display()))?;
     let data = place.dir.join("data");
     let control = place.ports.address("control")?;
-    let mut running = Running::default();
     let arguments = words(&[
         "control",
         "--log-level=warn",
@@ -67,6 +85,23 @@ pub(super) async fn start(place: &mut Place<'_, '_>) -> anyhow::Result<Running> 
         running.until_answered(admin, "/ready").await?;
     }
     Ok(running)
+}
+
+/// Starts what is told what operators want to see; where it is.
+async fn collector(running: &mut Running, place: &mut Place<'_, '_>) -> anyhow::Result<SocketAddr> {
+    let address = place.ports.address("collector")?;
+    let arguments = words(&["bench", "collector", "--port", &address.port().to_string()]);
+    running.start_leno(place, Part::Beside, "collector", (arguments, Vec::new()))?;
+    running.until_answered(address, "/").await?;
+    Ok(address)
+}
+
+/// The settings of a mesh that shows all that it can.
+fn seen_by(collector: SocketAddr) -> String {
+    let export = format!("export: {{otlp: {{endpoint: \"http://{collector}\"}}}}");
+    format!(
+        ", tracing: {{sampling: 1%, {export}}}, accessLog: {{sampling: 1%, {export}}}, metrics: {{{export}}}"
+    )
 }
 
 fn workloads(layout: Layout) -> &'static [Workload] {
@@ -145,11 +180,15 @@ fn words(words: &[&str]) -> Vec<String> {
 }
 
 /// The mesh as its user would write it down.
-fn manifests(place: &mut Place<'_, '_>, workloads: &[Workload]) -> anyhow::Result<String> {
+fn manifests(
+    place: &mut Place<'_, '_>,
+    workloads: &[Workload],
+    settings: &str,
+) -> anyhow::Result<String> {
     let mode = place.rig.traffic_mode;
     let mut text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{trafficMode: {}}}\n",
+         spec: {{trafficMode: {}{settings}}}\n",
         mode.as_str()
     );
     for workload in workloads {
@@ -296,6 +335,12 @@ const TAG_ROUTE: &str = "---\napiVersion: leno.dev/v1alpha1\nkind: TagRoute\n\
      split: [{tags: {instance: provider-3}}]\n  - precedence: 1\n    split:\n    \
      - {weight: 50, tags: {instance: provider-1}}\n    \
      - {weight: 50, tags: {instance: provider-2}}\n";
+
+const ABOUT: &str = "a leno sidecar for each workload, configured by a leno control plane: mutual \
+     TLS 1.3, a policy for the peer's SPIFFE id and the path, one multiplexed link between two \
+     sidecars, Prometheus metrics on";
+const SEEN: &str = "traces and the access log of one request in a hundred, the context of a trace in \
+     all of them, errors always, and metrics every minute, all told to a collector by OTLP";
 
 const HTTP_RULES: &str = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
      metadata: {name: all, namespace: NAMESPACE}\n\

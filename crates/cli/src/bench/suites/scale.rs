@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::contender::Contender;
+use crate::bench::contender::{Contender, Sight};
 use crate::bench::html::Scale;
 use crate::bench::layout::Layout;
 use crate::bench::mesh_services;
@@ -60,7 +60,7 @@ impl ScaleArgs {
         let began = Instant::now();
         let mut runner = self.options.runner(DEFAULTS, self.count())?;
         let mut report = session::blank(&SUITE);
-        let leno = Contender::Leno.facts(&runner.rig, Layout::Http)?;
+        let leno = Contender::Leno(Sight::Nothing).facts(&runner.rig, Layout::Http)?;
         report.contenders.push(leno);
         runner.confine_to(1);
         let steps = self.count() * runner.repeats as usize;

@@ -98,7 +98,7 @@ const SUITE: Suite = Suite {
     published: &[],
     not_shown: &[
         "the network: everything is on one machine, over loopback",
-        "features that are off everywhere, such as access logs and traces",
+        "features that are off everywhere but at `leno-seen`, such as access logs and traces",
         "how a contender does on more cores than were given to it",
     ],
 };
@@ -115,6 +115,7 @@ Examples:
   leno bench sidecar
   leno bench sidecar --contenders leno,envoy --connections 200 --duration 5s --repeats 3 -o json
   leno bench sidecar --connections 1,50,200,1000 --body 100,1024,10240,102400 --budget 20m
+  leno bench sidecar --contenders leno,leno-seen --repeats 9     # what traces, logs and metrics by OTLP cost
   leno bench sidecar --work http,fresh,tcp --html report.html
   leno bench sidecar --contenders leno,command:mine.yaml
 ";

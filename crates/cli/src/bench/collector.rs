@@ -1,0 +1,46 @@
+//! The hidden `leno bench collector`: takes whatever is posted to it, as a collector would.
+
+use std::process::ExitCode;
+
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use super::loopback;
+
+/// Arguments of the hidden `leno bench collector`.
+#[derive(Debug, Args)]
+pub(crate) struct CollectorArgs {
+    /// Where to listen on loopback
+    #[arg(long)]
+    port: u16,
+}
+
+impl CollectorArgs {
+    /// Serves until SIGTERM or SIGINT.
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        loopback::serve(self.port, converse)
+    }
+}
+
+async fn converse(stream: TcpStream) {
+    let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(take));
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "somebody left before the answer");
+    }
+}
+
+/// Reads a request to its end and answers that all was well.
+async fn take(request: Request<Incoming>) -> hyper::Result<Response<Empty<Bytes>>> {
+    let mut body = request.into_body();
+    while let Some(part) = body.frame().await {
+        part?;
+    }
+    Ok(Response::new(Empty::new()))
+}

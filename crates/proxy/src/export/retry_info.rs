@@ -1,0 +1,90 @@
+//! How long a call of gRPC that failed asks to be left alone: `google.rpc.RetryInfo`, in the
+//! `google.rpc.Status` of the trailer `grpc-status-details-bin`.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use prost::Message;
+
+/// The pause that a trailer's value asks for; nothing where it asks for none, or cannot be read.
+pub(super) fn pause(value: &[u8]) -> Option<Duration> {
+    let status = Status::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
+    let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
+    let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
+    let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
+    (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
+}
+
+/// Binary values come with padding or without (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+const BINARY: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+const RETRY_INFO: &str = "/google.rpc.RetryInfo";
+
+/// `google/rpc/status.proto`: what is read of it.
+#[derive(Clone, PartialEq, Message)]
+struct Status {
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google/rpc/error_details.proto`.
+#[derive(Clone, PartialEq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<Delay>,
+}
+
+/// `google/protobuf/duration.proto`.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Delay {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(type_url: &str, delay: Delay) -> String {
+        let value = RetryInfo { retry_delay: Some(delay) }.encode_to_vec();
+        let other =
+            Any { type_url: "type.googleapis.com/google.rpc.Help".to_owned(), value: vec![] };
+        let details = vec![other, Any { type_url: type_url.to_owned(), value }];
+        BINARY.encode(Status { details }.encode_to_vec())
+    }
+
+    #[test]
+    fn the_pause_is_found_among_the_details() {
+        const URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
+        let told = status(URL, Delay { seconds: 2, nanos: 500_000_000 });
+        let expected = Some(Duration::from_millis(2500));
+        assert_eq!(pause(told.as_bytes()), expected);
+        assert_eq!(pause(told.trim_end_matches('=').as_bytes()), expected);
+
+        let now = status(URL, Delay::default());
+        assert_eq!(pause(now.as_bytes()), Some(Duration::ZERO));
+        for wrong in [
+            status(URL, Delay { seconds: -1, nanos: 0 }),
+            status(URL, Delay { seconds: 0, nanos: 1_000_000_000 }),
+            status("type.googleapis.com/google.rpc.ErrorInfo", Delay { seconds: 2, nanos: 0 }),
+            "%".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(pause(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+}
