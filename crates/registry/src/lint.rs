@@ -2,6 +2,7 @@
 
 mod access;
 mod border;
+mod guard;
 mod tags;
 
 use std::collections::{BTreeMap, BTreeSet};

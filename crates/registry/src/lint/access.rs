@@ -75,6 +75,7 @@ impl World<'_> {
             let field = format!("spec.{}[{count}]", rule.action.as_str());
             *count += 1;
             self.lint_policy_rule(rule, (&field, &workloads), lint);
+            self.lint_claims(rule, (&field, &workloads), lint);
             lint_shadowed_rule(policy, rule, &field, lint);
         }
     }
@@ -138,7 +139,7 @@ impl World<'_> {
 /// A rule that another one of the policy leaves nothing to decide.
 fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lint: &mut Lint<'_>) {
     let everything = |other: &&PolicyRule| {
-        other.requests.is_empty()
+        !other.is_about_requests()
             && (other.ports == PortSet::All || other.ports == rule.ports)
             && (other.peers.is_empty() || other.peers == rule.peers)
             && (other.action == rule.action || other.action == PolicyAction::Deny)

@@ -25,6 +25,7 @@ impl World<'_> {
         }
         self.lint_shadowed(policy, lint);
         self.lint_connections(policy, lint);
+        self.lint_decider(policy, lint);
     }
 
     /// A bound for connections of ports that carry requests over links only.

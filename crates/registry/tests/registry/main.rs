@@ -16,6 +16,8 @@ mod filters;
 #[cfg(test)]
 mod gateway_tcp_route;
 #[cfg(test)]
+mod guards;
+#[cfg(test)]
 mod jwt;
 #[cfg(test)]
 mod lint;

@@ -1,0 +1,101 @@
+//! Looks at who else decides about requests: at services that are asked, and at claims of tokens.
+
+use leno_model::{
+    DeciderAddress, Guard, PolicyAction, PolicyRule, PortGuard, Required, Service, ServicePolicy,
+    ServicePort, TargetPort, Workload,
+};
+
+use super::{Lint, Reference, World, selects};
+
+impl World<'_> {
+    /// The service that a policy asks: it is there, and is not what the policy is about.
+    pub(super) fn lint_decider(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+        let authorization = match policy.rule.guard() {
+            Some(Guard::Authorization(asked)) => Some((&asked.decider, "spec.service")),
+            Some(Guard::Tokens(_)) | None => None,
+        };
+        let global = policy.rule.limits().and_then(|limits| limits.global.as_deref());
+        let global = global.map(|limit| (&limit.decider, "spec.global.service"));
+        for (decider, field) in authorization.into_iter().chain(global) {
+            let DeciderAddress::Service { service, port } = &decider.at else { continue };
+            let (field, port) = (field.to_owned(), *port);
+            if policy.closeness(service, port).is_some() {
+                lint.warn(
+                    field.clone(),
+                    format!(
+                        "is asked about requests to itself: about each question to port {port} of \
+                         {service} there is another"
+                    ),
+                    "attach the policy to other services, or to other ports of this one",
+                );
+            }
+            let name_field = "name";
+            self.lint_reference(&Reference { service, port: Some(port), field, name_field }, lint);
+        }
+    }
+
+    /// Claims at ports where a request may come without a token, or where nobody verifies one.
+    pub(super) fn lint_claims(
+        &self,
+        rule: &PolicyRule,
+        (field, workloads): (&str, &[&Workload]),
+        lint: &mut Lint<'_>,
+    ) {
+        if rule.claims.is_empty() {
+            return;
+        }
+        let all = || self.services.iter().flat_map(|(_, service)| of_service(service));
+        let about = |(service, port): &(&Service, &ServicePort)| {
+            let mut behind = workloads.iter().filter(|workload| selects(service, workload));
+            behind.any(|workload| leads_to(port, workload, rule))
+        };
+        let required = |(service, port): (&Service, &ServicePort)| {
+            let guards = PortGuard::of(self.policies.iter().copied(), &service.name, port.port);
+            guards.into_iter().find_map(|it| match it.guard {
+                Guard::Tokens(tokens) => Some(tokens.required),
+                Guard::Authorization(_) => None,
+            })
+        };
+        let field = format!("{field}.claims");
+        match rule.action {
+            PolicyAction::Deny => {
+                let open = all().filter(about).find(|at| required(*at) != Some(Required::Always));
+                let Some((service, port)) = open else { return };
+                lint.warn(
+                    field,
+                    format!(
+                        "denies nobody who shows no token, and none is required at port {} of {}",
+                        port.port, service.name
+                    ),
+                    "set `required: true` in a JwtValidation of that service",
+                );
+            }
+            PolicyAction::Allow => {
+                let mut ports = all().filter(about).peekable();
+                if ports.peek().is_some() && ports.all(|at| required(at).is_none()) {
+                    lint.warn(
+                        field,
+                        "can never match: nobody verifies tokens where these workloads serve"
+                            .to_owned(),
+                        "attach a JwtValidation to their services",
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn of_service(service: &Service) -> impl Iterator<Item = (&Service, &ServicePort)> {
+    service.ports.iter().map(move |port| (service, port))
+}
+
+/// Whether a port of a service leads to one of the workload's that the rule is about.
+fn leads_to(port: &ServicePort, workload: &Workload, rule: &PolicyRule) -> bool {
+    match &port.target {
+        TargetPort::Number(number) => rule.ports.contains(*number),
+        TargetPort::Name(name) => {
+            let mut ports = workload.ports.iter().filter(|it| it.name.as_ref() == Some(name));
+            ports.any(|it| rule.ports.contains(it.port))
+        }
+    }
+}

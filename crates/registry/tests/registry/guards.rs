@@ -1,0 +1,118 @@
+//! What is odd about services that are asked, and about claims where no token is verified.
+
+use expect_test::{Expect, expect};
+use leno_model::Object;
+use leno_registry::{lint, read_str};
+
+const SERVICE: &str = "\
+    apiVersion: v1\nkind: Service\nmetadata: {name: stock}\n\
+    spec: {selector: {app: stock}, ports: [{port: 80}, {port: 81, targetPort: admin}]}\n---\n\
+    apiVersion: v1\nkind: Service\nmetadata: {name: authz}\n\
+    spec: {selector: {app: authz}, ports: [{port: 9000}]}\n---\n\
+    apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: stock-1, labels: {app: stock}}\n\
+    spec: {serviceAccount: stock, ports: [{port: 80}, {name: admin, port: 8081}]}\n---\n\
+    apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: authz-1, labels: {app: authz}}\n\
+    spec: {serviceAccount: authz, ports: [{port: 9000}]}\n---\n\
+    apiVersion: leno.dev/v1alpha1\n";
+
+/// What is said of the kinds in question, `(kind, spec)` each.
+fn check(documents: &[(&str, &str)], expected: &Expect) {
+    let mut text = SERVICE.to_owned();
+    for (kind, spec) in documents {
+        text.push_str(&format!("kind: {kind}\nmetadata: {{name: guard}}\nspec: {spec}\n"));
+        text.push_str("---\napiVersion: leno.dev/v1alpha1\n");
+    }
+    text.push_str("kind: MeshConfig\nmetadata: {name: mesh}\nspec: {trafficMode: strict}\n");
+    let (objects, rejected) = read_str("mesh.yaml", &text);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines = lint(&objects).into_iter().map(|warning| warning.to_string());
+    let of_workloads = |line: &String| line.starts_with("Workload ");
+    let lines: Vec<String> = lines.filter(|it| !of_workloads(it)).map(|it| it + "\n").collect();
+    expected.assert_eq(&lines.concat());
+}
+
+#[test]
+fn a_service_that_is_asked_is_there_and_is_not_what_is_guarded() {
+    let refs = "targetRefs: [{name: stock}]";
+    check(
+        &[("ExternalAuthorization", &format!("{{{refs}, service: {{name: authz, port: 9000}}}}"))],
+        &expect![[""]],
+    );
+    let limit = "domain: d, descriptors: [{entries: [{key: path, from: path}]}]";
+    check(
+        &[
+            ("ExternalAuthorization", &format!("{{{refs}, service: {{name: stock, port: 81}}}}")),
+            (
+                "RateLimit",
+                &format!("{{{refs}, global: {{service: {{name: autz, port: 1}}, {limit}}}}}"),
+            ),
+        ],
+        &expect![[r#"
+            ExternalAuthorization default/guard: spec.service: is asked about requests to itself: about each question to port 81 of default/stock there is another; attach the policy to other services, or to other ports of this one
+            RateLimit default/guard: spec.global.service.name: there is no Service default/autz; did you mean `authz`?
+        "#]],
+    );
+    check(
+        &[(
+            "ExternalAuthorization",
+            "{targetRefs: [{name: stock, port: 80}], service: {name: stock, port: 81}}",
+        )],
+        &expect![[""]],
+    );
+}
+
+const KEYS: &str = "jwks: {inline: '{\"keys\": [{\"kty\": \"OKP\", \"crv\": \"Ed25519\", \
+    \"x\": \"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo\"}]}'}";
+
+#[test]
+fn claims_are_asked_where_tokens_are_verified() {
+    let tokens = |about: &str| {
+        format!("{{targetRefs: [{{{about}}}], issuers: [{{issuer: \"https://a\", {KEYS}}}]")
+    };
+    let deny = "{serviceAccounts: [stock], deny: [{claims: {group: [guest]}}]}";
+    let allow = "{serviceAccounts: [stock], allow: [{claims: {group: [staff]}}]}";
+    let required = tokens("name: stock") + ", required: true}";
+    let optional = tokens("name: stock") + "}";
+    let one_port = tokens("name: stock, port: 80") + ", required: true}";
+    for sound in [
+        [("JwtValidation", required.as_str()), ("AccessPolicy", deny)],
+        [("JwtValidation", &optional), ("AccessPolicy", allow)],
+        [("JwtValidation", &one_port), ("AccessPolicy", allow)],
+    ] {
+        check(&sound, &expect![[""]]);
+    }
+    check(
+        &[("AccessPolicy", allow)],
+        &expect![[r#"
+        AccessPolicy default/guard: spec.allow[0].claims: can never match: nobody verifies tokens where these workloads serve; attach a JwtValidation to their services
+    "#]],
+    );
+    check(
+        &[("AccessPolicy", deny)],
+        &expect![[r#"
+        AccessPolicy default/guard: spec.deny[0].claims: denies nobody who shows no token, and none is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
+    "#]],
+    );
+    check(
+        &[("JwtValidation", &optional), ("AccessPolicy", deny)],
+        &expect![[r#"
+        AccessPolicy default/guard: spec.deny[0].claims: denies nobody who shows no token, and none is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
+    "#]],
+    );
+    check(
+        &[("JwtValidation", &one_port), ("AccessPolicy", deny)],
+        &expect![[r#"
+        AccessPolicy default/guard: spec.deny[0].claims: denies nobody who shows no token, and none is required at port 81 of default/stock; set `required: true` in a JwtValidation of that service
+    "#]],
+    );
+}
+
+#[test]
+fn a_rule_about_claims_leaves_the_next_one_something_to_decide() {
+    let spec = "{serviceAccounts: [authz], deny: [{claims: {group: [guest]}}, {ports: [9000]}]}";
+    let tokens = format!(
+        "{{targetRefs: [{{name: authz}}], issuers: [{{issuer: \"https://a\", {KEYS}}}], required: true}}"
+    );
+    check(&[("JwtValidation", &tokens), ("AccessPolicy", spec)], &expect![[""]]);
+}
