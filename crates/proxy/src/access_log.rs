@@ -27,11 +27,12 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
             log = wanted;
         }
         if let Some(collector) = &log.collector {
-            export::gather(&mut lines, &mut batch).await;
+            export::gather(&mut lines, &mut batch, export::GATHER).await;
             courier.deliver_lines((collector, &log.form), &batch, &mut fate).await;
             batch.clear();
             continue;
         }
+        export::gather(&mut lines, &mut batch, export::LOOK_EVERY).await;
         text.clear();
         for seen in batch.drain(..) {
             line(&seen, &log.form, &mut text);

@@ -19,7 +19,8 @@ use std::time::Duration;
 use leno_model::{Collector, LogForm};
 use leno_telemetry::Shard;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 pub(crate) use self::fate::Fate;
 use self::otlp::records;
@@ -118,22 +119,36 @@ impl Courier {
     }
 }
 
-/// Waits a moment for more to travel with what there is.
-pub(crate) async fn gather(intake: &mut mpsc::Receiver<Arc<Seen>>, batch: &mut Vec<Arc<Seen>>) {
-    let until = Instant::now() + GATHER;
-    while batch.len() < BATCH_MAX {
-        let room = BATCH_MAX - batch.len();
-        match timeout_at(until, intake.recv_many(batch, room)).await {
-            Ok(more) if more > 0 => {}
-            Ok(_) | Err(_) => break,
+/// Waits this long for more to travel with what there is. It looks now and then: being woken for each
+/// of them took this thread, and those that woke it, more time than all that was told.
+pub(crate) async fn gather(
+    intake: &mut mpsc::Receiver<Arc<Seen>>,
+    batch: &mut Vec<Arc<Seen>>,
+    time: Duration,
+) {
+    let until = Instant::now() + time;
+    loop {
+        while batch.len() < BATCH_MAX {
+            match intake.try_recv() {
+                Ok(seen) => batch.push(seen),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return,
+            }
         }
+        let now = Instant::now();
+        if batch.len() >= BATCH_MAX || now >= until {
+            return;
+        }
+        sleep_until(until.min(now + LOOK_EVERY)).await;
     }
 }
 
 /// Spans, or lines, that are sent at once: a few hundred KiB.
 const BATCH_MAX: usize = 512;
 /// How long a span, or a line, waits for others to travel with.
-const GATHER: Duration = Duration::from_secs(1);
+pub(crate) const GATHER: Duration = Duration::from_secs(1);
+/// How often it is looked for others: seldom enough to cost nothing, often enough that what waits has room.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long sending a batch may take.
 const SEND_MAX: Duration = Duration::from_secs(10);
 /// How often a batch is sent before it is dropped.

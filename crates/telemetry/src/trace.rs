@@ -5,6 +5,7 @@
 //! context says beside (`tracestate`, baggage) passes as it is.
 
 mod carrier;
+mod hexadecimal;
 mod written;
 
 use std::fmt;
@@ -72,8 +73,8 @@ pub struct Span {
     is_debug: bool,
     is_narrow: bool,
     forms: Forms,
-    /// Whether `tracestate` still belongs to the trace.
-    keeps_state: bool,
+    /// What of the request is written anew, or no more.
+    replaced: &'static [&'static str],
 }
 
 impl Span {
@@ -104,18 +105,15 @@ impl Span {
             is_debug: decision == Decision::Debug,
             is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
             forms: if brought == Forms::default() { forms } else { brought },
-            keeps_state: context.is_some_and(|context| context.is_w3c),
+            // W3C §3.3: a state means nothing without the `traceparent` that it came with.
+            replaced: carrier.names(context.is_some_and(|context| context.is_w3c)),
         }
     }
 
-    /// The names of the fields that [`Written`] takes the place of.
+    /// The names of the fields that [`Written`] takes the place of; of those that are there, at least.
     #[must_use]
     pub fn replaces(&self) -> &'static [&'static str] {
-        match self.keeps_state {
-            true => carrier::NAMES,
-            // W3C §3.3: it means nothing without the `traceparent` that it came with.
-            false => carrier::NAMES_AND_STATE,
-        }
+        self.replaced
     }
 }
 

@@ -10,20 +10,19 @@
     reason = "what the macros of gungraun write keeps to none of these"
 )]
 
+mod asked;
+mod decisions;
 mod measure;
 
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use leno_model::{
-    Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
-    RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, Treatment,
-    TrustDomain, ValueMatch, WeightedBackend,
-};
+use leno_traffic::pick;
 use leno_traffic::route::{PortRoutes, RouteChoice};
-use leno_traffic::{Candidates, ConnectionPermit, InboundAccess, pick};
 
-use self::measure::{Asked, DRAW, asked, measured};
+use self::asked::{Asked, DRAW, asked};
+use self::decisions::{Endpoints, Judged, access, endpoints, exact, many, prefix, routes};
+use self::measure::measured;
 
 // Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
 #[library_benchmark]
@@ -76,133 +75,3 @@ library_benchmark_group!(
 );
 
 gungraun::main!(library_benchmark_groups = stations);
-
-type Judged = (InboundAccess, ConnectionPermit);
-
-/// Twelve prefixes, four of them for a canary as well, three exact paths, and one for the rest.
-fn routes() -> PortRoutes {
-    const PLACES: [&str; 12] = [
-        "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
-        "offers", "images", "search",
-    ];
-    let mut matches: Vec<_> = PLACES.iter().map(|place| plain(prefix(place))).collect();
-    matches.extend(PLACES.iter().skip(3).take(4).map(|place| canary(prefix(place))));
-    let paths = ["/health", "/ready", "/metrics"];
-    matches.extend(paths.map(|path| plain(PathMatch::Exact(path.to_owned()))));
-    matches.push(plain(PathMatch::Prefix("/".to_owned())));
-    assert_eq!(matches.len(), 20);
-    compiled(matches)
-}
-
-/// So many rules, each for one place.
-fn many(rules: usize, path: fn(&str) -> PathMatch) -> PortRoutes {
-    let matches = (0..rules).map(|number| plain(path(&number.to_string())));
-    compiled(matches.collect())
-}
-
-fn exact(place: &str) -> PathMatch {
-    PathMatch::Exact(format!("/shop/{place}"))
-}
-
-fn prefix(place: &str) -> PathMatch {
-    PathMatch::Prefix(format!("/shop/{place}"))
-}
-
-fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
-    let view = PortView {
-        name: None,
-        protocol: Protocol::Http,
-        routed: true,
-        rules: matches.into_iter().map(rule).collect(),
-        endpoints: Vec::new(),
-        tls_rules: Vec::new(),
-        treatment: Treatment::default(),
-        tags: None,
-        tcp_rule: None,
-    };
-    PortRoutes::compile(&view).expect("the rules are valid")
-}
-
-fn plain(path: PathMatch) -> RequestMatch {
-    RequestMatch { path, methods: vec!["GET".to_owned()], ..RequestMatch::default() }
-}
-
-fn canary(path: PathMatch) -> RequestMatch {
-    let value = ValueMatch::Exact("always".to_owned());
-    let header = FieldMatch { name: "x-canary".to_owned(), value };
-    RequestMatch { headers: vec![header], ..plain(path) }
-}
-
-/// Nine in ten to one version, the rest to the next.
-fn rule(request: RequestMatch) -> RouteRule {
-    let backend = |(name, weight)| {
-        let service = ServiceName::new("bookinfo", name).expect("a name");
-        WeightedBackend::new(service, 9080, weight)
-    };
-    RouteRule {
-        route: RouteName::new("bookinfo", "shop").expect("a name"),
-        matches: vec![request],
-        backends: [("reviews-v1", 90), ("reviews-v2", 10)].map(backend).to_vec(),
-        request_timeout: None,
-        actions: leno_model::RuleActions::default(),
-        kind: leno_model::RouteKind::default(),
-    }
-}
-
-/// Each policy allows one place to two accounts. The one that asks has asked before: what regular
-/// expressions prepare when they first see a path is there.
-fn access(path: &str) -> Judged {
-    const PLACES: [&str; 10] = [
-        "products", "ratings", "details", "carts", "orders", "users", "stock", "reviews", "prices",
-        "offers",
-    ];
-    let named = ["products", "carts", "reviews"];
-    let rules = PLACES.iter().map(|place| {
-        let asking = if named.contains(place) { "productpage" } else { "backoffice" };
-        AccessRule {
-            policy: PolicyName::new("bookinfo", place).expect("a name"),
-            sources: vec![account("operations"), account(asking)],
-            http: [format!("/{place}"), format!("/{place}/[0-9]+")]
-                .map(|path| plain(PathMatch::Regex(path)))
-                .to_vec(),
-            tcp: PortSet::Only(Vec::new()),
-        }
-    });
-    let trust_domain = TrustDomain::new("cluster.local").expect("a name");
-    let access = InboundAccess::compile(&Access::Strict(rules.collect()), &trust_domain);
-    let access = access.expect("the rules are valid");
-    let peer = SpiffeId { trust_domain, account: account("productpage") };
-    let permit = access.connection(Some(&peer), 9080).expect("a member of the mesh");
-    let asked = asked(path);
-    for _ in 0..4 {
-        let before = access.request(&permit, &asked.view());
-        assert_eq!(before.is_ok(), path == "/reviews/42");
-    }
-    (access, permit)
-}
-
-fn account(name: &str) -> ServiceAccount {
-    ServiceAccount::new("bookinfo", name).expect("a name")
-}
-
-/// What each has in flight, and whether it may be chosen.
-struct Endpoints([(u32, bool); 10]);
-
-impl Candidates for Endpoints {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn load(&self, index: usize) -> u32 {
-        self.0.get(index).map_or(u32::MAX, |(load, _)| *load)
-    }
-
-    fn usable(&self, index: usize) -> bool {
-        self.0.get(index).is_some_and(|(_, usable)| *usable)
-    }
-}
-
-fn endpoints() -> Endpoints {
-    let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
-    Endpoints(loads.map(|load| (load, load != 9)))
-}

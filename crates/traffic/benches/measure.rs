@@ -1,7 +1,6 @@
-//! What the stations of both benches have in common: their bound, and what a request says.
+//! The bound of a station.
 
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
-use leno_traffic::RequestView;
 
 /// Fails above 103 % of this.
 pub(crate) fn measured(instructions: u64) -> LibraryBenchmarkConfig {
@@ -11,47 +10,3 @@ pub(crate) fn measured(instructions: u64) -> LibraryBenchmarkConfig {
     config.tool(callgrind.hard_limits([(EventKind::Ir, limit)]));
     config
 }
-
-/// What a request says.
-pub(crate) struct Asked {
-    pub(crate) method: &'static str,
-    pub(crate) path: &'static str,
-    pub(crate) fields: Vec<(String, String)>,
-}
-
-impl Asked {
-    pub(crate) fn view(&self) -> RequestView<'_> {
-        RequestView {
-            method: self.method,
-            path: self.path,
-            query: Some("limit=10"),
-            authority: "reviews.bookinfo:9080",
-            fields: &self.fields,
-        }
-    }
-}
-
-pub(crate) fn asked(path: &str) -> Asked {
-    let fields = [
-        ("host", "reviews.bookinfo:9080"),
-        ("user-agent", "python-requests/2.32.3"),
-        ("accept", "application/json"),
-        ("x-canary", "never"),
-    ];
-    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    Asked { method: on_a_page("GET"), path: on_a_page(path), fields: fields.to_vec() }
-}
-
-/// The same text where a page begins: the C library compares what may reach into a next page in
-/// another way, and where a literal comes to lie changes with every build.
-fn on_a_page(text: &str) -> &'static str {
-    #[repr(align(4096))]
-    struct Page([u8; 32]);
-    let Page(page) = Box::leak(Box::new(Page([0; 32])));
-    let (place, _) = page.split_at_mut(text.len());
-    place.copy_from_slice(text.as_bytes());
-    std::str::from_utf8(place).expect("a copy of a text")
-}
-
-/// Odd, so that its multiples spread over all numbers.
-pub(crate) const DRAW: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -9,29 +9,26 @@
     reason = "what the macros of gungraun write keeps to none of these"
 )]
 
+mod asked;
+mod kinds;
 mod measure;
 
-use std::collections::BTreeMap;
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::Duration;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use leno_model::{
-    Abort, BalanceAlgorithm, Caller, Callers, Each, Endpoint, EndpointId, FailureClasses,
-    FailureRate, FaultRule, Faults, FieldTest, FixedAnswer, HashKey, LaneMark, LaneRule, Otherwise,
-    OutlierRemoval, PortLimits, Rate, RateLimits, RateRule, RemovalAlgorithm, RemovalBackOff,
-    RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, TagDialect,
-    TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, TextRelation,
-    TooMany, Trip, ValueTest, WorkloadName,
-};
+use leno_model::{BalanceAlgorithm, Each};
 use leno_traffic::balance::hashing::{Places, key};
 use leno_traffic::circuit::{Circuit, Shown};
 use leno_traffic::fault::FaultPlan;
 use leno_traffic::removal::{Removed, Seen};
 use leno_traffic::{Lanes, Limits, TagPlan};
 
-use self::measure::{Asked, DRAW, asked, measured};
+use self::asked::{Asked, DRAW};
+use self::kinds::{
+    Asking, PORT, asking, carries, circuit, faults, lanes, limits, places, removal, tag_rules,
+};
+use self::measure::measured;
 
 // A TagRoute of so many rules, each for one value of a header; the last but two decides.
 #[library_benchmark]
@@ -122,160 +119,3 @@ library_benchmark_group!(
 );
 
 gungraun::main!(library_benchmark_groups = rules);
-
-/// A request, and who makes it.
-type Asking = (Asked, ServiceAccount);
-
-fn asking() -> Asking {
-    (asked("/shop/7"), account())
-}
-
-fn carries(value: &str) -> Asked {
-    let mut asked = asked("/shop/carts/42");
-    asked.fields.push(("x-version".to_owned(), value.to_owned()));
-    asked
-}
-
-fn with_version(value: &str) -> TagMatch {
-    let texts = vec![value.to_owned()];
-    let test = ValueTest::Text { relation: TextRelation::Exact, texts, ignore_case: false };
-    let headers = vec![FieldTest { name: "x-version".to_owned(), test }];
-    TagMatch { headers, ..TagMatch::default() }
-}
-
-fn origin(dialect: TagDialect, index: usize) -> RuleOrigin {
-    let name = TagRouteName::new("shop", "orders").expect("a name");
-    RuleOrigin { dialect, name, index: u32::try_from(index).expect("a place") }
-}
-
-fn tag_rules(count: usize) -> TagPlan {
-    let rule = |index: usize| {
-        let tags = [("version".to_owned(), TagValue::Is((index % 10).to_string()))];
-        TagRule {
-            origin: origin(TagDialect::TagRoute, index),
-            precedence: 0,
-            from: Callers::default(),
-            matches: with_version(&format!("v-{index}")),
-            split: TagSplit {
-                targets: vec![TagTarget { weight: 1, set: TagSet::All(tags.into()) }],
-                ..TagSplit::default()
-            },
-            fallback: TagSplit::default(),
-            otherwise: vec![Otherwise::Any],
-            sticky: None,
-        }
-    };
-    let rules = TagRules {
-        rules: (0..count).map(rule).collect(),
-        otherwise: vec![Otherwise::Default, Otherwise::Any],
-        by_caller: Vec::new(),
-    };
-    TagPlan::build(&Arc::new(rules), &Caller::default(), &endpoints(), None).expect("rules")
-}
-
-fn lanes() -> Lanes {
-    let mark = |percent, value: &str| LaneMark {
-        percent,
-        headers: BTreeMap::from([("x-lane".to_owned(), value.to_owned())]),
-    };
-    let rule = LaneRule {
-        origin: origin(TagDialect::Lane, 0),
-        precedence: 0,
-        matches: with_version("v-0"),
-        marks: vec![mark(60, "gray")],
-    };
-    Lanes::compile(&BTreeMap::from([(PORT, vec![rule])])).expect("rules")
-}
-
-fn removal() -> Removed {
-    let rule = OutlierRemoval {
-        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
-        window: Duration::from_secs(10),
-        steps: 10,
-        rate: Some(FailureRate { percent: 50, requests_min: 20 }),
-        consecutive: Some(5),
-        removed_percent_max: 50,
-        keep: 1,
-        back_off: RemovalBackOff {
-            base: Duration::from_secs(30),
-            most: Duration::from_secs(300),
-            jitter_percent: 50,
-        },
-        probes: 1,
-    };
-    Removed::new(&RemovalAlgorithm::Native(rule), 10)
-}
-
-fn circuit() -> Circuit {
-    Circuit::new(Trip {
-        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
-        window: Duration::from_secs(10),
-        steps: 10,
-        requests_min: 20,
-        failed: TooMany { share_ppm: Some(500_000), number: None },
-        consecutive: None,
-        slow: None,
-        open_for: Duration::from_secs(20),
-        probes: 2,
-    })
-}
-
-fn limits(each: Each) -> Limits {
-    let rule = RateRule {
-        name: "rule".to_owned(),
-        requests: Vec::new(),
-        peers: Vec::new(),
-        each,
-        rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
-        is_last: false,
-        answer: FixedAnswer::default(),
-    };
-    let policy = policy(ServicePolicyKind::RateLimit);
-    let limits = RateLimits { rules: vec![rule], ..RateLimits::default() };
-    let limits = PortLimits { policy, limits };
-    Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
-}
-
-fn faults() -> FaultPlan {
-    let abort = Abort { share_ppm: 10_000, answer: FixedAnswer::default(), grpc: None };
-    let rule = FaultRule {
-        name: "rule".to_owned(),
-        requests: Vec::new(),
-        peers: Vec::new(),
-        delay: None,
-        abort: Some(abort),
-    };
-    let policy = policy(ServicePolicyKind::FaultInjection);
-    FaultPlan::compile(&Faults { policy, rules: vec![rule] }).expect("faults")
-}
-
-fn places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Places {
-    Places::of(&algorithm(HashKey::Source), &endpoints()).expect("it hashes")
-}
-
-fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
-    ServicePolicyName::new(kind, "shop", "orders").expect("a name")
-}
-
-fn account() -> ServiceAccount {
-    ServiceAccount::new("shop", "web").expect("a name")
-}
-
-/// Ten, each of a version of its own.
-fn endpoints() -> Arc<[Arc<Endpoint>]> {
-    let endpoint = |index: u16| {
-        Arc::new(Endpoint {
-            id: EndpointId {
-                service: ServiceName::new("shop", "orders").expect("a name"),
-                port: PORT,
-                workload: WorkloadName::new("shop", &format!("orders-{index}")).expect("a name"),
-            },
-            address: ([127, 0, 0, 1], index + 1).into(),
-            account: Some(account()),
-            tags: BTreeMap::from([("version".to_owned(), index.to_string())]),
-        })
-    };
-    (0..10).map(endpoint).collect()
-}
-
-const PORT: u16 = 9080;

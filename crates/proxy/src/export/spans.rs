@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::otlp::spans;
 use super::post::Parcel;
-use super::{BATCH_MAX, Courier, Fate, gather, zipkin};
+use super::{BATCH_MAX, Courier, Fate, GATHER, gather, zipkin};
 use crate::seen::Seen;
 
 /// Exports until all data threads are gone and what they left is told.
@@ -16,7 +16,7 @@ pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receive
     let mut batch = Vec::new();
     let mut fate = Fate::of_spans();
     while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        gather(&mut intake, &mut batch).await;
+        gather(&mut intake, &mut batch, GATHER).await;
         let view = courier.world.sights.view();
         match view.as_ref().and_then(|view| view.tracing()) {
             Some(tracing) => {

@@ -17,6 +17,7 @@ use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView};
+use smallvec::SmallVec;
 
 use super::again;
 use super::answer::Answer;
@@ -32,6 +33,9 @@ use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
 use crate::upstream::{Destined, pick::pick, ward::Trial};
+
+/// Headers that are added to a request; those of a trace take no block.
+pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
 
 /// One request on its way through the corridor, and what became of it so far.
 pub(crate) struct Exchange<'a, 'io> {
@@ -256,13 +260,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// The headers that are added to the request, `context` among them.
-    pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Vec<(&'b str, &'b [u8])> {
-        if self.marks.is_empty() && context.is_none() {
-            return Vec::new();
-        }
-        let of_trace = context.map_or(0, |_| FIELDS_MAX);
-        let mut added: Vec<(&'b str, &'b [u8])> = Vec::with_capacity(self.marks.len() + of_trace);
-        added.extend(self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+    pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
+        let marks = self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        let mut added: Added<'b> = marks.collect();
         for field in context.into_iter().flat_map(Written::fields) {
             added.push(field);
         }

@@ -1,7 +1,9 @@
 //! What a request's headers say about its trace.
 
 use std::num::{NonZeroU64, NonZeroU128};
+use std::ops::Range;
 
+use super::hexadecimal;
 use super::{Context, Decision, Forms, SpanId, TraceId};
 
 /// The headers of a request that carry a context, as they were found.
@@ -13,6 +15,8 @@ pub struct Carrier<'a> {
     span_id: Found<'a>,
     sampled: Found<'a>,
     flags: Found<'a>,
+    has_parent_span: bool,
+    has_state: bool,
 }
 
 /// A field of which there should be one.
@@ -53,10 +57,12 @@ impl<'a> Carrier<'a> {
         match name.len() {
             2 if is(b"b3") => self.b3.add(value),
             10 if is(b"x-b3-flags") => self.flags.add(value),
+            10 if is(b"tracestate") => self.has_state = true,
             11 if is(b"traceparent") => self.traceparent.add(value),
             11 if is(b"x-b3-spanid") => self.span_id.add(value),
             12 if is(b"x-b3-traceid") => self.trace_id.add(value),
             12 if is(b"x-b3-sampled") => self.sampled.add(value),
+            17 if is(b"x-b3-parentspanid") => self.has_parent_span = true,
             _ => {}
         }
     }
@@ -81,6 +87,18 @@ impl<'a> Carrier<'a> {
     }
 
     /// B3 in several headers: `X-B3-Flags: 1` is debug and stands above `X-B3-Sampled`.
+    /// The names of at least those fields that are here, but for a `tracestate` that is kept.
+    pub(super) fn names(&self, keeps_state: bool) -> &'static [&'static str] {
+        let forms = self.forms();
+        let b3 = forms.b3 || forms.b3_multi || self.has_parent_span;
+        match (forms.w3c, b3, self.has_state && !keeps_state) {
+            (false, false, false) => &[],
+            (true, false, false) => &["traceparent"],
+            (_, true, false) => NAMES,
+            (_, _, true) => NAMES_AND_STATE,
+        }
+    }
+
     fn b3_multi(&self) -> Option<Context> {
         let decision = match (self.flags.only(), self.sampled.only()) {
             (Some(b"1"), _) => Decision::Debug,
@@ -103,20 +121,22 @@ impl<'a> Carrier<'a> {
 /// this one is read (§4.3).
 fn traceparent(value: &[u8]) -> Option<Context> {
     let (known, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
-    let mut parts = known.split(|byte| *byte == b'-');
-    let mut part = |length| parts.next().filter(|part| part.len() == length);
-    let (version, trace, parent, flags) = (part(2)?, part(32)?, part(16)?, part(2)?);
-    match hexadecimal(version)? {
+    let part = |places: Range<usize>| known.get(places);
+    let (version, trace, parent, flags) = (part(0..2)?, part(3..35)?, part(36..52)?, part(53..55)?);
+    if [2, 35, 52].iter().any(|place| known.get(*place) != Some(&b'-')) {
+        return None;
+    }
+    match hexadecimal::read(version)? {
         0 if !rest.is_empty() => return None,
         0xff => return None,
         _ if !rest.is_empty() && !rest.starts_with(b"-") => return None,
         _ => {}
     }
-    let decision = match hexadecimal(flags)? & 1 {
+    let decision = match hexadecimal::read(flags)? & 1 {
         1 => Decision::Sampled,
         _ => Decision::NotSampled,
     };
-    let ids = Some((TraceId(NonZeroU128::new(hexadecimal(trace)?)?), span(parent)?));
+    let ids = Some((TraceId(NonZeroU128::new(hexadecimal::read(trace)?)?), span(parent)?));
     Some(Context { ids, decision, is_narrow: false, is_w3c: true })
 }
 
@@ -149,46 +169,17 @@ fn b3(value: &[u8]) -> Option<Context> {
 }
 
 fn b3_trace(text: &[u8]) -> Option<TraceId> {
-    let id = Some(text).filter(|text| matches!(text.len(), 16 | 32)).and_then(hexadecimal)?;
+    let id = Some(text).filter(|text| matches!(text.len(), 16 | 32)).and_then(hexadecimal::read)?;
     Some(TraceId(NonZeroU128::new(id)?))
 }
 
 fn span(text: &[u8]) -> Option<SpanId> {
-    let id = Some(text).filter(|text| text.len() == 16).and_then(hexadecimal)?;
+    let id = Some(text).filter(|text| text.len() == 16).and_then(hexadecimal::read)?;
     Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
 }
 
-/// Digits in lower case, at most 32 of them: both specifications write nothing else.
-fn hexadecimal(text: &[u8]) -> Option<u128> {
-    if text.is_empty() || text.len() > 32 {
-        return None;
-    }
-    // Sixteen digits fit into a word, which is added to faster.
-    let (high, low) = text.split_at(text.len().saturating_sub(16));
-    let number = u128::from(word(high)?) << 64 | u128::from(word(low)?);
-    Some(number)
-}
-
-/// At most sixteen digits.
-fn word(text: &[u8]) -> Option<u64> {
-    let mut number = 0;
-    let mut is_known = true;
-    for byte in text {
-        let digit = match byte {
-            b'0'..=b'9' => byte - b'0',
-            b'a'..=b'f' => byte - b'a' + 10,
-            _ => {
-                is_known = false;
-                0
-            }
-        };
-        number = number << 4 | u64::from(digit);
-    }
-    is_known.then_some(number)
-}
-
 /// Fields that say where in a trace a request is.
-pub(super) const NAMES: &[&str] = &[
+const NAMES: &[&str] = &[
     "traceparent",
     "b3",
     "x-b3-traceid",
@@ -198,7 +189,7 @@ pub(super) const NAMES: &[&str] = &[
     "x-b3-flags",
 ];
 /// The same, and what goes with the first.
-pub(super) const NAMES_AND_STATE: &[&str] = &[
+const NAMES_AND_STATE: &[&str] = &[
     "traceparent",
     "b3",
     "x-b3-traceid",

@@ -1,6 +1,6 @@
 //! A context as the headers that pass it on, written without an allocation.
 
-use super::{Span, SpanId};
+use super::{Span, SpanId, hexadecimal};
 
 /// The headers that pass a context on.
 #[derive(Debug, Clone, Copy)]
@@ -25,11 +25,11 @@ impl Written {
             traceparent: *b"00-00000000000000000000000000000000-0000000000000000-00",
             b3: [b'-'; 68],
         };
-        digits(span.trace.0.get().to_be_bytes(), &mut written.trace);
-        digits(span.id.0.get().to_be_bytes(), &mut written.id);
+        hexadecimal::write(&span.trace.0.get().to_be_bytes(), &mut written.trace);
+        hexadecimal::write(&span.id.0.get().to_be_bytes(), &mut written.id);
         if span.forms.b3 || span.forms.b3_multi {
             let parent = span.parent.map_or(0, |SpanId(id)| id.get());
-            digits(parent.to_be_bytes(), &mut written.parent);
+            hexadecimal::write(&parent.to_be_bytes(), &mut written.parent);
         }
         if span.forms.w3c {
             written.traceparent[3..35].copy_from_slice(&written.trace);
@@ -74,16 +74,6 @@ impl Written {
         .flatten()
     }
 }
-
-/// Two digits for each byte.
-fn digits<const BYTES: usize>(bytes: [u8; BYTES], out: &mut [u8]) {
-    for (byte, places) in bytes.into_iter().zip(out.chunks_exact_mut(2)) {
-        places[0] = DIGITS[usize::from(byte >> 4)];
-        places[1] = DIGITS[usize::from(byte & 15)];
-    }
-}
-
-const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 /// The most headers that a context takes.
 pub const FIELDS_MAX: usize = 6;

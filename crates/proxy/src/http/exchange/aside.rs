@@ -71,6 +71,16 @@ impl Exchange<'_, '_> {
         if to.is_empty() {
             return None;
         }
+        let copies = Copies::new(worker, &bound.scene, to, self.head_of_copies(aim, bound));
+        if self.body.is_empty() {
+            copies.send(Some(&[]));
+            return None;
+        }
+        self.keep_body();
+        Some(copies)
+    }
+
+    fn head_of_copies(&self, aim: &Aim<'_>, bound: &Bound) -> BytesMut {
         let mut head = BytesMut::new();
         let context = self.span().map(Written::of);
         let added = self.added(context.as_ref());
@@ -83,13 +93,7 @@ impl Exchange<'_, '_> {
             ..edits
         };
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
-        let copies = Copies::new(worker, &bound.scene, to, head);
-        if self.body.is_empty() {
-            copies.send(Some(&[]));
-            return None;
-        }
-        self.keep_body();
-        Some(copies)
+        head
     }
 
     /// Keeps what passes of the body; what is told tells when that is not all of it.

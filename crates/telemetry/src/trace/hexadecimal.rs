@@ -1,0 +1,90 @@
+//! Hexadecimal digits in lower case, eight at once: a request that is traced has over a hundred.
+
+/// Writes a number, eight digits for each four bytes.
+pub(super) fn write(number: &[u8], out: &mut [u8]) {
+    let (numbers, _) = number.as_chunks::<4>();
+    let (places, _) = out.as_chunks_mut::<8>();
+    for (number, places) in numbers.iter().zip(places) {
+        *places = text(nibbles(u32::from_be_bytes(*number))).to_be_bytes();
+    }
+}
+
+/// The number that 1 to 32 digits say; nothing where there is another character.
+pub(super) fn read(digits: &[u8]) -> Option<u128> {
+    if digits.is_empty() || digits.len() > 32 {
+        return None;
+    }
+    let (few, eights) = digits.as_rchunks::<8>();
+    let mut number = 0;
+    if !few.is_empty() {
+        let mut eight = [b'0'; 8];
+        eight.get_mut(8 - few.len()..)?.copy_from_slice(few);
+        number = u128::from(value(eight)?);
+    }
+    for eight in eights {
+        number = number << 32 | u128::from(value(*eight)?);
+    }
+    Some(number)
+}
+
+fn value(digits: [u8; 8]) -> Option<u32> {
+    let digits = u64::from_be_bytes(digits);
+    // Letters have a bit that digits have not, and begin with one: `a` is 0x61.
+    let letters = digits >> 6 & ONES;
+    let values = (digits & 0xf * ONES) + 9 * letters;
+    if values & 0xf0 * ONES != 0 || text(values) != digits {
+        return None;
+    }
+    let values = (values | values >> 4) & 0x00ff_00ff_00ff_00ff;
+    let values = (values | values >> 8) & 0x0000_ffff_0000_ffff;
+    u32::try_from((values | values >> 16) & 0xffff_ffff).ok()
+}
+
+/// A byte for each half of a byte.
+fn nibbles(number: u32) -> u64 {
+    let number = u64::from(number);
+    let number = (number | number << 16) & 0x0000_ffff_0000_ffff;
+    let number = (number | number << 8) & 0x00ff_00ff_00ff_00ff;
+    (number | number << 4) & 0xf * ONES
+}
+
+/// The digits of eight numbers below sixteen.
+fn text(values: u64) -> u64 {
+    let letters = (values + 6 * ONES) >> 4 & ONES;
+    values + u64::from(b'0') * ONES + u64::from(b'a' - b'0' - 10) * letters
+}
+
+/// A one in each byte.
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn nothing_but_digits_in_lower_case_is_read() {
+        for byte in 0..=u8::MAX {
+            let expected = char::from(byte).to_digit(16).filter(|_| !byte.is_ascii_uppercase());
+            assert_eq!(read(&[byte]), expected.map(u128::from), "{byte:#x}");
+            let among = [*b"0000000", [byte, 0, 0, 0, 0, 0, 0]].concat();
+            assert_eq!(read(&among[..8]), expected.map(u128::from), "{byte:#x}");
+        }
+        assert_eq!(read(b""), None);
+        assert_eq!(read(&[b'f'; 32]), Some(u128::MAX));
+        assert_eq!(read(&[b'0'; 33]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(number: u128, length in 1..=32_usize) {
+            let mut text = [0; 32];
+            write(&number.to_be_bytes(), &mut text);
+            prop_assert_eq!(std::str::from_utf8(&text).unwrap(), format!("{number:032x}"));
+            let shift = 128 - 4 * length;
+            let low = number << shift >> shift;
+            prop_assert_eq!(read(&text[32 - length..]), Some(low));
+        }
+    }
+}
