@@ -17,6 +17,7 @@ mod inbound;
 mod jwt;
 mod limit;
 mod occupant;
+mod persistence;
 mod plan;
 mod request;
 mod service;

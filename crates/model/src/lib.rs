@@ -24,6 +24,7 @@ pub mod log_template;
 pub mod mesh;
 pub mod name;
 pub mod occupant;
+pub mod persistence;
 pub mod policy;
 pub mod rate_limit;
 pub mod reason;
@@ -80,6 +81,7 @@ pub use name::{
     TagRouteName, TcpRouteName, WorkloadName,
 };
 pub use occupant::{Occupant, OccupantPort};
+pub use persistence::{Carries, Persistence};
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };

@@ -34,6 +34,7 @@ mod renewal;
 mod retry;
 mod routes;
 mod stalls;
+mod stays;
 mod strictness;
 mod tap;
 mod tcp;

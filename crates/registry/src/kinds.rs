@@ -21,6 +21,7 @@ mod load_balancing;
 mod mesh_config;
 mod mirror;
 mod outlier_removal;
+mod persistence;
 mod rate_limit;
 mod reference_grant;
 mod request_test;

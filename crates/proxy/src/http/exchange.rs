@@ -11,17 +11,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
+use leno_model::{Endpoint, EndpointId, Reason, RetryRule, Scheme};
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView};
+use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView, Stay};
 use smallvec::SmallVec;
 
 use super::again;
 use super::answer::Answer;
 use super::body::Source;
+use super::date;
 use super::forward::{Progress, forward};
 use super::request::{Aim, Request};
 use super::rescue;
@@ -32,7 +33,8 @@ use crate::hits;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
-use crate::upstream::{Destined, pick::pick, ward::Trial};
+use crate::upstream::pick::{kept, pick};
+use crate::upstream::{Destined, ward::Trial};
 
 /// Headers that are added to a request; those of a trace take no block.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
@@ -61,6 +63,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) retrying: Retrying,
     /// Headers that a lane adds at the entrance of a service.
     pub(crate) marks: Vec<(String, String)>,
+    /// Under persistence: the field of the answer that tells who gives it.
+    pub(crate) keeps: Option<Box<(Cow<'static, str>, String)>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -90,6 +94,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             trial: None,
             retrying: Retrying::default(),
             marks: Vec::new(),
+            keeps: None,
         }
     }
 
@@ -368,6 +373,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Reason> {
         let destined = self.pick(bound, tried.as_ref())?;
         *tried = destined.endpoint();
+        if let Some(stay) = &bound.stay {
+            self.keeps = self.told_of(stay, tried.as_ref());
+        }
         if let Some(ward) = &bound.ward {
             self.trial = destined.begin(ward)?;
         }
@@ -417,11 +425,28 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Destination::Endpoints(endpoints) => {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
                 let ward = bound.ward.as_deref();
+                if let Some(stay) = &bound.stay
+                    && let Some(endpoint) = stay.endpoint(endpoints)
+                    && let Some(kept) = kept(&self.session.worker, (endpoint, ward), avoid)
+                {
+                    return Ok(Destined::Upstream(kept));
+                }
                 let hashed = bound.hashed.as_ref();
                 pick(&self.session.worker, (endpoints, ward), hashed, avoid).map(Destined::Upstream)
             }
             Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }
+    }
+
+    /// Under persistence: what the client is told when this endpoint answers.
+    #[inline(never)]
+    fn told_of(
+        &self,
+        stay: &Stay,
+        answers: Option<&EndpointId>,
+    ) -> Option<Box<(Cow<'static, str>, String)>> {
+        let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
+        stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
     }
 
     pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {

@@ -254,7 +254,16 @@ async fn converse(
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
     let Exchange {
-        session, request, body, responder, record, progress, actions, cross_origin, ..
+        session,
+        request,
+        body,
+        responder,
+        record,
+        progress,
+        actions,
+        cross_origin,
+        keeps,
+        ..
     } = exchange;
     let (is_lost, retrying) =
         (&exchange.is_lost, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
@@ -283,6 +292,7 @@ async fn converse(
         request,
         upgrade,
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
+        keeps: keeps.as_deref().map(|(name, value)| (&**name, value.as_str())),
         keep_back,
         sending: &sending,
         responder,
@@ -331,6 +341,8 @@ struct Reply<'a, 'io> {
     upgrade: bool,
     /// What the rule that decided does to the heads of answers.
     edits: Option<&'a FieldEdits>,
+    /// A field for the answer, under persistence.
+    keeps: Option<(&'a str, &'a str)>,
     /// What may keep an answer from the client; none without a rule about retries.
     keep_back: Option<KeepBack<'a>>,
     sending: &'a Cell<Sending>,
@@ -499,7 +511,7 @@ impl Reply<'_, '_> {
         let bodiless = source.is_empty();
         let mut sink = self
             .responder
-            .start(bytes, (head, self.edits), bodiless)
+            .start(bytes, (head, self.edits, self.keeps), bodiless)
             .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {

@@ -9,9 +9,10 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{
-    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host,
+    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, host,
 };
 
+use super::date;
 use super::edge;
 use super::outside;
 use super::request::{Aim, Request};
@@ -39,12 +40,14 @@ pub(crate) struct Bound {
     pub(crate) hashed: Option<Hashed>,
     /// Where faults are injected on purpose, the treatment that says so.
     pub(crate) faults: Option<Arc<PortTreatment>>,
+    /// Under persistence: whom the request keeps to, and what its client is told.
+    pub(crate) stay: Option<Box<Stay>>,
 }
 
 impl Bound {
     pub(crate) fn to(scene: Arc<Scene>, destination: Destination) -> Self {
-        let (timeout, actions) = (None, None);
-        Self { scene, destination, timeout, actions, ward: None, hashed: None, faults: None }
+        let (timeout, actions, ward, hashed, faults, stay) = (None, None, None, None, None, None);
+        Self { scene, destination, timeout, actions, ward, hashed, faults, stay }
     }
 }
 
@@ -171,7 +174,9 @@ async fn to_service(
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
     let view = request.view(aim);
-    let (behind, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
+    let drawn = port_plan.routes.choose(&view, worker.draw());
+    let (choice, stay) = Stay::of(drawn, &scene.plans, &view, date::since_epoch);
+    let (behind, timeout, actions) = match choice {
         RouteChoice::Direct => (port_plan, None, None),
         RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
@@ -202,7 +207,7 @@ async fn to_service(
     let ward = worker.ward(behind, scene.version);
     let faults = behind.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
     let destination = Destination::Endpoints(endpoints);
-    Ok(Bound { destination, timeout, actions, ward, hashed, faults, scene })
+    Ok(Bound { destination, timeout, actions, ward, hashed, faults, stay, scene })
 }
 
 /// The endpoints of a port that take a request, with who watches over them.

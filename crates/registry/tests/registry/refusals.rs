@@ -409,7 +409,6 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "b\r\nc: d" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
             spec.rules[0].filters[0].requestHeaderModifier: does two things to the header "a"; name each header once; several values go into one, separated by commas
-            spec.rules[0].sessionPersistence: is not supported; remove it
             spec.rules[0].retry.attempts: 11 is out of range; use a number from 0 to 10
             spec.rules[0].retry.attempts: -1 is out of range; use a number from 0 to 10
             spec.rules[0].retry.codes[0]: 200 is out of range; use a number from 400 to 599
@@ -468,7 +467,6 @@ const HTTP_ROUTE_RULES: &[&str] = &[
     "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"b\\r\\nc: d\"}]}}]}",
     "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"\"}]}}]}",
     "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: b}], remove: [A]}}]}",
-    "{sessionPersistence: {sessionName: a}}",
     "{retry: {attempts: 11}}",
     "{retry: {attempts: -1}}",
     "{retry: {codes: [200]}}",
@@ -530,7 +528,6 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
             spec.rules[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
             spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
-            spec.rules[0].sessionPersistence: is not supported; remove it
             spec.rules[0].backendRefs[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
             spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
@@ -551,7 +548,6 @@ const GRPC_ROUTE_RULES: &[&str] = &[
     "{filters: [{type: RequestRedirect, requestRedirect: {}}]}",
     "{timeouts: {request: 1s}}",
     "{retry: {attempts: 1}}",
-    "{sessionPersistence: {sessionName: a}}",
     "{backendRefs: [{name: a, port: 80, filters: [{type: RequestHeaderModifier}]}]}",
 ];
 
