@@ -1074,6 +1074,17 @@ pub struct ServicePort {
     pub treatment: ::core::option::Option<Treatment>,
     #[prost(message, optional, tag = "80")]
     pub tcp_rule: ::core::option::Option<TcpRule>,
+    #[prost(message, optional, tag = "100")]
+    pub hedging: ::core::option::Option<Hedging>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Hedging {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(uint64, tag = "2")]
+    pub after_nanoseconds: u64,
+    #[prost(string, repeated, tag = "3")]
+    pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Treatment {

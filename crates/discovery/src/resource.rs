@@ -13,6 +13,7 @@ mod fault;
 mod field;
 mod gateway;
 mod guard;
+mod hedging;
 mod inbound;
 mod jwt;
 mod limit;

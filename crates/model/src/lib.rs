@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod fault;
 pub mod gateway;
 pub mod grant;
+pub mod hedging;
 pub mod identity;
 pub mod ingress;
 pub mod ip_range;
@@ -68,6 +69,7 @@ pub use gateway::{
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
+pub use hedging::{HedgeRule, Hedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use ingress::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,

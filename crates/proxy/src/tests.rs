@@ -16,6 +16,7 @@ mod forwarding;
 mod gateway;
 mod grpc;
 mod health;
+mod hedging;
 mod hits;
 mod hostile;
 mod http;

@@ -13,6 +13,7 @@ pub(crate) mod gateway_route;
 mod gateway_tcp_route;
 mod global_limit;
 mod grpc_route;
+mod hedging;
 mod http_route;
 pub(crate) mod ingress;
 mod jwt_validation;
@@ -254,6 +255,7 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::RateLimit),
         Self::ServicePolicy(ServicePolicyKind::FaultInjection),
         Self::ServicePolicy(ServicePolicyKind::LoadBalancing),
+        Self::ServicePolicy(ServicePolicyKind::Hedging),
         Self::ServicePolicy(ServicePolicyKind::ExternalAuthorization),
         Self::ServicePolicy(ServicePolicyKind::JwtValidation),
         Self::TagRoute,

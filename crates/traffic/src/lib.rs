@@ -13,6 +13,7 @@ pub mod cors;
 pub mod fault;
 pub mod gateway;
 pub mod guard;
+pub mod hedge;
 pub mod host;
 pub mod limit;
 pub mod matcher;

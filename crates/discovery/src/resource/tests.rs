@@ -592,7 +592,14 @@ fn treatment() -> impl Strategy<Value = Treatment> {
     });
     let breaker = prop::option::of(breaker::breaker());
     let more = (prop::option::of(fault::faults()), prop::option::of(fault::balancing()));
+    let more = (more, prop::option::of(fault::hedging()));
     (prop::option::of(removal), breaker, more).prop_map(
-        |(removal, breaker, (faults, balancing))| Treatment { removal, breaker, faults, balancing },
+        |(removal, breaker, ((faults, balancing), hedging))| Treatment {
+            removal,
+            breaker,
+            faults,
+            balancing,
+            hedging,
+        },
     )
 }

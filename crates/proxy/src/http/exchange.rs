@@ -2,11 +2,13 @@
 
 mod aside;
 mod guarded;
+mod hedged;
 mod shown;
 
+pub(crate) use hedged::Beside;
+
 use std::borrow::Cow;
-use std::cell::Cell;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +26,14 @@ use super::answer::Answer;
 use super::body::Source;
 use super::date;
 use super::forward::{Progress, forward};
+use super::replay::Hold;
 use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::hits;
-use crate::record::Record;
+use crate::record::{Hedge, Record};
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::{kept, pick};
@@ -51,10 +54,12 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) agree_within: Option<Duration>,
     /// What the rule that decided does to heads; `None` when that is nothing.
     pub(crate) actions: Option<Arc<CompiledActions>>,
-    /// Whether a part of the request's body is gone from our hands, of a body that is kept.
-    pub(crate) is_lost: Option<Rc<Cell<bool>>>,
-    /// The same of a body that is kept for copies as well.
-    kept: Option<Rc<Cell<bool>>>,
+    /// What is kept of the request's body for retries.
+    pub(crate) held: Option<Rc<Hold>>,
+    /// The same for copies and second attempts as well.
+    kept: Option<Rc<Hold>>,
+    /// What a second attempt beside this one knows of it.
+    pub(crate) beside: Option<Rc<Beside>>,
     /// What is done to the heads of answers beside what the rule says for all.
     pub(crate) cross_origin: Option<FieldEdits>,
     /// The attempt under way, at an endpoint that a policy watches.
@@ -88,8 +93,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
             progress,
             agree_within: None,
             actions: None,
-            is_lost: None,
+            held: None,
             kept: None,
+            beside: None,
             cross_origin: None,
             trial: None,
             retrying: Retrying::default(),
@@ -169,6 +175,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Some(limit) => {
                 let outcome = tokio::time::timeout(limit, self.attempts(aim, bound)).await;
                 outcome.unwrap_or_else(|_| {
+                    self.settle(Hedge::Lost);
                     self.end_trial(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
                 })
@@ -288,15 +295,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let mut tried = None;
         loop {
-            let outcome = {
-                let attempt = pin!(self.attempt(aim, bound, &mut tried));
-                match limit {
-                    None => attempt.await,
-                    Some(limit) => tokio::time::timeout(limit, attempt)
-                        .await
-                        .unwrap_or(Err(Reason::AttemptTimeout)),
+            let outcome = match self.hedge(aim, bound) {
+                None => {
+                    let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                    within(limit, attempt).await
+                }
+                // Boxed, so that the others need no room for it.
+                Some(rule) => {
+                    let mut both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
+                    within(limit, both.as_mut()).await
                 }
             };
+            self.settle(Hedge::Lost);
             let Err(reason) = outcome else {
                 return Ok(());
             };
@@ -330,7 +340,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
         if !self.body.is_empty() && !self.request.upgrade {
-            self.is_lost = Some(self.keep_body());
+            self.held = Some(self.keep_body());
         }
     }
 
@@ -373,6 +383,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Reason> {
         let destined = self.pick(bound, tried.as_ref())?;
         *tried = destined.endpoint();
+        if let Some(beside) = &self.beside {
+            beside.went(tried.clone());
+        }
         if let Some(stay) = &bound.stay {
             self.keeps = self.told_of(stay, tried.as_ref());
         }
@@ -450,13 +463,26 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
-        let is_kept = self.is_lost.as_ref().is_some_and(|is_lost| !is_lost.get());
+        let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
             body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.progress.response_started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
+        }
+    }
+}
+
+/// An attempt, in the time that the rule gives it.
+async fn within(
+    limit: Option<Duration>,
+    attempt: Pin<&mut impl Future<Output = Result<(), Reason>>>,
+) -> Result<(), Reason> {
+    match limit {
+        None => attempt.await,
+        Some(limit) => {
+            tokio::time::timeout(limit, attempt).await.unwrap_or(Err(Reason::AttemptTimeout))
         }
     }
 }

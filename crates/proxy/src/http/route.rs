@@ -40,14 +40,25 @@ pub(crate) struct Bound {
     pub(crate) hashed: Option<Hashed>,
     /// Where faults are injected on purpose, the treatment that says so.
     pub(crate) faults: Option<Arc<PortTreatment>>,
+    /// Where a second attempt may be made, the treatment that says so.
+    pub(crate) hedging: Option<Arc<PortTreatment>>,
     /// Under persistence: whom the request keeps to, and what its client is told.
     pub(crate) stay: Option<Box<Stay>>,
 }
 
 impl Bound {
     pub(crate) fn to(scene: Arc<Scene>, destination: Destination) -> Self {
-        let (timeout, actions, ward, hashed, faults, stay) = (None, None, None, None, None, None);
-        Self { scene, destination, timeout, actions, ward, hashed, faults, stay }
+        Self {
+            scene,
+            destination,
+            timeout: None,
+            actions: None,
+            ward: None,
+            hashed: None,
+            faults: None,
+            hedging: None,
+            stay: None,
+        }
     }
 }
 
@@ -205,9 +216,9 @@ async fn to_service(
     let endpoints = tagged(worker, behind, Some(&view))?;
     let hashed = hashed((&scene, behind), &endpoints, Some(&view));
     let ward = worker.ward(behind, scene.version);
-    let faults = behind.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
+    let (faults, hedging) = unusual(behind);
     let destination = Destination::Endpoints(endpoints);
-    Ok(Bound { destination, timeout, actions, ward, hashed, faults, stay, scene })
+    Ok(Bound { destination, timeout, actions, ward, hashed, faults, hedging, stay, scene })
 }
 
 /// The endpoints of a port that take a request, with who watches over them.
@@ -219,9 +230,16 @@ pub(crate) fn to_port(
     let endpoints = tagged(worker, port, Some(view))?;
     let hashed = hashed((&scene, port), &endpoints, Some(view));
     let ward = worker.ward(port, scene.version);
-    let faults = port.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
+    let (faults, hedging) = unusual(port);
     let bound = Bound::to(scene, Destination::Endpoints(endpoints));
-    Ok(Bound { ward, hashed, faults, ..bound })
+    Ok(Bound { ward, hashed, faults, hedging, ..bound })
+}
+
+/// The treatment of a port, for faults and for second attempts, where it has some.
+fn unusual(port: &PortPlan) -> (Option<Arc<PortTreatment>>, Option<Arc<PortTreatment>>) {
+    let Some(treatment) = &port.treatment else { return (None, None) };
+    let when = |is_so: bool| is_so.then(|| treatment.clone());
+    (when(treatment.faults.is_some()), when(treatment.rule.hedging.is_some()))
 }
 
 /// What a policy hashes of a request, or of a connection in which none is seen. Only where all
