@@ -44,7 +44,7 @@ impl World<'_> {
         if rule.claims.is_empty() {
             return;
         }
-        let all = || self.services.iter().flat_map(|(_, service)| of_service(service));
+        let all = || self.services.values().flat_map(|service| of_service(service));
         let about = |(service, port): &(&Service, &ServicePort)| {
             let mut behind = workloads.iter().filter(|workload| selects(service, workload));
             behind.any(|workload| leads_to(port, workload, rule))
