@@ -1,0 +1,125 @@
+//! Servers outside the mesh: who vouches for them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+
+/// Who vouches for servers outside the mesh; at least one root.
+#[derive(Debug, Clone)]
+pub struct OutsideRoots(Arc<RootCertStore>);
+
+/// Why nobody vouches for servers.
+#[derive(Debug, thiserror::Error)]
+pub enum OutsideRootsError {
+    /// The file cannot be read.
+    #[error("{}: {cause}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        cause: std::io::Error,
+    },
+    /// What is in it is no PEM.
+    #[error("{}: {cause}", path.display())]
+    Pem {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        cause: rustls::pki_types::pem::Error,
+    },
+    /// What is in it is no certificate.
+    #[error("{}: {cause}", path.display())]
+    Certificate {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        cause: rustls::Error,
+    },
+    /// There is no certificate in it.
+    #[error("{} has no certificate", .0.display())]
+    Empty(PathBuf),
+    /// The system has no roots that can be read.
+    #[error("the system has none: name a file of them")]
+    NoneOfSystem,
+}
+
+impl OutsideRoots {
+    /// Reads a file of PEM, or else the roots of the system.
+    ///
+    /// # Errors
+    /// [`OutsideRootsError`] when there is none, or one of the file cannot be used.
+    pub fn read(file: Option<&Path>) -> Result<Self, OutsideRootsError> {
+        let mut roots = RootCertStore::empty();
+        let Some(file) = file else {
+            // Some of a system's roots may be unreadable; the others count.
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            return match roots.is_empty() {
+                false => Ok(Self(Arc::new(roots))),
+                true => Err(OutsideRootsError::NoneOfSystem),
+            };
+        };
+        let path = || file.to_owned();
+        let text = std::fs::read(file)
+            .map_err(|cause| OutsideRootsError::Unreadable { path: path(), cause })?;
+        for certificate in CertificateDer::pem_slice_iter(&text) {
+            let certificate =
+                certificate.map_err(|cause| OutsideRootsError::Pem { path: path(), cause })?;
+            roots
+                .add(certificate)
+                .map_err(|cause| OutsideRootsError::Certificate { path: path(), cause })?;
+        }
+        match roots.is_empty() {
+            false => Ok(Self(Arc::new(roots))),
+            true => Err(OutsideRootsError::Empty(path())),
+        }
+    }
+
+    /// For clients of the servers that they vouch for, in whose sessions `protocol` is spoken.
+    ///
+    /// # Errors
+    /// [`rustls::Error`] when this build knows no version of TLS.
+    pub fn client_config(&self, protocol: &[u8]) -> Result<ClientConfig, rustls::Error> {
+        // With all suites: servers outside choose their own.
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let config =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let mut config = config.with_root_certificates(Arc::clone(&self.0)).with_no_client_auth();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_roots_has_certificates_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let read = |content: &str| {
+            let file = directory.path().join("roots.pem");
+            std::fs::write(&file, content).unwrap();
+            OutsideRoots::read(Some(&file)).map_err(|error| error.to_string())
+        };
+        let key = rcgen::KeyPair::generate().unwrap();
+        let root = rcgen::CertificateParams::default().self_signed(&key).unwrap().pem();
+        assert!(read(&format!("# ours\n{root}")).is_ok());
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for (content, problem) in [
+            ("", "has no certificate"),
+            (&key.serialize_pem(), "has no certificate"),
+            (&format!("{root}{broken}"), "invalid peer certificate"),
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n", "roots.pem: "),
+        ] {
+            let error = read(content).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+        let absent = directory.path().join("absent.pem");
+        assert!(OutsideRoots::read(Some(&absent)).unwrap_err().to_string().contains("absent.pem"));
+    }
+}
