@@ -70,6 +70,10 @@ pub(crate) struct MeshArgs {
     /// How long certificates live; they are renewed at half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_positive)]
     certificate_lifetime: Duration,
+    /// A file of PEM: who vouches for the servers that `JwtValidation`s have keys read from [default: the
+    /// roots of the system]
+    #[arg(long, value_name = "FILE")]
+    key_roots: Option<PathBuf>,
     /// How often sidecars tell what they counted, at least 1s; `off` when they are not to
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
     report_every: ReportEvery,
@@ -88,6 +92,7 @@ impl MeshArgs {
         Config {
             listen,
             advertise: self.advertise,
+            key_roots: self.key_roots.clone(),
             certificate_lifetime: self.certificate_lifetime,
             token_lifetime: self.token_lifetime,
             report_every: self.report_every.0,

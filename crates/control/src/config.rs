@@ -37,6 +37,9 @@ pub struct Config {
     pub issuer: Option<PathBuf>,
     /// Files and directories of YAML with the facts.
     pub sources: Vec<PathBuf>,
+    /// Who vouches for servers that keys of issuers are read from: a file of PEM; the system's roots
+    /// when absent.
+    pub key_roots: Option<PathBuf>,
     /// How long certificates live, its own included.
     pub certificate_lifetime: Duration,
     /// How long a join token may wait for its use.
@@ -102,6 +105,7 @@ impl Config {
             shared: None,
             issuer: None,
             sources,
+            key_roots: None,
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
             report_every: Some(REPORT_EVERY),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{ChangeId, Event, Taps};
-use leno_identity::{Authority, AuthorityError, AuthoritySource, JoinBundle, Roots, Tokens};
+use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use leno_registry::{Rejected, Update};
 use tokio::net::{TcpListener, UnixListener};
@@ -23,6 +23,7 @@ use crate::certify::{Certifier, open_tokens};
 use crate::config::Config;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
+use crate::keys::{Keeper, KeyNews, KeyReadings, wanted_by};
 use crate::mesh::Mesh;
 use crate::owner::{Inbox, Owner, Queues, Told, own};
 use crate::page::Page;
@@ -105,6 +106,8 @@ impl Control {
             }
             None => None,
         };
+        let mut keys = Keeper::new(config.key_roots.clone(), drawn());
+        let keys_read = keys.read_first(&wanted_by(&first)).await;
         let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
             config,
@@ -115,11 +118,12 @@ impl Control {
             admin,
             page,
             serving,
+            keys,
             reload,
             stop,
             parts,
         };
-        Ok(ground.build(tasks, updates, first))
+        Ok(ground.build(tasks, updates, (first, keys_read)))
     }
 
     /// Where it listens for proxies.
@@ -285,6 +289,7 @@ struct Ground {
     admin: UnixListener,
     page: Option<Page>,
     serving: Serving,
+    keys: Keeper,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
     parts: Parts,
@@ -300,10 +305,11 @@ impl Ground {
         mut self,
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<Update>,
-        first: Update,
+        first: (Update, Vec<KeyNews>),
     ) -> Control {
         let (events, from_proxies) = mpsc::channel(EVENTS_MAX);
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
+        let (key_news, keys) = mpsc::channel(KEY_NEWS_MAX);
         let (guests, gauges) = (Arc::<Guests>::default(), Arc::<Gauges>::default());
         let page = self.page.as_ref().map(Page::address);
         let owner = self.owner(first, Arc::clone(&guests), Arc::clone(&gauges));
@@ -335,23 +341,27 @@ impl Ground {
             events: from_proxies,
             questions: asked,
             authority: self.authority.subscribe(),
+            keys,
             stop: self.stop.subscribe(),
         };
+        let wanted_keys = owner.told.keys.subscribe();
         let socket = self.config.socket();
-        let drain = self.config.times.drain;
         let told = || self.stop.subscribe();
         let parts = || self.parts.clone();
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
         let (others, found) = (self.others(), self.config.found_peers.clone());
         tasks.spawn(parts().run(Part::Peers, follow_all(others, found, following)));
-        let accepting = accept(self.listener, server, told(), drain);
+        let accepting = accept(self.listener, server, told(), self.config.times.drain);
         tasks.spawn(parts().run(Part::Listener, accepting));
         let answering = admin::serve(self.admin, socket.clone(), admin, told());
         tasks.spawn(parts().run(Part::Admin, answering));
         tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
+        let keeping = until(self.keys.keep(wanted_keys, key_news), told());
+        tasks.spawn(parts().run(Part::Keys, keeping));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let looking = look(self.config.authority(), self.authority, told());
-        tasks.spawn(parts().run(Part::Authority, looking));
+        let looking = keep_current(self.config.authority(), self.authority);
+        let looking = until(looking, self.stop.subscribe());
+        tasks.spawn(self.parts.clone().run(Part::Authority, looking));
         Control {
             address: self.address,
             page,
@@ -378,7 +388,12 @@ impl Ground {
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 
-    fn owner(&self, first: Update, guests: Arc<Guests>, gauges: Arc<Gauges>) -> Owner {
+    fn owner(
+        &self,
+        first: (Update, Vec<KeyNews>),
+        guests: Arc<Guests>,
+        gauges: Arc<Gauges>,
+    ) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies keep the number of their last change on disk: ours go on after those of the
@@ -399,6 +414,7 @@ impl Ground {
                 .asking(self.config.reviewer.clone()),
             applicants: Vec::new(),
             remarks: Remarks::default(),
+            keys: KeyReadings::default(),
             guests,
             gauges,
             told: Told::default(),
@@ -443,14 +459,10 @@ fn drawn() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Keeps the authority as its files are, until told to stop.
-async fn look(
-    source: AuthoritySource,
-    authority: watch::Sender<Arc<Authority>>,
-    mut stop: watch::Receiver<bool>,
-) {
+/// Works until told to stop.
+async fn until(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) {
     tokio::select! {
-        () = keep_current(source, authority) => {}
+        () = work => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
 }
@@ -460,3 +472,6 @@ const EVENTS_MAX: usize = 1024;
 
 /// Questions of operators that wait for the owner of the mesh.
 const QUESTIONS_MAX: usize = 16;
+
+/// News of keys that wait for the owner of the mesh; readings wait for it.
+const KEY_NEWS_MAX: usize = 16;

@@ -18,6 +18,7 @@ mod fixture;
 mod health;
 mod history;
 mod invite;
+mod keys;
 mod mesh;
 mod metrics;
 mod owner;

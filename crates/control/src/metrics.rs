@@ -6,8 +6,8 @@ use std::time::Duration;
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
-    CONVERGENCE, DELTA_BYTES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED,
-    REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
+    CONVERGENCE, DELTA_BYTES, KEY_READINGS, KEY_SOURCES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES,
+    RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
 };
 use leno_telemetry::{Form, Names};
 
@@ -60,6 +60,7 @@ pub(crate) fn expose(
     one(&mut page, DELTA_BYTES, &tally.delta_bytes);
     one(&mut page, REPORTS, &report.history.reports);
     one(&mut page, SERIES_FOLDED, &report.history.folded);
+    keys(&mut page, report);
     queues(&mut page, report);
     if let Some(names) = names {
         aliases(&mut page, names, report);
@@ -87,6 +88,23 @@ fn aliases(page: &mut Page, names: Names, report: &Report<'_>) {
             }
             _ => page.line(&name, &value),
         }
+    }
+}
+
+fn keys(page: &mut Page, report: &Report<'_>) {
+    page.header(KEY_SOURCES);
+    let (sources, without) = report.key_sources();
+    for (state, count) in
+        [("all", sources), ("failing", report.keys.failing()), ("without", without)]
+    {
+        page.line(&format!("{}{{state=\"{state}\"}}", KEY_SOURCES.name), &count);
+    }
+    page.header(KEY_READINGS);
+    let readings = report.keys;
+    for (result, count) in
+        [("changed", readings.changed), ("same", readings.same), ("failed", readings.failed)]
+    {
+        page.line(&format!("{}{{result=\"{result}\"}}", KEY_READINGS.name), &count);
     }
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 mod applicants;
 mod elsewhere;
+mod keys;
 mod wishes;
 
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ use crate::authority::Current;
 use crate::certify::{Certifier, CertifyError, Done, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
 use crate::history::{History, Subject};
+use crate::keys::{KeyNews, KeyReadings, Wanted};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
@@ -48,6 +50,7 @@ pub(crate) struct Owner {
     /// Those who wait for their workload to be known.
     pub(crate) applicants: Vec<Applicant>,
     pub(crate) remarks: Remarks,
+    pub(crate) keys: KeyReadings,
     pub(crate) guests: Arc<Guests>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) told: Told,
@@ -80,6 +83,7 @@ pub(crate) struct Inbox {
     pub(crate) events: mpsc::Receiver<Event>,
     pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) authority: Current,
+    pub(crate) keys: mpsc::Receiver<KeyNews>,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
@@ -89,6 +93,8 @@ pub(crate) struct Told {
     pub(crate) workloads: watch::Sender<Arc<Vec<Workload>>>,
     pub(crate) registered: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
+    /// Where keys of issuers are to be read.
+    pub(crate) keys: watch::Sender<Wanted>,
     /// Who is connected here, for other control planes; up to date while one listens.
     pub(crate) here: watch::Sender<Arc<Registered>>,
     /// When the next telling is due: after many events at once there is one.
@@ -137,6 +143,7 @@ enum Input {
     Certifier(Done),
     /// Certificates are issued in this edition from now on.
     Edition(u64),
+    Keys(KeyNews),
     Clock,
     Stop,
 }
@@ -168,7 +175,12 @@ pub(crate) async fn own(mut owner: Owner, mut inbox: Inbox) {
 
 impl Owner {
     /// With the first facts, before anybody watches or connects.
-    pub(crate) fn with(mut self, first: Update, trust_domain: &TrustDomain, edition: u64) -> Self {
+    pub(crate) fn with(
+        mut self,
+        (first, keys): (Update, Vec<KeyNews>),
+        trust_domain: &TrustDomain,
+        edition: u64,
+    ) -> Self {
         let now = Now { clock: Instant::now(), wall: SystemTime::now() };
         self.mesh.issue_in(edition);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
@@ -176,6 +188,7 @@ impl Owner {
             ..MeshConfig::default()
         })));
         self.update(first, now);
+        keys.into_iter().for_each(|news| self.keys_read(news, now));
         self.tell(now);
         self
     }
@@ -194,6 +207,7 @@ impl Owner {
             Ok(()) = inbox.authority.changed() => {
                 Input::Edition(inbox.authority.borrow_and_update().edition())
             }
+            Some(news) = inbox.keys.recv() => Input::Keys(news),
             done = self.certifier.next() => Input::Certifier(done),
             () = tokio::time::sleep_until(wake) => Input::Clock,
             _ = inbox.stop.wait_for(|stop| *stop) => Input::Stop,
@@ -239,6 +253,7 @@ impl Owner {
                     self.audience.notice(&touched, &self.mesh, cause, now.clock);
                 }
             }
+            Input::Keys(news) => self.keys_read(news, now),
             Input::Clock => {}
             Input::Stop => {
                 self.farewell(now);
@@ -304,6 +319,7 @@ impl Owner {
             Some(key) => Cause::Object(key),
             None => return,
         };
+        self.want_keys();
         self.audience.notice(&touched, &self.mesh, (cause, noticed), now.clock);
         tracing::info!(changes = count, id = self.audience.newest().0, "the facts have changed");
         let any_workload = !workloads.is_empty();

@@ -1,6 +1,7 @@
 //! From the mesh and its proxies to what operators are told.
 
 mod changes;
+mod keys;
 mod policies;
 mod shares;
 
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 use crate::certify::Certifier;
 use crate::compile::{Viewer, view};
 use crate::history::Tally;
+use crate::keys::KeyReadings;
 use crate::mesh::{Mesh, Route};
 use crate::owner::Queues;
 use crate::peers::Peers;
@@ -36,6 +38,7 @@ pub(crate) struct Report<'a> {
     pub(crate) start: &'a Start,
     pub(crate) certifier: &'a Certifier,
     pub(crate) remarks: &'a Remarks,
+    pub(crate) keys: &'a KeyReadings,
     pub(crate) peers: &'a Peers,
     pub(crate) queues: Queues,
     pub(crate) history: Tally,
@@ -304,6 +307,7 @@ impl Report<'_> {
     pub(crate) fn rejected(&self) -> Value {
         let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
         warnings.extend(lint(&self.mesh.explained()));
+        warnings.extend(self.unread_keys());
         warnings.sort();
         warnings.dedup();
         json!({

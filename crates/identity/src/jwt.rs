@@ -25,6 +25,9 @@ pub enum BadJwt {
     /// Nobody who is known issued it.
     #[error("the token's issuer is not accepted")]
     Issuer,
+    /// Nobody has read the keys of its issuer yet.
+    #[error("the keys of the token's issuer are not there yet")]
+    Keys,
     /// No key fits its signature.
     #[error("the token's signature is not valid")]
     Signature,

@@ -16,6 +16,9 @@ pub const HEALTH_PORT: u16 = 15_020;
 pub const AUTHORITY_SECRET: &str = "leno-authority";
 /// The ConfigMap with the roots of the mesh, under the key `roots.pem`, in the system namespace.
 pub const ROOTS_CONFIG_MAP: &str = "leno-roots";
+/// The ConfigMap with what operators give the control plane of issuers of JSON web tokens: their keys, each in
+/// a file, and under `roots.pem` who vouches for their servers.
+pub(crate) const KEYS_CONFIG_MAP: &str = "leno-keys";
 
 /// The sidecar's container.
 pub const PROXY_CONTAINER: &str = "leno-proxy";

@@ -142,7 +142,7 @@ impl Redirect {
 }
 
 /// The scheme of a URL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scheme {
     /// `http`.
     Http,

@@ -1,9 +1,12 @@
 //! JSON web tokens that requests show: whose are accepted, and what becomes of their claims.
 
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::route::RequestMatch;
+use crate::server::{InvalidEndpoint, Server};
 
 /// Which tokens requests may, or must, show.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -32,8 +35,8 @@ pub struct JwtIssuer {
     pub issuer: String,
     /// Whom they must be for, any of these; anybody when empty.
     pub audiences: Vec<String>,
-    /// Its public keys: a JWK set.
-    pub keys: Arc<str>,
+    /// Its public keys.
+    pub keys: IssuerKeys,
     /// Where requests show them; at least one.
     pub places: Vec<JwtPlace>,
     /// How far clocks may be apart.
@@ -47,6 +50,83 @@ pub struct JwtIssuer {
 impl JwtIssuer {
     /// The most that clocks may be apart.
     pub const LEEWAY_MAX: Duration = Duration::from_secs(3600);
+}
+
+/// The public keys of an issuer, or where they are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum IssuerKeys {
+    /// These: a JWK set.
+    Set(Arc<str>),
+    /// The control plane reads them there. No sidecar is told that.
+    At(KeySource),
+    /// What sidecars are told until the control plane has read them: no token of the issuer is
+    /// accepted.
+    Awaited,
+}
+
+impl IssuerKeys {
+    /// The most bytes of a set: more than issuers serve.
+    pub const BYTES_MAX: usize = 64 << 10;
+
+    /// Where they are read, if they are not here.
+    #[must_use]
+    pub fn source(&self) -> Option<&KeySource> {
+        match self {
+            Self::At(source) => Some(source),
+            Self::Set(_) | Self::Awaited => None,
+        }
+    }
+}
+
+/// Where the control plane reads a JWK set.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KeySource {
+    /// A file where the control plane is.
+    File(PathBuf),
+    /// A server outside the mesh.
+    Server(KeyServer),
+}
+
+/// A server that gives a JWK set.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyServer {
+    /// Where it listens.
+    pub server: Server,
+    /// The path that is asked for, with a query where there is one.
+    pub path: String,
+    /// How often it is asked, at the least.
+    pub refresh: Duration,
+}
+
+impl KeyServer {
+    /// The shortest time between two questions.
+    pub const REFRESH_MIN: Duration = Duration::from_secs(1);
+    /// The longest time.
+    pub const REFRESH_MAX: Duration = Duration::from_secs(24 * 3600);
+
+    /// Reads `https://HOST[:PORT]/PATH`, or the same with `http`.
+    ///
+    /// # Errors
+    /// [`InvalidEndpoint`] for anything else.
+    pub fn parse(url: &str, refresh: Duration) -> Result<Self, InvalidEndpoint> {
+        let (server, path) = Server::parse_with_default_port(url)?;
+        let path = if path.is_empty() { "/" } else { path };
+        let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
+        if path.len() > PATH_BYTES_MAX || !path.bytes().all(visible) {
+            return Err(InvalidEndpoint::Path);
+        }
+        Ok(Self { server, path: path.to_owned(), refresh })
+    }
+}
+
+/// Its path, or its URL.
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => path.display().fmt(f),
+            Self::Server(KeyServer { server, path, .. }) => write!(f, "{server}{path}"),
+        }
+    }
 }
 
 /// Where a request shows a token.
@@ -79,4 +159,41 @@ pub struct ClaimMatch {
     pub name: String,
     /// One of these is its value, or an element of it; at least one.
     pub values: Vec<String>,
+}
+
+/// More than any URL of a JWK set has.
+const PATH_BYTES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_of_keys_is_a_url_with_or_without_a_port() {
+        let parse = |url: &str| {
+            KeyServer::parse(url, Duration::from_secs(1))
+                .map(|it| KeySource::Server(it).to_string())
+        };
+        for (url, expected) in [
+            ("https://a.example/keys", "https://a.example:443/keys"),
+            ("http://a.example", "http://a.example:80/"),
+            ("http://[::1]:8080/x?policy=b", "http://[::1]:8080/x?policy=b"),
+            ("http://[::1]/x", "http://[::1]:80/x"),
+        ] {
+            assert_eq!(parse(url).unwrap(), expected);
+        }
+        for (url, error) in [
+            ("a.example/keys", InvalidEndpoint::Scheme),
+            ("file:///keys", InvalidEndpoint::Scheme),
+            ("https:///keys", InvalidEndpoint::Host),
+            ("https://user@a.example/keys", InvalidEndpoint::Host),
+            ("https://a.example:0/keys", InvalidEndpoint::Port),
+            ("https://a.example:/keys", InvalidEndpoint::Port),
+            ("https://a.example/a b", InvalidEndpoint::Path),
+            ("https://a.example/a\r\nb", InvalidEndpoint::Path),
+            ("https://a.example/#a", InvalidEndpoint::Path),
+        ] {
+            assert_eq!(parse(url), Err(error), "{url}");
+        }
+    }
 }

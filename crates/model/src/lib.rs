@@ -75,7 +75,10 @@ pub use ingress::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,
 };
 pub use ip_range::{InvalidIpRange, IpRange};
-pub use jwt::{ClaimHeader, ClaimMatch, JwtIssuer, JwtPlace, JwtValidation, Required};
+pub use jwt::{
+    ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, KeyServer, KeySource,
+    Required,
+};
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
 pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
 pub use name::{

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::action::Scheme;
 
 /// A server outside the mesh.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Server {
     /// Whether it is spoken to inside TLS.
     pub scheme: Scheme,
@@ -46,6 +46,19 @@ impl Server {
 
     /// The same, and what follows it, whatever that is.
     pub(crate) fn parse_with_path(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
+        Self::split(url, |_| None)
+    }
+
+    /// The same, where the port may be the one that goes without saying.
+    pub(crate) fn parse_with_default_port(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
+        Self::split(url, |scheme| Some(scheme.port()))
+    }
+
+    /// Reads a URL; `unsaid` is the port where none is written.
+    fn split(
+        url: &str,
+        unsaid: impl FnOnce(Scheme) -> Option<u16>,
+    ) -> Result<(Self, &str), InvalidEndpoint> {
         let (scheme, rest) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
             (Some(rest), _) => (Scheme::Http, rest),
             (None, Some(rest)) => (Scheme::Https, rest),
@@ -57,7 +70,12 @@ impl Server {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or(InvalidEndpoint::Host)?;
                 let host: std::net::Ipv6Addr = host.parse().map_err(|_| InvalidEndpoint::Host)?;
-                (host.to_string(), port.strip_prefix(':'))
+                let port = match (port, port.strip_prefix(':')) {
+                    ("", _) => None,
+                    (_, Some(port)) => Some(port),
+                    (_, None) => return Err(InvalidEndpoint::Host),
+                };
+                (host.to_string(), port)
             }
             None => match authority.split_once(':') {
                 Some((host, port)) => (host.to_owned(), Some(port)),
@@ -68,11 +86,15 @@ impl Server {
         if host.is_empty() || host.len() > HOST_BYTES_MAX || !host.bytes().all(named) {
             return Err(InvalidEndpoint::Host);
         }
-        let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
-        let port: u16 = port.and_then(|port| port.parse().ok()).ok_or(InvalidEndpoint::Port)?;
-        if port == 0 {
-            return Err(InvalidEndpoint::Port);
-        }
+        let number = |port: &str| {
+            let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+            port.parse().ok().filter(|port| digits && *port != 0)
+        };
+        let port = match port {
+            Some(port) => number(port),
+            None => unsaid(scheme),
+        };
+        let port: u16 = port.ok_or(InvalidEndpoint::Port)?;
         Ok((Self { scheme, host, port }, path))
     }
 

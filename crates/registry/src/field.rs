@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 use leno_model::Name;
 
@@ -26,8 +27,9 @@ pub(crate) struct Fields<'a> {
 }
 
 /// What is wrong or odd in one document.
-#[derive(Default)]
 pub(crate) struct Notes {
+    /// Where its relative paths begin, when it is in a file.
+    folder: Option<PathBuf>,
     problems: RefCell<Vec<Note>>,
     warnings: RefCell<Vec<Note>>,
 }
@@ -41,6 +43,12 @@ pub(crate) struct Note {
 }
 
 impl Notes {
+    /// Nothing yet, of a document in this file or in none.
+    pub(crate) fn of(file: Option<&str>) -> Self {
+        let folder = file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
+        Self { folder, problems: RefCell::default(), warnings: RefCell::default() }
+    }
+
     /// Whether the document is refused.
     pub(crate) fn refused(&self) -> bool {
         !self.problems.borrow().is_empty()
@@ -245,6 +253,25 @@ impl<'a> Field<'a> {
             return None;
         }
         Some(name)
+    }
+
+    /// The path of a file; a relative one begins where the document is.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        let text = self.text()?;
+        let path = Path::new(text);
+        let (problem, remedy) = match &self.notes.folder {
+            _ if path.file_name().is_none() || text.contains(char::is_control) => {
+                (format!("{} is no path of a file", self.shown()), "name one")
+            }
+            Some(folder) => return Some(folder.join(path)),
+            None if path.is_absolute() => return Some(path.to_owned()),
+            None => (
+                format!("{} is relative, and this document is in no folder", self.shown()),
+                "begin it with `/`: it is a path where the control plane runs",
+            ),
+        };
+        self.refuse(problem, remedy);
+        None
     }
 
     /// One word of a closed list.

@@ -16,6 +16,7 @@ mod grpc_route;
 mod hedging;
 mod http_route;
 pub(crate) mod ingress;
+mod issuer_keys;
 mod jwt_validation;
 mod lane;
 mod load_balancing;
@@ -51,7 +52,7 @@ use crate::suggest::{closest, one_of};
 
 /// Reads one document, of a file or of an API server.
 pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
-    let notes = Notes::default();
+    let notes = Notes::of(file);
     let object = read_object(&Field::root(node, &notes), &notes);
     let refused = notes.refused();
     let (problems, warnings) = notes.into_parts();
@@ -79,7 +80,7 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
 
 /// Reads a route, given whole, as gateways have it.
 pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Rejected>> {
-    let notes = Notes::default();
+    let notes = Notes::of(None);
     let root = Field::root(node, &notes);
     let route = root.any_fields().and_then(|fields| {
         let kind = read_kind(&fields)?;

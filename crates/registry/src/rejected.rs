@@ -58,7 +58,8 @@ pub struct Place {
 
 impl Place {
     /// A field of an object whose file is not known.
-    pub(crate) fn of(key: &ObjectKey, field: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn of(key: &ObjectKey, field: impl Into<String>) -> Self {
         let printed = key.to_string();
         let (kind, name) = printed.split_once(' ').unwrap_or((&printed, ""));
         let (namespace, name) = match name.split_once('/') {

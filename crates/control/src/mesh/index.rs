@@ -19,6 +19,11 @@ impl<K: Ord + Clone, V: Ord + Clone> Index<K, V> {
         self.0.get(key).into_iter().flatten()
     }
 
+    /// The keys that have values, in order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
+
     pub(crate) fn insert(&mut self, key: &K, value: &V) {
         let values = self.0.entry(key.clone()).or_default();
         values.insert(value.clone());

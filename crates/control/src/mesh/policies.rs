@@ -2,12 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::sync::Arc;
+
 use leno_model::{
-    Name, PolicyScope, PortGuard, PortLimits, ServiceName, ServicePolicy, ServicePolicyName,
-    Treatment,
+    Guard, IssuerKeys, KeySource, Name, PolicyScope, PortGuard, PortLimits, ServiceName,
+    ServicePolicy, ServicePolicyName, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
+use crate::keys::sources;
 
 /// All policies of services.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -15,6 +18,9 @@ pub(super) struct Policies {
     by_name: BTreeMap<ServicePolicyName, ServicePolicy>,
     by_service: Index<ServiceName, ServicePolicyName>,
     by_namespace: Index<Name, ServicePolicyName>,
+    by_key_source: Index<KeySource, ServicePolicyName>,
+    /// The keys of issuers that were read elsewhere.
+    keys: BTreeMap<KeySource, Arc<str>>,
 }
 
 impl Policies {
@@ -39,6 +45,9 @@ impl Policies {
             self.by_service.remove(service, name);
         }
         self.by_namespace.remove(&name.namespace, name);
+        for (_, source) in sources(&old) {
+            self.by_key_source.remove(source, name);
+        }
         Some(old)
     }
 
@@ -48,6 +57,9 @@ impl Policies {
         }
         if policy.scope == PolicyScope::Namespace {
             self.by_namespace.insert(&policy.name.namespace, &policy.name);
+        }
+        for (_, source) in sources(&policy) {
+            self.by_key_source.insert(source, &policy.name);
         }
         self.by_name.insert(policy.name.clone(), policy);
     }
@@ -66,7 +78,75 @@ impl Mesh {
 
     /// What policies say else decides about requests at a port of a service.
     pub(crate) fn guards(&self, service: &ServiceName, port: u16) -> Vec<PortGuard> {
-        PortGuard::of(self.policies.of(service), service, port)
+        let mut guards = PortGuard::of(self.policies.of(service), service, port);
+        for guard in &mut guards {
+            if let Guard::Tokens(rule) = &mut guard.guard {
+                let issuers = rule.issuers.iter_mut();
+                issuers.for_each(|issuer| issuer.keys = self.keys_as_read(&issuer.keys));
+            }
+        }
+        guards
+    }
+
+    /// What a sidecar is told of keys.
+    fn keys_as_read(&self, keys: &IssuerKeys) -> IssuerKeys {
+        match keys.source() {
+            None => keys.clone(),
+            Some(source) => match self.policies.keys.get(source) {
+                Some(set) => IssuerKeys::Set(Arc::clone(set)),
+                None => IssuerKeys::Awaited,
+            },
+        }
+    }
+
+    /// The places that policies read keys from.
+    pub(crate) fn key_sources(&self) -> impl Iterator<Item = &KeySource> {
+        self.policies.by_key_source.keys()
+    }
+
+    /// Whether the keys of a place have been read.
+    pub(crate) fn has_keys(&self, source: &KeySource) -> bool {
+        self.policies.keys.contains_key(source)
+    }
+
+    /// The policies of services.
+    pub(crate) fn service_policies(&self) -> impl Iterator<Item = &ServicePolicy> {
+        self.policies.all()
+    }
+
+    /// Takes in the keys of a place, or that nobody reads them any more.
+    pub(crate) fn set_keys(&mut self, source: &KeySource, set: Option<Arc<str>>) -> Touched {
+        let keys = &mut self.policies.keys;
+        let before = match &set {
+            Some(set) => keys.insert(source.clone(), Arc::clone(set)),
+            None => keys.remove(source),
+        };
+        let mut touched = Touched::default();
+        if before == set {
+            return touched;
+        }
+        let named = self.policies.by_key_source.of(source);
+        for policy in named.filter_map(|name| self.policies.by_name.get(name)) {
+            touched.workloads.extend(self.behind_all(&self.about(policy)).cloned());
+        }
+        touched
+    }
+
+    /// The services that a policy is about, whether they are there or not.
+    fn about(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
+        let mut about: BTreeSet<ServiceName> = services(policy).cloned().collect();
+        if policy.scope == PolicyScope::Namespace {
+            let all = self.services.keys();
+            about.extend(all.filter(|it| it.namespace == policy.name.namespace).cloned());
+        }
+        about
+    }
+
+    fn behind_all<'a>(
+        &'a self,
+        services: &'a BTreeSet<ServiceName>,
+    ) -> impl Iterator<Item = &'a WorkloadName> {
+        services.iter().flat_map(|service| self.selected.of(service))
     }
 
     pub(super) fn set_policy(
@@ -78,21 +158,14 @@ impl Mesh {
         let old = self.policies.take(name);
         let differs = old != new;
         let is_inbound = old.iter().chain(&new).any(|policy| policy.rule.is_inbound());
-        let mut about = BTreeSet::new();
-        for policy in old.iter().chain(&new) {
-            about.extend(services(policy).cloned());
-            if policy.scope == PolicyScope::Namespace {
-                let all = self.services.keys();
-                about.extend(all.filter(|s| s.namespace == name.namespace).cloned());
-            }
-        }
+        let both = old.iter().chain(&new);
+        let about: BTreeSet<ServiceName> = both.flat_map(|policy| self.about(policy)).collect();
         if let Some(new) = new {
             self.policies.put(new);
         }
         if differs {
             if is_inbound {
-                let behind = about.iter().flat_map(|service| self.selected.of(service));
-                touched.workloads.extend(behind.cloned());
+                touched.workloads.extend(self.behind_all(&about).cloned());
             }
             touched.services.extend(about);
         }

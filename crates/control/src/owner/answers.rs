@@ -39,6 +39,7 @@ impl Owner {
             start: &self.start,
             certifier: &self.certifier,
             remarks: &self.remarks,
+            keys: &self.keys,
             peers: &self.peers,
             queues: self.queues,
             history: self.history.tally,

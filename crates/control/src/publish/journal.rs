@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use leno_discovery::ChangeId;
-use leno_model::{ObjectKey, WorkloadName};
+use leno_model::{KeySource, ObjectKey, WorkloadName};
 use tokio::time::Instant;
 
 /// Where a change came from.
@@ -16,6 +16,8 @@ pub(crate) enum Cause {
     Objects(usize, ObjectKey),
     /// The sidecar of this workload listens, or listens elsewhere.
     Listens(WorkloadName),
+    /// The keys of an issuer, read there, are others.
+    Keys(KeySource),
     /// Certificates are signed by another authority, or with other roots.
     Authority,
     /// The sidecar of this workload is gone, or has withdrawn.
@@ -31,6 +33,7 @@ impl fmt::Display for Cause {
                 write!(f, "{first} and {others} other objects changed in the files")
             }
             Self::Listens(workload) => write!(f, "the sidecar of {workload} says where it listens"),
+            Self::Keys(source) => write!(f, "the keys of an issuer changed at {source}"),
             Self::Authority => f.write_str("the authority, or whom it says to trust, changed"),
             Self::Gone(workload) => write!(f, "the sidecar of {workload} is gone"),
         }

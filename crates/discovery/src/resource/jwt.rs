@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{ClaimHeader, JwtIssuer, JwtPlace, JwtValidation, Required};
+use leno_model::{ClaimHeader, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, Required};
 
 use super::field::{Invalid, each};
 use super::guard::header;
@@ -62,7 +62,11 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     proto::JwtIssuer {
         issuer: issuer.issuer.clone(),
         audiences: issuer.audiences.clone(),
-        keys: issuer.keys.to_string(),
+        keys: match &issuer.keys {
+            IssuerKeys::Set(keys) => keys.to_string(),
+            // An empty set verifies nothing, in older sidecars too.
+            IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
+        },
         places: issuer.places.iter().map(place).collect(),
         leeway_nanoseconds: nanoseconds(issuer.leeway),
         forwards: issuer.forwards.iter().map(forward).collect(),
@@ -92,7 +96,10 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
     Ok(JwtIssuer {
         issuer: wire.issuer,
         audiences: wire.audiences,
-        keys: wire.keys.into(),
+        keys: match wire.keys.is_empty() {
+            true => IssuerKeys::Awaited,
+            false => IssuerKeys::Set(wire.keys.into()),
+        },
         places,
         leeway,
         forwards: each("forwards", wire.forwards, |wire| {

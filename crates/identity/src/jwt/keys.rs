@@ -83,6 +83,27 @@ impl JwtKeys {
         if known.is_empty() { Err(BadKeys::None) } else { Ok(Self(known)) }
     }
 
+    /// What of a JWK set is public and verifies, in an order of its own: sets that verify alike are
+    /// mostly written alike, and what somebody put into one by mistake goes no further.
+    ///
+    /// # Errors
+    /// [`BadKeys`] when no key is left.
+    pub fn public_part(text: &str) -> Result<String, BadKeys> {
+        let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
+        let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
+        let verifying = keys.iter().take(KEYS_MAX).filter(|jwk| known(jwk).is_some());
+        let public = verifying.map(|jwk| {
+            let members = PUBLIC.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
+            Value::Object(members.map(|(name, it)| (name.to_owned(), it.clone())).collect())
+        });
+        let mut public: Vec<String> = public.map(|jwk| jwk.to_string()).collect();
+        public.sort();
+        match public.is_empty() {
+            false => Ok(format!("{{\"keys\":[{}]}}", public.join(","))),
+            true => Err(BadKeys::None),
+        }
+    }
+
     /// Whether a key verifies a signature: the one of that id, or any when the token names none.
     pub(super) fn verify(
         &self,
@@ -157,6 +178,8 @@ fn known(jwk: &Value) -> Option<Known> {
     Some(Known { id: text("kid").map(str::to_owned), algorithm, key })
 }
 
+/// The members of a JWK that say something here.
+const PUBLIC: [&str; 9] = ["kty", "use", "alg", "kid", "crv", "n", "e", "x", "y"];
 /// Both names of the one algorithm (RFC 8037 §3.1, RFC 9864).
 const EDWARDS: [&str; 2] = ["EdDSA", "Ed25519"];
 /// SEC 1 §2.3.3.

@@ -194,3 +194,26 @@ fn claims_are_found_by_name_and_inside_others() {
     assert_eq!(texts_of(&claims, "a.b"), ["c"]);
     assert!(texts_of(&claims, "realm").is_empty() && texts_of(&claims, "x.y").is_empty());
 }
+
+#[test]
+fn what_is_passed_on_of_a_set_is_public_and_verifies_the_same() {
+    let issuer = Issuer::new();
+    let mut set = issuer.set();
+    let keys = set["keys"].as_array_mut().unwrap();
+    keys[1]["d"] = json!("c2VjcmV0");
+    keys[3]["x5c"] = json!(["AAAA"]);
+    let public = JwtKeys::public_part(&set.to_string()).unwrap();
+    assert!(!public.contains("c2VjcmV0") && !public.contains("AAAA"), "{public}");
+    let token = token(&json!({"alg": "ES256", "kid": "ec"}), &claims(), |it| issuer.by_curve(it));
+    verify(&token, &JwtKeys::parse(&public).unwrap()).unwrap();
+
+    set["keys"].as_array_mut().unwrap().reverse();
+    assert_eq!(JwtKeys::public_part(&set.to_string()), Ok(public), "the order says nothing");
+    for (text, error) in [
+        ("", BadKeys::Malformed),
+        ("{}", BadKeys::Malformed),
+        (r#"{"keys": [{"kty": "oct"}]}"#, BadKeys::None),
+    ] {
+        assert_eq!(JwtKeys::public_part(text), Err(error), "{text}");
+    }
+}

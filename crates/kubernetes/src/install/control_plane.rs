@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{Options, cluster_metadata, labels, metadata, selector};
-use crate::words::{CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, PROXY_UID, WEBHOOK_PORT};
+use crate::words::{
+    CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, KEYS_CONFIG_MAP, PROXY_UID, WEBHOOK_PORT,
+};
 
 /// Only pods that need no privileges may be there.
 pub(super) fn namespace(options: &Options) -> Value {
@@ -106,6 +108,7 @@ fn deployment(options: &Options) -> Value {
                     "containers": [container(options)],
                     "volumes": [
                         {"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
+                        {"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}},
                     ],
                 },
             },
@@ -125,6 +128,9 @@ fn container(options: &Options) -> Value {
         format!("[::]:{WEBHOOK_PORT}"),
         "--data",
         "/var/lib/leno/control",
+        // The image has no roots of a system.
+        "--key-roots",
+        format!("{KEYS}/roots.pem"),
     ]);
     let wanted = [("--cni", options.cni.is_some()), ("--gateways", options.gateways)];
     for (word, _) in wanted.iter().filter(|(_, is_wanted)| *is_wanted) {
@@ -173,6 +179,12 @@ fn container(options: &Options) -> Value {
         },
         // A volume belongs to root, and everybody may write there: what is kept is in a directory of
         // its own within.
-        "volumeMounts": [{"name": "state", "mountPath": "/var/lib/leno"}],
+        "volumeMounts": [
+            {"name": "state", "mountPath": "/var/lib/leno"},
+            {"name": "keys", "mountPath": KEYS, "readOnly": true},
+        ],
     })
 }
+
+/// Where the control plane finds [`KEYS_CONFIG_MAP`].
+const KEYS: &str = "/etc/leno/keys";

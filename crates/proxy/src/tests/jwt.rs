@@ -7,9 +7,9 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPai
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leno_model::{
-    Access, ClaimHeader, ClaimMatch, Guard, InboundPolicy, JwtIssuer, JwtPlace, JwtValidation,
-    PathMatch, PolicyAction, PolicyName, PolicyRule, PortGuard, PortSet, RequestMatch, Required,
-    ServicePolicyKind, ServicePolicyName,
+    Access, ClaimHeader, ClaimMatch, Guard, InboundPolicy, IssuerKeys, JwtIssuer, JwtPlace,
+    JwtValidation, PathMatch, PolicyAction, PolicyName, PolicyRule, PortGuard, PortSet,
+    RequestMatch, Required, ServicePolicyKind, ServicePolicyName,
 };
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ impl Issuer {
         let issuer = JwtIssuer {
             issuer: "me".to_owned(),
             audiences: vec!["ratings".to_owned()],
-            keys: self.keys().into(),
+            keys: IssuerKeys::Set(self.keys().into()),
             places: vec![
                 JwtPlace::Header { name, prefix },
                 JwtPlace::Query("access_token".to_owned()),
@@ -124,6 +124,34 @@ fn a_token_is_verified_and_told_to_the_application() {
         let basic = get("/health", "authorization: Basic YTpi\r\n");
         assert_eq!(client.ask(&basic).await.status, 200);
         assert_eq!(app.requests().last().unwrap().field("authorization"), Some("Basic YTpi"));
+    });
+}
+
+#[test]
+fn nobody_is_believed_before_the_keys_are_there() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let issuer = Issuer::new();
+        let mut guard = issuer.guard(Required::Of(vec![path("/ratings")]));
+        let Guard::Tokens(rule) = &mut guard.guard else { panic!("no tokens") };
+        rule.issuers[0].keys = IssuerKeys::Awaited;
+        mesh.guard(vec![guard], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        for path in ["/ratings", "/health"] {
+            let answer = client.ask(&get(path, &bearing(&issuer.token(&[], 60)))).await;
+            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path}");
+            let challenge = answer.field("www-authenticate").unwrap();
+            assert!(challenge.contains("keys of the token's issuer are not there"), "{challenge}");
+        }
+        let answer = client.ask(&get("/ratings", "")).await;
+        assert_eq!(answer.verdict(), (401, Some("token-missing")));
+        assert!(app.requests().is_empty());
+        assert_eq!(client.ask(&get("/health", "")).await.status, 200);
+
+        mesh.guard(vec![issuer.guard(Required::Always)], Vec::new());
+        let answer = client.ask(&get("/ratings", &bearing(&issuer.token(&[], 60)))).await;
+        assert_eq!(answer.status, 200);
     });
 }
 

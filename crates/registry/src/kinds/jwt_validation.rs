@@ -1,6 +1,5 @@
 //! Reads `leno.dev/v1alpha1` `JwtValidation`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
@@ -9,6 +8,7 @@ use leno_model::{
 
 use super::access_policy::elements;
 use super::http_route::{header_name, read_match};
+use super::issuer_keys;
 use super::request_test::only_one;
 use super::service_policy::{targets, time_or};
 use crate::field::{Field, Fields};
@@ -70,7 +70,7 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     ])?;
     let issuer = fields.require("issuer").and_then(text);
     let audiences = elements(&fields, "audiences", "or leave it out for any", text);
-    let keys = fields.require("jwks").and_then(keys);
+    let keys = fields.require("jwks").and_then(issuer_keys::read);
     let places = match fields.find("from") {
         None => {
             let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
@@ -102,37 +102,6 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         forwards,
         passes_token,
     })
-}
-
-/// Whether the keys in it can verify is for sidecars to say: here it must be a JWK set.
-fn keys(field: &Field<'_>) -> Option<Arc<str>> {
-    let fields = field.fields(&["inline"])?;
-    let inline = fields.require("inline")?;
-    let text = inline.text()?;
-    let problem = if text.len() > KEYS_BYTES_MAX {
-        Some(format!("has {} bytes, of which {KEYS_BYTES_MAX} are read", text.len()))
-    } else {
-        let set: Option<serde_json::Value> = serde_json::from_str(text).ok();
-        let keys = set.as_ref().and_then(|set| set.get("keys")?.as_array());
-        let verifies = |key: &serde_json::Value| {
-            let kind = key.get("kty").and_then(serde_json::Value::as_str);
-            matches!(kind, Some("RSA" | "EC" | "OKP"))
-        };
-        match keys {
-            None => Some("is not a JWK set, which is JSON with `keys`".to_owned()),
-            Some(keys) if !keys.iter().any(verifies) => {
-                Some("has no public key: only `kty` RSA, EC and OKP verify here".to_owned())
-            }
-            Some(_) => None,
-        }
-    };
-    match problem {
-        None => Some(text.into()),
-        Some(problem) => {
-            inline.refuse(problem, "copy what the issuer serves at its `jwks_uri`");
-            None
-        }
-    }
 }
 
 /// `{header}` with a `prefix`, or `{query}`.
@@ -179,7 +148,5 @@ pub(super) fn text(field: &Field<'_>) -> Option<String> {
 const ISSUERS_MAX: usize = 16;
 /// As Envoy allows.
 const LEEWAY_DEFAULT: Duration = Duration::from_secs(60);
-/// More than issuers serve.
-const KEYS_BYTES_MAX: usize = 64 << 10;
 /// More than issuers and claims have.
 const TEXT_BYTES_MAX: usize = 512;

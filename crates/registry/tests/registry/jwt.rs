@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use expect_test::expect;
-use leno_model::{Guard, JwtPlace, Object, PathMatch, Required, ServiceRule};
-use leno_registry::read_str;
+use leno_model::{
+    Guard, IssuerKeys, JwtPlace, KeySource, Object, PathMatch, Required, ServiceRule,
+};
+use leno_registry::{FileSource, read_str};
 
 use crate::service_policies::{check_refusals_of, policy};
 
@@ -22,7 +24,8 @@ fn reads_the_documented_example_with_all_its_parts() {
     let [issuer] = &rule.issuers[..] else { panic!("one issuer") };
     assert_eq!(issuer.issuer, "https://accounts.example.com");
     assert_eq!(issuer.audiences, ["ratings", "bookinfo"]);
-    assert!(issuer.keys.contains("2026-11"));
+    let IssuerKeys::Set(keys) = &issuer.keys else { panic!("{:?}", issuer.keys) };
+    assert!(keys.contains("2026-11"));
     let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
     let header = JwtPlace::Header { name, prefix };
     assert_eq!(issuer.places, [header, JwtPlace::Query("access_token".to_owned())]);
@@ -38,6 +41,16 @@ fn reads_the_documented_example_with_all_its_parts() {
 }
 
 #[test]
+fn reads_the_documented_example_with_keys_elsewhere() {
+    let policy = policy(&crate::pages::examples("jwt-validation.md")[1]);
+    let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
+    let sources = rule.issuers.iter().filter_map(|issuer| issuer.keys.source());
+    let sources: Vec<String> = sources.map(ToString::to_string).collect();
+    let server = "https://accounts.example.com:443/.well-known/jwks.json";
+    assert_eq!(sources, [server, "/etc/leno/keys/batch.json"]);
+}
+
+#[test]
 fn refuses_tokens_that_nobody_could_show() {
     let issuer = |more: &str| {
         format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}{more}}}]}}")
@@ -46,7 +59,15 @@ fn refuses_tokens_that_nobody_could_show() {
         "{targetRefs: [{name: a}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: []}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {}}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {inline: a, url: b}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: b}}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: \"https://a#b\"}}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: \"https://a\", refresh: 500ms}}]}"
+            .to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: a, refresh: 5s}}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: \"\"}}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: ..}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {inline: \"a\"}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {inline: '{\"keys\": [{\"kty\": \"oct\"}]}'}}]}"
             .to_owned(),
@@ -70,8 +91,14 @@ fn refuses_tokens_that_nobody_could_show() {
         spec.issuers: is missing; add `issuers`
         spec.issuers: names nobody whose tokens are accepted; add an issuer
         spec.issuers[0].jwks: is missing; add `jwks`
-        spec.issuers[0].jwks.url: is not a field that is known here; remove it, or use `inline`
-        spec.issuers[0].jwks.inline: is missing; add `inline`
+        spec.issuers[0].jwks: says nothing; give one of `inline`, `file`, `url`
+        spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
+        spec.issuers[0].jwks.url: "b" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://a#b" is no server of keys: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time from 1s to 86400s
+        spec.issuers[0].jwks.refresh: is for servers that are asked; remove it; files are watched
+        spec.issuers[0].jwks.file: "" is no path of a file; name one
+        spec.issuers[0].jwks.file: ".." is no path of a file; name one
         spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy what the issuer serves at its `jwks_uri`
         spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy what the issuer serves at its `jwks_uri`
         spec.issuers[0].audiences: is empty, which reads as nothing and as everything; add an element, or leave it out for any
@@ -109,4 +136,56 @@ fn refuses_claims_that_say_nothing() {
         spec.deny[0].claims.groups[0]: 1 is a number, not text; write "1" in quotes
     "#]],
     );
+}
+
+#[test]
+fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let document = |jwks: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: JwtValidation\nmetadata: {{name: a}}\n\
+             spec: {{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {jwks}}}]}}\n"
+        )
+    };
+    let read = |jwks: &str| {
+        let file = directory.path().join("a.yaml");
+        std::fs::write(&file, document(jwks)).unwrap();
+        let mut source = FileSource::new(vec![directory.path().to_owned()]);
+        let update = source.reload();
+        assert_eq!(update.rejected, []);
+        let Some(Object::ServicePolicy(policy)) = source.objects().next() else {
+            panic!("no policy")
+        };
+        let ServiceRule::Guard(Guard::Tokens(rule)) = &policy.rule else { panic!("no tokens") };
+        let warned: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+        (rule.issuers[0].keys.source().unwrap().clone(), warned)
+    };
+    let beside = KeySource::File(directory.path().join("keys/a.json"));
+    assert_eq!(read("{file: keys/a.json}"), (beside, vec![]));
+    assert_eq!(read("{file: /keys.json}").0, KeySource::File("/keys.json".into()));
+    for (jwks, url, refresh) in [
+        ("{url: \"https://a/b?c=d\"}", "https://a:443/b?c=d", 300),
+        ("{url: \"http://127.0.0.1:8/\", refresh: 1h}", "http://127.0.0.1:8/", 3600),
+    ] {
+        let (source, warned) = read(jwks);
+        assert_eq!((source.to_string().as_str(), warned.len()), (url, 0));
+        let KeySource::Server(server) = source else { panic!("{source:?}") };
+        assert_eq!(server.refresh, Duration::from_secs(refresh));
+    }
+    let (_, warned) = read("{url: \"http://a/b\"}");
+    assert!(warned[0].contains("jwks.url: is asked in clear text"), "{warned:?}");
+
+    let object = |jwks: serde_json::Value| {
+        serde_json::json!({
+            "apiVersion": "leno.dev/v1alpha1", "kind": "JwtValidation", "metadata": {"name": "a"},
+            "spec": {"targetRefs": [{"name": "a"}], "issuers": [{"issuer": "a", "jwks": jwks}]},
+        })
+    };
+    let rejected = leno_registry::read_json(&object(serde_json::json!({"file": "keys.json"})));
+    let rejected = rejected.unwrap_err()[0].to_string();
+    assert!(
+        rejected.contains("\"keys.json\" is relative, and this document is in no folder"),
+        "{rejected}"
+    );
+    assert!(leno_registry::read_json(&object(serde_json::json!({"file": "/keys.json"}))).is_ok());
 }

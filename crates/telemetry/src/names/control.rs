@@ -60,6 +60,10 @@ table! {
         "Messages of proxies that tell what they counted.";
     SERIES_FOLDED "leno_control_series_folded_total" Counter []
         "Series in those messages that were not kept apart: there was no room, or they were about no service of the mesh.";
+    KEY_SOURCES "leno_control_key_sources" Gauge ["state"]
+        "Places that keys of issuers are read from: all, those that could not be read the last time, and those without any keys in force.";
+    KEY_READINGS "leno_control_key_readings_total" Counter ["result"]
+        "Readings of such places, by what came of them: other keys, the same, or none.";
     QUEUES "leno_control_queue_depth" Gauge ["queue"]
         "What waits: updates of files, events of proxies, questions of operators, signatures, proxies that are due to be told, rounds that somebody has not applied.";
 }

@@ -80,7 +80,7 @@ const LABELS: &str = r#"
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `fault` | what was injected: `delay` or `abort` |
-| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans, points and lines: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them) |
+| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans, points and lines: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them); of readings of keys: `changed`, `same` or `failed` |
 | `source` | `pool`: open already; `new`: opened for the request |
 | `to` | what a circuit became: `open` or `closed` |
 | `kind` | the kind of the object that holds a rule; empty for rules that had no room |
@@ -88,6 +88,7 @@ const LABELS: &str = r#"
 | `name` | its name; `other` for the rules beyond the first 1023 that decided something in this process |
 | `rule` | the rule in it: the name of those that have one, otherwise the place from 0; empty for a `TrafficTarget` and for what a circuit breaker turns away ([which decisions count](seeing.md#rules-that-decide)) |
 | `version` | the version of Leno |
+| `state` | of places that keys are read from: `all` of them, those `failing` the last time, those `without` any keys in force |
 | `queue` | what waits: `updates` of files, `events` of proxies, `questions` of operators, `signatures`, proxies `due` to be told, `rounds` that somebody has not applied |
 
 ## gRPC

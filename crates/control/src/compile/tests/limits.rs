@@ -1,6 +1,8 @@
 //! What rate limits and guards add to worlds, and that nothing is added without them.
 
-use leno_model::{Change, Object};
+use std::sync::Arc;
+
+use leno_model::{Change, IssuerKeys, Object};
 
 use super::*;
 use crate::fixture::objects;
@@ -123,4 +125,52 @@ fn a_change_of_guards_touches_the_workloads_that_obey_them() {
     let guard = objects.into_iter().find(|it| matches!(it, Object::ServicePolicy(_))).unwrap();
     let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
     assert_eq!(mesh.apply(Change::Upsert(guard)).workloads, behind);
+}
+
+const TOKENS: &str = r#"
+apiVersion: leno.dev/v1alpha1
+kind: JwtValidation
+metadata: {name: tokens, namespace: bookinfo}
+spec:
+  targetRefs: [{name: reviews}]
+  issuers:
+  - {issuer: a, jwks: {url: "https://a.example/keys"}}
+  - {issuer: b, jwks: {url: "https://b.example/keys"}}
+"#;
+
+#[test]
+fn sidecars_are_told_the_keys_that_were_read_and_nothing_until_then() {
+    let mut mesh = mesh(BOOKINFO);
+    let policy = objects(TOKENS).pop().unwrap();
+    mesh.apply(Change::Upsert(policy.clone()));
+    let told = |mesh: &Mesh| {
+        let workload = mesh.workload(&workload("reviews-v1-1")).unwrap();
+        let wanted = wanted(workload, &BTreeSet::new());
+        let world = world(mesh, workload, &wanted, &mut Views::default());
+        let guards = world.snapshot.plan.guards.values().flatten();
+        let tokens = guards.filter_map(|it| match &it.guard {
+            leno_model::Guard::Tokens(rule) => Some(rule.issuers.clone()),
+            leno_model::Guard::Authorization(_) => None,
+        });
+        tokens.flatten().map(|issuer| issuer.keys).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mesh), [IssuerKeys::Awaited, IssuerKeys::Awaited]);
+    let sources: Vec<_> = mesh.key_sources().cloned().collect();
+    let [first, second] = &sources[..] else { panic!("{sources:?}") };
+    assert_eq!(first.to_string(), "https://a.example:443/keys");
+
+    let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
+    let set = |text: &str| Some(Arc::<str>::from(text));
+    let touched = mesh.set_keys(second, set("{}"));
+    assert_eq!((touched.workloads, touched.services.len()), (behind, 0));
+    assert!(mesh.set_keys(second, set("{}")).is_empty(), "the same set again");
+    assert_eq!(told(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
+    assert!(mesh.has_keys(second) && !mesh.has_keys(first));
+
+    // Another version of the rule has them at once.
+    mesh.apply(Change::Upsert(policy.clone()));
+    assert_eq!(told(&mesh)[1], IssuerKeys::Set("{}".into()));
+    mesh.apply(Change::Remove(policy.key()));
+    assert_eq!(mesh.key_sources().count(), 0);
+    assert!(mesh.set_keys(second, None).is_empty(), "nobody is told who does not use them");
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, ClaimHeader, Decider, DeciderAddress, Descriptor, DescriptorEntry,
-    DescriptorValue, GlobalLimit, Guard, JwtIssuer, JwtPlace, JwtValidation, PortGuard, Required,
-    Server, Unanswered,
+    DescriptorValue, GlobalLimit, Guard, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, PortGuard,
+    Required, Server, Unanswered,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -38,14 +38,16 @@ fn tokens() -> impl Strategy<Value = JwtValidation> {
     ];
     let forward =
         ("[a-z.]{1,5}", "x-[a-z]{1,5}").prop_map(|(claim, header)| ClaimHeader { claim, header });
-    let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), ".{0,9}");
+    let keys =
+        prop_oneof![Just(IssuerKeys::Awaited), ".{1,9}".prop_map(|it| IssuerKeys::Set(it.into()))];
+    let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), keys);
     let issuer = (texts, vec(place, 1..3), 0..3600_u64, vec(forward, 0..3), any::<bool>());
     let issuer =
         issuer.prop_map(|((issuer, audiences, keys), places, leeway, forwards, passes_token)| {
             JwtIssuer {
                 issuer,
                 audiences,
-                keys: keys.into(),
+                keys,
                 places,
                 leeway: Duration::from_secs(leeway),
                 forwards,

@@ -193,7 +193,22 @@ pub(super) fn jwt_validation() -> Value {
         &[("has(self.header) != has(self.query)", "must be one place: give header or query")],
     );
     let forward = object([("claim!", text(512)), ("header!", text(256))]);
-    let jwks = object([("inline!", about(text(65_536), "A JWK set, as JSON."))]);
+    let jwks = unless(
+        object([
+            ("inline", about(text(65_536), "A JWK set, as JSON.")),
+            ("file", about(text(4096), "A file where the control plane is, which it watches.")),
+            ("url", about(text(2048), "A server that the control plane asks for the set.")),
+            ("refresh", about(duration(), "How often it is asked, at the least.")),
+        ]),
+        &[
+            (
+                "(has(self.inline) ? 1 : 0) + (has(self.file) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
+                "must be in one place: give inline, file or url",
+            ),
+            ("!has(self.refresh) || has(self.url)", "refresh is for servers: give url"),
+            ("!has(self.file) || self.file.startsWith('/')", "must begin with / in a cluster"),
+        ],
+    );
     let issuer = object([
         ("issuer!", text(512)),
         ("audiences", some(text(512), 256)),

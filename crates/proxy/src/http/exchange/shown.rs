@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use leno_identity::{BadJwt, Expected, UnverifiedJwt, texts_of};
-use leno_model::{FixedAnswer, Header, HeaderEdits, JwtIssuer, JwtPlace, Reason};
+use leno_model::{FixedAnswer, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtPlace, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::guard::CompiledJwtValidation;
 use leno_traffic::{Fields, RequestView, percent_decoded};
@@ -108,7 +108,8 @@ fn verify_all(
         let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.places.contains(place));
         let issuer = issuers.into_iter().find(|it| token.issuer() == Some(&it.issuer));
         let issuer = issuer.ok_or(BadJwt::Issuer)?;
-        let keys = worker.jwt_keys(&issuer.keys).ok_or(BadJwt::Signature)?;
+        let IssuerKeys::Set(keys) = &issuer.keys else { return Err(BadJwt::Keys) };
+        let keys = worker.jwt_keys(keys).ok_or(BadJwt::Signature)?;
         let expected = Expected {
             issuer: &issuer.issuer,
             audiences: &issuer.audiences,

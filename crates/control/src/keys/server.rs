@@ -1,0 +1,189 @@
+//! Keys of a server outside the mesh: one question, and what may come of it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{
+    ACCEPT, CACHE_CONTROL, CONNECTION, ETAG, HOST, HeaderMap, IF_NONE_MATCH, USER_AGENT,
+};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use leno_identity::{OutsideRoots, OutsideRootsError};
+use leno_model::{IssuerKeys, KeyServer, Scheme, Server};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::Answer;
+
+/// Asks for the set, unless it is still that of `tag`.
+pub(super) async fn ask(
+    server: &KeyServer,
+    tag: Option<&str>,
+    roots: Option<PathBuf>,
+) -> Result<Answer, String> {
+    let asked = timeout(ASK_WAIT, ask_patiently(server, tag, roots)).await;
+    asked.unwrap_or(Err(NoAnswer::Late)).map_err(|error| error.to_string())
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    #[error("has not answered in {ASK_WAIT:?}")]
+    Late,
+    #[error("cannot be reached: {0}")]
+    Unreachable(io::Error),
+    #[error("cannot be verified: {0}")]
+    Unverified(io::Error),
+    #[error("cannot be verified: the roots for that cannot be read: {0}")]
+    Roots(#[from] OutsideRootsError),
+    #[error("cannot be asked: {0}")]
+    Question(#[from] hyper::http::Error),
+    #[error("does not answer in HTTP: {0}")]
+    Http(#[from] hyper::Error),
+    #[error("answers {0}, and nobody follows it elsewhere: name the place itself")]
+    Elsewhere(StatusCode),
+    #[error("answers {0}")]
+    Status(StatusCode),
+    #[error("answers with more than {} bytes", IssuerKeys::BYTES_MAX)]
+    TooLarge,
+    #[error("breaks off in its answer: {0}")]
+    Broken(Box<dyn std::error::Error + Send + Sync>),
+    #[error("answers with what is no text")]
+    NoText,
+}
+
+async fn ask_patiently(
+    KeyServer { server, path, .. }: &KeyServer,
+    tag: Option<&str>,
+    roots: Option<PathBuf>,
+) -> Result<Answer, NoAnswer> {
+    let mut request = Request::get(path)
+        .header(HOST, host(server))
+        .header(ACCEPT, "application/jwk-set+json, application/json;q=0.9")
+        .header(USER_AGENT, concat!("leno/", env!("CARGO_PKG_VERSION")))
+        .header(CONNECTION, "close");
+    if let Some(tag) = tag {
+        request = request.header(IF_NONE_MATCH, tag);
+    }
+    let request = request.body(Empty::new())?;
+    let tcp = connect(server).await.map_err(NoAnswer::Unreachable)?;
+    match server.scheme {
+        Scheme::Http => exchange(tcp, request).await,
+        Scheme::Https => exchange(session(server, tcp, roots).await?, request).await,
+    }
+}
+
+/// As clients name it: without the port that goes without saying.
+fn host(server: &Server) -> String {
+    let authority = server.authority();
+    match authority.strip_suffix(&format!(":{}", server.scheme.port())) {
+        Some(host) => host.to_owned(),
+        None => authority,
+    }
+}
+
+/// A connection to the first of its addresses that answers.
+async fn connect(server: &Server) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in lookup_host((server.host.as_str(), server.port)).await? {
+        match dial(address).await {
+            Ok(tcp) => return Ok(tcp),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let connected = timeout(CONNECT_WAIT, TcpStream::connect(address)).await;
+    connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// A session with a server that has shown a certificate for its name.
+async fn session(
+    server: &Server,
+    tcp: TcpStream,
+    roots: Option<PathBuf>,
+) -> Result<TlsStream<TcpStream>, NoAnswer> {
+    let unverified = |error| NoAnswer::Unverified(io::Error::other(error));
+    // Each time: they may have been replaced.
+    let read = spawn_blocking(move || OutsideRoots::read(roots.as_deref())).await;
+    let roots = read.map_err(|error| NoAnswer::Unverified(error.into()))??;
+    let config = roots.client_config(b"http/1.1").map_err(unverified)?;
+    let name = ServerName::try_from(server.host.clone());
+    let name = name.map_err(|error| NoAnswer::Unverified(io::Error::other(error)))?;
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
+    connected.map_err(NoAnswer::Unverified)
+}
+
+/// One question on a connection of its own.
+async fn exchange(
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    request: Request<Empty<Bytes>>,
+) -> Result<Answer, NoAnswer> {
+    let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(io));
+    let (mut sender, connection) = handshake.await?;
+    let exchange = async { read(sender.send_request(request).await?).await };
+    tokio::pin!(connection, exchange);
+    // The connection has to be driven as long as the exchange lasts, and no longer.
+    tokio::select! {
+        biased;
+        answered = &mut exchange => answered,
+        closed = &mut connection => match closed {
+            // What has arrived may not have been read yet.
+            Ok(()) => exchange.await,
+            Err(error) => Err(error.into()),
+        },
+    }
+}
+
+async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {
+    let (head, body) = response.into_parts();
+    let max_age = max_age(&head.headers);
+    match head.status {
+        StatusCode::OK => {}
+        StatusCode::NOT_MODIFIED => return Ok(Answer::Unchanged { max_age }),
+        status if status.is_redirection() => return Err(NoAnswer::Elsewhere(status)),
+        status => return Err(NoAnswer::Status(status)),
+    }
+    let body = Limited::new(body, IssuerKeys::BYTES_MAX).collect().await;
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => NoAnswer::TooLarge,
+        false => NoAnswer::Broken(error),
+    })?;
+    let text = String::from_utf8(body.to_bytes().into()).map_err(|_| NoAnswer::NoText)?;
+    let tag = head.headers.get(ETAG).and_then(|tag| tag.to_str().ok());
+    let tag = tag.filter(|tag| tag.len() <= TAG_BYTES_MAX).map(str::to_owned);
+    Ok(Answer::Set { text, tag, max_age })
+}
+
+/// How long an answer is good for, if it says (RFC 9111 §5.2.2.1).
+fn max_age(headers: &HeaderMap) -> Option<Duration> {
+    let values = headers.get_all(CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
+    let mut directives = values.flat_map(|value| value.split(',')).map(str::trim);
+    let seconds = directives.find_map(|directive| {
+        let (name, value) = directive.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("max-age").then(|| value.trim().trim_matches('"'))
+    });
+    seconds?.parse().ok().map(Duration::from_secs)
+}
+
+/// All of a question and its answer.
+const ASK_WAIT: Duration = Duration::from_secs(10);
+/// One address of several may not answer.
+const CONNECT_WAIT: Duration = Duration::from_secs(3);
+/// The most bytes of a head that are read, and of a body at a time.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+/// Longer tags are not kept.
+const TAG_BYTES_MAX: usize = 512;

@@ -1,0 +1,243 @@
+//! Issuers that serve keys, change them, and do otherwise than they should.
+
+use std::sync::Mutex;
+
+use leno_model::{IssuerKeys, KeyServer};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+
+/// A server that answers whatever it is told to, and remembers what it was asked.
+struct Issuer {
+    port: u16,
+    answer: Arc<Mutex<String>>,
+    asked: Arc<Mutex<Vec<String>>>,
+    _serving: JoinSet<()>,
+}
+
+impl Issuer {
+    async fn start(tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (answer, asked) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<_>>>::default());
+        let mut serving = JoinSet::new();
+        let (told, heard) = (Arc::clone(&answer), Arc::clone(&asked));
+        serving.spawn(async move {
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                match &tls {
+                    None => converse(tcp, &told, &heard).await,
+                    // A client that does not trust us ends the handshake.
+                    Some(tls) => {
+                        if let Ok(session) = tls.accept(tcp).await {
+                            converse(session, &told, &heard).await;
+                        }
+                    }
+                }
+            }
+        });
+        Self { port, answer, asked, _serving: serving }
+    }
+
+    fn answer(&self, status: &str, fields: &str, body: &str) {
+        let length = body.len();
+        *self.answer.lock().unwrap() =
+            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n{fields}\r\n{body}");
+    }
+
+    fn at(&self, scheme: &str) -> KeySource {
+        let url = format!("{scheme}://localhost:{}/keys?a=b", self.port);
+        KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap())
+    }
+
+    fn last_question(&self) -> String {
+        self.asked.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+async fn converse(
+    mut io: impl AsyncRead + AsyncWrite + Unpin,
+    answer: &Mutex<String>,
+    asked: &Mutex<Vec<String>>,
+) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match io.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => return,
+        }
+    }
+    asked.lock().unwrap().push(String::from_utf8(head).unwrap());
+    let answer = answer.lock().unwrap().clone();
+    // Who has read enough may be gone.
+    drop(io.write_all(answer.as_bytes()).await);
+    drop(io.shutdown().await);
+}
+
+fn set(id: &str) -> String {
+    let x = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
+    format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "{id}", "x": "{x}"}}]}}"#)
+}
+
+fn wanting(source: &KeySource) -> Keeper {
+    let mut keeper = Keeper::new(None, 1);
+    keeper.want(&BTreeSet::from([source.clone()]), Instant::now());
+    keeper
+}
+
+/// Reads what is due by then.
+async fn read(keeper: &mut Keeper, after: Duration) -> Option<Reading> {
+    let now = Instant::now() + after;
+    keeper.begin_due(now, |_| true);
+    let read = keeper.under_way.join_next().await?.unwrap();
+    keeper.take(read, now).map(|news| news.reading)
+}
+
+fn changed(reading: Option<Reading>) -> String {
+    match reading {
+        Some(Reading::Changed(set)) => set.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn failed(reading: Option<Reading>) -> String {
+    match reading {
+        Some(Reading::Failed(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
+    let issuer = Issuer::start(None).await;
+    let mut keeper = wanting(&issuer.at("http"));
+    issuer.answer("200 OK", "etag: \"1\"\r\n", &set("one"));
+    assert!(changed(read(&mut keeper, Duration::ZERO).await).contains("one"));
+    let question = issuer.last_question();
+    assert!(question.starts_with("GET /keys?a=b HTTP/1.1\r\n"), "{question}");
+    assert!(question.contains(&format!("host: localhost:{}\r\n", issuer.port)), "{question}");
+    assert!(!question.contains("if-none-match"), "{question}");
+
+    assert_eq!(read(&mut keeper, Duration::ZERO).await, None, "nothing is due yet");
+    issuer.answer("304 Not Modified", "", "");
+    assert_eq!(read(&mut keeper, MINUTE).await, Some(Reading::Same));
+    assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
+    issuer.answer("503 Service Unavailable", "", "");
+    assert_eq!(failed(read(&mut keeper, 2 * MINUTE).await), "answers 503 Service Unavailable");
+    // Tried again soon.
+    issuer.answer("200 OK", "", &set("one"));
+    let soon = 2 * MINUTE + Duration::from_secs(1);
+    assert_eq!(read(&mut keeper, soon).await, Some(Reading::Same));
+    issuer.answer("200 OK", "", &set("two"));
+    assert!(changed(read(&mut keeper, 4 * MINUTE).await).contains("two"));
+    assert!(!issuer.last_question().contains("if-none-match"), "the last answer had no tag");
+}
+
+#[tokio::test]
+async fn what_is_no_set_of_keys_is_told_and_is_none() {
+    let issuer = Issuer::start(None).await;
+    let long = " ".repeat(IssuerKeys::BYTES_MAX + 1);
+    for (status, fields, body, expected) in [
+        ("302 Found", "location: http://localhost/\r\n", "", "answers 302 Found, and nobody"),
+        ("404 Not Found", "", &*set("a"), "answers 404 Not Found"),
+        ("200 OK", "", "<html>", "is not a JWK set"),
+        ("200 OK", "", r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, "has no key of RSA"),
+        ("200 OK", "", &long, "answers with more than 65536 bytes"),
+        ("200 OK", "content-encoding: gzip\r\n", "\u{1f}", "is not a JWK set"),
+    ] {
+        issuer.answer(status, fields, body);
+        let why = failed(read(&mut wanting(&issuer.at("http")), Duration::ZERO).await);
+        assert!(why.contains(expected), "{status} {fields}: {why}");
+    }
+    *issuer.answer.lock().unwrap() = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}".to_owned();
+    let why = failed(read(&mut wanting(&issuer.at("http")), Duration::ZERO).await);
+    assert!(why.contains("breaks off") || why.contains("HTTP"), "{why}");
+    *issuer.answer.lock().unwrap() = "no HTTP at all\r\n\r\n".to_owned();
+    let why = failed(read(&mut wanting(&issuer.at("http")), Duration::ZERO).await);
+    assert!(why.contains("does not answer in HTTP"), "{why}");
+}
+
+#[tokio::test]
+async fn only_a_server_that_somebody_vouches_for_is_believed() {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let issuer = Issuer::start(Some(TlsAcceptor::from(Arc::new(config)))).await;
+    issuer.answer("200 OK", "", &set("one"));
+    let directory = tempfile::tempdir().unwrap();
+    let roots = directory.path().join("roots.pem");
+    let other = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    for (vouches, is_believed) in [(&other.cert, false), (&made.cert, true)] {
+        std::fs::write(&roots, vouches.pem()).unwrap();
+        let mut keeper = wanting(&issuer.at("https"));
+        keeper.roots = Some(roots.clone());
+        let reading = read(&mut keeper, Duration::ZERO).await;
+        match is_believed {
+            true => assert!(changed(reading).contains("one")),
+            false => assert!(failed(reading).starts_with("cannot be verified: ")),
+        }
+    }
+    let mut keeper = wanting(&issuer.at("https"));
+    keeper.roots = Some(directory.path().join("absent.pem"));
+    let why = failed(read(&mut keeper, Duration::ZERO).await);
+    assert!(why.contains("roots for that cannot be read") && why.contains("absent.pem"), "{why}");
+}
+
+#[tokio::test]
+async fn a_file_is_read_again_and_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keys.json");
+    let mut keeper = wanting(&KeySource::File(path.clone()));
+    let seconds = |count| LOOK_EVERY * count;
+    assert!(failed(read(&mut keeper, seconds(0)).await).starts_with("cannot be read: "));
+    std::fs::write(&path, set("one")).unwrap();
+    assert!(changed(read(&mut keeper, seconds(2)).await).contains("one"));
+    assert_eq!(read(&mut keeper, seconds(4)).await, Some(Reading::Same));
+    std::fs::write(&path, " ".repeat(IssuerKeys::BYTES_MAX + 1)).unwrap();
+    assert_eq!(failed(read(&mut keeper, seconds(6)).await), "has more than 65536 bytes");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert_eq!(failed(read(&mut keeper, seconds(8)).await), "is no file");
+}
+
+#[tokio::test]
+async fn what_nobody_wants_any_more_is_dropped() {
+    let issuer = Issuer::start(None).await;
+    issuer.answer("200 OK", "", &set("one"));
+    let source = issuer.at("http");
+    let mut keeper = wanting(&source);
+    keeper.begin_due(Instant::now(), |_| true);
+    let dropped = keeper.want(&BTreeSet::new(), Instant::now());
+    assert_eq!(dropped, [KeyNews { source: source.clone(), reading: Reading::Dropped }]);
+    // What was under way comes too late.
+    assert_eq!(read(&mut keeper, Duration::ZERO).await, None);
+    keeper.want(&BTreeSet::from([source]), Instant::now());
+    changed(read(&mut keeper, Duration::ZERO).await);
+}
+
+#[tokio::test]
+async fn a_start_waits_for_one_answer_of_each() {
+    let (good, bad) = (Issuer::start(None).await, Issuer::start(None).await);
+    good.answer("200 OK", "", &set("one"));
+    bad.answer("500 Internal Server Error", "", "");
+    let wanted = BTreeSet::from([good.at("http"), bad.at("http")]);
+    let news = Keeper::new(None, 1).read_first(&wanted).await;
+    let of = |issuer: &Issuer| {
+        let source = issuer.at("http");
+        let found = news.iter().find(|news| news.source == source);
+        found.map(|news| news.reading.clone())
+    };
+    assert!(changed(of(&good)).contains("one"));
+    failed(of(&bad));
+    assert_eq!(news.len(), 2);
+}
+
+const MINUTE: Duration = Duration::from_secs(60);

@@ -1,0 +1,36 @@
+//! Keys of issuers that are read elsewhere: whose are wanted, and what came of reading them.
+
+use std::sync::Arc;
+
+use super::{Now, Owner};
+use crate::keys::{KeyNews, Reading};
+use crate::publish::Cause;
+
+impl Owner {
+    /// Says whose keys are wanted now.
+    pub(super) fn want_keys(&self) {
+        let mesh = &self.mesh;
+        self.told.keys.send_if_modified(|wanted| {
+            let differs = !wanted.iter().eq(mesh.key_sources());
+            if differs {
+                *wanted = Arc::new(mesh.key_sources().cloned().collect());
+            }
+            differs
+        });
+    }
+
+    pub(super) fn keys_read(&mut self, news: KeyNews, now: Now) {
+        self.keys.note(&news);
+        let KeyNews { source, reading } = news;
+        let set = match reading {
+            Reading::Changed(set) => Some(set),
+            Reading::Dropped => None,
+            Reading::Same | Reading::Failed(_) => return,
+        };
+        let touched = self.mesh.set_keys(&source, set);
+        if !touched.is_empty() {
+            let cause = (Cause::Keys(source), now.clock);
+            self.audience.notice(&touched, &self.mesh, cause, now.clock);
+        }
+    }
+}

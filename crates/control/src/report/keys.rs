@@ -1,0 +1,41 @@
+//! Keys of issuers that cannot be read, as remarks about the rules that name them.
+
+use leno_model::{KeySource, ObjectKey, ServicePolicy};
+use leno_registry::{Place, Warning};
+
+use super::Report;
+use crate::keys::sources;
+
+impl Report<'_> {
+    /// How many places keys are read from, and how many of them are without any.
+    pub(crate) fn key_sources(&self) -> (usize, usize) {
+        let without = self.mesh.key_sources().filter(|source| !self.mesh.has_keys(source));
+        (self.mesh.key_sources().count(), without.count())
+    }
+
+    pub(super) fn unread_keys(&self) -> impl Iterator<Item = Warning> {
+        let policies = self.mesh.service_policies();
+        policies.flat_map(|policy| {
+            let unread = sources(policy);
+            unread.filter_map(|(issuer, source)| self.unread(policy, issuer, source))
+        })
+    }
+
+    fn unread(&self, policy: &ServicePolicy, issuer: usize, source: &KeySource) -> Option<Warning> {
+        let why = self.keys.failure(source)?;
+        let (word, remedy) = match source {
+            KeySource::File(_) => ("file", "put the issuer's JWK set there"),
+            KeySource::Server(_) => ("url", "see that the control plane gets a JWK set there"),
+        };
+        let meanwhile = match self.mesh.has_keys(source) {
+            true => "the keys from before stay in force",
+            false => "no token of this issuer is accepted",
+        };
+        let key = ObjectKey::ServicePolicy(policy.name.clone());
+        Some(Warning {
+            at: Place::of(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
+            problem: format!("{source} {why}; {meanwhile}"),
+            remedy: remedy.to_owned(),
+        })
+    }
+}

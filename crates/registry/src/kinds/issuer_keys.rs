@@ -1,0 +1,85 @@
+//! Reads where the public keys of an issuer are.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use leno_model::{IssuerKeys, KeyServer, KeySource, Scheme};
+
+use super::request_test::only_one;
+use super::service_policy::time_or;
+use crate::field::{Field, Fields};
+
+/// One of `inline`, `file`, and `url` with `refresh`.
+pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
+    let fields = field.fields(&["inline", "file", "url", "refresh"])?;
+    let key = only_one(&fields, &["inline", "file", "url"])?;
+    if let (Some(refresh), false) = (fields.find("refresh"), key == "url") {
+        refresh.refuse("is for servers that are asked", "remove it; files are watched");
+    }
+    match key {
+        "inline" => inline(fields.find("inline")?),
+        "file" => fields.find("file")?.file().map(KeySource::File).map(IssuerKeys::At),
+        _ => server(&fields).map(KeySource::Server).map(IssuerKeys::At),
+    }
+}
+
+/// Whether the keys in it can verify is for sidecars to say: here it must be a JWK set.
+fn inline(inline: &Field<'_>) -> Option<IssuerKeys> {
+    let text = inline.text()?;
+    let problem = if text.len() > IssuerKeys::BYTES_MAX {
+        Some(format!("has {} bytes, of which {} are read", text.len(), IssuerKeys::BYTES_MAX))
+    } else {
+        let set: Option<serde_json::Value> = serde_json::from_str(text).ok();
+        let keys = set.as_ref().and_then(|set| set.get("keys")?.as_array());
+        let verifies = |key: &serde_json::Value| {
+            let kind = key.get("kty").and_then(serde_json::Value::as_str);
+            matches!(kind, Some("RSA" | "EC" | "OKP"))
+        };
+        match keys {
+            None => Some("is not a JWK set, which is JSON with `keys`".to_owned()),
+            Some(keys) if !keys.iter().any(verifies) => {
+                Some("has no public key: only `kty` RSA, EC and OKP verify here".to_owned())
+            }
+            Some(_) => None,
+        }
+    };
+    match problem {
+        None => Some(IssuerKeys::Set(text.into())),
+        Some(problem) => {
+            inline.refuse(problem, "copy what the issuer serves at its `jwks_uri`");
+            None
+        }
+    }
+}
+
+fn server(fields: &Fields<'_>) -> Option<KeyServer> {
+    let bounds = (KeyServer::REFRESH_MIN, KeyServer::REFRESH_MAX);
+    let refresh = time_or(fields, "refresh", bounds, REFRESH_DEFAULT);
+    let field = fields.find("url")?;
+    match KeyServer::parse(field.text()?, refresh?) {
+        Ok(server) => {
+            if server.server.scheme == Scheme::Http && !is_here(&server.server.host) {
+                field.warn(
+                    "is asked in clear text: whoever is on the way can have tokens accepted",
+                    "use https",
+                );
+            }
+            Some(server)
+        }
+        Err(why) => {
+            field.refuse(
+                format!("{} is no server of keys: {why}", field.shown()),
+                "correct it, as in `https://accounts.example.com/.well-known/jwks.json`",
+            );
+            None
+        }
+    }
+}
+
+/// Whether nobody is on the way.
+fn is_here(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// As Envoy asks.
+const REFRESH_DEFAULT: Duration = Duration::from_secs(300);
