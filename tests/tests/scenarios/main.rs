@@ -41,4 +41,6 @@ mod tags;
 #[cfg(test)]
 mod tap;
 #[cfg(test)]
+mod tokens;
+#[cfg(test)]
 mod traces;

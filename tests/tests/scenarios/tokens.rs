@@ -1,0 +1,262 @@
+//! JSON web tokens of an issuer that is a program of its own: openssl signs, Python serves the keys over HTTPS.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Answer, Application, Mesh, Program, Response, eventually, exchange, free_port};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Who signs tokens, and where its keys can be had.
+struct Issuer {
+    directory: TempDir,
+    port: u16,
+}
+
+impl Issuer {
+    /// With a certificate for `localhost`, and without any key.
+    fn new() -> Self {
+        let issuer = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
+        let made = made.expect("a certificate");
+        let both = made.cert.pem() + &made.signing_key.serialize_pem();
+        std::fs::write(issuer.file("server.pem"), both).expect("a file");
+        std::fs::write(issuer.file("roots.pem"), made.cert.pem()).expect("a file");
+        std::fs::create_dir(issuer.file("www")).expect("a folder");
+        issuer
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.file(name).to_str().expect("a path of text").to_owned()
+    }
+
+    /// Makes a key of RSA.
+    fn make_key(&self, id: &str) {
+        let words = "genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out";
+        openssl(words, &[&self.path(id)], b"");
+    }
+
+    /// The public half of a key, as a JWK.
+    fn public(&self, id: &str) -> Value {
+        let said = openssl("rsa -noout -modulus -in", &[&self.path(id)], b"");
+        let hex = String::from_utf8(said).expect("text");
+        let hex = hex.trim().strip_prefix("Modulus=").expect("a modulus").to_owned();
+        let pairs = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
+        let modulus = pairs.map(|pair| u8::from_str_radix(pair, 16).expect("a byte"));
+        let modulus = URL_SAFE_NO_PAD.encode(modulus.collect::<Vec<_>>());
+        json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": id, "n": modulus, "e": "AQAB"})
+    }
+
+    /// The set of these keys.
+    fn set(&self, ids: &[&str]) -> String {
+        let keys: Vec<Value> = ids.iter().map(|id| self.public(id)).collect();
+        json!({"keys": keys}).to_string()
+    }
+
+    /// Serves these keys from now on.
+    fn show(&self, ids: &[&str]) {
+        let new = self.file("www/new.json");
+        std::fs::write(&new, self.set(ids)).expect("a file");
+        std::fs::rename(new, self.file("www/keys.json")).expect("a file");
+    }
+
+    fn serve(&self) -> Program {
+        let mut command = Command::new("python3");
+        command.args(["-c", SERVER, &self.port.to_string(), &self.path("server.pem")]);
+        Program::start("issuer", command.arg(self.path("www")))
+    }
+
+    /// A token with these claims, signed with a key.
+    fn token(&self, id: &str, claims: &Value) -> String {
+        let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let header = json!({"alg": "RS256", "typ": "JWT", "kid": id});
+        let signed = format!("{}.{}", encode(&header), encode(claims));
+        let signature = openssl("dgst -sha256 -sign", &[&self.path(id)], signed.as_bytes());
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+}
+
+fn openssl(words: &str, more: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut command = Command::new("openssl");
+    command.args(words.split(' ')).args(more);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("openssl runs");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    std::io::Write::write_all(&mut stdin, input).expect("openssl reads");
+    drop(stdin);
+    let done = child.wait_with_output().expect("openssl ends");
+    assert!(done.status.success(), "{words}: {}", String::from_utf8_lossy(&done.stderr));
+    done.stdout
+}
+
+/// Claims that are accepted, of somebody in these groups.
+fn claims(groups: &[&str]) -> Value {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
+    json!({"iss": "https://issuer.example", "aud": ["stock", "cart"], "sub": "ann",
+           "exp": now + 3600, "groups": groups})
+}
+
+/// The same, with one of them otherwise.
+fn but(name: &str, value: Value) -> Value {
+    let mut claims = claims(&["writers"]);
+    claims[name] = value;
+    claims
+}
+
+/// A strict mesh in which tokens with a group may do something at `stock`.
+fn manifests((port, door): (u16, u16), jwks: &str) -> String {
+    let rules = format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: JwtValidation
+metadata: {{name: tokens, namespace: shop}}
+spec:
+  targetRefs: [{{name: stock}}]
+  required: true
+  issuers:
+  - issuer: https://issuer.example
+    audiences: [stock]
+    jwks: {jwks}
+    forwardClaims: [{{claim: sub, header: x-user}}]
+---
+apiVersion: leno.dev/v1alpha1
+kind: AccessPolicy
+metadata: {{name: writers, namespace: shop}}
+spec:
+  serviceAccounts: [stock]
+  allow:
+  - {{name: writers, from: [{{serviceAccount: web}}], claims: {{groups: [writers, admins]}}}}
+"
+    );
+    let stock = server("stock", port, &[]);
+    [mesh_config("strict"), stock, client("web", &[], &[("stock", door)]), rules].concat()
+}
+
+/// An application that answers who it was told is asking.
+fn stock() -> Application {
+    Application::start(|request| {
+        let token = request.header("authorization").map_or("", |_| " with a token");
+        Answer::ok(format!("{}{token}", request.header("x-user").unwrap_or("nobody")))
+    })
+}
+
+fn ask(door: u16, token: &str) -> Option<Response> {
+    let request = format!(
+        "GET / HTTP/1.1\r\nhost: stock\r\nconnection: close\r\nx-user: eve\r\n\
+         authorization: Bearer {token}\r\n\r\n"
+    );
+    exchange(SocketAddr::from((Ipv4Addr::LOCALHOST, door)), &request).ok()
+}
+
+/// Waits until a token is answered so; `why` is in the challenge.
+fn turns(door: u16, token: &str, status: u16, why: &str) -> Response {
+    let is = |answer: &Response| {
+        let challenge = answer.header("www-authenticate").unwrap_or_default();
+        answer.status == status && challenge.contains(why)
+    };
+    eventually(&format!("{status} {why}"), PATIENCE, || ask(door, token).filter(is)).0
+}
+
+#[test]
+fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
+    let (issuer, stock, door) = (Issuer::new(), stock(), free_port());
+    issuer.make_key("one");
+    issuer.make_key("two");
+    issuer.show(&["one"]);
+    let jwks = format!("{{url: \"https://localhost:{}/keys.json\", refresh: 1s}}", issuer.port);
+    let roots = issuer.path("roots.pem");
+    let mesh = Mesh::up_with(&manifests((stock.port(), door), &jwks), &["--key-roots", &roots]);
+    let good = issuer.token("one", &claims(&["readers", "writers"]));
+    let early = turns(door, &good, 401, "the keys of the token's issuer are not there yet");
+    assert_eq!(early.reason(), Some("token-invalid"));
+    assert!(unread(&mesh).contains("no token of this issuer is accepted"), "{}", unread(&mesh));
+
+    let mut serving = issuer.serve();
+    assert_eq!(turns(door, &good, 200, "").body, b"ann");
+    let unsigned = {
+        let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&claims(&["writers"])))
+    };
+    for (token, status, reason, why) in [
+        (issuer.token("one", &claims(&["readers"])), 403, "denied", ""),
+        (issuer.token("one", &claims(&["admins"])), 200, "", ""),
+        (String::new(), 401, "token-missing", "Bearer realm="),
+        ("abc".to_owned(), 401, "token-invalid", "not a signed JSON web token"),
+        (unsigned, 401, "token-invalid", "signed in a way that is not accepted"),
+        (issuer.token("two", &claims(&["writers"])), 401, "token-invalid", "signature is not"),
+        (issuer.token("one", &but("exp", json!(1))), 401, "token-invalid", "has expired"),
+        (issuer.token("one", &but("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
+        (issuer.token("one", &but("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
+    ] {
+        let answer = ask(door, &token).expect("the door answers");
+        let challenge = answer.header("www-authenticate").unwrap_or_default();
+        assert_eq!(answer.status, status, "{token}: {challenge}");
+        assert_eq!(answer.reason().unwrap_or_default(), reason, "{token}: {challenge}");
+        assert!(challenge.contains(why), "{token}: {challenge}");
+    }
+
+    // The next key, beside the one before and then in its place; nobody is restarted.
+    let next = issuer.token("two", &claims(&["writers"]));
+    issuer.show(&["one", "two"]);
+    turns(door, &next, 200, "");
+    assert_eq!(ask(door, &good).expect("the door answers").status, 200);
+    issuer.show(&["two"]);
+    turns(door, &good, 401, "signature is not valid");
+    assert_eq!(ask(door, &next).expect("the door answers").status, 200);
+
+    // An issuer that is away is missed by nobody.
+    serving.stop(PATIENCE);
+    eventually("the rule says what is wrong", PATIENCE, || {
+        unread(&mesh).contains("the keys from before stay in force").then_some(())
+    });
+    assert_eq!(ask(door, &next).expect("the door answers").status, 200);
+}
+
+#[test]
+fn keys_in_a_file_beside_the_rule_are_watched() {
+    let (issuer, stock, door) = (Issuer::new(), stock(), free_port());
+    issuer.make_key("one");
+    let mesh = Mesh::up(&manifests((stock.port(), door), "{file: keys.jwks}"));
+    let good = issuer.token("one", &claims(&["writers"]));
+    turns(door, &good, 401, "the keys of the token's issuer are not there yet");
+    mesh.write("keys.jwks", &issuer.set(&["one"]));
+    turns(door, &good, 200, "");
+    assert_eq!(unread(&mesh), "");
+    mesh.write("keys.jwks", "{}");
+    eventually("the rule says what is wrong", PATIENCE, || {
+        unread(&mesh).contains("is not a JWK set").then_some(())
+    });
+    assert_eq!(ask(door, &good).expect("the door answers").status, 200);
+}
+
+/// What is said of keys that cannot be read.
+fn unread(mesh: &Mesh) -> String {
+    let said = mesh.ask("rejected");
+    let warnings = said["warnings"].as_array().expect("warnings");
+    let of_keys = |it: &&Value| it["field"].as_str().is_some_and(|it| it.contains("jwks"));
+    let found = warnings.iter().find(of_keys);
+    found.map(|it| it["problem"].as_str().expect("text").to_owned()).unwrap_or_default()
+}
+
+/// Serves the files of a folder.
+const SERVER: &str = "
+import functools, http.server, ssl, sys
+port, pem, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+server = http.server.ThreadingHTTPServer(('127.0.0.1', port), handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(pem)
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+";
+
+const PATIENCE: Duration = Duration::from_secs(60);
