@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_model::{Endpoint, EndpointId};
 
 use crate::persistence::{CompiledPersistence, EndpointNames};
-use crate::plan::Plans;
+use crate::plan::{Plans, PortPlan};
 use crate::request::RequestView;
 use crate::route::{CompiledRule, RouteChoice};
 
@@ -24,11 +24,11 @@ impl Stay {
     /// Where a request goes that shows a value, in place of the choice that was drawn, and what its
     /// client is to be told; the choice itself where the rule knows no persistence.
     ///
-    /// The backend that holds the endpoint is kept, whatever the weights say, 0 included (GEP-1619).
-    /// `now`: since the beginning of 1970.
+    /// The backend that holds the endpoint is kept, whatever the weights say, 0 included (GEP-1619), as
+    /// long as `is_well` says so of the endpoint. `now`: since the beginning of 1970.
     pub fn of<'a>(
         choice: RouteChoice<'a>,
-        plans: &Plans,
+        (plans, is_well): (&Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
         request: &RequestView<'_>,
         now: impl FnOnce() -> Duration,
     ) -> (RouteChoice<'a>, Option<Box<Self>>) {
@@ -39,7 +39,7 @@ impl Stay {
         let shown = persistence.shown(request, now());
         let found = shown.and_then(|shown| {
             let found = |port| persistence.find(port, shown);
-            let (index, endpoint) = endpoint_of(rule, plans, found)?;
+            let (index, endpoint) = endpoint_of(rule, (plans, is_well), found)?;
             Some((index, (endpoint, shown.began)))
         });
         let choice = match found.as_ref().and_then(|(index, _)| rule.at(*index)) {
@@ -84,12 +84,13 @@ impl Stay {
 /// The first backend of a rule with an endpoint that is looked for, and the endpoint.
 fn endpoint_of<'a>(
     rule: &CompiledRule,
-    plans: &'a Plans,
+    (plans, is_well): (&'a Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
     find: impl Fn((&'a EndpointNames, &'a [Arc<Endpoint>])) -> Option<&'a Arc<Endpoint>>,
 ) -> Option<(usize, Arc<Endpoint>)> {
     rule.backends.iter().enumerate().find_map(|(index, backend)| {
         let port = plans.service(&backend.service)?.ports.get(&backend.port)?;
-        Some((index, find((&port.names, &port.endpoints))?.clone()))
+        let endpoint = find((&port.names, &port.endpoints))?;
+        is_well(port, endpoint).then(|| (index, endpoint.clone()))
     })
 }
 

@@ -218,7 +218,7 @@ impl Decision {
         let caller = &plans.snapshot.plan;
         let choice = port.routes.choose(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (choice, stay) = Stay::of(choice, plans, &view, now);
+        let (choice, stay) = Stay::of(choice, (plans, |_, _| true), &view, now);
         self.kept = stay.and_then(|stay| stay.kept().cloned());
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);

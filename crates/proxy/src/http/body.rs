@@ -138,6 +138,13 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// What is kept has been sent by another attempt.
+    pub(crate) fn skip_kept(&mut self) {
+        if let Self::Kept(kept) = self {
+            kept.skip();
+        }
+    }
+
     /// The next piece; `None` at the end.
     pub(crate) fn poll_next(
         &mut self,

@@ -11,7 +11,7 @@ use leno_wire::http1::RequestHead;
 use super::date;
 use super::exchange::Exchange;
 use super::request::{Aim, Request};
-use super::route::{Bound, Destination, to_port};
+use super::route::{Bound, Destination, may_keep, to_port};
 use crate::error::Failure;
 use crate::hits;
 use crate::record::Record;
@@ -41,7 +41,8 @@ pub(crate) async fn route(
     let view = request.view(aim);
     let (choice, stay) = match listeners.choose(&view, server_name, worker.draw()) {
         GatewayChoice::Route(drawn) => {
-            let (choice, stay) = Stay::of(drawn, &scene.plans, &view, date::since_epoch);
+            let (choice, stay) =
+                Stay::of(drawn, (&scene.plans, may_keep(worker, &scene)), &view, date::since_epoch);
             (GatewayChoice::Route(choice), stay)
         }
         choice => (choice, None),

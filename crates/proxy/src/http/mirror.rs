@@ -190,8 +190,11 @@ pub(crate) async fn send_whole(
     let stream = link
         .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
         .map_err(|_| Reason::UpstreamRefused)?;
-    give(&stream, body, patience).await?;
-    Ok(stream)
+    match give(&stream, body, patience).await {
+        // Who answers early needs no more of the body (RFC 9112 §9.5).
+        Err(_) if stream.has_more() => Ok(stream),
+        given => given.map(|()| stream),
+    }
 }
 
 async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Result<(), Reason> {

@@ -60,6 +60,11 @@ impl<'a> Kept<'a> {
         self.next = 0;
     }
 
+    /// What is kept has been taken by somebody else.
+    pub(crate) fn skip(&mut self) {
+        self.next = self.hold.pieces.borrow().len();
+    }
+
     /// All pieces, when they are all that there is.
     pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
         self.hold.whole()

@@ -21,7 +21,7 @@ use crate::hits;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
-use crate::upstream::pick::Hashed;
+use crate::upstream::pick::{Hashed, kept};
 use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 use crate::world::Scene;
@@ -186,7 +186,8 @@ async fn to_service(
     record.subject.port = port;
     let view = request.view(aim);
     let drawn = port_plan.routes.choose(&view, worker.draw());
-    let (choice, stay) = Stay::of(drawn, &scene.plans, &view, date::since_epoch);
+    let may_keep = may_keep(worker, &scene);
+    let (choice, stay) = Stay::of(drawn, (&scene.plans, may_keep), &view, date::since_epoch);
     let (behind, timeout, actions) = match choice {
         RouteChoice::Direct => (port_plan, None, None),
         RouteChoice::To { rule, backend, index } => {
@@ -219,6 +220,17 @@ async fn to_service(
     let (faults, hedging) = unusual(behind);
     let destination = Destination::Endpoints(endpoints);
     Ok(Bound { destination, timeout, actions, ward, hashed, faults, hedging, stay, scene })
+}
+
+/// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.
+pub(crate) fn may_keep(
+    worker: &Rc<Worker>,
+    scene: &Scene,
+) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool {
+    |port, endpoint| {
+        let ward = worker.ward(port, scene.version);
+        kept(worker, (endpoint, ward.as_deref()), None).is_some()
+    }
 }
 
 /// The endpoints of a port that take a request, with who watches over them.

@@ -1,15 +1,18 @@
 //! Second attempts beside a first one that is slow to answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
     Carries, Endpoint, FailureClasses, HedgeRule, Hedging, OutlierRemoval, Persistence, Protocol,
-    Removal, RemovalAlgorithm, RemovalBackOff, ServicePolicyKind, ServicePolicyName, Treatment,
+    Removal, RemovalAlgorithm, RemovalBackOff, RetryRule, RouteRule, RuleActions,
+    ServicePolicyKind, ServicePolicyName, Treatment,
 };
 use leno_telemetry::{Count, Gauge};
 use tokio::sync::watch;
 
 use super::fixture::{Application, Client, GET, Mesh, PORT, Sidecar, run, settled, until, view};
+use super::routes::{routed, rule};
 use crate::record::Hedge;
 
 fn hedging(methods: &[&str]) -> Hedging {
@@ -110,6 +113,36 @@ fn the_access_log_tells_of_second_attempts() {
 }
 
 #[test]
+fn an_answer_that_a_rule_retries_does_not_win() {
+    run(async {
+        let one = held("one", false).await;
+        let busy = Application::answering(|_| {
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_owned()
+        })
+        .await;
+        let mesh = Mesh::permissive(one.app.address).await;
+        let (server, second) = mesh.server("ratings-2", busy.address).await;
+        let retry = RetryRule { codes: vec![503], attempts: 1, backoff: Duration::ZERO };
+        let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
+        let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
+        let mut views = routed(&mesh, vec![rule]);
+        let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+        backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
+        backend.treatment = hedged(&[]);
+        mesh.client_knows(views);
+        let mut client = Client::connect(mesh.door).await;
+        while count(&mesh, Count::Hedges) < 5 {
+            let before = server.ended();
+            one.release.send(false).unwrap();
+            client.send(GET).await;
+            until(|| server.ended() > before).await;
+            one.release.send(true).unwrap();
+            assert_eq!(client.answer().await.text(), "one ");
+        }
+    });
+}
+
+#[test]
 fn a_first_attempt_that_answers_after_all_is_heard() {
     run(async {
         let (mesh, second, one, two, _server) = two(&[]).await;
@@ -189,11 +222,11 @@ fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
             absolute: None,
             idle: None,
         };
-        let mut rule = super::routes::rule("/", &[("ratings-v2", 1)]);
+        let mut rule = rule("/", &[("ratings-v2", 1)]);
         rule.actions.persistence = Some(persistence);
-        let mut views = super::routes::routed(&mesh, vec![rule]);
+        let mut views = routed(&mesh, vec![rule]);
         let port = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
-        port.endpoints.push(std::sync::Arc::new(second));
+        port.endpoints.push(Arc::new(second));
         port.treatment = hedged(&[]);
         mesh.client_knows(views);
         let mut client = Client::connect(mesh.door).await;

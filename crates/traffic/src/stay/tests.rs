@@ -78,13 +78,26 @@ fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
 /// The backend and the endpoint that a request with this value goes to, by this draw, and what an
 /// endpoint would tell its client.
 fn ask(plans: &Plans, value: Option<&str>, draw: u64) -> (Option<String>, Option<Box<Stay>>) {
+    ask_where(|_| true, plans, value, draw)
+}
+
+/// The same where only some endpoints are well.
+fn ask_where(
+    is_well: impl Fn(&Endpoint) -> bool,
+    plans: &Plans,
+    value: Option<&str>,
+    draw: u64,
+) -> (Option<String>, Option<Box<Stay>>) {
     let fields: Vec<(String, String)> =
         value.into_iter().map(|value| ("x-cart".to_owned(), value.to_owned())).collect();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "cart", fields: &fields };
     let port = &plans.service(&service("cart")).unwrap().ports[&80];
     let drawn = port.routes.choose(&request, draw);
-    let (choice, stay) = Stay::of(drawn, plans, &request, || Duration::from_secs(1));
+    let (choice, stay) = {
+        let is_well = |_: &PortPlan, endpoint: &Arc<Endpoint>| is_well(endpoint);
+        Stay::of(drawn, (plans, is_well), &request, || Duration::from_secs(1))
+    };
     let backend = match choice {
         RouteChoice::To { backend, .. } => Some(backend.service.name.to_string()),
         _ => None,
@@ -122,6 +135,16 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
             }
         }
     }
+}
+
+#[test]
+fn an_endpoint_that_is_not_well_keeps_nobody_at_its_backend() {
+    let plans = plans([1, 0], 0, 2);
+    let ill = endpoint("green", 0);
+    let value = told(&ask(&plans, None, 0).1.unwrap(), &ill.id);
+    assert_eq!(ask(&plans, Some(&value), 0).0.as_deref(), Some("green"));
+    let (backend, stay) = ask_where(|it| it.id != ill.id, &plans, Some(&value), 0);
+    assert_eq!((backend.as_deref(), stay.unwrap().kept()), (Some("blue"), None));
 }
 
 #[test]

@@ -3,19 +3,23 @@
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{EndpointId, HedgeRule, Reason, ServiceName};
-use leno_telemetry::Count;
+use leno_telemetry::{Count, GrpcStatus};
+use leno_traffic::CompiledActions;
 use leno_traffic::hedge::{Hedged, may_hedge};
 use leno_traffic::removal::Ending;
+use leno_wire::http1::{Answers, Parsed, ResponseHead};
 
 use super::Exchange;
 use crate::error::lost_reason;
 use crate::http::again::{self, pays};
 use crate::http::forward::{Progress, answer};
+use crate::http::grpc;
 use crate::http::mirror::send_whole;
 use crate::http::replay::Hold;
 use crate::http::request::Aim;
@@ -92,6 +96,8 @@ impl Exchange<'_, '_> {
             head: self.head(aim, None).freeze(),
             held: has_body.then(|| self.keep_body()),
             service: self.record.subject.service.clone(),
+            actions: self.actions.clone(),
+            is_grpc: self.request.is_grpc(),
             beside: beside.clone(),
         };
         if self.actions.as_ref().is_none_or(|actions| actions.retry.is_none()) {
@@ -105,6 +111,9 @@ impl Exchange<'_, '_> {
         };
         let Answered { upstream, trial, stream, in_flight: _in_flight, retrying: _retrying } =
             answered;
+        // The first attempt is not sent once more, whatever it got; and all of the body was sent.
+        self.retrying.give_back();
+        self.body.skip_kept();
         self.settle(Hedge::Won);
         session.worker.shard.add(Count::HedgesWon, 1);
         self.progress =
@@ -190,6 +199,8 @@ struct Second<'a> {
     /// What is kept of the body, if there is one.
     held: Option<Rc<Hold>>,
     service: Option<ServiceName>,
+    actions: Option<Arc<CompiledActions>>,
+    is_grpc: bool,
     beside: Rc<Beside>,
 }
 
@@ -220,19 +231,14 @@ impl Second<'_> {
             None => None,
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
         };
-        if !pays(self.worker, self.service.as_ref()) {
-            return None;
-        }
         let in_flight = upstream.enter();
-        self.beside.is_sent.set(true);
-        self.worker.shard.add(Count::Hedges, 1);
         match self.send(&upstream, body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, in_flight, retrying }),
             // What was tried is not what failed.
             Ok(None) => None,
-            Err(reason) => {
+            Err(ending) => {
                 if let Some(trial) = trial {
-                    trial.end(self.worker, Ending::Broken(reason));
+                    trial.end(self.worker, ending);
                 }
                 None
             }
@@ -250,20 +256,47 @@ impl Second<'_> {
         is_fit.then_some(upstream)
     }
 
-    /// Sends the request, and waits until an answer begins; `None` when there is no link to send it on.
+    /// Sends the request, and waits until an answer begins that the client may get; `None` when there is
+    /// no link to send it on, or nothing left to pay for it.
     async fn send(
         &self,
         upstream: &Rc<Upstream>,
         body: Vec<crate::http::body::Piece>,
-    ) -> Result<Option<LinkStream>, Reason> {
+    ) -> Result<Option<LinkStream>, Ending> {
         let lease = upstream.lease(self.worker);
         let lease = match &self.bound.ward {
-            None => lease.await?,
-            Some(ward) => ward.wait(lease).await?,
+            None => lease.await,
+            Some(ward) => ward.wait(lease).await,
         };
-        let Lease::Link(link) = lease else { return Ok(None) };
-        let stream = send_whole(self.worker, &link, &self.head, body).await?;
-        stream.answered().await.map_err(lost_reason)?;
+        let Lease::Link(link) = lease.map_err(Ending::Broken)? else { return Ok(None) };
+        if !pays(self.worker, self.service.as_ref()) {
+            return Ok(None);
+        }
+        self.beside.is_sent.set(true);
+        self.worker.shard.add(Count::Hedges, 1);
+        let sent = send_whole(self.worker, &link, &self.head, body).await;
+        let stream = sent.map_err(Ending::Broken)?;
+        let head = stream.final_head().await;
+        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?)?;
         Ok(Some(stream))
+    }
+
+    /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries.
+    fn judge(&self, bytes: &[u8]) -> Result<(), Ending> {
+        let mut head = ResponseHead::default();
+        match head.parse(bytes, Answers::Other) {
+            Ok(Parsed::Complete(_)) => {}
+            Ok(Parsed::Partial) | Err(_) => return Err(Ending::Broken(Reason::UpstreamMalformed)),
+        }
+        let status = match self.is_grpc {
+            true => grpc::stands_for(bytes, &head),
+            false => head.status,
+        };
+        let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        if rule.is_some_and(|rule| rule.codes.contains(&status)) {
+            let grpc = grpc::told(bytes, &head).map(GrpcStatus::code);
+            return Err(Ending::Answered { status: head.status, grpc });
+        }
+        Ok(())
     }
 }
