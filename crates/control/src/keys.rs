@@ -15,8 +15,8 @@ use std::time::Duration;
 use leno_identity::{BadKeys, JwtKeys};
 use leno_model::{Change, Guard, KeySource, Object, ServicePolicy};
 use leno_registry::Update;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use pace::Draw;
@@ -84,6 +84,20 @@ struct Known {
     failures: u32,
     /// When to read it next; at the moment it is being read when absent.
     due: Option<Instant>,
+    /// Ends the reading that was begun last.
+    reading: Option<AbortHandle>,
+    /// Held while its file is read: no thread can be ended, and one that hangs is not to be joined by
+    /// more.
+    turn: Arc<Mutex<()>>,
+}
+
+/// What of an answer cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Keys(#[from] BadKeys),
+    #[error("answers that nothing has changed, but nothing has been read from it before")]
+    Unchanged,
 }
 
 /// A place's answer.
@@ -136,7 +150,10 @@ impl Keeper {
             let next = self.next_due(now);
             let read = tokio::select! {
                 changed = wanted.changed() => if changed.is_err() { return } else { None },
-                Some(Ok(read)) = self.under_way.join_next() => self.take(read, Instant::now()),
+                // One that was ended, or panicked, told nothing.
+                Some(read) = self.under_way.join_next() => {
+                    read.ok().and_then(|read| self.take(read, Instant::now()))
+                }
                 () = sleep_until(next) => None,
             };
             if let Some(read) = read
@@ -152,7 +169,11 @@ impl Keeper {
         let gone = self.known.keys().filter(|source| !wanted.contains(*source));
         let gone: Vec<KeySource> = gone.cloned().collect();
         for source in &gone {
-            self.known.remove(source);
+            let known = self.known.remove(source);
+            // Nobody is to wait for its place among those under way.
+            if let Some(reading) = known.and_then(|known| known.reading) {
+                reading.abort();
+            }
         }
         for source in wanted {
             let new = || Known { due: Some(now), ..Known::default() };
@@ -161,24 +182,24 @@ impl Keeper {
         gone.into_iter().map(|source| KeyNews { source, reading: Reading::Dropped }).collect()
     }
 
-    /// Begins to read what is due, some at a time.
+    /// Begins to read what is due, some at a time: first what has been due the longest, so that those
+    /// that do not answer keep nobody from being asked.
     fn begin_due(&mut self, now: Instant, which: impl Fn(&Known) -> bool) {
-        for (source, known) in &mut self.known {
-            if self.under_way.len() >= UNDER_WAY_MAX {
-                return;
-            }
-            if known.due.is_none_or(|due| due > now) || !which(known) {
-                continue;
-            }
+        let is_due = |known: &Known| known.due.is_some_and(|due| due <= now) && which(known);
+        let mut due: Vec<_> = self.known.iter_mut().filter(|(_, known)| is_due(known)).collect();
+        due.sort_by_key(|(_, known)| known.due);
+        let free = UNDER_WAY_MAX.saturating_sub(self.under_way.len());
+        for (source, known) in due.into_iter().take(free) {
             known.due = None;
             let (source, tag, roots) = (source.clone(), known.tag.clone(), self.roots.clone());
-            self.under_way.spawn(async move {
+            let turn = Arc::clone(&known.turn);
+            known.reading = Some(self.under_way.spawn(async move {
                 let read = match &source {
-                    KeySource::File(path) => file::read(path.clone()).await,
+                    KeySource::File(path) => file::read(path.clone(), turn).await,
                     KeySource::Server(server) => server::ask(server, tag.as_deref(), roots).await,
                 };
                 (source, read)
-            });
+            }));
         }
     }
 
@@ -199,7 +220,7 @@ impl Keeper {
         now: Instant,
     ) -> Option<KeyNews> {
         let known = self.known.get_mut(&source)?;
-        let read = read.and_then(|answer| known.take(answer).map_err(|bad| bad.to_string()));
+        let read = read.and_then(|answer| known.take(answer).map_err(|error| error.to_string()));
         let (reading, max_age) = match read {
             Ok((changed, max_age)) => (changed.map_or(Reading::Same, Reading::Changed), max_age),
             Err(why) => (Reading::Failed(why), None),
@@ -213,9 +234,7 @@ impl Keeper {
             KeySource::Server(server) if known.failures == 0 => {
                 pace::after_success(server.refresh, max_age, &mut self.draw)
             }
-            KeySource::Server(server) => {
-                pace::after_failure(server.refresh, known.failures, &mut self.draw)
-            }
+            KeySource::Server(_) => pace::after_failure(known.failures, &mut self.draw),
         };
         known.due = Some(now + wait);
         Some(KeyNews { source, reading })
@@ -224,8 +243,12 @@ impl Keeper {
 
 impl Known {
     /// Takes in an answer: the set, if it is another one.
-    fn take(&mut self, answer: Answer) -> Result<(Option<Arc<str>>, Option<Duration>), BadKeys> {
+    fn take(&mut self, answer: Answer) -> Result<(Option<Arc<str>>, Option<Duration>), Unusable> {
         let (text, tag, max_age) = match answer {
+            Answer::Unchanged { .. } if self.set.is_none() => {
+                self.tag = None;
+                return Err(Unusable::Unchanged);
+            }
             Answer::Unchanged { max_age } => return Ok((None, max_age)),
             Answer::Set { text, tag, max_age } => (text, tag, max_age),
         };
@@ -241,8 +264,11 @@ impl Known {
     }
 }
 
-/// How long a start waits for the first sets: as long as for sidecars that come back.
-const FIRST_WAIT: Duration = Duration::from_secs(5);
+/// The longest that one place is read.
+const ASK_WAIT: Duration = Duration::from_secs(10);
+/// How long a start waits for the first sets: an issuer that is slow, but answers, is not to have its
+/// tokens refused meanwhile.
+const FIRST_WAIT: Duration = ASK_WAIT;
 /// Questions at a time.
 const UNDER_WAY_MAX: usize = 8;
 /// How often files are looked at, as those of the authority are.

@@ -25,7 +25,7 @@ use crate::authority::Current;
 use crate::certify::{Certifier, CertifyError, Done, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
 use crate::history::{History, Subject};
-use crate::keys::{KeyNews, KeyReadings, Wanted};
+use crate::keys::{KeyNews, KeyReadings, Reading, Wanted};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
@@ -227,11 +227,12 @@ impl Owner {
     }
 
     fn apply(&mut self, input: Input, now: Now) -> Verdict {
-        // What traffic there is changes nothing that is told.
-        let is_quiet = matches!(
-            &input,
-            Input::Clock | Input::Question(..) | Input::Event(Event::Traffic { .. })
-        );
+        // What traffic there is changes nothing that is told; nor do readings that bring no keys.
+        let is_quiet = match &input {
+            Input::Clock | Input::Question(..) | Input::Event(Event::Traffic { .. }) => true,
+            Input::Keys(news) => matches!(news.reading, Reading::Same | Reading::Failed(_)),
+            _ => false,
+        };
         if !is_quiet {
             self.told.due.get_or_insert(now.clock + TELL_AFTER);
         }

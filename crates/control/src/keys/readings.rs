@@ -18,7 +18,7 @@ pub(crate) struct KeyReadings {
 }
 
 impl KeyReadings {
-    /// Takes note of news; the log tells of a failure once.
+    /// Takes note of news; the log warns of a failure once, until a reading succeeds.
     pub(crate) fn note(&mut self, news: &KeyNews) {
         let source = &news.source;
         match &news.reading {
@@ -36,8 +36,15 @@ impl KeyReadings {
             Reading::Failed(why) => {
                 self.failed = self.failed.saturating_add(1);
                 let before = self.failing.insert(source.clone(), why.clone());
-                if before.as_ref() != Some(why) {
-                    tracing::warn!(%source, %why, "the keys of an issuer cannot be read; those from before, if any, stay in force");
+                // Some reasons contain the time, and differ at each reading.
+                match before {
+                    None => {
+                        tracing::warn!(%source, %why, "the keys of an issuer cannot be read; those from before, if any, stay in force");
+                    }
+                    Some(before) if before != *why => {
+                        tracing::debug!(%source, %why, "the keys of an issuer still cannot be read");
+                    }
+                    Some(_) => {}
                 }
             }
             Reading::Dropped => {

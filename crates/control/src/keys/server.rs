@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::Answer;
+use super::{ASK_WAIT, Answer};
 
 /// Asks for the set, unless it is still that of `tag`.
 pub(super) async fn ask(
@@ -179,8 +179,6 @@ fn max_age(headers: &HeaderMap) -> Option<Duration> {
     seconds?.parse().ok().map(Duration::from_secs)
 }
 
-/// All of a question and its answer.
-const ASK_WAIT: Duration = Duration::from_secs(10);
 /// One address of several may not answer.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
 /// The most bytes of a head that are read, and of a body at a time.

@@ -217,10 +217,37 @@ async fn what_nobody_wants_any_more_is_dropped() {
     keeper.begin_due(Instant::now(), |_| true);
     let dropped = keeper.want(&BTreeSet::new(), Instant::now());
     assert_eq!(dropped, [KeyNews { source: source.clone(), reading: Reading::Dropped }]);
-    // What was under way comes too late.
+    // What was under way is ended.
+    let ended = keeper.under_way.join_next().await.unwrap();
+    assert!(ended.unwrap_err().is_cancelled());
     assert_eq!(read(&mut keeper, Duration::ZERO).await, None);
     keeper.want(&BTreeSet::from([source]), Instant::now());
     changed(read(&mut keeper, Duration::ZERO).await);
+}
+
+#[tokio::test]
+async fn a_server_has_to_say_what_has_not_changed() {
+    let issuer = Issuer::start(None).await;
+    issuer.answer("304 Not Modified", "", "");
+    let mut keeper = wanting(&issuer.at("http"));
+    let why = failed(read(&mut keeper, Duration::ZERO).await);
+    assert!(why.contains("nothing has been read from it before"), "{why}");
+    assert!(keeper.known.values().all(|known| known.tag.is_none() && known.failures == 1));
+}
+
+#[tokio::test]
+async fn what_has_been_due_the_longest_is_read_first() {
+    let now = Instant::now();
+    let file = |index: usize| KeySource::File(format!("/absent/{index:02}").into());
+    let last = file(UNDER_WAY_MAX);
+    let mut keeper = Keeper::new(None, 1);
+    keeper.want(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
+    keeper.known.get_mut(&last).unwrap().due = Some(now);
+    keeper.begin_due(now + LOOK_EVERY, |_| true);
+    let waiting = keeper.known.iter().filter(|(_, known)| known.due.is_some());
+    let waiting: Vec<&KeySource> = waiting.map(|(source, _)| source).collect();
+    assert_eq!(waiting.len(), 1);
+    assert_ne!(waiting, [&last]);
 }
 
 #[tokio::test]

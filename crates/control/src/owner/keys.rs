@@ -24,6 +24,8 @@ impl Owner {
         let KeyNews { source, reading } = news;
         let set = match reading {
             Reading::Changed(set) => Some(set),
+            // Somebody wants them again: they hold until they have been read again.
+            Reading::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => return,
             Reading::Dropped => None,
             Reading::Same | Reading::Failed(_) => return,
         };
