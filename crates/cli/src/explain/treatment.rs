@@ -2,7 +2,7 @@
 
 use leno_model::{
     BalanceAlgorithm, CircuitBreaker, Decider, Each, FailureClasses, FaultRule, GlobalLimit,
-    HashKey, HedgeRule, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm,
+    HashKey, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm,
     SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip, Unanswered,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
@@ -31,11 +31,7 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
         policy: balancing.policy.clone(),
         told: choosing(&balancing.rule),
     });
-    let hedging = treatment.hedging.iter().map(|hedging| Treated {
-        policy: hedging.policy.clone(),
-        told: second_attempt(&hedging.rule),
-    });
-    removal.chain(breaker).chain(balancing).chain(hedging).collect()
+    removal.chain(breaker).chain(balancing).collect()
 }
 
 /// The rule of a fault injection that decides a request.
@@ -49,14 +45,6 @@ pub(super) fn injected(policy: &ServicePolicyName, rule: &FaultRule) -> Treated 
     });
     let told: Vec<String> = delay.into_iter().chain(abort).collect();
     Treated { policy: policy.clone(), told: format!("{} {}", rule.name, told.join(" and ")) }
-}
-
-fn second_attempt(rule: &HedgeRule) -> String {
-    let which = match rule.methods.as_slice() {
-        [] => "an idempotent method".to_owned(),
-        methods => format!("the method {}", methods.join(" or ")),
-    };
-    format!("sends requests with {which} to a second endpoint after {:?}", rule.after)
 }
 
 fn choosing(rule: &LoadBalancing) -> String {

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use leno_model::{Reach, Reason, Scheme, WeightedBackend};
 use leno_traffic::{
-    CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice, ServicePlan, Stay,
+    CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice, ServicePlan,
 };
 use leno_wire::http1::RequestHead;
 
-use super::date;
 use super::exchange::Exchange;
 use super::request::{Aim, Request};
-use super::route::{Bound, Destination, may_keep, to_port};
+use super::route::{Bound, Destination, to_port};
 use crate::error::Failure;
 use crate::hits;
 use crate::record::Record;
@@ -39,22 +38,14 @@ pub(crate) async fn route(
         _ => return Err(Reason::NoRoute.into()),
     };
     let view = request.view(aim);
-    let (choice, stay) = match listeners.choose(&view, server_name, worker.draw()) {
-        GatewayChoice::Route(drawn) => {
-            let (choice, stay) =
-                Stay::of(drawn, (&scene.plans, may_keep(worker, &scene)), &view, date::since_epoch);
-            (GatewayChoice::Route(choice), stay)
-        }
-        choice => (choice, None),
-    };
-    match choice {
+    match listeners.choose(&view, server_name, worker.draw()) {
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let backend = (backend, &view);
             let bound = to_backend(session, backend, record).await?;
             let actions = rule.actions_at(index).cloned();
-            Ok(Bound { timeout: rule.request_timeout, actions, stay, ..bound })
+            Ok(Bound { timeout: rule.request_timeout, actions, ..bound })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
             hits::route(&worker.shard, rule);

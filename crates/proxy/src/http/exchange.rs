@@ -2,42 +2,37 @@
 
 mod aside;
 mod guarded;
-mod hedged;
 mod shown;
 
-pub(crate) use hedged::Beside;
-
 use std::borrow::Cow;
-use std::pin::{Pin, pin};
+use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason, RetryRule, Scheme};
+use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView, Stay};
+use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView};
 use smallvec::SmallVec;
 
 use super::again;
 use super::answer::Answer;
 use super::body::Source;
-use super::date;
 use super::forward::{Progress, forward};
-use super::replay::Hold;
 use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::hits;
-use crate::record::{Hedge, Record};
+use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
-use crate::upstream::pick::{kept, pick};
-use crate::upstream::{Destined, ward::Trial};
+use crate::upstream::{Destined, pick::pick, ward::Trial};
 
 /// Headers that are added to a request; those of a trace take no block.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
@@ -54,12 +49,10 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) agree_within: Option<Duration>,
     /// What the rule that decided does to heads; `None` when that is nothing.
     pub(crate) actions: Option<Arc<CompiledActions>>,
-    /// What is kept of the request's body for retries.
-    pub(crate) held: Option<Rc<Hold>>,
-    /// The same for copies and second attempts as well.
-    kept: Option<Rc<Hold>>,
-    /// What a second attempt beside this one knows of it.
-    pub(crate) beside: Option<Rc<Beside>>,
+    /// Whether a part of the request's body is gone from our hands, of a body that is kept.
+    pub(crate) is_lost: Option<Rc<Cell<bool>>>,
+    /// The same of a body that is kept for copies as well.
+    kept: Option<Rc<Cell<bool>>>,
     /// What is done to the heads of answers beside what the rule says for all.
     pub(crate) cross_origin: Option<FieldEdits>,
     /// The attempt under way, at an endpoint that a policy watches.
@@ -68,8 +61,6 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) retrying: Retrying,
     /// Headers that a lane adds at the entrance of a service.
     pub(crate) marks: Vec<(String, String)>,
-    /// Under persistence: the field of the answer that tells who gives it.
-    pub(crate) keeps: Option<Box<(Cow<'static, str>, String)>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -93,14 +84,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
             progress,
             agree_within: None,
             actions: None,
-            held: None,
+            is_lost: None,
             kept: None,
-            beside: None,
             cross_origin: None,
             trial: None,
             retrying: Retrying::default(),
             marks: Vec::new(),
-            keeps: None,
         }
     }
 
@@ -175,7 +164,6 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Some(limit) => {
                 let outcome = tokio::time::timeout(limit, self.attempts(aim, bound)).await;
                 outcome.unwrap_or_else(|_| {
-                    self.settle(Hedge::Lost);
                     self.end_trial(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
                 })
@@ -273,6 +261,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The headers that are added to the request, `context` among them.
     pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
+        if self.marks.is_empty() && context.is_none() {
+            return Added::new();
+        }
         let marks = self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         let mut added: Added<'b> = marks.collect();
         for field in context.into_iter().flat_map(Written::fields) {
@@ -295,18 +286,15 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let mut tried = None;
         loop {
-            let outcome = match self.hedge(aim, bound) {
-                None => {
-                    let attempt = pin!(self.attempt(aim, bound, &mut tried));
-                    within(limit, attempt).await
-                }
-                // Boxed, so that the others need no room for it.
-                Some(rule) => {
-                    let mut both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
-                    within(limit, both.as_mut()).await
+            let outcome = {
+                let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                match limit {
+                    None => attempt.await,
+                    Some(limit) => tokio::time::timeout(limit, attempt)
+                        .await
+                        .unwrap_or(Err(Reason::AttemptTimeout)),
                 }
             };
-            self.settle(Hedge::Lost);
             let Err(reason) = outcome else {
                 return Ok(());
             };
@@ -340,7 +328,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
         if !self.body.is_empty() && !self.request.upgrade {
-            self.held = Some(self.keep_body());
+            self.is_lost = Some(self.keep_body());
         }
     }
 
@@ -383,12 +371,6 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Reason> {
         let destined = self.pick(bound, tried.as_ref())?;
         *tried = destined.endpoint();
-        if let Some(beside) = &self.beside {
-            beside.went(tried.clone());
-        }
-        if let Some(stay) = &bound.stay {
-            self.keeps = self.told_of(stay, tried.as_ref());
-        }
         if let Some(ward) = &bound.ward {
             self.trial = destined.begin(ward)?;
         }
@@ -438,12 +420,6 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Destination::Endpoints(endpoints) => {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
                 let ward = bound.ward.as_deref();
-                if let Some(stay) = &bound.stay
-                    && let Some(endpoint) = stay.endpoint(endpoints)
-                    && let Some(kept) = kept(&self.session.worker, (endpoint, ward), avoid)
-                {
-                    return Ok(Destined::Upstream(kept));
-                }
                 let hashed = bound.hashed.as_ref();
                 pick(&self.session.worker, (endpoints, ward), hashed, avoid).map(Destined::Upstream)
             }
@@ -451,38 +427,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Under persistence: what the client is told when this endpoint answers.
-    #[inline(never)]
-    fn told_of(
-        &self,
-        stay: &Stay,
-        answers: Option<&EndpointId>,
-    ) -> Option<Box<(Cow<'static, str>, String)>> {
-        let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
-        stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
-    }
-
     pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
-        let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
+        let is_kept = self.is_lost.as_ref().is_some_and(|is_lost| !is_lost.get());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
             body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.progress.response_started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
-        }
-    }
-}
-
-/// An attempt, in the time that the rule gives it.
-async fn within(
-    limit: Option<Duration>,
-    attempt: Pin<&mut impl Future<Output = Result<(), Reason>>>,
-) -> Result<(), Reason> {
-    match limit {
-        None => attempt.await,
-        Some(limit) => {
-            tokio::time::timeout(limit, attempt).await.unwrap_or(Err(Reason::AttemptTimeout))
         }
     }
 }

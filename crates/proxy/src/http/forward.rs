@@ -20,7 +20,7 @@ use tokio::time::sleep;
 
 use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
-use super::exchange::{Beside, Exchange};
+use super::exchange::Exchange;
 use super::grpc::Call;
 use super::message::Reader;
 use super::request::{Aim, Request};
@@ -103,18 +103,7 @@ async fn over_link(
     })?;
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, patience };
-    let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
-}
-
-/// Carries the answer back of a request that was sent whole.
-pub(crate) async fn answer(
-    exchange: &mut Exchange<'_, '_>,
-    stream: &LinkStream,
-) -> Result<(), Reason> {
-    let patience = exchange.session.worker.config.limits.body_stall_timeout;
-    let sink = Sink::Link { stream, patience };
-    converse(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
+    converse(exchange, sink, Upstreamed::Link(&stream)).await.map(|_| ())
 }
 
 async fn over_http2(
@@ -130,9 +119,7 @@ async fn over_http2(
         .map_err(|_| Reason::UpstreamRefused)?;
     exchange.progress.request_sent = true;
     let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
-    let sending = Sending::of(exchange);
-    let upstream = Upstreamed::Http2(Box::new(response));
-    converse(exchange, (sink, sending), upstream).await.map(|_| ())
+    converse(exchange, sink, Upstreamed::Http2(Box::new(response))).await.map(|_| ())
 }
 
 /// True: the connection may serve another request.
@@ -158,8 +145,7 @@ async fn over_http1(
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
-    let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
+    converse(exchange, sink, Upstreamed::Http1(reader)).await
 }
 
 /// What becomes of the request's head. Rules apply on the way to endpoints only.
@@ -210,9 +196,8 @@ enum Sending {
 }
 
 impl Sending {
-    /// Of an exchange of which nothing was sent.
-    fn of(exchange: &Exchange<'_, '_>) -> Self {
-        match (exchange.request.upgrade, !exchange.body.is_empty()) {
+    fn first(upgrade: bool, has_body: bool) -> Self {
+        match (upgrade, has_body) {
             (true, _) => Self::Held,
             (false, true) => Self::UnderWay,
             (false, false) => Self::Whole,
@@ -264,27 +249,28 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
 /// if the request's body was not wanted to its end. True: the upstream connection is clean.
 async fn converse(
     exchange: &mut Exchange<'_, '_>,
-    (mut sink, sending): (Sink<'_>, Sending),
+    mut sink: Sink<'_>,
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
-    let (beside, keeps) = (exchange.beside.as_deref(), exchange.keeps.as_deref());
-    let (held, retrying) =
-        (&exchange.held, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
+    let (is_lost, retrying) =
+        (&exchange.is_lost, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
     let Progress { body_taken, response_started, kept_back, .. } = progress;
-    let (has_body, retries) = (!body.is_empty(), record.retries);
-    let bears = (record.subject.service.as_ref(), retries, beside);
+    let has_body = !body.is_empty();
+    let bears = (record.subject.service.as_ref(), record.retries);
     let at = (&*session.worker, &**request);
     let keep_back =
-        KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
-    let (started, is_call) = (&*response_started, is_call(request, responder, &sink));
+        KeepBack::under(actions.as_deref(), at, bears, is_lost.as_deref(), (kept_back, retrying));
+    let started = &*response_started;
+    let is_call = is_call(request, responder, &sink);
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let taken = Noted { bytes: &record.bytes_in, call: None };
-    let (upgrade, sending) = (request.upgrade, Cell::new(sending));
+    let upgrade = request.upgrade;
+    let sending = Cell::new(Sending::first(upgrade, has_body));
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
@@ -297,9 +283,7 @@ async fn converse(
         request,
         upgrade,
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
-        keeps: keeps.map(|(name, value)| (&**name, value.as_str())),
         keep_back,
-        beside,
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -347,12 +331,8 @@ struct Reply<'a, 'io> {
     upgrade: bool,
     /// What the rule that decided does to the heads of answers.
     edits: Option<&'a FieldEdits>,
-    /// A field for the answer, under persistence.
-    keeps: Option<(&'a str, &'a str)>,
     /// What may keep an answer from the client; none without a rule about retries.
     keep_back: Option<KeepBack<'a>>,
-    /// What goes on beside this attempt.
-    beside: Option<&'a Beside>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -501,9 +481,6 @@ impl Reply<'_, '_> {
             // Nobody hears of this reason.
             return Err(Reason::UpstreamReset);
         }
-        if let Some(beside) = self.beside {
-            beside.answers();
-        }
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
             connect::may_tell(self.request, bytes, head)?;
@@ -522,7 +499,7 @@ impl Reply<'_, '_> {
         let bodiless = source.is_empty();
         let mut sink = self
             .responder
-            .start(bytes, (head, self.edits, self.keeps), bodiless)
+            .start(bytes, (head, self.edits), bodiless)
             .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {

@@ -78,30 +78,17 @@ impl Responder<'_> {
         }
     }
 
-    /// Begins the final response, edited as a rule says and with one field more, if there is one;
-    /// what is returned takes its body. `bodiless`: none follows.
+    /// Begins the final response, edited as a rule says; what is returned takes its body.
+    /// `bodiless`: none follows.
     pub(crate) fn start(
         &mut self,
         bytes: &[u8],
-        (head, rule, more): (&ResponseHead, Option<&FieldEdits>, Option<(&str, &str)>),
+        (head, rule): (&ResponseHead, Option<&FieldEdits>),
         bodiless: bool,
     ) -> Result<Sink<'_>, ClientGone> {
         let date = date::lacking(bytes, head).filter(|_| !rule.is_some_and(removes_date));
-        let date = date.as_ref().map(|date: &Stamp| ("date", &date[..]));
-        let more = more.map(|(name, value)| (name, value.as_bytes()));
-        // Nearly always there is none, or the one.
-        let (one, both);
-        let add: &[(&str, &[u8])] = match (date, more) {
-            (None, None) => &[],
-            (Some(field), None) | (None, Some(field)) => {
-                one = [field];
-                &one
-            }
-            (Some(date), Some(more)) => {
-                both = [date, more];
-                &both
-            }
-        };
+        let date = date.as_ref().map(|date: &Stamp| [("date", &date[..])]);
+        let add = date.as_ref().map_or(&[][..], |date| &date[..]);
         match self {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = framing(head.body, *version);

@@ -9,10 +9,9 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{
-    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, host,
+    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host,
 };
 
-use super::date;
 use super::edge;
 use super::outside;
 use super::request::{Aim, Request};
@@ -21,7 +20,7 @@ use crate::hits;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
-use crate::upstream::pick::{Hashed, kept};
+use crate::upstream::pick::Hashed;
 use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 use crate::world::Scene;
@@ -40,25 +39,12 @@ pub(crate) struct Bound {
     pub(crate) hashed: Option<Hashed>,
     /// Where faults are injected on purpose, the treatment that says so.
     pub(crate) faults: Option<Arc<PortTreatment>>,
-    /// Where a second attempt may be made, the treatment that says so.
-    pub(crate) hedging: Option<Arc<PortTreatment>>,
-    /// Under persistence: whom the request keeps to, and what its client is told.
-    pub(crate) stay: Option<Box<Stay>>,
 }
 
 impl Bound {
     pub(crate) fn to(scene: Arc<Scene>, destination: Destination) -> Self {
-        Self {
-            scene,
-            destination,
-            timeout: None,
-            actions: None,
-            ward: None,
-            hashed: None,
-            faults: None,
-            hedging: None,
-            stay: None,
-        }
+        let (timeout, actions) = (None, None);
+        Self { scene, destination, timeout, actions, ward: None, hashed: None, faults: None }
     }
 }
 
@@ -185,10 +171,7 @@ async fn to_service(
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
     let view = request.view(aim);
-    let drawn = port_plan.routes.choose(&view, worker.draw());
-    let may_keep = may_keep(worker, &scene);
-    let (choice, stay) = Stay::of(drawn, (&scene.plans, may_keep), &view, date::since_epoch);
-    let (behind, timeout, actions) = match choice {
+    let (behind, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
         RouteChoice::Direct => (port_plan, None, None),
         RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
@@ -217,20 +200,9 @@ async fn to_service(
     let endpoints = tagged(worker, behind, Some(&view))?;
     let hashed = hashed((&scene, behind), &endpoints, Some(&view));
     let ward = worker.ward(behind, scene.version);
-    let (faults, hedging) = unusual(behind);
+    let faults = behind.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
     let destination = Destination::Endpoints(endpoints);
-    Ok(Bound { destination, timeout, actions, ward, hashed, faults, hedging, stay, scene })
-}
-
-/// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.
-pub(crate) fn may_keep(
-    worker: &Rc<Worker>,
-    scene: &Scene,
-) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool {
-    |port, endpoint| {
-        let ward = worker.ward(port, scene.version);
-        kept(worker, (endpoint, ward.as_deref()), None).is_some()
-    }
+    Ok(Bound { destination, timeout, actions, ward, hashed, faults, scene })
 }
 
 /// The endpoints of a port that take a request, with who watches over them.
@@ -242,16 +214,9 @@ pub(crate) fn to_port(
     let endpoints = tagged(worker, port, Some(view))?;
     let hashed = hashed((&scene, port), &endpoints, Some(view));
     let ward = worker.ward(port, scene.version);
-    let (faults, hedging) = unusual(port);
+    let faults = port.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
     let bound = Bound::to(scene, Destination::Endpoints(endpoints));
-    Ok(Bound { ward, hashed, faults, hedging, ..bound })
-}
-
-/// The treatment of a port, for faults and for second attempts, where it has some.
-fn unusual(port: &PortPlan) -> (Option<Arc<PortTreatment>>, Option<Arc<PortTreatment>>) {
-    let Some(treatment) = &port.treatment else { return (None, None) };
-    let when = |is_so: bool| is_so.then(|| treatment.clone());
-    (when(treatment.faults.is_some()), when(treatment.rule.hedging.is_some()))
+    Ok(Bound { ward, hashed, faults, ..bound })
 }
 
 /// What a policy hashes of a request, or of a connection in which none is seen. Only where all

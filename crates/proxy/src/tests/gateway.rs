@@ -2,7 +2,6 @@
 
 mod fixture;
 mod sessions;
-mod stays;
 
 use std::time::Duration;
 

@@ -28,7 +28,6 @@ mod manifest;
 mod manifests;
 #[cfg(test)]
 mod pages;
-mod persistence;
 #[cfg(test)]
 mod rate_limits;
 #[cfg(test)]

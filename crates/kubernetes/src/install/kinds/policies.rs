@@ -291,14 +291,6 @@ pub(super) fn load_balancing() -> Value {
     )
 }
 
-pub(super) fn hedging() -> Value {
-    object([
-        ("targetRefs!", target_refs()),
-        ("after!", duration()),
-        ("methods", some(text(32), 16)),
-    ])
-}
-
 /// Whom a rule is about; everybody when absent.
 fn peers() -> Value {
     let peer = unless(
