@@ -22,7 +22,7 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
         number = u128::from(value(eight)?);
     }
     for eight in eights {
-        number = number << 32 | u128::from(value(*eight)?);
+        number = (number << 32) | u128::from(value(*eight)?);
     }
     Some(number)
 }
@@ -30,27 +30,27 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
 fn value(digits: [u8; 8]) -> Option<u32> {
     let digits = u64::from_be_bytes(digits);
     // Letters have a bit that digits have not, and begin with one: `a` is 0x61.
-    let letters = digits >> 6 & ONES;
-    let values = (digits & 0xf * ONES) + 9 * letters;
-    if values & 0xf0 * ONES != 0 || text(values) != digits {
+    let letters = (digits >> 6) & ONES;
+    let values = (digits & (0xf * ONES)) + 9 * letters;
+    if values & (0xf0 * ONES) != 0 || text(values) != digits {
         return None;
     }
-    let values = (values | values >> 4) & 0x00ff_00ff_00ff_00ff;
-    let values = (values | values >> 8) & 0x0000_ffff_0000_ffff;
-    u32::try_from((values | values >> 16) & 0xffff_ffff).ok()
+    let values = (values | (values >> 4)) & 0x00ff_00ff_00ff_00ff;
+    let values = (values | (values >> 8)) & 0x0000_ffff_0000_ffff;
+    u32::try_from((values | (values >> 16)) & 0xffff_ffff).ok()
 }
 
 /// A byte for each half of a byte.
 fn nibbles(number: u32) -> u64 {
     let number = u64::from(number);
-    let number = (number | number << 16) & 0x0000_ffff_0000_ffff;
-    let number = (number | number << 8) & 0x00ff_00ff_00ff_00ff;
-    (number | number << 4) & 0xf * ONES
+    let number = (number | (number << 16)) & 0x0000_ffff_0000_ffff;
+    let number = (number | (number << 8)) & 0x00ff_00ff_00ff_00ff;
+    (number | (number << 4)) & (0xf * ONES)
 }
 
 /// The digits of eight numbers below sixteen.
 fn text(values: u64) -> u64 {
-    let letters = (values + 6 * ONES) >> 4 & ONES;
+    let letters = ((values + 6 * ONES) >> 4) & ONES;
     values + u64::from(b'0') * ONES + u64::from(b'a' - b'0' - 10) * letters
 }
 
