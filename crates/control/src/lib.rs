@@ -7,6 +7,7 @@
 
 pub mod admin;
 mod answering;
+mod asking;
 mod authority;
 mod certify;
 mod compile;

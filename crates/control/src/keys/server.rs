@@ -25,6 +25,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{ASK_WAIT, Answer};
+use crate::asking::over;
 
 /// Asks for the set, unless it is still that of `tag`.
 pub(super) async fn ask(
@@ -134,18 +135,7 @@ async fn exchange(
 ) -> Result<Answer, NoAnswer> {
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(io));
     let (mut sender, connection) = handshake.await?;
-    let exchange = async { read(sender.send_request(request).await?).await };
-    tokio::pin!(connection, exchange);
-    // The connection has to be driven as long as the exchange lasts, and no longer.
-    tokio::select! {
-        biased;
-        answered = &mut exchange => answered,
-        closed = &mut connection => match closed {
-            // What has arrived may not have been read yet.
-            Ok(()) => exchange.await,
-            Err(error) => Err(error.into()),
-        },
-    }
+    over(connection, async { read(sender.send_request(request).await?).await }).await
 }
 
 async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {

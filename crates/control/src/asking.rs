@@ -1,0 +1,20 @@
+//! HTTP as a client: one exchange over a connection that is driven beside it.
+
+use std::pin::pin;
+
+/// What comes of an exchange over a connection that `hyper` drives as long as it lasts, and no longer.
+pub(crate) async fn over<T, E: From<hyper::Error>>(
+    connection: impl Future<Output = hyper::Result<()>>,
+    exchange: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let (mut connection, mut exchange) = (pin!(connection), pin!(exchange));
+    tokio::select! {
+        biased;
+        ended = &mut exchange => ended,
+        closed = &mut connection => match closed {
+            // What has arrived may not have been read yet.
+            Ok(()) => exchange.await,
+            Err(error) => Err(error.into()),
+        },
+    }
+}
