@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::answering::{Answering, decoded, serve_all, text, typed, typed_body};
+use crate::asking::over;
 use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
@@ -57,14 +58,7 @@ async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u
         let body = body.await.map_err(io::Error::other)?.to_bytes();
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    // The connection has to be driven as long as the exchange lasts, and no longer.
-    tokio::select! {
-        answered = exchange => answered,
-        error = async { connection.await.err() } => match error {
-            Some(error) => Err(io::Error::other(error)),
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
-        },
-    }
+    over(connection, exchange, io::Error::other).await
 }
 
 /// Follows an answer that does not end, line by line, until `each` says that it is enough (false) or
@@ -108,16 +102,7 @@ pub async fn follow<E: From<io::Error>>(
         }
         Ok(Ok(()))
     };
-    tokio::pin!(connection, exchange);
-    tokio::select! {
-        biased;
-        ended = &mut exchange => ended,
-        closed = &mut connection => match closed {
-            // What has arrived may not have been read yet.
-            Ok(()) => exchange.await,
-            Err(error) => Err(io::Error::other(error).into()),
-        },
-    }
+    over(connection, exchange, |error| io::Error::other(error).into()).await
 }
 
 /// Opens the socket for its owner only, in place of one that nobody listens on any more.

@@ -2,10 +2,12 @@
 
 use std::pin::pin;
 
-/// What comes of an exchange over a connection that `hyper` drives as long as it lasts, and no longer.
-pub(crate) async fn over<T, E: From<hyper::Error>>(
+/// What comes of an exchange over a connection that `hyper` drives as long as it lasts, and no longer;
+/// `broken` says how that failed.
+pub(crate) async fn over<T, E>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
+    broken: impl FnOnce(hyper::Error) -> E,
 ) -> Result<T, E> {
     let (mut connection, mut exchange) = (pin!(connection), pin!(exchange));
     tokio::select! {
@@ -14,7 +16,7 @@ pub(crate) async fn over<T, E: From<hyper::Error>>(
         closed = &mut connection => match closed {
             // What has arrived may not have been read yet.
             Ok(()) => exchange.await,
-            Err(error) => Err(error.into()),
+            Err(error) => Err(broken(error)),
         },
     }
 }

@@ -135,7 +135,8 @@ async fn exchange(
 ) -> Result<Answer, NoAnswer> {
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(io));
     let (mut sender, connection) = handshake.await?;
-    over(connection, async { read(sender.send_request(request).await?).await }).await
+    let exchange = async { read(sender.send_request(request).await?).await };
+    over(connection, exchange, NoAnswer::Http).await
 }
 
 async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {
