@@ -30,11 +30,11 @@ impl Size {
     }
 
     /// The room beyond which one is not kept, and how many are: what a turn of the event loop
-    /// uses at once.
+    /// uses at once, and half a mebibyte of either size at most.
     const fn kept(self) -> (usize, usize) {
         match self {
             Self::Message => (16 * 1024, 32),
-            Self::Batch => (128 * 1024, 8),
+            Self::Batch => (128 * 1024, 4),
         }
     }
 }
