@@ -107,7 +107,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
     let end = if bracketed {
         memchr(b']', authority).map(|at| at.saturating_add(1))
     } else {
-        memchr(b':', authority).or(Some(authority.len()))
+        authority.iter().position(|byte| !is(*byte, HOST)).or(Some(authority.len()))
     };
     let (host, port) =
         end.and_then(|end| authority.split_at_checked(end)).ok_or(Malformed::Authority)?;
@@ -115,7 +115,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
         let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
         address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_version_6)
     } else {
-        !host.is_empty() && host.iter().all(|byte| is(*byte, HOST))
+        !host.is_empty()
     };
     if !valid {
         return Err(Malformed::Authority);
