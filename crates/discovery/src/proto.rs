@@ -826,6 +826,24 @@ pub struct RateLimits {
     pub rules: ::prost::alloc::vec::Vec<RateRule>,
     #[prost(message, optional, tag = "4")]
     pub global: ::core::option::Option<GlobalLimit>,
+    #[prost(message, optional, tag = "5")]
+    pub concurrency: ::core::option::Option<Concurrency>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Concurrency {
+    #[prost(uint32, tag = "1")]
+    pub requests: u32,
+    #[prost(message, optional, tag = "2")]
+    pub adaptive: ::core::option::Option<AdaptiveConcurrency>,
+    #[prost(message, optional, tag = "3")]
+    pub answer: ::core::option::Option<FixedAnswer>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdaptiveConcurrency {
+    #[prost(uint32, tag = "1")]
+    pub least: u32,
+    #[prost(uint32, tag = "2")]
+    pub slower_percent: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RateRule {
@@ -1074,6 +1092,17 @@ pub struct ServicePort {
     pub treatment: ::core::option::Option<Treatment>,
     #[prost(message, optional, tag = "80")]
     pub tcp_rule: ::core::option::Option<TcpRule>,
+    #[prost(message, optional, tag = "100")]
+    pub hedging: ::core::option::Option<Hedging>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Hedging {
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<ServicePolicy>,
+    #[prost(uint64, tag = "2")]
+    pub after_nanoseconds: u64,
+    #[prost(string, repeated, tag = "3")]
+    pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Treatment {
@@ -1351,6 +1380,19 @@ pub struct RuleActions {
     pub mirrors: ::prost::alloc::vec::Vec<Backend>,
     #[prost(message, optional, tag = "9")]
     pub cors: ::core::option::Option<Cors>,
+    #[prost(message, optional, tag = "10")]
+    pub persistence: ::core::option::Option<Persistence>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Persistence {
+    #[prost(string, optional, tag = "1")]
+    pub name: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(enumeration = "Carries", tag = "2")]
+    pub carrier: i32,
+    #[prost(uint64, optional, tag = "3")]
+    pub absolute_nanoseconds: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub idle_nanoseconds: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Cors {
@@ -1930,6 +1972,38 @@ impl RuleObject {
             "RULE_OBJECT_UNSPECIFIED" => Some(Self::Unspecified),
             "RULE_OBJECT_TRAFFIC_SPLIT" => Some(Self::TrafficSplit),
             "RULE_OBJECT_TCP_ROUTE" => Some(Self::TcpRoute),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Carries {
+    Unspecified = 0,
+    Cookie = 1,
+    LastingCookie = 2,
+    Header = 3,
+}
+impl Carries {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CARRIES_UNSPECIFIED",
+            Self::Cookie => "CARRIES_COOKIE",
+            Self::LastingCookie => "CARRIES_LASTING_COOKIE",
+            Self::Header => "CARRIES_HEADER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CARRIES_UNSPECIFIED" => Some(Self::Unspecified),
+            "CARRIES_COOKIE" => Some(Self::Cookie),
+            "CARRIES_LASTING_COOKIE" => Some(Self::LastingCookie),
+            "CARRIES_HEADER" => Some(Self::Header),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::cors::Cors;
 use crate::name::Name;
+use crate::persistence::Persistence;
 use crate::route::WeightedBackend;
 
 /// What a rule does beside choosing a backend. The default does nothing.
@@ -28,6 +29,8 @@ pub struct RuleActions {
     pub mirrors: Vec<WeightedBackend>,
     /// What pages of other origins may; nothing is said about it when absent.
     pub cors: Option<Cors>,
+    /// Requests of one client keep to one endpoint; each goes to any when absent.
+    pub persistence: Option<Persistence>,
 }
 
 impl RuleActions {

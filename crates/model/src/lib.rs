@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod fault;
 pub mod gateway;
 pub mod grant;
+pub mod hedging;
 pub mod identity;
 pub mod ingress;
 pub mod ip_range;
@@ -24,6 +25,7 @@ pub mod log_template;
 pub mod mesh;
 pub mod name;
 pub mod occupant;
+pub mod persistence;
 pub mod policy;
 pub mod rate_limit;
 pub mod reason;
@@ -67,6 +69,7 @@ pub use gateway::{
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
+pub use hedging::{HedgeRule, Hedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use ingress::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,
@@ -83,10 +86,13 @@ pub use name::{
     TagRouteName, TcpRouteName, WorkloadName,
 };
 pub use occupant::{Occupant, OccupantPort};
+pub use persistence::{Carries, Persistence};
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
-pub use rate_limit::{Each, PortLimits, Rate, RateLimits, RateRule};
+pub use rate_limit::{
+    AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule,
+};
 pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,

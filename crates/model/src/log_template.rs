@@ -126,6 +126,7 @@ pub const LOG_FIELDS: &[&str] = &[
     "time_to_first_byte",
     "upstream_service_time",
     "retries",
+    "hedge",
     "x_forwarded_for",
     "user_agent",
     "request_id",

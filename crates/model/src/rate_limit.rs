@@ -1,4 +1,5 @@
-//! Rate limits: how much may come in at a port in a time, as the server's sidecar counts it.
+//! Rate limits: how much may come in at a port in a time, and be under way there, as the server's
+//! sidecar counts it.
 
 use std::time::Duration;
 
@@ -18,13 +19,15 @@ pub struct PortLimits {
     pub limits: RateLimits,
 }
 
-/// How much may come in at a port in a time. Never empty.
+/// How much may come in at a port in a time, and be under way there. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RateLimits {
     /// Opaque connections. Requests share a link, which this does not bound.
     pub connections: Option<Rate>,
     /// Requests, in the order of the document: all that fit must have room.
     pub rules: Vec<RateRule>,
+    /// Requests that are under way at once.
+    pub concurrency: Option<Concurrency>,
     /// What a rate limit service is asked about requests that have room under these rules.
     pub global: Option<Box<GlobalLimit>>,
 }
@@ -33,8 +36,29 @@ impl RateLimits {
     /// Whether nothing is bounded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.connections.is_none() && self.rules.is_empty() && self.global.is_none()
+        let Self { connections, rules, concurrency, global } = self;
+        connections.is_none() && rules.is_empty() && concurrency.is_none() && global.is_none()
     }
+}
+
+/// How many requests may be under way at once.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Concurrency {
+    /// So many, at least 1 and at most [`Rate::COUNT_MAX`].
+    pub requests: u32,
+    /// Fewer, where the application answers slower than it can; never when absent.
+    pub adaptive: Option<AdaptiveConcurrency>,
+    /// What is answered to those that are too many.
+    pub answer: FixedAnswer,
+}
+
+/// How a number of requests follows what an application can take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AdaptiveConcurrency {
+    /// So many at least, from 1 to the most.
+    pub least: u32,
+    /// By how many percent answers may take longer than those of an application that has little to do.
+    pub slower_percent: u16,
 }
 
 /// Which requests are counted, and how many of them may come.

@@ -202,6 +202,9 @@ reasons! {
     RateLimited "rate-limited" 429 Ours Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
          when there is room again.";
+    /// As many requests are under way as the application is given at once.
+    Overloaded "overloaded" 503 Ours Never
+        "Start more instances, or raise `concurrency` of the RateLimit that `leno explain request` names.";
     /// The destination is not of the mesh, and nothing may leave it.
     EgressDenied "egress-denied" 403 Ours Never
         "Give the destination a Service with meshed workloads, or set `spec.egress` of the \

@@ -7,6 +7,7 @@ use crate::balancing::{Balancing, LoadBalancing};
 use crate::breaker::{Breaker, CircuitBreaker};
 use crate::decider::Guard;
 use crate::fault::{FaultRule, Faults};
+use crate::hedging::{HedgeRule, Hedging};
 use crate::name::{InvalidName, Name, ServiceName};
 use crate::rate_limit::{PortLimits, RateLimits};
 use crate::route::RouteParent;
@@ -99,6 +100,8 @@ pub enum ServicePolicyKind {
     FaultInjection,
     /// How an endpoint is chosen.
     LoadBalancing,
+    /// When a request is sent to a second endpoint.
+    Hedging,
     /// Who else decides whether requests may come in.
     ExternalAuthorization,
     /// Which JSON web tokens requests may, or must, show.
@@ -115,6 +118,7 @@ impl ServicePolicyKind {
         Self::RateLimit,
         Self::FaultInjection,
         Self::LoadBalancing,
+        Self::Hedging,
         Self::ExternalAuthorization,
         Self::JwtValidation,
     ];
@@ -130,6 +134,7 @@ impl ServicePolicyKind {
             Self::RateLimit => "RateLimit",
             Self::FaultInjection => "FaultInjection",
             Self::LoadBalancing => "LoadBalancing",
+            Self::Hedging => "Hedging",
             Self::ExternalAuthorization => "ExternalAuthorization",
             Self::JwtValidation => "JwtValidation",
         }
@@ -166,6 +171,8 @@ pub enum ServiceRule {
     FaultInjection(Vec<FaultRule>),
     /// How an endpoint is chosen.
     LoadBalancing(LoadBalancing),
+    /// When a request is sent to a second endpoint.
+    Hedging(HedgeRule),
     /// Both: at least one of them says something.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
     /// What else decides about requests that come in.
@@ -207,6 +214,8 @@ pub struct Treatment {
     pub faults: Option<Faults>,
     /// How an endpoint is chosen; by the default when absent.
     pub balancing: Option<Balancing>,
+    /// When a request is sent to a second endpoint; never when absent.
+    pub hedging: Option<Hedging>,
 }
 
 impl Treatment {
@@ -245,6 +254,9 @@ impl Treatment {
         if let (None, ServiceRule::LoadBalancing(rule)) = (&self.balancing, &policy.rule) {
             self.balancing = Some(Balancing { policy: policy.name.clone(), rule: rule.clone() });
         }
+        if let (None, ServiceRule::Hedging(rule)) = (&self.hedging, &policy.rule) {
+            self.hedging = Some(Hedging { policy: policy.name.clone(), rule: rule.clone() });
+        }
     }
 
     /// The policies that decide, one for each concern.
@@ -253,7 +265,8 @@ impl Treatment {
         let breaker = self.breaker.iter().map(|breaker| &breaker.policy);
         let faults = self.faults.iter().map(|faults| &faults.policy);
         let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
-        removal.chain(breaker).chain(faults).chain(balancing)
+        let hedging = self.hedging.iter().map(|hedging| &hedging.policy);
+        removal.chain(breaker).chain(faults).chain(balancing).chain(hedging)
     }
 
     /// Whether no policy says anything.

@@ -10,6 +10,7 @@ use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 
 use crate::export::{self, Courier, Fate};
+use crate::record::Hedge;
 use crate::seen::Seen;
 
 /// Writes lines to standard output, or sends them to a collector, until all data threads are gone. A
@@ -91,6 +92,7 @@ pub(crate) fn with_entry<T>(seen: &Seen, told: impl FnOnce(&Entry<'_>) -> T) -> 
         time_to_first_byte: None,
         upstream_time: None,
         retries: seen.retries,
+        hedge: seen.hedge.map_or("", Hedge::as_str),
         forwarded_for: &seen.forwarded_for,
         user_agent: &seen.user_agent,
         request_id: &seen.request_id,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leno_model::{FixedAnswer, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::fault::InjectedAnswer;
-use leno_traffic::{Denial, Exceeded, Ruling};
+use leno_traffic::{Denial, Exceeded, Full, Ruling};
 use leno_wire::http1::Malformed;
 
 use crate::http::grpc;
@@ -65,6 +65,13 @@ impl From<Exceeded<'_>> for Failure {
         let Exceeded { policy, rule, answer, hits, .. } = exceeded;
         let policy = Some(Ruling::service_policy(policy, rule, hits));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
+    }
+}
+
+impl From<Full<'_>> for Failure {
+    fn from(Full { policy, rule, answer, hits }: Full<'_>) -> Self {
+        let policy = Some(Ruling::service_policy(policy, rule, hits));
+        Self { policy, answer, ..Self::from(Reason::Overloaded) }
     }
 }
 

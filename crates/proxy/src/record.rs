@@ -27,6 +27,8 @@ pub(crate) struct Record<'a> {
     pub(crate) bytes_in: Cell<u64>,
     pub(crate) bytes_out: Cell<u64>,
     pub(crate) retries: u32,
+    /// What became of a second attempt beside the first.
+    pub(crate) hedge: Option<Hedge>,
     /// Why policies would have denied it, had they been enforced.
     audited: Option<Reason>,
     /// What operators see of it beside counts; none when nobody looks.
@@ -40,6 +42,25 @@ pub(crate) struct Subject {
     pub(crate) service: Option<ServiceName>,
     pub(crate) port: u16,
     pub(crate) route: Option<RouteName>,
+}
+
+/// What became of a second attempt beside the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hedge {
+    /// The client got its answer.
+    Won,
+    /// The first attempt ended, or both failed.
+    Lost,
+}
+
+impl Hedge {
+    /// The word in the access log.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Won => "won",
+            Self::Lost => "lost",
+        }
+    }
 }
 
 /// The series of one subject of one session.
@@ -64,6 +85,7 @@ impl<'a> Record<'a> {
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
             retries: 0,
+            hedge: None,
             audited: None,
             sighting: worker.view().map(Sighting::new),
         }
@@ -82,6 +104,7 @@ impl<'a> Record<'a> {
                 failure.reason,
                 Reason::DeniedByPolicy
                     | Reason::RateLimited
+                    | Reason::Overloaded
                     | Reason::TokenMissing
                     | Reason::TokenInvalid
                     | Reason::DeniedByService
@@ -139,9 +162,9 @@ impl Drop for Record<'_> {
                 let taken = (outcome.duration, SystemTime::now());
                 worker.shard.exemplify(series.id, (span.trace, span.id), taken);
             }
-            let (retries, audited) = (self.retries, self.audited);
+            let (retries, hedge, audited) = (self.retries, self.hedge, self.audited);
             let (labels, downstream) = (&series.labels, self.session.peer);
-            sighting.tell(worker, &Ended { labels, outcome, retries, audited, downstream });
+            sighting.tell(worker, &Ended { labels, outcome, retries, hedge, audited, downstream });
         }
     }
 }

@@ -13,6 +13,7 @@ use leno_traffic::Ruling;
 use tokio::sync::mpsc;
 
 use crate::http::request::Request;
+use crate::record::Hedge;
 use crate::tapped::{Drawn, Tapping, ThreadView};
 use crate::worker::Worker;
 
@@ -36,6 +37,7 @@ pub(crate) struct Seen {
     pub(crate) labels: RequestLabels,
     pub(crate) outcome: Outcome,
     pub(crate) retries: u8,
+    pub(crate) hedge: Option<Hedge>,
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) authority: String,
@@ -55,6 +57,7 @@ pub(crate) struct Ended<'a> {
     pub(crate) labels: &'a RequestLabels,
     pub(crate) outcome: Outcome,
     pub(crate) retries: u32,
+    pub(crate) hedge: Option<Hedge>,
     pub(crate) audited: Option<Reason>,
     pub(crate) downstream: SocketAddr,
 }
@@ -169,6 +172,7 @@ impl<'a> Sighting<'a> {
             labels: ended.labels.clone(),
             outcome: ended.outcome,
             retries: u8::try_from(ended.retries).unwrap_or(u8::MAX),
+            hedge: ended.hedge,
             method: text(request.map(Request::method)),
             path: text(aim.as_ref().map(|aim| aim.path)),
             // What is cut off may be the sign that ends a password.

@@ -13,6 +13,7 @@ pub(crate) mod gateway_route;
 mod gateway_tcp_route;
 mod global_limit;
 mod grpc_route;
+mod hedging;
 mod http_route;
 pub(crate) mod ingress;
 mod issuer_keys;
@@ -22,6 +23,7 @@ mod load_balancing;
 mod mesh_config;
 mod mirror;
 mod outlier_removal;
+mod persistence;
 mod rate_limit;
 mod reference_grant;
 mod request_test;
@@ -254,6 +256,7 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::RateLimit),
         Self::ServicePolicy(ServicePolicyKind::FaultInjection),
         Self::ServicePolicy(ServicePolicyKind::LoadBalancing),
+        Self::ServicePolicy(ServicePolicyKind::Hedging),
         Self::ServicePolicy(ServicePolicyKind::ExternalAuthorization),
         Self::ServicePolicy(ServicePolicyKind::JwtValidation),
         Self::TagRoute,

@@ -52,6 +52,8 @@ pub struct Entry<'a> {
     pub upstream_time: Option<Duration>,
     /// How many times it was sent once more.
     pub retries: u8,
+    /// Whether a second attempt beside the first `won` or `lost`; empty when there was none.
+    pub hedge: &'a str,
     /// The header `x-forwarded-for`.
     pub forwarded_for: &'a str,
     /// The header `user-agent`.
@@ -105,7 +107,7 @@ impl<'a> Entry<'a> {
     }
 
     /// The fields of a line in their order, by the names that OSM's access log has for them.
-    fn fields(&self) -> [(&'static str, Value<'a>); 28] {
+    fn fields(&self) -> [(&'static str, Value<'a>); 29] {
         use Value::{Address, Duration, Number, Text};
         [
             ("start_time", Text(self.start_time)),
@@ -130,6 +132,7 @@ impl<'a> Entry<'a> {
             ("time_to_first_byte", Duration(self.time_to_first_byte)),
             ("upstream_service_time", Duration(self.upstream_time)),
             ("retries", Number(self.retries.into())),
+            ("hedge", Text(self.hedge)),
             ("x_forwarded_for", Text(self.forwarded_for)),
             ("user_agent", Text(self.user_agent)),
             ("request_id", Text(self.request_id)),

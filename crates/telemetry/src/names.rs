@@ -145,9 +145,19 @@ closed_list! {
         Retries [];
     }
     "leno_retries_over_budget_total" []
-    "Failed requests that were not sent once more because the retry budget of their service was spent." {
+    "Requests that were not sent once more because the retry budget of their service was spent." {
         /// A retry was not made.
         RetriesOverBudget [];
+    }
+    "leno_hedges_total" []
+    "Requests sent to a second endpoint because the first had not answered in the time that a policy gives it." {
+        /// A second attempt was made beside the first.
+        Hedges [];
+    }
+    "leno_hedges_won_total" []
+    "Second attempts whose answer the client got." {
+        /// The second attempt answered first.
+        HedgesWon [];
     }
     "leno_endpoint_backoffs_total" []
     "Times that an endpoint was left alone for a while because connecting to it failed." {

@@ -74,6 +74,12 @@ impl CompiledActions {
         }
     }
 
+    /// What the application answers under this name goes no further.
+    pub(crate) fn hide(&mut self, name: &str) {
+        let hidden = FieldEdits { remove: Box::new([name.into()]), lines: Box::default() };
+        self.response = hidden.then(&self.response);
+    }
+
     /// Edits of the heads of copies, which go to none of the backends.
     #[must_use]
     pub fn of_copies(&self) -> &FieldEdits {

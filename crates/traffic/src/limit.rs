@@ -1,8 +1,10 @@
-//! Rate limits: whether what comes in at a port of the application is too much.
+//! Rate limits: whether what comes in at a port of the application, or is under way there, is too much.
 
 mod bucket;
+mod concurrency;
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -17,11 +19,12 @@ use crate::matcher::{PathKind, RequestMatcher, Spelling};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use bucket::{Bucket, Buckets, Pace};
+use concurrency::Places;
 
 /// The limits of a workload's ports, compiled, with their buckets. Threads share them.
 #[derive(Debug, Default)]
 pub struct Limits {
-    ports: BTreeMap<u16, Box<[Arc<PolicyLimits>]>>,
+    ports: BTreeMap<u16, Arc<[Arc<PolicyLimits>]>>,
 }
 
 /// What one policy says about one port.
@@ -33,6 +36,15 @@ struct PolicyLimits {
     /// Where connections that are turned away are counted.
     hits: Arc<HitSlot>,
     rules: Box<[CompiledRule]>,
+    concurrency: Option<Bounded>,
+}
+
+/// What bounds the requests that are under way.
+#[derive(Debug)]
+struct Bounded {
+    places: Places,
+    answer: Option<Arc<FixedAnswer>>,
+    hits: Arc<HitSlot>,
 }
 
 #[derive(Debug)]
@@ -66,6 +78,51 @@ pub struct Exceeded<'a> {
     pub hits: &'a Arc<HitSlot>,
 }
 
+/// Who lets no more be under way.
+#[derive(Debug)]
+pub struct Full<'a> {
+    /// The policy.
+    pub policy: &'a ServicePolicyName,
+    /// The part of it.
+    pub rule: &'static str,
+    /// What is answered, when the policy says.
+    pub answer: Option<Arc<FixedAnswer>>,
+    /// Where it is counted.
+    pub hits: &'a Arc<HitSlot>,
+}
+
+/// A place for a request among those that may be under way; given back when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    policies: Arc<[Arc<PolicyLimits>]>,
+    /// Since when it is the application that the request waits for.
+    since: Cell<Duration>,
+}
+
+impl Place {
+    /// Nobody but the application is waited for from now on: the body of the request has come to its end,
+    /// and how long that took was for the client to say.
+    pub fn sent(&self, now: Duration) {
+        self.since.set(now);
+    }
+
+    /// The application has answered, and not with an error of its own: how long that took is learned.
+    pub fn answered(&self, now: Duration) {
+        let took = now.saturating_sub(self.since.get());
+        self.bounded().for_each(|it| it.places.learn(took, now));
+    }
+
+    fn bounded(&self) -> impl Iterator<Item = &Bounded> {
+        self.policies.iter().filter_map(|policy| policy.concurrency.as_ref())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.bounded().for_each(|it| it.places.leave());
+    }
+}
+
 impl Exceeded<'_> {
     /// The wait in whole seconds, at least one: what `retry-after` says (RFC 9110 §10.2.3), and not
     /// less than the wait, which would be in vain.
@@ -88,7 +145,7 @@ impl Limits {
         let mut ports = BTreeMap::new();
         for (port, policies) in limits {
             let known = previous.and_then(|limits| limits.ports.get(port));
-            let known = known.map_or(&[][..], |known| known);
+            let known = known.map_or(&[][..], |known| &**known);
             let compiled = policies.iter().map(|said| {
                 let same = known.iter().find(|known| known.said == *said);
                 same.map_or_else(|| PolicyLimits::compile(said).map(Arc::new), |it| Ok(it.clone()))
@@ -137,7 +194,28 @@ impl Limits {
         Err(exceeded)
     }
 
-    /// The same for an opaque connection.
+    /// A place among the requests that may be under way at a port; `None` where nothing bounds them. The
+    /// time is that since any moment, the same for all.
+    ///
+    /// # Errors
+    /// [`Full`] for the first policy without a place.
+    pub fn enter(&self, port: u16, now: Duration) -> Result<Option<Place>, Full<'_>> {
+        let Some(policies) = self.ports.get(&port) else { return Ok(None) };
+        let all = || policies.iter().filter_map(|it| Some((it, it.concurrency.as_ref()?)));
+        let Some((taken, (policy, bounded))) =
+            all().enumerate().find(|(_, (_, bounded))| !bounded.places.take())
+        else {
+            let is_bounded = all().next().is_some();
+            return Ok(
+                is_bounded.then(|| Place { policies: policies.clone(), since: Cell::new(now) })
+            );
+        };
+        all().take(taken).for_each(|(_, taken)| taken.places.leave());
+        let (policy, answer) = (&policy.said.policy, bounded.answer.clone());
+        Err(Full { policy, rule: CONCURRENCY, answer, hits: &bounded.hits })
+    }
+
+    /// Lets an opaque connection in when every policy has a token for it; then each has one less.
     ///
     /// # Errors
     /// [`Exceeded`] for the first policy without a token.
@@ -178,7 +256,7 @@ impl Limits {
     }
 
     fn of(&self, port: u16) -> &[Arc<PolicyLimits>] {
-        self.ports.get(&port).map_or(&[], |policies| policies)
+        self.ports.get(&port).map_or(&[], |policies| &**policies)
     }
 
     /// The first that `found` makes of the rules that are about a request. Whatever it may mean to
@@ -212,7 +290,13 @@ impl PolicyLimits {
         let rules = said.limits.rules.iter().map(CompiledRule::compile);
         let rules = rules.collect::<Result<_, _>>();
         let connections = said.limits.connections;
+        let concurrency = said.limits.concurrency.as_ref().map(|rule| Bounded {
+            places: Places::new(rule),
+            answer: (rule.answer != FixedAnswer::default()).then(|| Arc::new(rule.answer.clone())),
+            hits: Arc::default(),
+        });
         Ok(Self {
+            concurrency,
             connections: connections.map(|rate| (Pace::of(rate), Bucket::default())),
             rules: rules
                 .map_err(|bad| bad.within(ObjectKey::ServicePolicy(said.policy.clone())))?,
@@ -300,6 +384,8 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// The part of a policy that bounds opaque connections, in place of a rule's name.
 const CONNECTIONS: &str = "connections";
+/// The part that bounds the requests that are under way.
+const CONCURRENCY: &str = "concurrency";
 
 #[cfg(test)]
 mod tests;

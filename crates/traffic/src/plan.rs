@@ -14,6 +14,7 @@ use crate::guard::Guards;
 use crate::limit::Limits;
 use crate::outlet::Outlets;
 use crate::pattern::BadPattern;
+use crate::persistence::EndpointNames;
 use crate::route::PortRoutes;
 use crate::tag::{Lanes, TagPlan};
 use crate::tls_route::TlsRoutes;
@@ -136,6 +137,8 @@ pub struct PortPlan {
     pub tags: Option<Box<TagPlan>>,
     /// Where connections go in which no request is seen; to its own endpoints when absent.
     pub tcp_rule: Option<Box<TcpRule>>,
+    /// Which of its endpoints a value means that a client shows.
+    pub names: EndpointNames,
 }
 
 impl PortPlan {
@@ -168,7 +171,18 @@ impl PortPlan {
         };
         let protocol = view.protocol;
         let tcp_rule = view.tcp_rule.clone().map(Box::new);
-        Ok(Self { routes, tls_routes, protocol, endpoints, treatment, places, tags, tcp_rule })
+        let names = EndpointNames::default();
+        Ok(Self {
+            routes,
+            tls_routes,
+            protocol,
+            endpoints,
+            treatment,
+            places,
+            tags,
+            tcp_rule,
+            names,
+        })
     }
 }
 

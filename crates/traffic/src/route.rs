@@ -15,6 +15,7 @@ use crate::cors::preflight_for;
 use crate::hits::HitSlot;
 use crate::matcher::{RequestMatcher, prefix_elements};
 use crate::pattern::BadPattern;
+use crate::persistence::CompiledPersistence;
 use crate::request::RequestView;
 
 use self::index::Index;
@@ -159,6 +160,8 @@ pub struct CompiledRule {
     pub actions: Option<Arc<CompiledActions>>,
     /// The actions for each backend, where one has edits of its own; otherwise empty.
     own: Box<[Option<Arc<CompiledActions>>]>,
+    /// What keeps the requests of one client at one endpoint, if it says so.
+    pub persistence: Option<Arc<CompiledPersistence>>,
     /// Its place among the rules of its route.
     pub number: usize,
     /// Where its decisions are counted.
@@ -198,7 +201,14 @@ fn own(
 
 impl CompiledRule {
     fn new((index, rule): (usize, &RouteRule), number: usize) -> Self {
-        let actions = CompiledActions::compile(&rule.actions, &rule.matches).map(Arc::new);
+        let persistence = CompiledPersistence::of(rule, number).map(Arc::new);
+        let mut actions = CompiledActions::compile(&rule.actions, &rule.matches);
+        if let (Some(name), Some(actions)) =
+            (persistence.as_ref().and_then(|it| it.header()), &mut actions)
+        {
+            actions.hide(name);
+        }
+        let actions = actions.map(Arc::new);
         Self {
             index,
             route: rule.route.clone(),
@@ -207,6 +217,7 @@ impl CompiledRule {
             backends: rule.backends.as_slice().into(),
             own: own(&rule.backends, actions.as_ref()),
             actions,
+            persistence,
             number,
             hits: HitSlot::default(),
             weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>()
@@ -221,6 +232,11 @@ impl CompiledRule {
             None => self.actions.as_ref(),
             Some(own) => own.as_ref(),
         }
+    }
+
+    /// The choice of the backend at this place; `None` when there is none.
+    pub(crate) fn at(&self, index: usize) -> Option<RouteChoice<'_>> {
+        Some(RouteChoice::To { rule: self, backend: self.backends.get(index)?, index })
     }
 
     /// The backend whose share of the weights the draw falls into.

@@ -1,26 +1,28 @@
 //! Decides a request as the two sidecars would, with the same code, and keeps what decided.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
-    Endpoint, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule, ServiceName,
-    Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
+    Endpoint, EndpointId, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
+    ServiceName, Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
 };
 use leno_traffic::balance::Key;
 use leno_traffic::cors::preflight_for;
 use leno_traffic::guard::Asking;
 use leno_traffic::{
     CompiledActions, Guards, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher,
-    RequestView, RouteChoice, Ruling, goes_before, service_of,
+    RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
 };
 
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
 use super::treatment::{
-    Treated, asked, asked_for_room, injected, limited, limited_connections, treated, validated,
+    Treated, asked, asked_for_room, bounded, injected, limited, limited_connections, treated,
+    validated,
 };
 
 /// A request as it is asked about.
@@ -44,6 +46,8 @@ pub(super) struct Decision {
     pub(super) redirection: Option<Redirection>,
     /// A browser asks whether a request may be made, and the client's own sidecar answers.
     pub(super) is_preflight: bool,
+    /// The endpoint that the request keeps to, by what it shows, whatever the weights say.
+    pub(super) kept: Option<EndpointId>,
     /// The request as endpoints get it, where the rule changes it.
     pub(super) sent: Option<Question>,
     pub(super) backends: Vec<DecidedBackend>,
@@ -135,6 +139,7 @@ impl Decision {
             rivals: Vec::new(),
             redirection: None,
             is_preflight: false,
+            kept: None,
             sent: None,
             backends: Vec::new(),
             refused: None,
@@ -212,7 +217,10 @@ impl Decision {
         let fields = question.fields();
         let view = question.view(&fields);
         let caller = &plans.snapshot.plan;
-        let choice = port.routes.choose(&view, 0);
+        let mut choice = port.routes.choose(&view, 0);
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let stay = Stay::of(&mut choice, (plans, |_, _| true), &view, now);
+        self.kept = stay.and_then(|stay| stay.kept().cloned());
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
         let rules = views.and_then(|view| view.ports.get(&question.target.port));
@@ -570,6 +578,9 @@ fn limits(
         let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
         told.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
     }
+    let at_once =
+        limits.said(port).filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
+    told.extend(at_once.map(|(said, rule)| bounded(&said.policy, rule)));
     Ok(told)
 }
 

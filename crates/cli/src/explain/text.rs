@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use leno_model::{
-    FieldMatch, Header, HeaderEdits, OriginPattern, PathEdit, PathMatch, Reason, RequestMatch,
-    RetryRule, RouteKind, RouteRule, RuleActions, ValueMatch,
+    Carries, FieldMatch, Header, HeaderEdits, OriginPattern, PathEdit, PathMatch, Persistence,
+    Reason, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, ValueMatch,
 };
 use leno_traffic::Ruling;
 use serde_json::{Value, json};
@@ -70,23 +70,31 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     if let Some(redirection) = &decision.redirection {
         line("redirect", &format!("{} to {}", redirection.status, redirection.location));
     }
+    if let Some(kept) = &decision.kept {
+        line("keeps to", &format!("{} behind {}, as it shows", kept.workload, kept.service));
+    }
     for backend in &decision.backends {
-        line("backend", &told_backend(backend));
-        for treated in &backend.treated {
-            line("", &format!("{}: {}", treated.policy, treated.told));
-        }
-        for (label, told) in backend.tags.iter().flat_map(DecidedTags::told) {
-            line(label, &told);
-        }
-        for endpoint in &backend.endpoints {
-            line("", &told_endpoint(endpoint));
-            for limit in &endpoint.limits {
-                line("", &format!("  {}: {}", limit.policy, limit.told));
-            }
-        }
+        tell_backend(backend, &mut line);
     }
     line("verdict", &verdict(decision, question));
     text
+}
+
+/// A backend, with what policies and endpoints say.
+fn tell_backend(backend: &DecidedBackend, line: &mut impl FnMut(&str, &str)) {
+    line("backend", &told_backend(backend));
+    for treated in &backend.treated {
+        line("", &format!("{}: {}", treated.policy, treated.told));
+    }
+    for (label, told) in backend.tags.iter().flat_map(DecidedTags::told) {
+        line(label, &told);
+    }
+    for endpoint in &backend.endpoints {
+        line("", &told_endpoint(endpoint));
+        for limit in &endpoint.limits {
+            line("", &format!("  {}: {}", limit.policy, limit.told));
+        }
+    }
 }
 
 /// The decision for programs.
@@ -113,6 +121,11 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
         "passed_by": decision.rivals.iter().map(json_rival).collect::<Vec<_>>(),
+        "keeps_to": decision.kept.as_ref().map(|kept| json!({
+            "workload": kept.workload.to_string(),
+            "service": kept.service.to_string(),
+            "port": kept.port,
+        })),
         "sent": decision.sent.as_ref().map(|sent| json!({
             "method": sent.method,
             "authority": sent.target.authority,
@@ -265,6 +278,7 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
         let origins: Vec<&str> = cors.origins.iter().map(OriginPattern::as_str).collect();
         lines.push(format!("let pages of the origins {} use it", origins.join(", ")));
     }
+    lines.extend(actions.persistence.as_ref().map(told_persistence));
     if let Some(limit) = actions.attempt_timeout {
         lines.push(format!("at most {limit:?} for one attempt"));
     }
@@ -272,6 +286,24 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
         lines.push(told_retry(retry));
     }
     lines
+}
+
+fn told_persistence(persistence: &Persistence) -> String {
+    let carrier = match persistence.carrier {
+        Carries::Cookie | Carries::LastingCookie => "cookie",
+        Carries::Header => "header",
+    };
+    let mut told = match &persistence.name {
+        Some(name) => format!("keep a client at its endpoint by the {carrier} {name}"),
+        None => format!("keep a client at its endpoint by a {carrier}"),
+    };
+    if let Some(most) = persistence.absolute {
+        told.push_str(&format!(", for {most:?}"));
+    }
+    if let Some(most) = persistence.idle {
+        told.push_str(&format!(", until {most:?} after its last answer"));
+    }
+    told
 }
 
 fn told_retry(retry: &RetryRule) -> String {

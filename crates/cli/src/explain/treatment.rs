@@ -1,9 +1,9 @@
 //! What policies say about the requests to a port, in a sentence each.
 
 use leno_model::{
-    BalanceAlgorithm, CircuitBreaker, Decider, Each, FailureClasses, FaultRule, GlobalLimit,
-    HashKey, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm,
-    SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip, Unanswered,
+    BalanceAlgorithm, CircuitBreaker, Concurrency, Decider, Each, FailureClasses, FaultRule,
+    GlobalLimit, HashKey, HedgeRule, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason,
+    RemovalAlgorithm, SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip, Unanswered,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 
@@ -31,7 +31,11 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
         policy: balancing.policy.clone(),
         told: choosing(&balancing.rule),
     });
-    removal.chain(breaker).chain(balancing).collect()
+    let hedging = treatment.hedging.iter().map(|hedging| Treated {
+        policy: hedging.policy.clone(),
+        told: second_attempt(&hedging.rule),
+    });
+    removal.chain(breaker).chain(balancing).chain(hedging).collect()
 }
 
 /// The rule of a fault injection that decides a request.
@@ -45,6 +49,14 @@ pub(super) fn injected(policy: &ServicePolicyName, rule: &FaultRule) -> Treated 
     });
     let told: Vec<String> = delay.into_iter().chain(abort).collect();
     Treated { policy: policy.clone(), told: format!("{} {}", rule.name, told.join(" and ")) }
+}
+
+fn second_attempt(rule: &HedgeRule) -> String {
+    let which = match rule.methods.as_slice() {
+        [] => "an idempotent method".to_owned(),
+        methods => format!("the method {}", methods.join(" or ")),
+    };
+    format!("sends requests with {which} to a second endpoint after {:?}", rule.after)
 }
 
 fn choosing(rule: &LoadBalancing) -> String {
@@ -98,6 +110,23 @@ pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
 /// The same for opaque connections.
 pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
     let told = format!("lets in {} of all together", rate(limit, "connections"));
+    Treated { policy: policy.clone(), told }
+}
+
+/// How many requests may be under way at once.
+pub(super) fn bounded(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
+    let Concurrency { requests, adaptive, answer } = rule;
+    let status = answer.status.unwrap_or(Reason::Overloaded.status());
+    let fewer = adaptive.map(|adaptive| {
+        format!(
+            ", and fewer, to {}, while answers take {} % longer than they can",
+            adaptive.least, adaptive.slower_percent
+        )
+    });
+    let fewer = fewer.unwrap_or_default();
+    let told = format!(
+        "gives the application {requests} requests at once at most{fewer}; the rest is answered {status}"
+    );
     Treated { policy: policy.clone(), told }
 }
 

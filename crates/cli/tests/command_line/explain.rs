@@ -225,6 +225,44 @@ spec: {targetRefs: [{kind: Service, name: ratings}], consecutive: 3, keepAtLeast
 }
 
 #[test]
+fn the_endpoint_that_a_client_keeps_to_is_told() {
+    let more = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: ratings, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: ratings}]
+  rules:
+  - backendRefs: [{name: ratings, port: 9080}]
+    sessionPersistence: {sessionName: x-cart, type: Header}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Hedging
+metadata: {name: ratings, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
+"#;
+    let place = Place::with(&[("mesh.yaml", MESH), ("more.yaml", more)]);
+    let url = "http://ratings.shop:9080/ratings/1";
+    let value = "x-cart: 27d7b65e899bf44b";
+    let arguments =
+        ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url, "-H", value];
+    let done = place.leno(&arguments);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    expect![[r#"
+        request   GET http://ratings.shop:9080/ratings/1
+        from      shop/page-1 (account shop/page)
+        service   shop/ratings port 9080 (HTTP)
+        route     HTTPRoute shop/ratings: rules[0].matches[0] (every request)
+        filter    keep a client at its endpoint by the header x-cart
+        keeps to  shop/ratings-1 behind shop/ratings, as it shows
+        backend   shop/ratings port 9080, 100 % of such requests
+                  Hedging shop/ratings: sends requests with an idempotent method to a second endpoint after 50ms
+                  shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
+        verdict   200-range: allowed; the application answers
+    "#]].assert_eq(&done.out);
+}
+
+#[test]
 fn a_circuit_breaker_is_told_with_its_bounds_and_when_it_opens() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1

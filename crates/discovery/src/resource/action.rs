@@ -11,6 +11,7 @@ use leno_model::{
 use super::cors;
 use super::fault::share;
 use super::field::{Invalid, each, optional_name, port};
+use super::persistence;
 use super::service::{backend_to_wire, plain_backend_from_wire};
 use crate::proto;
 
@@ -26,6 +27,7 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         ungranted_weight: actions.ungranted_weight,
         mirrors: actions.mirrors.iter().map(backend_to_wire).collect(),
         cors: actions.cors.as_ref().map(cors::to_wire),
+        persistence: actions.persistence.as_ref().map(persistence::to_wire),
     })
 }
 
@@ -37,6 +39,7 @@ pub(super) fn from_wire(
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let retry = wire.retry.map(|wire| retry_from_wire(&wire)).transpose();
     let cors = wire.cors.map(cors::from_wire).transpose();
+    let persistence = wire.persistence.map(persistence::from_wire).transpose();
     let actions = RuleActions {
         request_headers: headers_in("request_headers", wire.request_headers)?,
         response_headers: headers_in("response_headers", wire.response_headers)?,
@@ -47,6 +50,7 @@ pub(super) fn from_wire(
         ungranted_weight: wire.ungranted_weight,
         mirrors: each("mirrors", wire.mirrors, mirror_from_wire)?,
         cors: cors.map_err(|invalid| invalid.under("cors"))?,
+        persistence: persistence.map_err(|invalid| invalid.under("persistence"))?,
     };
     if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
         return Err(Invalid::new("mirrors", "are too many"));

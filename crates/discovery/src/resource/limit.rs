@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Each, PortLimits, Rate, RateLimits, RateRule};
+use leno_model::{AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule};
 
 use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, each, port};
@@ -16,6 +16,7 @@ pub(super) fn to_wire((port, policies): (&u16, &Vec<PortLimits>)) -> proto::Limi
         policy: Some(policy_to_wire(&limits.policy)),
         connections: limits.limits.connections.map(rate_to_wire),
         rules: limits.limits.rules.iter().map(rule_to_wire).collect(),
+        concurrency: limits.limits.concurrency.as_ref().map(concurrency_to_wire),
         global: limits.limits.global.as_deref().map(guard::limit_to_wire),
     };
     proto::LimitedPort { port: u32::from(*port), policies: policies.iter().map(limits).collect() }
@@ -31,10 +32,12 @@ pub(super) fn from_wire(wire: proto::LimitedPort) -> Result<(u16, Vec<PortLimits
 
 fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, Invalid> {
     let connections = wire.connections.map(rate_from_wire).transpose();
+    let concurrency = wire.concurrency.map(concurrency_from_wire).transpose();
     let global = wire.global.map(guard::limit_from_wire).transpose();
     let limits = RateLimits {
         connections: connections.map_err(|invalid| invalid.under("connections"))?,
         rules: each("rules", wire.rules, rule_from_wire)?,
+        concurrency: concurrency.map_err(|invalid| invalid.under("concurrency"))?,
         global: global.map_err(|invalid| invalid.under("global"))?.map(Box::new),
     };
     if limits.is_empty() {
@@ -92,6 +95,44 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, Invalid> {
         each: by,
         rate: rate_from_wire(rate).map_err(|invalid| invalid.under("rate"))?,
         is_last: wire.last,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+    })
+}
+
+fn concurrency_to_wire(concurrency: &Concurrency) -> proto::Concurrency {
+    let adaptive = |adaptive: AdaptiveConcurrency| proto::AdaptiveConcurrency {
+        least: adaptive.least,
+        slower_percent: adaptive.slower_percent.into(),
+    };
+    proto::Concurrency {
+        requests: concurrency.requests,
+        adaptive: concurrency.adaptive.map(adaptive),
+        answer: answer_to_wire(&concurrency.answer),
+    }
+}
+
+fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invalid> {
+    let requests = wire.requests;
+    if !(1..=Rate::COUNT_MAX).contains(&requests) {
+        return Err(Invalid::new(
+            "requests",
+            format!("{requests} is not from 1 to {}", Rate::COUNT_MAX),
+        ));
+    }
+    let adaptive = |wire: proto::AdaptiveConcurrency| {
+        let (least, slower) = (wire.least, wire.slower_percent);
+        if !(1..=requests).contains(&least) {
+            return Err(Invalid::new("least", format!("{least} is not from 1 to {requests}")));
+        }
+        match u16::try_from(slower) {
+            Ok(slower_percent @ 1..) => Ok(AdaptiveConcurrency { least, slower_percent }),
+            _ => Err(Invalid::new("slower_percent", format!("{slower} is out of range"))),
+        }
+    };
+    let adaptive = wire.adaptive.map(adaptive).transpose();
+    Ok(Concurrency {
+        requests,
+        adaptive: adaptive.map_err(|invalid| invalid.under("adaptive"))?,
         answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
     })
 }

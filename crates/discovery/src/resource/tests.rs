@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AnyOf, BackendEdits, Cors, Door, Egress, Endpoint, FailureClasses,
+    Access, AccessRule, AnyOf, BackendEdits, Carries, Cors, Door, Egress, Endpoint, FailureClasses,
     FailureRate, FieldMatch, Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort,
-    OriginPattern, OutlierRemoval, PathEdit, PathMatch, Plaintext, PortSet, PortView, Protocol,
-    Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule, RouteKind,
-    RouteRule, RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule, ServiceAccount,
-    ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule, TlsRule, Treatment,
-    TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    OriginPattern, OutlierRemoval, PathEdit, PathMatch, Persistence, Plaintext, PortSet, PortView,
+    Protocol, Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule,
+    RouteKind, RouteRule, RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule,
+    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule,
+    TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName,
+    WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -115,7 +116,7 @@ fn every_wrong_action_is_named() {
         service.ports[0].rules[0].actions.as_mut().unwrap()
     }
     type Spoil = fn(&mut proto::Service);
-    let cases: [(Spoil, &str); 8] = [
+    let cases: [(Spoil, &str); 11] = [
         (
             |s| actions(s).request_headers.as_mut().unwrap().set[0].name = "Host".into(),
             "ports[0].rules[0].actions.request_headers.set[0].name",
@@ -150,6 +151,25 @@ fn every_wrong_action_is_named() {
         (
             |s| actions(s).retry = Some(proto::RetryRule { attempts: 11, ..<_>::default() }),
             "ports[0].rules[0].actions.retry.attempts",
+        ),
+        (
+            |s| actions(s).persistence = Some(proto::Persistence::default()),
+            "ports[0].rules[0].actions.persistence.carrier",
+        ),
+        (
+            |s| {
+                let (carrier, name) = (proto::Carries::Cookie.into(), Some("a;b".to_owned()));
+                actions(s).persistence =
+                    Some(proto::Persistence { carrier, name, ..<_>::default() });
+            },
+            "ports[0].rules[0].actions.persistence.name",
+        ),
+        (
+            |s| {
+                let carrier = proto::Carries::LastingCookie.into();
+                actions(s).persistence = Some(proto::Persistence { carrier, ..<_>::default() });
+            },
+            "ports[0].rules[0].actions.persistence.absolute_nanoseconds",
         ),
     ];
     let name = fixture::named("reviews");
@@ -400,9 +420,18 @@ fn actions() -> impl Strategy<Value = RuleActions> {
     let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
     let mirror =
         mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));
+    let persistence = (prop::option::of("[a-z]{1,9}-x"), 0..3_usize, duration(), duration());
+    let persistence = persistence.prop_map(|(name, carrier, absolute, idle)| Persistence {
+        name,
+        carrier: [Carries::Cookie, Carries::LastingCookie, Carries::Header][carrier],
+        absolute: Some(absolute),
+        idle: Some(idle).filter(|_| carrier > 0),
+    });
     let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(cors()));
+    let others = (others, prop::option::of(persistence));
     (headers.clone(), headers, either, times, others).prop_map(
-        |(request_headers, response_headers, (redirect, rewrite), times, (mirrors, cors))| {
+        |(request_headers, response_headers, (redirect, rewrite), times, others)| {
+            let ((mirrors, cors), persistence) = others;
             let (attempt_timeout, retry, ungranted_weight) = times;
             RuleActions {
                 request_headers,
@@ -414,6 +443,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
                 ungranted_weight,
                 mirrors,
                 cors,
+                persistence,
             }
         },
     )
@@ -562,7 +592,14 @@ fn treatment() -> impl Strategy<Value = Treatment> {
     });
     let breaker = prop::option::of(breaker::breaker());
     let more = (prop::option::of(fault::faults()), prop::option::of(fault::balancing()));
+    let more = (more, prop::option::of(fault::hedging()));
     (prop::option::of(removal), breaker, more).prop_map(
-        |(removal, breaker, (faults, balancing))| Treatment { removal, breaker, faults, balancing },
+        |(removal, breaker, ((faults, balancing), hedging))| Treatment {
+            removal,
+            breaker,
+            faults,
+            balancing,
+            hedging,
+        },
     )
 }

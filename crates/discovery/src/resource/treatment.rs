@@ -13,7 +13,8 @@ use crate::proto;
 
 /// Absent when nothing is said, so that a port without policies travels as it always did.
 pub(super) fn to_wire(treatment: &Treatment) -> Option<proto::Treatment> {
-    if treatment.is_empty() {
+    // Who does not know hedging, which travels beside it, would find it empty.
+    if (Treatment { hedging: None, ..treatment.clone() }).is_empty() {
         return None;
     }
     Some(proto::Treatment {
@@ -36,7 +37,7 @@ pub(super) fn from_wire(wire: Option<proto::Treatment>) -> Result<Treatment, Inv
     let faults = faults.map_err(|invalid| invalid.under("faults"))?;
     let balancing = wire.balancing.map(balancing::from_wire).transpose();
     let balancing = balancing.map_err(|invalid| invalid.under("balancing"))?;
-    let treatment = Treatment { removal, breaker, faults, balancing };
+    let treatment = Treatment { removal, breaker, faults, balancing, hedging: None };
     match treatment.is_empty() {
         true => Err(Invalid::new("", "says nothing, or nothing that this version knows")),
         false => Ok(treatment),

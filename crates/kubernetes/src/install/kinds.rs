@@ -246,6 +246,14 @@ const KINDS: &[Kind] = &[
         spec: policies::load_balancing,
     },
     Kind {
+        kind: "Hedging",
+        plural: "hedgings",
+        short: "lhg",
+        scope: Scope::Namespaced,
+        description: "When a request is sent to a second endpoint.",
+        spec: policies::hedging,
+    },
+    Kind {
         kind: "ExternalAuthorization",
         plural: "externalauthorizations",
         short: "lea",

@@ -41,6 +41,7 @@ fn seen(direction: &'static str, status: u16, reason: Option<&'static str>) -> A
             bytes_out: 2,
         },
         retries: 1,
+        hedge: None,
         method: "GET".to_owned(),
         path: "/ratings/1?token=hunter2".to_owned(),
         authority: "user:hunter2@ratings".to_owned(),

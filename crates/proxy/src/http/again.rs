@@ -9,7 +9,9 @@ use leno_traffic::CompiledActions;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_wire::http1::ResponseHead;
 
+use super::exchange::{Beside, Witness};
 use super::grpc;
+use super::replay::Hold;
 use super::request::Request;
 use crate::upstream::gate::Retrying;
 use crate::upstream::ward::Ward;
@@ -22,7 +24,7 @@ pub(crate) struct KeepBack<'a> {
     request: &'a Request<'a>,
     /// The service that bears the retry, and how often it did.
     bears: (Option<&'a ServiceName>, u32),
-    is_lost: Option<&'a Cell<bool>>,
+    held: Option<&'a Hold>,
     kept_back: &'a Cell<Option<KeptBack>>,
     /// Who bounds retries, and whether this one is counted.
     retrying: (Option<&'a Ward>, &'a Retrying),
@@ -37,30 +39,39 @@ pub(crate) struct KeptBack {
 }
 
 impl<'a> KeepBack<'a> {
-    /// `None` when no rule keeps anything back. `is_lost`: whether a part of the body is gone from
-    /// our hands; none when there is no body. `kept_back` is told what was decided.
+    /// `None` when no rule keeps anything back. `held`: what is kept of the body; none when there is
+    /// no body. `kept_back` is told what was decided.
     pub(crate) fn under(
         actions: Option<&'a CompiledActions>,
         (worker, request): (&'a Worker, &'a Request<'a>),
         bears: (Option<&'a ServiceName>, u32),
-        is_lost: Option<&'a Cell<bool>>,
+        held: Option<&'a Hold>,
         (kept_back, retrying): (&'a Cell<Option<KeptBack>>, (Option<&'a Ward>, &'a Retrying)),
     ) -> Option<Self> {
         let rule = actions?.retry.as_ref()?;
-        Some(Self { rule, worker, request, bears, is_lost, kept_back, retrying })
+        Some(Self { rule, worker, request, bears, held, kept_back, retrying })
     }
 
-    /// Whether an answer is kept from the client; then the retry is paid for.
-    pub(crate) fn keeps(&self, bytes: &[u8], head: &ResponseHead) -> bool {
+    /// Whether an answer is kept from the client; then the retry is paid for. `witness`: who would know
+    /// of it.
+    pub(crate) fn keeps(
+        &self,
+        bytes: &[u8],
+        head: &ResponseHead,
+        witness: Option<&Witness>,
+    ) -> bool {
         let status = match self.request.is_grpc() {
             true => grpc::stands_for(bytes, head),
             false => head.status,
         };
         let (service, retries) = self.bears;
+        // A second attempt beside this one is a retry.
+        let beside = witness.and_then(Witness::beside);
+        let retries = retries + u32::from(beside.is_some_and(Beside::is_sent));
         let attempt = Attempt {
             sent: Sent::HeadOrMore,
             idempotent: retry::is_idempotent(self.request.method()),
-            body_replayable: self.is_lost.is_none_or(|is_lost| !is_lost.get()),
+            body_replayable: self.held.is_none_or(|held| !held.is_lost()),
             response_started: false,
             number: u8::try_from(retries).unwrap_or(u8::MAX),
         };

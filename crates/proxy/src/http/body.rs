@@ -14,7 +14,7 @@ use leno_wire::http1::{
 
 use super::grpc::Call;
 use super::message::{ReadError, Reader, Writer};
-use super::replay::Kept;
+use super::replay::{Hold, Kept};
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
 use crate::patience::within;
@@ -117,15 +117,15 @@ impl<'a> Source<'a> {
     }
 
     /// Keeps what passes from now on, so that it can be sent once more.
-    pub(crate) fn keep(&mut self, is_lost: Rc<Cell<bool>>) {
+    pub(crate) fn keep(&mut self, hold: Rc<Hold>) {
         let source = std::mem::replace(self, Self::Empty);
-        *self = Self::Kept(Box::new(Kept::new(source, is_lost)));
+        *self = Self::Kept(Box::new(Kept::new(source, hold)));
     }
 
     /// All of it, where it has come to its end and was kept whole; nothing is what there never was.
-    pub(crate) fn kept(&self) -> Option<&[Piece]> {
+    pub(crate) fn kept(&self) -> Option<Vec<Piece>> {
         match self {
-            Self::Empty => Some(&[]),
+            Self::Empty => Some(Vec::new()),
             Self::Kept(kept) => kept.whole(),
             Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } => None,
         }
@@ -135,6 +135,13 @@ impl<'a> Source<'a> {
     pub(crate) fn rewind(&mut self) {
         if let Self::Kept(kept) = self {
             kept.rewind();
+        }
+    }
+
+    /// What is kept has been sent by another attempt.
+    pub(crate) fn skip_kept(&mut self) {
+        if let Self::Kept(kept) = self {
+            kept.skip();
         }
     }
 

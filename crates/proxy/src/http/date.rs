@@ -1,7 +1,7 @@
 //! The time as messages tell it: made once a second by each thread.
 
 use std::cell::Cell;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leno_wire::http1::ResponseHead;
 use time::OffsetDateTime;
@@ -16,7 +16,7 @@ pub(crate) fn lacking(bytes: &[u8], head: &ResponseHead) -> Option<Stamp> {
 
 /// The time now.
 pub(crate) fn now() -> Stamp {
-    let second = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let second = since_epoch().as_secs();
     LATEST.with(|latest| match latest.get() {
         (of, stamp) if of == second => stamp,
         _ => {
@@ -25,6 +25,11 @@ pub(crate) fn now() -> Stamp {
             stamp
         }
     })
+}
+
+/// The time since the beginning of 1970.
+pub(crate) fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn stamp(second: u64) -> Stamp {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use leno_model::{Reach, Reason, Scheme, WeightedBackend};
 use leno_traffic::{
-    CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice, ServicePlan,
+    CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice, ServicePlan, Stay,
 };
 use leno_wire::http1::RequestHead;
 
+use super::date;
 use super::exchange::Exchange;
 use super::request::{Aim, Request};
-use super::route::{Bound, Destination, to_port};
+use super::route::{Bound, Destination, may_keep, to_port};
 use crate::error::Failure;
 use crate::hits;
 use crate::record::Record;
@@ -38,14 +39,21 @@ pub(crate) async fn route(
         _ => return Err(Reason::NoRoute.into()),
     };
     let view = request.view(aim);
-    match listeners.choose(&view, server_name, worker.draw()) {
+    let mut choice = listeners.choose(&view, server_name, worker.draw());
+    let stay = match &mut choice {
+        GatewayChoice::Route(choice) => {
+            Stay::of(choice, (&scene.plans, may_keep(worker, &scene)), &view, date::since_epoch)
+        }
+        _ => None,
+    };
+    match choice {
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let backend = (backend, &view);
             let bound = to_backend(session, backend, record).await?;
             let actions = rule.actions_at(index).cloned();
-            Ok(Bound { timeout: rule.request_timeout, actions, ..bound })
+            Ok(Bound { timeout: rule.request_timeout, actions, stay, ..bound })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
             hits::route(&worker.shard, rule);

@@ -2,40 +2,51 @@
 
 mod aside;
 mod guarded;
+mod hedged;
 mod shown;
+mod witness;
+
+pub(crate) use hedged::Beside;
+pub(crate) use witness::Witness;
 
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason, RetryRule};
+use leno_model::{Endpoint, EndpointId, Reason, RetryRule, Scheme};
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView};
+use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView, Stay};
 use smallvec::SmallVec;
 
 use super::again;
 use super::answer::Answer;
 use super::body::Source;
+use super::date;
 use super::forward::{Progress, forward};
+use super::replay::Hold;
 use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::hits;
-use crate::record::Record;
+use crate::record::{Hedge, Record};
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
-use crate::upstream::{Destined, pick::pick, ward::Trial};
+use crate::upstream::pick::{kept, pick};
+use crate::upstream::ward::{Trial, Ward};
+use crate::upstream::{Destined, Upstream};
 
 /// Headers that are added to a request; those of a trace take no block.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
+
+/// A field of an answer: its name and its value.
+pub(crate) type Named = (Cow<'static, str>, String);
 
 /// One request on its way through the corridor, and what became of it so far.
 pub(crate) struct Exchange<'a, 'io> {
@@ -49,10 +60,12 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) agree_within: Option<Duration>,
     /// What the rule that decided does to heads; `None` when that is nothing.
     pub(crate) actions: Option<Arc<CompiledActions>>,
-    /// Whether a part of the request's body is gone from our hands, of a body that is kept.
-    pub(crate) is_lost: Option<Rc<Cell<bool>>>,
-    /// The same of a body that is kept for copies as well.
-    kept: Option<Rc<Cell<bool>>>,
+    /// What is kept of the request's body for retries.
+    pub(crate) held: Option<Rc<Hold>>,
+    /// The same for copies and second attempts as well.
+    kept: Option<Rc<Hold>>,
+    /// Who must know when the client gets an answer.
+    pub(crate) witness: Option<Witness>,
     /// What is done to the heads of answers beside what the rule says for all.
     pub(crate) cross_origin: Option<FieldEdits>,
     /// The attempt under way, at an endpoint that a policy watches.
@@ -61,6 +74,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) retrying: Retrying,
     /// Headers that a lane adds at the entrance of a service.
     pub(crate) marks: Vec<(String, String)>,
+    /// Under persistence: the field of the answer that tells who gives it.
+    pub(crate) keeps: Option<Box<Named>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
@@ -84,12 +99,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
             progress,
             agree_within: None,
             actions: None,
-            is_lost: None,
+            held: None,
             kept: None,
+            witness: None,
             cross_origin: None,
             trial: None,
             retrying: Retrying::default(),
             marks: Vec::new(),
+            keeps: None,
         }
     }
 
@@ -164,6 +181,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Some(limit) => {
                 let outcome = tokio::time::timeout(limit, self.attempts(aim, bound)).await;
                 outcome.unwrap_or_else(|_| {
+                    self.settle(Hedge::Lost);
                     self.end_trial(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
                 })
@@ -174,8 +192,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// What comes from another sidecar needs a policy's permit; the application may ask.
     fn authorize(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if self.session.is_inbound() {
-            self.let_in(&self.request.view(aim), bound)?;
-            self.limit(&self.request.view(aim), bound)?;
+            let request = self.request;
+            self.let_in(&request.view(aim), bound)?;
+            self.limit(&request.view(aim), bound)?;
         }
         Ok(())
     }
@@ -189,16 +208,26 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
-    /// What comes in beyond a rate limit goes no further.
-    fn limit(&self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let Entrance::Inbound { port } = &self.session.entrance else { return Ok(()) };
-        let limits = &bound.scene.plans.limits;
-        if !limits.concern(*port) {
-            return Ok(());
+    /// What comes in beyond a limit goes no further.
+    fn limit(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+        match &self.session.entrance {
+            Entrance::Inbound { port } if bound.scene.plans.limits.concern(*port) => {
+                self.enter(*port, view, bound)
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Takes tokens of rate limits, and a place among the requests that the application is given at once.
+    #[inline(never)]
+    fn enter(&mut self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+        let limits = &bound.scene.plans.limits;
         let caller = self.session.identity.as_ref().map(|identity| &identity.account);
         let now = self.session.worker.world.age();
-        Ok(limits.admit(*port, (view, caller), now)?)
+        limits.admit(port, (view, caller), now)?;
+        let place = limits.enter(port, now)?;
+        self.witness = place.map(|place| Witness::Place(Box::new(place)));
+        Ok(())
     }
 
     /// Sends the client elsewhere; nothing of its request goes on.
@@ -274,7 +303,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Sends the request, to another endpoint if the first fails in a way that permits it.
     async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
-        if let Some(treatment) = &bound.faults {
+        if let Some(treatment) = bound.unusual.as_ref().filter(|it| it.faults.is_some()) {
             self.inject(aim, bound, treatment).await?;
         }
         let actions = self.actions.clone();
@@ -286,13 +315,23 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let mut tried = None;
         loop {
-            let outcome = {
-                let attempt = pin!(self.attempt(aim, bound, &mut tried));
-                match limit {
-                    None => attempt.await,
-                    Some(limit) => tokio::time::timeout(limit, attempt)
-                        .await
-                        .unwrap_or(Err(Reason::AttemptTimeout)),
+            let outcome = match self.hedge(aim, bound) {
+                None => {
+                    let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                    match limit {
+                        None => attempt.await,
+                        Some(limit) => in_limit(limit, attempt).await,
+                    }
+                }
+                // Boxed, so that the others need no room for it.
+                Some(rule) => {
+                    let both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
+                    let outcome = match limit {
+                        None => both.await,
+                        Some(limit) => in_limit(limit, both).await,
+                    };
+                    self.settle(Hedge::Lost);
+                    outcome
                 }
             };
             let Err(reason) = outcome else {
@@ -328,7 +367,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
         if !self.body.is_empty() && !self.request.upgrade {
-            self.is_lost = Some(self.keep_body());
+            self.held = Some(self.keep_body());
         }
     }
 
@@ -371,6 +410,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Reason> {
         let destined = self.pick(bound, tried.as_ref())?;
         *tried = destined.endpoint();
+        if self.witness.is_some() || bound.stay.is_some() {
+            self.goes_to(tried.as_ref(), bound);
+        }
         if let Some(ward) = &bound.ward {
             self.trial = destined.begin(ward)?;
         }
@@ -419,16 +461,48 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Destination::Application(application) => Ok(Destined::Application(application.clone())),
             Destination::Endpoints(endpoints) => {
                 let endpoints: &[Arc<Endpoint>] = endpoints;
-                let ward = bound.ward.as_deref();
-                let hashed = bound.hashed.as_ref();
-                pick(&self.session.worker, (endpoints, ward), hashed, avoid).map(Destined::Upstream)
+                let at = (endpoints, bound.ward.as_deref());
+                let kept = bound.stay.as_ref().and_then(|stay| self.kept(stay, at, avoid));
+                let upstream = match kept {
+                    Some(kept) => kept,
+                    None => pick(&self.session.worker, at, bound.hashed.as_ref(), avoid)?,
+                };
+                Ok(Destined::Upstream(upstream))
             }
             Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }
     }
 
+    /// Under persistence: the endpoint that the request keeps to, if it may.
+    #[inline(never)]
+    fn kept(
+        &self,
+        stay: &Stay,
+        (endpoints, ward): (&[Arc<Endpoint>], Option<&Ward>),
+        avoid: Option<&EndpointId>,
+    ) -> Option<Rc<Upstream>> {
+        kept(&self.session.worker, (stay.endpoint(endpoints)?, ward), avoid)
+    }
+
+    /// Who goes on beside this attempt knows where that goes, and under persistence the client will.
+    #[inline(never)]
+    fn goes_to(&mut self, endpoint: Option<&EndpointId>, bound: &Bound) {
+        if let Some(beside) = self.witness.as_ref().and_then(Witness::beside) {
+            beside.went(endpoint.cloned());
+        }
+        if let Some(stay) = &bound.stay {
+            self.keeps = self.told_of(stay, endpoint);
+        }
+    }
+
+    /// Under persistence: what the client is told when this endpoint answers.
+    fn told_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
+        let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
+        stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
+    }
+
     pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
-        let is_kept = self.is_lost.as_ref().is_some_and(|is_lost| !is_lost.get());
+        let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
@@ -437,4 +511,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         }
     }
+}
+
+/// An attempt, in the time that the rule gives it.
+async fn in_limit(
+    limit: Duration,
+    attempt: impl Future<Output = Result<(), Reason>>,
+) -> Result<(), Reason> {
+    tokio::time::timeout(limit, attempt).await.unwrap_or(Err(Reason::AttemptTimeout))
 }

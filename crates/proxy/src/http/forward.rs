@@ -20,7 +20,7 @@ use tokio::time::sleep;
 
 use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
-use super::exchange::Exchange;
+use super::exchange::{Exchange, Named, Witness};
 use super::grpc::Call;
 use super::message::Reader;
 use super::request::{Aim, Request};
@@ -103,7 +103,18 @@ async fn over_link(
     })?;
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, patience };
-    converse(exchange, sink, Upstreamed::Link(&stream)).await.map(|_| ())
+    let sending = Sending::of(exchange);
+    converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
+}
+
+/// Carries the answer back of a request that was sent whole.
+pub(crate) async fn answer(
+    exchange: &mut Exchange<'_, '_>,
+    stream: &LinkStream,
+) -> Result<(), Reason> {
+    let patience = exchange.session.worker.config.limits.body_stall_timeout;
+    let sink = Sink::Link { stream, patience };
+    converse(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
 }
 
 async fn over_http2(
@@ -119,7 +130,9 @@ async fn over_http2(
         .map_err(|_| Reason::UpstreamRefused)?;
     exchange.progress.request_sent = true;
     let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
-    converse(exchange, sink, Upstreamed::Http2(Box::new(response))).await.map(|_| ())
+    let sending = Sending::of(exchange);
+    let upstream = Upstreamed::Http2(Box::new(response));
+    converse(exchange, (sink, sending), upstream).await.map(|_| ())
 }
 
 /// True: the connection may serve another request.
@@ -145,7 +158,8 @@ async fn over_http1(
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
-    converse(exchange, sink, Upstreamed::Http1(reader)).await
+    let sending = Sending::of(exchange);
+    converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
 }
 
 /// What becomes of the request's head. Rules apply on the way to endpoints only.
@@ -196,8 +210,9 @@ enum Sending {
 }
 
 impl Sending {
-    fn first(upgrade: bool, has_body: bool) -> Self {
-        match (upgrade, has_body) {
+    /// Of an exchange of which nothing was sent.
+    fn of(exchange: &Exchange<'_, '_>) -> Self {
+        match (exchange.request.upgrade, !exchange.body.is_empty()) {
             (true, _) => Self::Held,
             (false, true) => Self::UnderWay,
             (false, false) => Self::Whole,
@@ -205,9 +220,18 @@ impl Sending {
     }
 
     /// After the request's body came to its end, or what broke the exchange with it.
-    fn after(sent: Result<(), Broken>, answered: bool) -> Result<Self, Reason> {
+    fn after(
+        sent: Result<(), Broken>,
+        answered: bool,
+        (witness, worker): (Option<&Witness>, &Worker),
+    ) -> Result<Self, Reason> {
         match sent {
-            Ok(()) => Ok(Self::Whole),
+            Ok(()) => {
+                if let Some(witness) = witness {
+                    witness.sent(worker);
+                }
+                Ok(Self::Whole)
+            }
             Err(Broken::Source(error)) => Err(downstream_reason(&error)),
             Err(Broken::SinkStalled) if !answered => Err(Reason::UpstreamStalled),
             Err(Broken::Sink | Broken::SinkStalled) => Ok(Self::Unwanted),
@@ -249,28 +273,27 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
 /// if the request's body was not wanted to its end. True: the upstream connection is clean.
 async fn converse(
     exchange: &mut Exchange<'_, '_>,
-    mut sink: Sink<'_>,
+    (mut sink, sending): (Sink<'_>, Sending),
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
-    let (is_lost, retrying) =
-        (&exchange.is_lost, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
+    let (witness, keeps) = (exchange.witness.as_ref(), exchange.keeps.as_deref());
+    let (held, retrying) =
+        (&exchange.held, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
     let Progress { body_taken, response_started, kept_back, .. } = progress;
     let has_body = !body.is_empty();
     let bears = (record.subject.service.as_ref(), record.retries);
     let at = (&*session.worker, &**request);
     let keep_back =
-        KeepBack::under(actions.as_deref(), at, bears, is_lost.as_deref(), (kept_back, retrying));
-    let started = &*response_started;
-    let is_call = is_call(request, responder, &sink);
+        KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
+    let (started, is_call) = (&*response_started, is_call(request, responder, &sink));
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let taken = Noted { bytes: &record.bytes_in, call: None };
-    let upgrade = request.upgrade;
-    let sending = Cell::new(Sending::first(upgrade, has_body));
+    let (upgrade, sending) = (request.upgrade, Cell::new(sending));
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
@@ -283,7 +306,9 @@ async fn converse(
         request,
         upgrade,
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
+        keeps,
         keep_back,
+        witness,
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -295,7 +320,7 @@ async fn converse(
         if sending.get() == Sending::UnderWay
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            match Sending::after(sent, started.get()) {
+            match Sending::after(sent, started.get(), (witness, &session.worker)) {
                 Ok(now) => sending.set(now),
                 Err(reason) => return Poll::Ready(Err(reason)),
             }
@@ -331,8 +356,12 @@ struct Reply<'a, 'io> {
     upgrade: bool,
     /// What the rule that decided does to the heads of answers.
     edits: Option<&'a FieldEdits>,
+    /// A field for the answer, under persistence.
+    keeps: Option<&'a Named>,
     /// What may keep an answer from the client; none without a rule about retries.
     keep_back: Option<KeepBack<'a>>,
+    /// Who must know when the client gets the answer.
+    witness: Option<&'a Witness>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -477,9 +506,13 @@ impl Reply<'_, '_> {
         head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
-        if self.keep_back.as_ref().is_some_and(|keep_back| keep_back.keeps(bytes, head)) {
+        let keep_back = self.keep_back.as_ref();
+        if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.witness)) {
             // Nobody hears of this reason.
             return Err(Reason::UpstreamReset);
+        }
+        if let Some(witness) = self.witness {
+            witness.answers(self.worker, (head.status, self.sending.get() == Sending::Whole));
         }
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
@@ -499,7 +532,7 @@ impl Reply<'_, '_> {
         let bodiless = source.is_empty();
         let mut sink = self
             .responder
-            .start(bytes, (head, self.edits), bodiless)
+            .start(bytes, (head, self.edits, self.keeps), bodiless)
             .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {

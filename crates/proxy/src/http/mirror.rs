@@ -50,7 +50,7 @@ impl Copies {
     }
 
     /// Sends them with this body; `None` when it is not whole, or too large to be kept.
-    pub(crate) fn send(mut self, body: Option<&[Piece]>) {
+    pub(crate) fn send(mut self, body: Option<Vec<Piece>>) {
         for backend in std::mem::take(&mut self.to) {
             let shard = &self.worker.shard;
             let Some(place) = Place::take(&self.worker).filter(|_| body.is_some()) else {
@@ -62,7 +62,7 @@ impl Copies {
                 scene: self.scene.clone(),
                 backend,
                 head: self.head.clone(),
-                body: body.unwrap_or_default().to_vec(),
+                body: body.clone().unwrap_or_default(),
             };
             // It ends by itself, soon, and holds its place until then.
             tokio::task::spawn_local(async move {
@@ -174,13 +174,27 @@ async fn exchange(
     head: &[u8],
     body: Vec<Piece>,
 ) -> Result<u16, Reason> {
+    let stream = send_whole(worker, link, head, body).await?;
+    discard(&stream).await
+}
+
+/// Sends a request whose head and body are in our hands.
+pub(crate) async fn send_whole(
+    worker: &Worker,
+    link: &LinkHandle,
+    head: &[u8],
+    body: Vec<Piece>,
+) -> Result<LinkStream, Reason> {
     let patience = worker.config.limits.connect_timeout;
     link.uncongested(patience).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let stream = link
         .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
         .map_err(|_| Reason::UpstreamRefused)?;
-    give(&stream, body, patience).await?;
-    discard(&stream).await
+    match give(&stream, body, patience).await {
+        // Who answers early needs no more of the body (RFC 9112 §9.5).
+        Err(_) if stream.has_more() => Ok(stream),
+        given => given.map(|()| stream),
+    }
 }
 
 async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Result<(), Reason> {

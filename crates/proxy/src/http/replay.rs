@@ -1,69 +1,107 @@
 //! A body that is kept while it passes, so that it can be sent once more.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use super::body::{Piece, Source};
 use super::message::ReadError;
 
+/// What is kept of a body, for whoever sends it again.
+#[derive(Default)]
+pub(crate) struct Hold {
+    pieces: RefCell<Vec<Piece>>,
+    is_lost: Cell<bool>,
+    is_whole: Cell<bool>,
+}
+
+impl Hold {
+    /// Whether a part of the body is gone from our hands.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.get()
+    }
+
+    /// All pieces once they are all that there is; `None` when that will not be. Whoever waits for it
+    /// does so in the task that reads the body, and is polled whenever that goes on.
+    pub(crate) async fn wholly(&self) -> Option<Vec<Piece>> {
+        poll_fn(|_| match (self.is_lost.get(), self.whole()) {
+            (true, _) => Poll::Ready(None),
+            (false, Some(pieces)) => Poll::Ready(Some(pieces)),
+            (false, None) => Poll::Pending,
+        })
+        .await
+    }
+
+    /// All pieces, when they are all that there is.
+    pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
+        (self.is_whole.get() && !self.is_lost.get()).then(|| self.pieces.borrow().clone())
+    }
+}
+
 /// A source whose first pieces stay in our hands, up to [`KEPT_BYTES_MAX`].
 pub(crate) struct Kept<'a> {
     source: Source<'a>,
-    pieces: Vec<Piece>,
+    hold: Rc<Hold>,
     /// Which of the pieces comes next.
     next: usize,
     bytes: usize,
-    is_lost: Rc<Cell<bool>>,
 }
 
 impl<'a> Kept<'a> {
-    /// Keeps what comes from a source. `is_lost` tells when that is no longer all of it.
-    pub(crate) fn new(source: Source<'a>, is_lost: Rc<Cell<bool>>) -> Self {
-        Self { source, pieces: Vec::new(), next: 0, bytes: 0, is_lost }
+    /// Keeps what comes from a source, in `hold`.
+    pub(crate) fn new(source: Source<'a>, hold: Rc<Hold>) -> Self {
+        Self { source, hold, next: 0, bytes: 0 }
     }
 
     /// Begins anew with the first byte; only while nothing is lost.
     pub(crate) fn rewind(&mut self) {
-        debug_assert!(!self.is_lost.get(), "what is lost cannot be sent again");
+        debug_assert!(!self.hold.is_lost(), "what is lost cannot be sent again");
         self.next = 0;
     }
 
+    /// What is kept has been taken by somebody else.
+    pub(crate) fn skip(&mut self) {
+        self.next = self.hold.pieces.borrow().len();
+    }
+
     /// All pieces, when they are all that there is.
-    pub(crate) fn whole(&self) -> Option<&[Piece]> {
-        (self.source.is_exhausted() && !self.is_lost.get()).then_some(&self.pieces)
+    pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
+        self.hold.whole()
     }
 
     /// Whether all of it has been taken.
     pub(crate) fn is_complete(&self) -> bool {
-        self.next == self.pieces.len() && self.source.is_complete()
+        self.next == self.hold.pieces.borrow().len() && self.source.is_complete()
     }
 
     /// Whether no piece follows those taken, and none is missing.
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.next == self.pieces.len() && self.source.is_exhausted()
+        self.next == self.hold.pieces.borrow().len() && self.source.is_exhausted()
     }
 
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Piece>, ReadError>> {
-        if let Some(piece) = self.pieces.get(self.next) {
+        if let Some(piece) = self.hold.pieces.borrow().get(self.next) {
             self.next += 1;
             return Poll::Ready(Ok(Some(piece.clone())));
         }
         let next = ready!(self.source.poll_next(cx))?;
-        if let Some(piece) = next.as_ref().filter(|_| !self.is_lost.get()) {
+        if let Some(piece) = next.as_ref().filter(|_| !self.hold.is_lost()) {
+            let mut pieces = self.hold.pieces.borrow_mut();
             let (Piece::Data(bytes) | Piece::Trailers(bytes)) = piece;
             self.bytes = self.bytes.saturating_add(bytes.len());
-            if self.bytes > KEPT_BYTES_MAX || self.pieces.len() == KEPT_PIECES_MAX {
-                self.is_lost.set(true);
-                (self.pieces, self.next) = (Vec::new(), 0);
+            if self.bytes > KEPT_BYTES_MAX || pieces.len() == KEPT_PIECES_MAX {
+                self.hold.is_lost.set(true);
+                (*pieces, self.next) = (Vec::new(), 0);
             } else {
-                self.pieces.push(piece.clone());
-                self.next = self.pieces.len();
+                pieces.push(piece.clone());
+                self.next = pieces.len();
             }
         }
+        self.hold.is_whole.set(self.source.is_exhausted());
         Poll::Ready(Ok(next))
     }
 }

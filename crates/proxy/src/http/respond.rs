@@ -9,6 +9,7 @@ use leno_wire::http1::{
 
 use super::body::Sink;
 use super::date::{self, Stamp};
+use super::exchange::Named;
 use super::message::Writer;
 use crate::http2::stream::Reply;
 use crate::io::Io;
@@ -78,17 +79,26 @@ impl Responder<'_> {
         }
     }
 
-    /// Begins the final response, edited as a rule says; what is returned takes its body.
-    /// `bodiless`: none follows.
+    /// Begins the final response, edited as a rule says and with one field more, if there is one;
+    /// what is returned takes its body. `bodiless`: none follows.
     pub(crate) fn start(
         &mut self,
         bytes: &[u8],
-        (head, rule): (&ResponseHead, Option<&FieldEdits>),
+        (head, rule, more): (&ResponseHead, Option<&FieldEdits>, Option<&Named>),
         bodiless: bool,
     ) -> Result<Sink<'_>, ClientGone> {
         let date = date::lacking(bytes, head).filter(|_| !rule.is_some_and(removes_date));
         let date = date.as_ref().map(|date: &Stamp| [("date", &date[..])]);
-        let add = date.as_ref().map_or(&[][..], |date| &date[..]);
+        let date: &[(&str, &[u8])] = date.as_ref().map_or(&[], |date| date);
+        let both;
+        let add = match more {
+            None => date,
+            Some((name, value)) => {
+                let more = (&**name, value.as_bytes());
+                both = [more, date.first().copied().unwrap_or(more)];
+                &both[..=date.len()]
+            }
+        };
         match self {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = framing(head.body, *version);

@@ -9,9 +9,10 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{
-    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, host,
+    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, host,
 };
 
+use super::date;
 use super::edge;
 use super::outside;
 use super::request::{Aim, Request};
@@ -20,7 +21,7 @@ use crate::hits;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
-use crate::upstream::pick::Hashed;
+use crate::upstream::pick::{Hashed, kept};
 use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 use crate::world::Scene;
@@ -37,14 +38,24 @@ pub(crate) struct Bound {
     pub(crate) ward: Option<Rc<Ward>>,
     /// What a policy hashes of the request, if one does.
     pub(crate) hashed: Option<Hashed>,
-    /// Where faults are injected on purpose, the treatment that says so.
-    pub(crate) faults: Option<Arc<PortTreatment>>,
+    /// Where faults are injected on purpose, or a second attempt may be made, the treatment that says so.
+    pub(crate) unusual: Option<Arc<PortTreatment>>,
+    /// Under persistence: whom the request keeps to, and what its client is told.
+    pub(crate) stay: Option<Box<Stay>>,
 }
 
 impl Bound {
     pub(crate) fn to(scene: Arc<Scene>, destination: Destination) -> Self {
-        let (timeout, actions) = (None, None);
-        Self { scene, destination, timeout, actions, ward: None, hashed: None, faults: None }
+        Self {
+            scene,
+            destination,
+            timeout: None,
+            actions: None,
+            ward: None,
+            hashed: None,
+            unusual: None,
+            stay: None,
+        }
     }
 }
 
@@ -171,7 +182,10 @@ async fn to_service(
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
     let view = request.view(aim);
-    let (behind, timeout, actions) = match port_plan.routes.choose(&view, worker.draw()) {
+    let mut choice = port_plan.routes.choose(&view, worker.draw());
+    let may_keep = may_keep(worker, &scene);
+    let stay = Stay::of(&mut choice, (&scene.plans, may_keep), &view, date::since_epoch);
+    let (behind, timeout, actions) = match choice {
         RouteChoice::Direct => (port_plan, None, None),
         RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
@@ -200,9 +214,20 @@ async fn to_service(
     let endpoints = tagged(worker, behind, Some(&view))?;
     let hashed = hashed((&scene, behind), &endpoints, Some(&view));
     let ward = worker.ward(behind, scene.version);
-    let faults = behind.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
+    let unusual = unusual(behind);
     let destination = Destination::Endpoints(endpoints);
-    Ok(Bound { destination, timeout, actions, ward, hashed, faults, scene })
+    Ok(Bound { destination, timeout, actions, ward, hashed, unusual, stay, scene })
+}
+
+/// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.
+pub(crate) fn may_keep(
+    worker: &Rc<Worker>,
+    scene: &Scene,
+) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool {
+    |port, endpoint| {
+        let ward = worker.ward(port, scene.version);
+        kept(worker, (endpoint, ward.as_deref()), None).is_some()
+    }
 }
 
 /// The endpoints of a port that take a request, with who watches over them.
@@ -214,9 +239,15 @@ pub(crate) fn to_port(
     let endpoints = tagged(worker, port, Some(view))?;
     let hashed = hashed((&scene, port), &endpoints, Some(view));
     let ward = worker.ward(port, scene.version);
-    let faults = port.treatment.as_ref().filter(|it| it.faults.is_some()).cloned();
+    let unusual = unusual(port);
     let bound = Bound::to(scene, Destination::Endpoints(endpoints));
-    Ok(Bound { ward, hashed, faults, ..bound })
+    Ok(Bound { ward, hashed, unusual, ..bound })
+}
+
+/// The treatment of a port, where it has faults or second attempts.
+fn unusual(port: &PortPlan) -> Option<Arc<PortTreatment>> {
+    let has = |it: &&Arc<PortTreatment>| it.faults.is_some() || it.rule.hedging.is_some();
+    port.treatment.as_ref().filter(has).cloned()
 }
 
 /// What a policy hashes of a request, or of a connection in which none is seen. Only where all

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
-use http::{HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response};
 use leno_traffic::FieldEdits;
 use leno_wire::http1::ResponseHead;
 
@@ -159,7 +159,7 @@ impl Reply {
         &self,
         bytes: &[u8],
         head: &ResponseHead,
-        (add, rule): (&[(&'static str, &[u8])], Option<&FieldEdits>),
+        (add, rule): (&[(&str, &[u8])], Option<&FieldEdits>),
         bodiless: bool,
     ) -> Result<Outgoing, ClientGone> {
         let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
@@ -170,8 +170,9 @@ impl Reply {
             answer::append(rule, response.headers_mut()).ok_or(ClientGone)?;
         }
         for (name, value) in add {
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;
             let value = HeaderValue::from_bytes(value).map_err(|_| ClientGone)?;
-            response.headers_mut().append(*name, value);
+            response.headers_mut().append(name, value);
         }
         self.answer(response, bodiless)
     }

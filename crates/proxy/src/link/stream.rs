@@ -56,6 +56,28 @@ impl LinkStream {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
+    /// The head of the final answer, which is left where it is; interim ones before it are dropped.
+    pub(crate) async fn final_head(&self) -> Result<Bytes, Lost> {
+        loop {
+            self.answered().await?;
+            let mut state = self.shared.state.borrow_mut();
+            let slot = state.slots.get_mut(&self.id).ok_or(Lost::Broken)?;
+            match slot.arrived.front() {
+                Some(Incoming::Head { head, interim: false, .. }) => return Ok(head.clone()),
+                Some(Incoming::Head { interim: true, .. }) => drop(slot.arrived.pop_front()),
+                Some(Incoming::Data { .. } | Incoming::Trailers(_)) | None => {
+                    return Err(Lost::Broken);
+                }
+            }
+        }
+    }
+
+    /// Whether something has arrived that nobody has taken.
+    pub(crate) fn has_more(&self) -> bool {
+        let state = self.shared.state.borrow();
+        state.slots.get(&self.id).is_some_and(|slot| !slot.arrived.is_empty())
+    }
+
     /// Resolves when something has arrived, which is left where it is.
     pub(crate) async fn answered(&self) -> Result<(), Lost> {
         poll_fn(|cx| {

@@ -2,6 +2,7 @@
 
 mod fixture;
 mod sessions;
+mod stays;
 
 use std::time::Duration;
 

@@ -43,6 +43,19 @@ pub(crate) fn pick(
     Ok(worker.upstream(endpoint))
 }
 
+/// The endpoint that a client keeps to, as long as nothing speaks against it.
+pub(crate) fn kept(
+    worker: &Rc<Worker>,
+    (endpoint, ward): (&Arc<Endpoint>, Option<&Ward>),
+    avoid: Option<&EndpointId>,
+) -> Option<Rc<Upstream>> {
+    let upstream = worker.upstream(endpoint);
+    let is_well = avoid != Some(&endpoint.id)
+        && upstream.is_usable(Instant::now())
+        && ward.is_none_or(|ward| ward.admits(&upstream));
+    is_well.then_some(upstream)
+}
+
 struct Field<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],

@@ -7,11 +7,11 @@ use leno_model::{
     HttpRoute, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule, RuleActions,
 };
 
-use super::Head;
 use super::filter::{self, Family};
 use super::http_route::{
     MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, refuse_hostnames,
 };
+use super::{Head, persistence};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
@@ -28,19 +28,21 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
 }
 
 pub(super) fn read_rules(fields: &Fields<'_>, name: &RouteName) -> Vec<RouteRule> {
-    fields.each("rules", RULES_MAX, |rule| read_rule(rule, name))
+    let rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, name));
+    persistence::refuse_shared(fields, &rules);
+    rules
 }
 
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let fields =
         rule.fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
-    fields.unsupported("sessionPersistence", "is not supported", "remove it");
     let mut matches = fields.each("matches", MATCHES_MAX, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
     filter::read(&fields, (Family::Grpc, &route.namespace), &matches, &mut actions);
+    actions.persistence = persistence::read(&fields);
     let backends = read_backends(rule, &fields, (&route.namespace, &actions));
     Some(RouteRule {
         route: route.clone(),

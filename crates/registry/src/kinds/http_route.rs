@@ -11,7 +11,7 @@ use leno_model::{
 };
 
 use super::filter::{self, Family};
-use super::{Head, refuse_other_kinds};
+use super::{Head, persistence, refuse_other_kinds};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
@@ -30,6 +30,7 @@ pub(super) fn read_rules(
     name: &RouteName,
 ) -> Vec<RouteRule> {
     let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, name));
+    persistence::refuse_shared(fields, &rules);
     if rules.is_empty() {
         // The schema's default: one rule that matches everything, without backends.
         spec.warn(
@@ -121,7 +122,6 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         "retry",
         "sessionPersistence",
     ])?;
-    fields.unsupported("sessionPersistence", "is not supported", "remove it");
     let mut matches = fields.each("matches", MATCHES_MAX, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
@@ -131,6 +131,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let (request_timeout, attempt_timeout) = read_timeouts(&fields);
     actions.attempt_timeout = attempt_timeout;
     actions.retry = fields.find("retry").and_then(read_retry);
+    actions.persistence = persistence::read(&fields);
     let backends = read_backends(rule, &fields, (&route.namespace, &actions));
     Some(RouteRule {
         route: route.clone(),
@@ -374,7 +375,7 @@ fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
     (request, attempt)
 }
 
-fn read_duration(field: &Field<'_>) -> Option<Duration> {
+pub(super) fn read_duration(field: &Field<'_>) -> Option<Duration> {
     field.parsed(duration, "a duration", "use a number with a unit, such as \"5s\" or \"500ms\"")
 }
 

@@ -1,6 +1,9 @@
 //! Reads `leno.dev/v1alpha1` `RateLimit`.
 
-use leno_model::{Each, FixedAnswer, Name, PolicyScope, Rate, RateLimits, RateRule};
+use leno_model::{
+    AdaptiveConcurrency, Concurrency, Each, FixedAnswer, Name, PolicyScope, Rate, RateLimits,
+    RateRule,
+};
 
 use super::access_policy::{elements, read_peer};
 use super::http_route::{header_name, read_match};
@@ -10,7 +13,7 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, RateLimits)> {
-    let fields = spec.fields(&["targetRefs", "connections", "rules", "global"])?;
+    let fields = spec.fields(&["targetRefs", "connections", "rules", "concurrency", "global"])?;
     let scope = targets(&fields, namespace);
     let connections = match fields.find("connections") {
         Some(field) => {
@@ -31,6 +34,13 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
             rules.push(rule);
         }
     }
+    let concurrency = match fields.find("concurrency") {
+        Some(field) => {
+            says_something = true;
+            Some(read_concurrency(field)?)
+        }
+        None => None,
+    };
     let global = match fields.find("global") {
         Some(field) => {
             says_something = true;
@@ -39,10 +49,29 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
         None => None,
     };
     if !says_something {
-        spec.refuse("limits nothing", "add `rules`, `connections` or `global`");
+        spec.refuse("limits nothing", "add `rules`, `connections`, `concurrency` or `global`");
         return None;
     }
-    Some((scope?, RateLimits { connections, rules, global }))
+    Some((scope?, RateLimits { connections, rules, concurrency, global }))
+}
+
+fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
+    let fields = field.fields(&["requests", "adaptive", "answer"])?;
+    let requests = fields.require("requests")?.number(1, Rate::COUNT_MAX)?;
+    let adaptive = match fields.find("adaptive") {
+        Some(field) => {
+            let fields = field.fields(&["least", "slowerPercent"])?;
+            let least = number_or(&fields, "least", (1, requests), LEAST_DEFAULT.min(requests))?;
+            let percent = number_or(&fields, "slowerPercent", (1, SLOWER_MAX), SLOWER_DEFAULT)?;
+            Some(AdaptiveConcurrency { least, slower_percent: u16::try_from(percent).ok()? })
+        }
+        None => None,
+    };
+    let answer = match fields.find("answer") {
+        Some(field) => answer::read(field)?,
+        None => FixedAnswer::default(),
+    };
+    Some(Concurrency { requests, adaptive, answer })
 }
 
 fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<RateRule> {
@@ -97,6 +126,11 @@ fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
     Some(Rate { count, time, size })
 }
 
+/// Few enough for an application that can hardly do anything.
+const LEAST_DEFAULT: u32 = 4;
+/// Half as long again is what few clients notice.
+const SLOWER_DEFAULT: u32 = 50;
+const SLOWER_MAX: u32 = 1000;
 /// The most rules of a policy.
 const RULES_MAX: usize = 64;
 /// Enough for the clients of a service, and some 100 KiB.

@@ -10,8 +10,9 @@ use leno_model::{
 use super::http_route::duration;
 use super::upstream_rate_limit::Burst;
 use super::{
-    Head, circuit_breaker, external_authorization, fault_injection, jwt_validation, load_balancing,
-    outlier_removal, rate_limit, refuse_other_kinds, sermant_removal, upstream_traffic_setting,
+    Head, circuit_breaker, external_authorization, fault_injection, hedging, jwt_validation,
+    load_balancing, outlier_removal, rate_limit, refuse_other_kinds, sermant_removal,
+    upstream_traffic_setting,
 };
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -51,6 +52,10 @@ pub(super) fn read(
         ServicePolicyKind::LoadBalancing => {
             let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
             (scope, ServiceRule::LoadBalancing(rule))
+        }
+        ServicePolicyKind::Hedging => {
+            let (scope, rule) = hedging::read(&name.namespace, spec)?;
+            (scope, ServiceRule::Hedging(rule))
         }
         ServicePolicyKind::JwtValidation => {
             let (scope, rule) = jwt_validation::read(&name.namespace, spec)?;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use expect_test::expect;
-use leno_model::{Abort, BalanceAlgorithm, Delay, HashKey, LoadBalancing, ServiceRule, WarmUp};
+use leno_model::{
+    Abort, BalanceAlgorithm, Delay, HashKey, HedgeRule, LoadBalancing, ServiceRule, WarmUp,
+};
 
 use crate::service_policies::{check_refusals_of, policy};
 
@@ -133,5 +135,51 @@ fn refuses_what_an_algorithm_cannot_do() {
         spec.warmUp.time: "0s" is out of range; use a time from 1s to 86400s
         spec.warmUp.minPercent: 0 is out of range; use a number from 1 to 100
     "#]],
+    );
+}
+
+#[test]
+fn reads_when_a_second_attempt_is_made() {
+    let rule = |text: &str| match policy(text).rule {
+        ServiceRule::Hedging(rule) => rule,
+        other => panic!("{other:?}"),
+    };
+    let after = Duration::from_millis(50);
+    assert_eq!(
+        rule(&crate::pages::examples("hedging.md")[0]),
+        HedgeRule { after, methods: Vec::new() }
+    );
+    let text = "apiVersion: leno.dev/v1alpha1\nkind: Hedging\nmetadata: {name: x}\n\
+                spec: {targetRefs: [{name: a, port: 80}], after: 50ms, methods: [POST, GET]}\n";
+    assert_eq!(rule(text), HedgeRule { after, methods: vec!["GET".into(), "POST".into()] });
+}
+
+#[test]
+fn refuses_a_hedging_that_means_nothing() {
+    check_refusals_of(
+        "leno.dev",
+        "Hedging",
+        &[
+            "{targetRefs: [{name: a}]}",
+            "{targetRefs: [{name: a}], after: 0s}",
+            "{targetRefs: [{name: a}], after: 61s}",
+            "{targetRefs: [{name: a}], after: 1s, methods: []}",
+            "{targetRefs: [{name: a}], after: 1s, methods: [get]}",
+            "{targetRefs: [{name: a}], after: 1s, methods: [CONNECT]}",
+            "{targetRefs: [{name: a}], after: 1s, methods: [GET, GET]}",
+            "{targetRefs: [{name: a}], after: 1s, percent: 5}",
+            "{after: 1s}",
+        ],
+        &expect![[r#"
+            spec.after: is missing; add `after`
+            spec.after: "0s" is out of range; use a time from 1ms to 60s
+            spec.after: "61s" is out of range; use a time from 1ms to 60s
+            spec.methods: is empty; name a method, or remove it
+            spec.methods[0]: "get" is no method that can be sent twice; use one such as GET or POST
+            spec.methods[0]: "CONNECT" is no method that can be sent twice; use one such as GET or POST
+            spec.methods: names a method twice; remove one of the two
+            spec.percent: is not a field that is known here; remove it, or use `targetRefs`, `after` or `methods`
+            spec.targetRefs: is missing; add `targetRefs`
+        "#]],
     );
 }

@@ -28,6 +28,7 @@ mod manifest;
 mod manifests;
 #[cfg(test)]
 mod pages;
+mod persistence;
 #[cfg(test)]
 mod rate_limits;
 #[cfg(test)]

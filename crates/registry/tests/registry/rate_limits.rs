@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use expect_test::expect;
-use leno_model::{Each, PathMatch, Rate, RateLimits, RateRule, ServiceRule};
+use leno_model::{AdaptiveConcurrency, Each, PathMatch, Rate, RateLimits, RateRule, ServiceRule};
 
 use crate::service_policies::{check_refusals_of, policy};
 
@@ -36,6 +36,9 @@ fn reads_the_documented_example_with_all_its_parts() {
     assert_eq!((answer.status, answer.body.as_deref()), (Some(429), Some("One at a time.")));
     assert_eq!((&*answer.headers[0].name, &*answer.headers[0].value), ("x-limit", "writers"));
     assert!(limits.rules[3].requests.is_empty() && limits.rules[3].peers.is_empty());
+    let concurrency = limits.concurrency.unwrap();
+    let adaptive = Some(AdaptiveConcurrency { least: 4, slower_percent: 50 });
+    assert_eq!((concurrency.requests, concurrency.adaptive), (200, adaptive));
 }
 
 #[test]
@@ -76,6 +79,7 @@ spec:
 #[test]
 fn refuses_a_rate_limit_that_means_nothing() {
     let rule = |rule: &str| format!("{{targetRefs: [{{name: a}}], rules: [{{{rule}}}]}}");
+    let at_once = |rule: &str| format!("{{targetRefs: [{{name: a}}], concurrency: {rule}}}");
     let specs = [
         "{targetRefs: [{name: a}]}".to_owned(),
         "{targetRefs: [{name: a}], rules: []}".to_owned(),
@@ -97,6 +101,12 @@ fn refuses_a_rate_limit_that_means_nothing() {
         rule("requests: 1, in: 1s, answer: {headers: [{name: host, value: a}]}"),
         rule("requests: 1, in: 1s, answer: {headers: [{name: a, value: a}, {name: A, value: b}]}"),
         rule("requests: 1, in: 1s, name: a}, {requests: 1, in: 1s, name: a"),
+        at_once("{}"),
+        at_once("{requests: 0}"),
+        at_once("{requests: 5, adaptive: {least: 6}}"),
+        at_once("{requests: 5, adaptive: {least: 0}}"),
+        at_once("{requests: 5, adaptive: {slowerPercent: 1001}}"),
+        at_once("{requests: 5, answer: {status: 200}}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_refusals_of(
@@ -104,27 +114,33 @@ fn refuses_a_rate_limit_that_means_nothing() {
         "RateLimit",
         &specs,
         &expect![[r#"
-        spec: limits nothing; add `rules`, `connections` or `global`
-        spec: limits nothing; add `rules`, `connections` or `global`
-        spec.targetRefs: is missing; add `targetRefs`
-        spec.connections.count: 0 is out of range; use a number from 1 to 1000000
-        spec.rules[0].in: is missing; add `in`
-        spec.rules[0].requests: is missing; add `requests`
-        spec.rules[0].requests: 1000001 is out of range; use a number from 1 to 1000000
-        spec.rules[0].in: "500ms" is out of range; use a time from 1s to 86400s
-        spec.rules[0].in: "25h" is out of range; use a time from 1s to 86400s
-        spec.rules[0].burst: 0 is out of range; use a number from 1 to 2000000
-        spec.rules[0].buckets: is for several buckets, and there is one; add `each`, or remove it
-        spec.rules[0].each: "peer" is not known here; use `client`
-        spec.rules[0].each.header: "a b" is not the name of a header; use letters, digits and `-`
-        spec.rules[0].buckets: 0 is out of range; use a number from 1 to 100000
-        spec.rules[0].matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
-        spec.rules[0].from[0]: names nobody; add `namespace` or `serviceAccount`
-        spec.rules[0].answer.status: 200 is out of range; use a number from 400 to 599
-        spec.rules[0].answer.headers[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
-        spec.rules[0].answer.headers: has two headers of one name; join their values, separated by commas
-        spec.rules[1]: its name is taken by another rule; use another name
-    "#]],
+            spec: limits nothing; add `rules`, `connections`, `concurrency` or `global`
+            spec: limits nothing; add `rules`, `connections`, `concurrency` or `global`
+            spec.targetRefs: is missing; add `targetRefs`
+            spec.connections.count: 0 is out of range; use a number from 1 to 1000000
+            spec.rules[0].in: is missing; add `in`
+            spec.rules[0].requests: is missing; add `requests`
+            spec.rules[0].requests: 1000001 is out of range; use a number from 1 to 1000000
+            spec.rules[0].in: "500ms" is out of range; use a time from 1s to 86400s
+            spec.rules[0].in: "25h" is out of range; use a time from 1s to 86400s
+            spec.rules[0].burst: 0 is out of range; use a number from 1 to 2000000
+            spec.rules[0].buckets: is for several buckets, and there is one; add `each`, or remove it
+            spec.rules[0].each: "peer" is not known here; use `client`
+            spec.rules[0].each.header: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].buckets: 0 is out of range; use a number from 1 to 100000
+            spec.rules[0].matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
+            spec.rules[0].from[0]: names nobody; add `namespace` or `serviceAccount`
+            spec.rules[0].answer.status: 200 is out of range; use a number from 400 to 599
+            spec.rules[0].answer.headers[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
+            spec.rules[0].answer.headers: has two headers of one name; join their values, separated by commas
+            spec.rules[1]: its name is taken by another rule; use another name
+            spec.concurrency.requests: is missing; add `requests`
+            spec.concurrency.requests: 0 is out of range; use a number from 1 to 1000000
+            spec.concurrency.adaptive.least: 6 is out of range; use a number from 1 to 5
+            spec.concurrency.adaptive.least: 0 is out of range; use a number from 1 to 5
+            spec.concurrency.adaptive.slowerPercent: 1001 is out of range; use a number from 1 to 1000
+            spec.concurrency.answer.status: 200 is out of range; use a number from 400 to 599
+        "#]],
     );
 }
 

@@ -87,7 +87,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `RateLimit`, `FaultInjection`, `LoadBalancing`, `ExternalAuthorization`, `JwtValidation`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy`, `TrafficSplit`, `IngressBackend`, `AccessControl` or `Egress`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `RateLimit`, `FaultInjection`, `LoadBalancing`, `Hedging`, `ExternalAuthorization`, `JwtValidation`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy`, `TrafficSplit`, `IngressBackend`, `AccessControl` or `Egress`
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
@@ -286,7 +286,7 @@ fn refuses_what_operators_cannot_see_by() {
             4:30: MeshConfig x: spec.accessLog.template: a template names at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: `methods` is no field of the access log; did you mean `method`?
             4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
-            4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
+            4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
             4:37: MeshConfig x: spec.accessLog.export.zipkin: is not a field that is known here; remove it, or use `otlp`
             4:28: MeshConfig x: spec.accessLog.export.otlp: is missing; add `otlp`
             4:71: MeshConfig x: spec.accessLog.export.otlp.interval: is not a field that is known here; remove it, or use `endpoint` or `protocol`
@@ -409,7 +409,6 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "b\r\nc: d" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
             spec.rules[0].filters[0].requestHeaderModifier: does two things to the header "a"; name each header once; several values go into one, separated by commas
-            spec.rules[0].sessionPersistence: is not supported; remove it
             spec.rules[0].retry.attempts: 11 is out of range; use a number from 0 to 10
             spec.rules[0].retry.attempts: -1 is out of range; use a number from 0 to 10
             spec.rules[0].retry.codes[0]: 200 is out of range; use a number from 400 to 599
@@ -468,7 +467,6 @@ const HTTP_ROUTE_RULES: &[&str] = &[
     "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"b\\r\\nc: d\"}]}}]}",
     "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: \"\"}]}}]}",
     "{filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: a, value: b}], remove: [A]}}]}",
-    "{sessionPersistence: {sessionName: a}}",
     "{retry: {attempts: 11}}",
     "{retry: {attempts: -1}}",
     "{retry: {codes: [200]}}",
@@ -530,7 +528,6 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
             spec.rules[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
             spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
-            spec.rules[0].sessionPersistence: is not supported; remove it
             spec.rules[0].backendRefs[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
             spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
@@ -551,7 +548,6 @@ const GRPC_ROUTE_RULES: &[&str] = &[
     "{filters: [{type: RequestRedirect, requestRedirect: {}}]}",
     "{timeouts: {request: 1s}}",
     "{retry: {attempts: 1}}",
-    "{sessionPersistence: {sessionName: a}}",
     "{backendRefs: [{name: a, port: 80, filters: [{type: RequestHeaderModifier}]}]}",
 ];
 

@@ -1,7 +1,8 @@
 //! What limits let in, rule by rule.
 
 use leno_model::{
-    NamePattern, PathMatch, PeerMatch, Rate, RateLimits, RequestMatch, ServicePolicyKind,
+    Concurrency, NamePattern, PathMatch, PeerMatch, Rate, RateLimits, RequestMatch,
+    ServicePolicyKind,
 };
 
 use super::*;
@@ -10,7 +11,7 @@ const PORT: u16 = 9080;
 
 fn policy(name: &str, rules: Vec<RateRule>) -> PortLimits {
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", name).unwrap();
-    PortLimits { policy, limits: RateLimits { connections: None, rules, global: None } }
+    PortLimits { policy, limits: RateLimits { rules, ..RateLimits::default() } }
 }
 
 /// So many at once, and one more each hour.
@@ -150,4 +151,38 @@ fn what_says_the_same_keeps_its_buckets() {
     let changed = BTreeMap::from([(PORT, vec![policy("kept", vec![rule(6, None)])])]);
     let third = Limits::build(&changed, Some(&second)).unwrap();
     assert_eq!(let_in(&third, &get("/")), 6);
+}
+
+fn at_once(name: &str, requests: u32) -> PortLimits {
+    let concurrency = Concurrency { requests, ..Concurrency::default() };
+    let mut policy = policy(name, Vec::new());
+    policy.limits.concurrency = Some(concurrency);
+    policy
+}
+
+#[test]
+fn a_place_in_one_policy_is_not_kept_where_another_has_none() {
+    let limits = limits(vec![at_once("a", 2), policy("b", vec![rule(1, None)]), at_once("c", 1)]);
+    let now = Duration::ZERO;
+    let first = limits.enter(PORT, now).unwrap().unwrap();
+    let full = limits.enter(PORT, now).unwrap_err();
+    assert_eq!(
+        (full.policy.to_string(), full.rule),
+        ("RateLimit shop/c".to_owned(), "concurrency")
+    );
+    drop(first);
+    let _first = limits.enter(PORT, now).unwrap().unwrap();
+    // Had the second kept its place in the first policy, that would be full.
+    assert_eq!(limits.enter(PORT, now).unwrap_err().policy.to_string(), "RateLimit shop/c");
+    assert!(limits.enter(PORT + 1, now).unwrap().is_none());
+}
+
+#[test]
+fn requests_under_way_are_known_to_limits_that_say_the_same() {
+    let first = limits(vec![at_once("a", 1)]);
+    let _place = first.enter(PORT, Duration::ZERO).unwrap().unwrap();
+    let same = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 1)])]), Some(&first));
+    assert!(same.unwrap().enter(PORT, Duration::ZERO).is_err());
+    let more = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 2)])]), Some(&first));
+    assert!(more.unwrap().enter(PORT, Duration::ZERO).is_ok());
 }

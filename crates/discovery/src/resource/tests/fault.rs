@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    Abort, BalanceAlgorithm, Balancing, Delay, FaultRule, Faults, HashKey, LoadBalancing,
-    NamePattern, PeerMatch, WarmUp,
+    Abort, BalanceAlgorithm, Balancing, Delay, FaultRule, Faults, HashKey, HedgeRule, Hedging,
+    LoadBalancing, NamePattern, PeerMatch, WarmUp,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::breaker::{answer, policy, time};
 use super::request;
 use crate::proto;
-use crate::resource::{balancing, fault};
+use crate::resource::{balancing, fault, hedging};
 
 pub(super) fn faults() -> impl Strategy<Value = Faults> {
     let share = || 0..=1_000_000_u32;
@@ -29,6 +29,14 @@ pub(super) fn faults() -> impl Strategy<Value = Faults> {
         |(name, requests, peers, (delay, abort))| FaultRule { name, requests, peers, delay, abort },
     );
     (policy(), vec(rule, 1..3)).prop_map(|(policy, rules)| Faults { policy, rules })
+}
+
+pub(super) fn hedging() -> impl Strategy<Value = Hedging> {
+    let methods = prop::sample::subsequence(vec!["GET", "POST", "M-SEARCH"], 0..=3);
+    (policy(), 1_000_000..u64::MAX, methods).prop_map(|(policy, after, methods)| {
+        let methods = methods.into_iter().map(str::to_owned).collect();
+        Hedging { policy, rule: HedgeRule { after: Duration::from_nanos(after), methods } }
+    })
 }
 
 pub(super) fn balancing() -> impl Strategy<Value = Balancing> {
@@ -100,4 +108,30 @@ fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
         assert_eq!(invalid.field, field, "{}", invalid.reason);
     }
     assert!(balancing::from_wire(hashed()).is_ok());
+}
+
+#[test]
+fn who_does_not_know_second_attempts_does_without() {
+    let hedging = Hedging {
+        policy: leno_model::ServicePolicyName::new(
+            leno_model::ServicePolicyKind::Hedging,
+            "shop",
+            "one",
+        )
+        .unwrap(),
+        rule: HedgeRule { after: Duration::from_millis(50), methods: Vec::new() },
+    };
+    // A treatment that says nothing to a sidecar would be refused by it.
+    let alone = leno_model::Treatment { hedging: Some(hedging.clone()), ..Default::default() };
+    assert_eq!(crate::resource::treatment::to_wire(&alone), None);
+    let wire = || hedging::to_wire(&hedging);
+    assert_eq!(hedging::from_wire(wire()).unwrap(), hedging);
+    for (wrong, field) in [
+        (proto::Hedging { after_nanoseconds: 0, ..wire() }, "after_nanoseconds"),
+        (proto::Hedging { methods: vec!["get".to_owned()], ..wire() }, "methods[0]"),
+        (proto::Hedging { policy: None, ..wire() }, "policy"),
+    ] {
+        let invalid = hedging::from_wire(wrong).unwrap_err();
+        assert_eq!(invalid.field, field, "{}", invalid.reason);
+    }
 }

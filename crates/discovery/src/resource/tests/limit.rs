@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leno_model::{Each, NamePattern, PeerMatch, PortLimits, Rate, RateLimits, RateRule};
+use leno_model::{
+    AdaptiveConcurrency, Concurrency, Each, NamePattern, PeerMatch, PortLimits, Rate, RateLimits,
+    RateRule,
+};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
@@ -15,11 +18,29 @@ use crate::resource::limit;
 
 pub(super) fn limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortLimits>>> {
     let global = prop::option::of(global().prop_map(Box::new));
-    let limits = (prop::option::of(rate()), vec(rule(), 0..3), global)
-        .prop_map(|(connections, rules, global)| RateLimits { connections, rules, global })
-        .prop_filter("it bounds something", |limits| !limits.is_empty());
+    let limits =
+        (prop::option::of(rate()), vec(rule(), 0..3), prop::option::of(concurrency()), global)
+            .prop_map(|(connections, rules, concurrency, global)| RateLimits {
+                connections,
+                rules,
+                concurrency,
+                global,
+            })
+            .prop_filter("it bounds something", |limits| !limits.is_empty());
     let policies = (policy(), limits).prop_map(|(policy, limits)| PortLimits { policy, limits });
     btree_map(1u16.., vec(policies, 1..3), 0..3)
+}
+
+fn concurrency() -> impl Strategy<Value = Concurrency> {
+    let requests = || 1..=Rate::COUNT_MAX;
+    let adaptive = prop::option::of((requests(), 1..=u16::MAX));
+    (requests(), adaptive, answer()).prop_map(|(requests, adaptive, answer)| {
+        let adaptive = adaptive.map(|(least, slower_percent)| AdaptiveConcurrency {
+            least: least.min(requests),
+            slower_percent,
+        });
+        Concurrency { requests, adaptive, answer }
+    })
 }
 
 fn rate() -> impl Strategy<Value = Rate> {
@@ -98,8 +119,27 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
     assert_eq!(limit::from_wire(none).map(|_| ()).unwrap_err().field, "policies");
 }
 
+#[test]
+fn a_bound_on_what_is_under_way_that_is_not_understood_is_refused() {
+    let adaptive =
+        |least, slower_percent| Some(proto::AdaptiveConcurrency { least, slower_percent });
+    for (requests, adaptive, field) in [
+        (0, None, "policies[0].concurrency.requests"),
+        (Rate::COUNT_MAX + 1, None, "policies[0].concurrency.requests"),
+        (4, adaptive(5, 50), "policies[0].concurrency.adaptive.least"),
+        (4, adaptive(0, 50), "policies[0].concurrency.adaptive.least"),
+        (4, adaptive(4, 0), "policies[0].concurrency.adaptive.slower_percent"),
+        (4, adaptive(4, 70_000), "policies[0].concurrency.adaptive.slower_percent"),
+    ] {
+        let mut wire = wire(Vec::new());
+        wire.policies[0].concurrency =
+            Some(proto::Concurrency { requests, adaptive, answer: None });
+        assert_eq!(limit::from_wire(wire).map(|_| ()).unwrap_err().field, field);
+    }
+}
+
 fn wire(rules: Vec<proto::RateRule>) -> proto::LimitedPort {
     let policy = proto::ServicePolicy { kind: "RateLimit".to_owned(), name: "a/b".to_owned() };
-    let limits = proto::RateLimits { policy: Some(policy), connections: None, rules, global: None };
+    let limits = proto::RateLimits { policy: Some(policy), rules, ..proto::RateLimits::default() };
     proto::LimitedPort { port: 80, policies: vec![limits] }
 }

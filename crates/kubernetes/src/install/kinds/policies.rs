@@ -124,16 +124,26 @@ pub(super) fn rate_limit() -> Value {
         ("last", boolean()),
         ("answer", answer()),
     ]);
+    let adaptive = object([("least", integer(1, 1_000_000)), ("slowerPercent", integer(1, 1000))]);
+    let concurrency = object([
+        ("requests!", integer(1, 1_000_000)),
+        ("adaptive", about(adaptive, "Fewer, where the application answers slower than it can.")),
+        ("answer", answer()),
+    ]);
+    let least =
+        "!has(self.adaptive) || !has(self.adaptive.least) || self.adaptive.least <= self.requests";
+    let concurrency = unless(concurrency, &[(least, "adaptive.least is more than requests")]);
     unless(
         object([
             ("targetRefs!", target_refs()),
             ("connections", connections),
             ("rules", list(rule, 64)),
+            ("concurrency", about(concurrency, "How many requests may be under way at once.")),
             ("global", about(global_limit(), "What a rate limit service is asked.")),
         ]),
         &[(
-            "has(self.connections) || has(self.rules) || has(self.global)",
-            "limits nothing: give rules, connections or global",
+            "has(self.connections) || has(self.rules) || has(self.concurrency) || has(self.global)",
+            "limits nothing: give rules, connections, concurrency or global",
         )],
     )
 }
@@ -289,6 +299,14 @@ pub(super) fn load_balancing() -> Value {
             ("!has(self.key) || !has(self.warmUp)", "warmUp is not for algorithms with a key"),
         ],
     )
+}
+
+pub(super) fn hedging() -> Value {
+    object([
+        ("targetRefs!", target_refs()),
+        ("after!", duration()),
+        ("methods", some(text(32), 16)),
+    ])
 }
 
 /// Whom a rule is about; everybody when absent.

@@ -1,6 +1,5 @@
 //! What is done to a request before it is sent: pages of other origins, copies, faults on purpose.
 
-use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
@@ -22,6 +21,7 @@ use crate::error::Failure;
 use crate::hits;
 use crate::http::forward::edits;
 use crate::http::mirror::{self, Copies};
+use crate::http::replay::Hold;
 use crate::http::request::Aim;
 use crate::http::route::Bound;
 
@@ -71,40 +71,42 @@ impl Exchange<'_, '_> {
         if to.is_empty() {
             return None;
         }
-        let copies = Copies::new(worker, &bound.scene, to, self.head_of_copies(aim, bound));
+        // What a backend has done to its requests is not for others.
+        let of_rule = bound.actions.as_ref().map(|actions| actions.of_copies());
+        let none = FieldEdits::default();
+        let head = self.head(aim, Some(of_rule.unwrap_or(&none)));
+        let copies = Copies::new(worker, &bound.scene, to, head);
         if self.body.is_empty() {
-            copies.send(Some(&[]));
+            copies.send(Some(Vec::new()));
             return None;
         }
         self.keep_body();
         Some(copies)
     }
 
-    fn head_of_copies(&self, aim: &Aim<'_>, bound: &Bound) -> BytesMut {
+    /// The head of the request as it is sent on a link, perhaps with other edits than the rule's.
+    pub(super) fn head(&self, aim: &Aim<'_>, instead: Option<&FieldEdits>) -> BytesMut {
         let mut head = BytesMut::new();
         let context = self.span().map(Written::of);
         let added = self.added(context.as_ref());
         let edits = edits(self, aim, Framing::Outside, &added);
-        // What a backend has done to its requests is not for others.
-        let of_rule = bound.actions.as_ref().map(|actions| actions.of_copies());
-        let edits = RequestEdits {
-            lines: of_rule.map_or("", |rule| &rule.lines),
-            remove: of_rule.map_or(&[][..], |rule| &rule.remove[..]),
-            ..edits
+        let edits = match instead {
+            None => edits,
+            Some(FieldEdits { lines, remove }) => RequestEdits { lines, remove, ..edits },
         };
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }
 
-    /// Keeps what passes of the body; what is told tells when that is not all of it.
-    pub(super) fn keep_body(&mut self) -> Rc<Cell<bool>> {
-        if let Some(is_lost) = &self.kept {
-            return is_lost.clone();
+    /// Keeps what passes of the body.
+    pub(super) fn keep_body(&mut self) -> Rc<Hold> {
+        if let Some(hold) = &self.kept {
+            return hold.clone();
         }
-        let is_lost = Rc::new(Cell::new(false));
-        self.body.keep(is_lost.clone());
-        self.kept = Some(is_lost.clone());
-        is_lost
+        let hold = Rc::new(Hold::default());
+        self.body.keep(hold.clone());
+        self.kept = Some(hold.clone());
+        hold
     }
 
     /// Waits, or fails, where a policy wants it so.

@@ -69,6 +69,10 @@ impl Exchange<'_, '_> {
         self.limit(&with_claims, bound)?;
         let asked = (&with_claims, &shown.edits);
         let consulted = self.consult(guards, (asked, port), bound).await?;
+        if let Some(witness) = &self.witness {
+            // It waits for the application from now on.
+            witness.sent(&self.session.worker);
+        }
         let mut changes = Changes::default();
         changes.take((shown.edits.clone(), HeaderEdits::default()));
         changes.take((consulted.request, consulted.response));

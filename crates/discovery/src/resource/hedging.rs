@@ -1,0 +1,27 @@
+//! When a second attempt is made, as it travels.
+
+use leno_model::{HedgeRule, Hedging};
+
+use super::field::{Invalid, each};
+use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire, time};
+use crate::proto;
+
+pub(super) fn to_wire(hedging: &Hedging) -> proto::Hedging {
+    proto::Hedging {
+        policy: Some(policy_to_wire(&hedging.policy)),
+        after_nanoseconds: nanoseconds(hedging.rule.after),
+        methods: hedging.rule.methods.clone(),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::Hedging) -> Result<Hedging, Invalid> {
+    let method = |method: String| match HedgeRule::is_method(&method) {
+        true => Ok(method),
+        false => Err(Invalid::new("", "is no method that can be sent twice")),
+    };
+    let rule = HedgeRule {
+        after: time("after_nanoseconds", wire.after_nanoseconds)?,
+        methods: each("methods", wire.methods, method)?,
+    };
+    Ok(Hedging { policy: policy_from_wire(wire.policy)?, rule })
+}

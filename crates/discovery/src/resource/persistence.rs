@@ -1,0 +1,47 @@
+//! That requests of one client keep to one endpoint, as it travels.
+
+use std::time::Duration;
+
+use leno_model::{Carries, Persistence};
+
+use super::action::nanoseconds;
+use super::field::Invalid;
+use crate::proto;
+
+pub(super) fn to_wire(persistence: &Persistence) -> proto::Persistence {
+    let carrier = match persistence.carrier {
+        Carries::Cookie => proto::Carries::Cookie,
+        Carries::LastingCookie => proto::Carries::LastingCookie,
+        Carries::Header => proto::Carries::Header,
+    };
+    proto::Persistence {
+        name: persistence.name.clone(),
+        carrier: carrier.into(),
+        absolute_nanoseconds: persistence.absolute.map(nanoseconds),
+        idle_nanoseconds: persistence.idle.map(nanoseconds),
+    }
+}
+
+/// The name becomes a part of heads as it stands: what could break one is refused.
+pub(super) fn from_wire(wire: proto::Persistence) -> Result<Persistence, Invalid> {
+    let carrier = match proto::Carries::try_from(wire.carrier) {
+        Ok(proto::Carries::Cookie) => Carries::Cookie,
+        Ok(proto::Carries::LastingCookie) => Carries::LastingCookie,
+        Ok(proto::Carries::Header) => Carries::Header,
+        Ok(proto::Carries::Unspecified) | Err(_) => {
+            return Err(Invalid::new("carrier", "is not known to this version"));
+        }
+    };
+    if wire.name.as_ref().is_some_and(|name| !Persistence::is_name(name, carrier)) {
+        return Err(Invalid::new("name", "is no name of a cookie or header"));
+    }
+    if carrier == Carries::LastingCookie && wire.absolute_nanoseconds.is_none() {
+        return Err(Invalid::new("absolute_nanoseconds", "is missing"));
+    }
+    Ok(Persistence {
+        name: wire.name,
+        carrier,
+        absolute: wire.absolute_nanoseconds.map(Duration::from_nanos),
+        idle: wire.idle_nanoseconds.map(Duration::from_nanos),
+    })
+}

@@ -1,0 +1,309 @@
+//! A second attempt beside the first, where a policy wants one when that is slow to answer.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use leno_model::{EndpointId, HedgeRule, Reason, ServiceName};
+use leno_telemetry::{Count, GrpcStatus};
+use leno_traffic::CompiledActions;
+use leno_traffic::hedge::{Hedged, may_hedge};
+use leno_traffic::removal::Ending;
+use leno_wire::http1::{Answers, Parsed, ResponseHead};
+
+use super::{Exchange, Witness};
+use crate::error::lost_reason;
+use crate::http::again::{self, pays};
+use crate::http::forward::{Progress, answer};
+use crate::http::grpc;
+use crate::http::mirror::send_whole;
+use crate::http::replay::Hold;
+use crate::http::request::Aim;
+use crate::http::route::{Bound, Destination};
+use crate::link::LinkStream;
+use crate::record::Hedge;
+use crate::upstream::gate::Retrying;
+use crate::upstream::pick::pick;
+use crate::upstream::ward::Trial;
+use crate::upstream::{Destined, InFlight, Lease, Upstream};
+use crate::worker::Worker;
+
+/// What two attempts, one beside the other, know of each other.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    /// Where the first one goes.
+    first: RefCell<Option<EndpointId>>,
+    is_answered: Cell<bool>,
+    is_sent: Cell<bool>,
+}
+
+impl Beside {
+    /// The first attempt goes there.
+    pub(crate) fn went(&self, to: Option<EndpointId>) {
+        self.first.replace(to);
+    }
+
+    /// The client gets the answer of the first attempt.
+    pub(crate) fn answers(&self) {
+        self.is_answered.set(true);
+    }
+
+    /// Whether the second attempt was made.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.is_sent.get()
+    }
+}
+
+/// Which of two attempts ends the race.
+enum Raced {
+    First(Result<(), Reason>),
+    Second(Box<Answered>),
+}
+
+impl Exchange<'_, '_> {
+    /// The rule by which a second attempt may be made beside the next one.
+    #[inline]
+    pub(super) fn hedge<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
+        let hedging = bound.unusual.as_ref()?.rule.hedging.as_ref()?;
+        self.may_hedge(&hedging.rule, aim, bound).then_some(&hedging.rule)
+    }
+
+    fn may_hedge(&self, rule: &HedgeRule, aim: &Aim<'_>, bound: &Bound) -> bool {
+        let retry = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let request = Hedged {
+            method: aim.method,
+            waits: self.request.upgrade
+                || self.request.head.find(&self.request.bytes, "expect").next().is_some(),
+            keeps: bound.stay.as_ref().is_some_and(|stay| stay.kept().is_some()),
+            retries: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
+        };
+        may_hedge(rule, retry, &request)
+    }
+
+    /// An attempt, and one beside it when that has not answered in time. The client gets the answer
+    /// that comes first; the other attempt is cancelled, and proves nothing.
+    pub(super) async fn hedged(
+        &mut self,
+        (aim, bound): (&Aim<'_>, &Bound),
+        rule: &HedgeRule,
+        tried: &mut Option<EndpointId>,
+    ) -> Result<(), Reason> {
+        let beside = Rc::new(Beside::default());
+        let has_body = !self.body.is_empty();
+        let session = self.session;
+        let second = Second {
+            worker: &session.worker,
+            bound,
+            head: self.head(aim, None).freeze(),
+            held: has_body.then(|| self.keep_body()),
+            service: self.record.subject.service.clone(),
+            actions: self.actions.clone(),
+            is_grpc: self.request.is_grpc(),
+            beside: beside.clone(),
+        };
+        if self.actions.as_ref().is_none_or(|actions| actions.retry.is_none()) {
+            again::pay_in(&self.session.worker, second.service.as_ref());
+        }
+        self.witness = Some(Witness::Beside(beside));
+        let raced = self.race((aim, bound, &mut *tried), (rule.after, second)).await;
+        let answered = match raced {
+            Raced::First(outcome) => return outcome,
+            Raced::Second(answered) => *answered,
+        };
+        let Answered { upstream, trial, stream, in_flight: _in_flight, retrying: _retrying } =
+            answered;
+        // The first attempt is not sent once more, whatever it got; and all of the body was sent.
+        self.retrying.give_back();
+        self.body.skip_kept();
+        self.settle(Hedge::Won);
+        session.worker.shard.add(Count::HedgesWon, 1);
+        self.progress =
+            Progress { request_sent: true, body_taken: has_body, ..Progress::default() };
+        // That of the first attempt ends without an end.
+        self.trial = trial;
+        *tried = Some(upstream.endpoint.id.clone());
+        if let Some(sighting) = &mut self.record.sighting {
+            sighting.upstream = Some(upstream.endpoint.address);
+        }
+        if let Some(stay) = &bound.stay {
+            self.keeps = self.told_of(stay, tried.as_ref());
+        }
+        let outcome = answer(self, &stream).await;
+        Destined::Upstream(upstream).learn(&self.session.worker, outcome);
+        self.end_trial(outcome);
+        outcome
+    }
+
+    /// Notes what became of a second attempt, if there was one.
+    pub(super) fn settle(&mut self, hedge: Hedge) {
+        if let Some(Witness::Beside(beside)) = self.witness.take()
+            && beside.is_sent()
+        {
+            self.record.retries += 1;
+            self.record.hedge = Some(hedge);
+        }
+    }
+
+    /// Both attempts, until one of them answers, or none will.
+    async fn race(
+        &mut self,
+        (aim, bound, tried): (&Aim<'_>, &Bound, &mut Option<EndpointId>),
+        (after, second): (Duration, Second<'_>),
+    ) -> Raced {
+        let client = self.responder.connection();
+        let beside = second.beside.clone();
+        let mut first = Some(Box::pin(self.attempt(aim, bound, tried)));
+        let mut second = Some(Box::pin(second.answered(after)));
+        let mut failed = None;
+        poll_fn(|cx| {
+            if let Some(attempt) = &mut first
+                && let Poll::Ready(outcome) = attempt.as_mut().poll(cx)
+            {
+                first = None;
+                match outcome {
+                    Err(reason)
+                        if second.is_some() && beside.is_sent() && !beside.is_answered.get() =>
+                    {
+                        failed = Some(reason);
+                    }
+                    outcome => return Poll::Ready(Raced::First(outcome)),
+                }
+            }
+            if beside.is_answered.get() {
+                second = None;
+            }
+            if let Some(attempt) = &mut second
+                && let Poll::Ready(answered) = attempt.as_mut().poll(cx)
+            {
+                second = None;
+                match (answered, failed) {
+                    (Some(answered), _) => return Poll::Ready(Raced::Second(Box::new(answered))),
+                    (None, Some(reason)) => return Poll::Ready(Raced::First(Err(reason))),
+                    (None, None) => {}
+                }
+            }
+            match (&client, failed) {
+                // The first attempt, which looked after it, is over.
+                (Some(io), Some(_)) if io.poll_gone(cx).is_ready() => {
+                    Poll::Ready(Raced::First(Err(Reason::DownstreamClosed)))
+                }
+                _ => Poll::Pending,
+            }
+        })
+        .await
+    }
+}
+
+/// A second attempt, before it is made.
+struct Second<'a> {
+    worker: &'a Rc<Worker>,
+    bound: &'a Bound,
+    head: Bytes,
+    /// What is kept of the body, if there is one.
+    held: Option<Rc<Hold>>,
+    service: Option<ServiceName>,
+    actions: Option<Arc<CompiledActions>>,
+    is_grpc: bool,
+    beside: Rc<Beside>,
+}
+
+/// A second attempt whose answer has begun.
+struct Answered {
+    upstream: Rc<Upstream>,
+    trial: Option<Trial>,
+    stream: LinkStream,
+    in_flight: InFlight,
+    retrying: Retrying,
+}
+
+impl Second<'_> {
+    /// Waits, makes the attempt and waits for its answer; `None` when there is none.
+    async fn answered(self, after: Duration) -> Option<Answered> {
+        tokio::time::sleep(after).await;
+        let body = match &self.held {
+            None => Vec::new(),
+            Some(held) => held.wholly().await?,
+        };
+        let ward = self.bound.ward.as_ref();
+        let upstream = self.pick()?;
+        let retrying = Retrying::default();
+        if !retrying.claim(ward.map(|ward| &**ward)) {
+            return None;
+        }
+        let trial = match ward {
+            None => None,
+            Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
+        };
+        let in_flight = upstream.enter();
+        match self.send(&upstream, body).await {
+            Ok(Some(stream)) => Some(Answered { upstream, trial, stream, in_flight, retrying }),
+            // What was tried is not what failed.
+            Ok(None) => None,
+            Err(ending) => {
+                if let Some(trial) = trial {
+                    trial.end(self.worker, ending);
+                }
+                None
+            }
+        }
+    }
+
+    /// Another endpoint than that of the first attempt, with a sidecar; `None` when there is none.
+    fn pick(&self) -> Option<Rc<Upstream>> {
+        let first = self.beside.first.borrow().clone()?;
+        let Destination::Endpoints(endpoints) = &self.bound.destination else { return None };
+        let (ward, hashed) = (self.bound.ward.as_deref(), self.bound.hashed.as_ref());
+        let upstream = pick(self.worker, (endpoints, ward), hashed, Some(&first)).ok()?;
+        let is_fit =
+            upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
+        is_fit.then_some(upstream)
+    }
+
+    /// Sends the request, and waits until an answer begins that the client may get; `None` when there is
+    /// no link to send it on, or nothing left to pay for it.
+    async fn send(
+        &self,
+        upstream: &Rc<Upstream>,
+        body: Vec<crate::http::body::Piece>,
+    ) -> Result<Option<LinkStream>, Ending> {
+        let lease = upstream.lease(self.worker);
+        let lease = match &self.bound.ward {
+            None => lease.await,
+            Some(ward) => ward.wait(lease).await,
+        };
+        let Lease::Link(link) = lease.map_err(Ending::Broken)? else { return Ok(None) };
+        if !pays(self.worker, self.service.as_ref()) {
+            return Ok(None);
+        }
+        self.beside.is_sent.set(true);
+        self.worker.shard.add(Count::Hedges, 1);
+        let sent = send_whole(self.worker, &link, &self.head, body).await;
+        let stream = sent.map_err(Ending::Broken)?;
+        let head = stream.final_head().await;
+        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?)?;
+        Ok(Some(stream))
+    }
+
+    /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries.
+    fn judge(&self, bytes: &[u8]) -> Result<(), Ending> {
+        let mut head = ResponseHead::default();
+        match head.parse(bytes, Answers::Other) {
+            Ok(Parsed::Complete(_)) => {}
+            Ok(Parsed::Partial) | Err(_) => return Err(Ending::Broken(Reason::UpstreamMalformed)),
+        }
+        let status = match self.is_grpc {
+            true => grpc::stands_for(bytes, &head),
+            false => head.status,
+        };
+        let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        if rule.is_some_and(|rule| rule.codes.contains(&status)) {
+            let grpc = grpc::told(bytes, &head).map(GrpcStatus::code);
+            return Err(Ending::Answered { status: head.status, grpc });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! Second attempts beside a first one that is slow to answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{
+    Carries, Endpoint, FailureClasses, HedgeRule, Hedging, OutlierRemoval, Persistence, Protocol,
+    Removal, RemovalAlgorithm, RemovalBackOff, RetryRule, RouteRule, RuleActions,
+    ServicePolicyKind, ServicePolicyName, Treatment,
+};
+use leno_telemetry::{Count, Gauge};
+use tokio::sync::watch;
+
+use super::fixture::{Application, Client, GET, Mesh, PORT, Sidecar, run, settled, until, view};
+use super::routes::{routed, rule};
+use crate::record::Hedge;
+
+fn hedging(methods: &[&str]) -> Hedging {
+    let policy = ServicePolicyName::new(ServicePolicyKind::Hedging, "bookinfo", "x").unwrap();
+    let methods = methods.iter().map(|method| (*method).to_owned()).collect();
+    Hedging { policy, rule: HedgeRule { after: Duration::from_millis(1), methods } }
+}
+
+/// An application that answers with its name once it is let to.
+struct Held {
+    app: Application,
+    release: watch::Sender<bool>,
+}
+
+async fn held(name: &'static str, released: bool) -> Held {
+    let (release, held) = watch::channel(released);
+    let app = Application::start(move |mut client| {
+        let mut held = held.clone();
+        async move {
+            while let Some(mut request) = client.head().await {
+                if client.body(&mut request).await.is_none() {
+                    return;
+                }
+                if held.wait_for(|released| *released).await.is_err() {
+                    return;
+                }
+                let text = format!("{name} {}", String::from_utf8_lossy(&request.body));
+                let length = text.len();
+                client
+                    .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{text}"))
+                    .await;
+            }
+        }
+    });
+    Held { app: app.await, release }
+}
+
+/// The servers `one` and `two`, of which only those that are named answer.
+async fn two(answering: &[&str]) -> (Mesh, Endpoint, Held, Held, Sidecar) {
+    let one = held("one", answering.contains(&"one")).await;
+    let other = held("two", answering.contains(&"two")).await;
+    let mesh = Mesh::permissive(one.app.address).await;
+    let (server, endpoint) = mesh.server("ratings-2", other.app.address).await;
+    (mesh, endpoint, one, other, server)
+}
+
+fn treat(mesh: &Mesh, treatment: Treatment, endpoints: &[Endpoint]) {
+    let mut view = view(Protocol::Http, endpoints);
+    view.ports.get_mut(&PORT).unwrap().treatment = treatment;
+    mesh.client_knows(vec![view]);
+}
+
+fn hedged(methods: &[&str]) -> Treatment {
+    Treatment { hedging: Some(hedging(methods)), ..Treatment::default() }
+}
+
+fn count(mesh: &Mesh, count: Count) -> u64 {
+    mesh.client.telemetry.count(count)
+}
+
+#[test]
+fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
+    run(async {
+        let (mesh, second, one, _two, server) = two(&["two"]).await;
+        let mut treatment = hedged(&[]);
+        // Long enough for the first to be where it goes: who is not there yet has nothing to cancel.
+        treatment.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
+        treat(&mesh, treatment, &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        while one.app.accepted.get() == 0 {
+            assert_eq!(client.ask(GET).await.text(), "two ");
+        }
+        assert_eq!(count(&mesh, Count::HedgesWon), 1);
+        // Cancelled, not left alone: its sidecar hears of it.
+        until(|| mesh.server.failures().contains_key("downstream-closed")).await;
+        assert!(server.failures().is_empty());
+        assert!(mesh.client.failures().is_empty());
+        // The connection serves on.
+        assert_eq!(client.ask(GET).await.text(), "two ");
+    });
+}
+
+#[test]
+fn the_access_log_tells_of_second_attempts() {
+    run(async {
+        let (mut mesh, second, _one, _two, _server) = two(&["two"]).await;
+        let there = second.address;
+        treat(&mesh, hedged(&[]), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        while count(&mesh, Count::HedgesWon) == 0 {
+            client.ask(GET).await;
+        }
+        let (mut log, _) = mesh.client.take_intakes();
+        loop {
+            let line = log.recv().await.unwrap();
+            if line.hedge == Some(Hedge::Won) {
+                assert_eq!((line.retries, line.upstream), (1, Some(there)));
+                break;
+            }
+        }
+    });
+}
+
+/// Several times, because a draw decides where the first attempt goes.
+#[test]
+fn an_answer_that_a_rule_retries_does_not_win() {
+    run(async {
+        for _ in 0..8 {
+            let one = held("one", false).await;
+            let busy = Application::answering(|_| {
+                "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_owned()
+            })
+            .await;
+            let mesh = Mesh::permissive(one.app.address).await;
+            let (server, second) = mesh.server("ratings-2", busy.address).await;
+            let retry = RetryRule { codes: vec![503], attempts: 2, backoff: Duration::ZERO };
+            let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
+            let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
+            let mut views = routed(&mesh, vec![rule]);
+            let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+            backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
+            backend.treatment = hedged(&[]);
+            mesh.client_knows(views);
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            until(|| server.ended() > 0).await;
+            one.release.send(true).unwrap();
+            assert_eq!(client.answer().await.text(), "one ");
+            assert!(mesh.server.failures().is_empty());
+        }
+    });
+}
+
+#[test]
+fn a_first_attempt_that_answers_after_all_is_heard() {
+    run(async {
+        let (mesh, second, one, two, _server) = two(&[]).await;
+        let mut treatment = hedged(&[]);
+        // Long enough to see whose the first is.
+        treatment.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
+        treat(&mesh, treatment, &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        client.send(GET).await;
+        let both = [("one", &one), ("two", &two)];
+        until(|| both.iter().any(|(_, held)| held.app.accepted.get() > 0)).await;
+        let first = both.iter().find(|(_, held)| held.app.accepted.get() > 0).unwrap();
+        assert_eq!(count(&mesh, Count::Hedges), 0);
+        until(|| both.iter().all(|(_, held)| held.app.accepted.get() > 0)).await;
+        first.1.release.send(true).unwrap();
+        assert_eq!(client.answer().await.text(), format!("{} ", first.0));
+        assert_eq!((count(&mesh, Count::Hedges), count(&mesh, Count::HedgesWon)), (1, 0));
+        until(|| mesh.client.ended() == 1).await;
+        assert!(mesh.client.failures().is_empty());
+    });
+}
+
+#[test]
+fn bodies_go_whole_to_both() {
+    run(async {
+        let (mesh, second, one, two, _server) = two(&["two"]).await;
+        treat(&mesh, hedged(&["POST"]), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
+        const CHUNKED: &str = "POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
+                               5\r\nhello\r\n0\r\n\r\n";
+        for request in [POST, CHUNKED] {
+            let before = count(&mesh, Count::HedgesWon);
+            while count(&mesh, Count::HedgesWon) == before {
+                assert_eq!(client.ask(request).await.text(), "two hello");
+            }
+        }
+        drop((one, two));
+    });
+}
+
+#[test]
+fn what_may_not_be_done_twice_is_sent_once() {
+    run(async {
+        let (mesh, second, one, two, _server) = two(&[]).await;
+        let both = [mesh.endpoint(), second];
+        treat(&mesh, hedged(&[]), &both);
+        let asked = || one.app.accepted.get() + two.app.accepted.get();
+        const EXPECTS: &str = "PUT /x HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
+                               content-length: 1\r\n\r\na";
+        for request in ["POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", EXPECTS] {
+            let before = asked();
+            let mut client = Client::connect(mesh.door).await;
+            client.send(request).await;
+            until(|| asked() > before).await;
+            settled(asked).await;
+            assert_eq!(asked(), before + 1, "{request}");
+        }
+        // There is no other endpoint.
+        treat(&mesh, hedged(&[]), &both[..1]);
+        let before = asked();
+        let mut client = Client::connect(mesh.door).await;
+        client.send(GET).await;
+        until(|| asked() > before).await;
+        settled(asked).await;
+        assert_eq!((asked(), count(&mesh, Count::Hedges)), (before + 1, 0));
+    });
+}
+
+#[test]
+fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
+    run(async {
+        let (mesh, second, one, two, _server) = two(&["one", "two"]).await;
+        let persistence = Persistence {
+            name: Some("x-cart".into()),
+            carrier: Carries::Header,
+            absolute: None,
+            idle: None,
+        };
+        let mut rule = rule("/", &[("ratings-v2", 1)]);
+        rule.actions.persistence = Some(persistence);
+        let mut views = routed(&mesh, vec![rule]);
+        let port = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+        port.endpoints.push(Arc::new(second));
+        port.treatment = hedged(&[]);
+        mesh.client_knows(views);
+        let mut client = Client::connect(mesh.door).await;
+        let answer = client.ask(GET).await;
+        let value = answer.field("x-cart").unwrap();
+        let (mine, _) = answer.text().split_once(' ').unwrap();
+        let (mine, other) = if mine == "one" { (&one, &two) } else { (&two, &one) };
+        mine.release.send(false).unwrap();
+        let before = (count(&mesh, Count::Hedges), other.app.accepted.get());
+        client.send(format!("GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-cart: {value}\r\n\r\n")).await;
+        settled(|| other.app.accepted.get()).await;
+        assert_eq!((count(&mesh, Count::Hedges), other.app.accepted.get()), before);
+        mine.release.send(true).unwrap();
+        assert_eq!(client.answer().await.text(), answer.text());
+    });
+}
+
+#[test]
+fn second_attempts_are_paid_for_and_prove_nothing() {
+    run(async {
+        let (mesh, second, _one, _two, _server) = two(&["two"]).await;
+        let policy =
+            ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "x").unwrap();
+        let failures = FailureClasses {
+            reset: true,
+            timeout: true,
+            connect: true,
+            ..FailureClasses::default()
+        };
+        let rule = OutlierRemoval {
+            failures,
+            window: Duration::from_secs(10),
+            steps: 10,
+            rate: None,
+            consecutive: Some(1),
+            removed_percent_max: 50,
+            keep: 1,
+            back_off: RemovalBackOff {
+                base: Duration::from_secs(60),
+                most: Duration::from_secs(60),
+                jitter_percent: 0,
+            },
+            probes: 1,
+        };
+        let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
+        let treatment = Treatment { removal: Some(removal), ..hedged(&[]) };
+        treat(&mesh, treatment, &[mesh.endpoint(), second]);
+        // Three are there from the start, and few come back.
+        let started = std::time::Instant::now();
+        let mut clients = Vec::new();
+        while count(&mesh, Count::RetriesOverBudget) == 0 {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            clients.push(client);
+            let over = || {
+                mesh.client.ended() as usize == clients.len()
+                    || count(&mesh, Count::RetriesOverBudget) > 0
+            };
+            until(over).await;
+        }
+        let paid = clients.len() as u64 / 5 + started.elapsed().as_secs() + 4;
+        assert!((3..=paid).contains(&count(&mesh, Count::Hedges)));
+        assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved), 0);
+    });
+}

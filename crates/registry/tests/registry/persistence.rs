@@ -1,0 +1,124 @@
+//! `sessionPersistence` of rules: what is read, and what is refused.
+
+use std::time::Duration;
+
+use expect_test::expect;
+use leno_model::{Carries, Object, Persistence};
+use leno_registry::read_str;
+
+use crate::refusals::check_specs;
+
+const CASES: &[&str] = &[
+    "{sessionName: a b}",
+    "{sessionName: \"\"}",
+    "{sessionName: a, type: Header, cookieConfig: {lifetimeType: Session}}",
+    "{sessionName: Set-Cookie, type: Header}",
+    "{sessionName: Content-Length, type: Header}",
+    "{type: Query}",
+    "{absoluteTimeout: soon}",
+    "{absoluteTimeout: 0s}",
+    "{idleTimeout: 0h}",
+    "{cookieConfig: {lifetimeType: Permanent}}",
+    "{cookieConfig: {lifetimeType: Forever}}",
+    "{cookieConfig: {path: /}}",
+    "{name: a}",
+];
+
+fn spec(persistence: &str) -> String {
+    format!(
+        "{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{{sessionPersistence: \
+         {persistence}, backendRefs: [{{name: a, port: 80}}]}}]}}"
+    )
+}
+
+fn read(kind: &str, persistence: &str) -> Persistence {
+    let text = format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {}\n",
+        spec(persistence)
+    );
+    let (objects, rejected) = read_str("f.yaml", &text);
+    assert_eq!(rejected, [], "{text}");
+    let found = objects.into_iter().find_map(|(object, _)| match object {
+        Object::HttpRoute(route) | Object::GrpcRoute(route) => route.rules.into_iter().next(),
+        _ => None,
+    });
+    found.and_then(|rule| rule.actions.persistence).expect("what is read")
+}
+
+#[test]
+fn reads_how_long_a_client_keeps_to_its_endpoint() {
+    let second = Duration::from_secs(1);
+    for kind in ["HTTPRoute", "GRPCRoute"] {
+        for (text, expected) in [
+            (
+                "{}",
+                Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None },
+            ),
+            (
+                "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
+                Persistence {
+                    name: Some("JSESSIONID".into()),
+                    carrier: Carries::Cookie,
+                    absolute: None,
+                    idle: Some(30 * second),
+                },
+            ),
+            (
+                "{absoluteTimeout: 1h30m, cookieConfig: {lifetimeType: Permanent}}",
+                Persistence {
+                    name: None,
+                    carrier: Carries::LastingCookie,
+                    absolute: Some(5400 * second),
+                    idle: None,
+                },
+            ),
+            (
+                "{sessionName: X-Cart, type: Header, absoluteTimeout: 1s}",
+                Persistence {
+                    name: Some("x-cart".into()),
+                    carrier: Carries::Header,
+                    absolute: Some(second),
+                    idle: None,
+                },
+            ),
+        ] {
+            assert_eq!(read(kind, text), expected, "{kind} {text}");
+        }
+    }
+}
+
+#[test]
+fn refuses_what_cannot_be_kept_to() {
+    let specs: Vec<String> = CASES.iter().map(|case| spec(case)).collect();
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
+        &specs,
+        &expect![[r#"
+            spec.rules[0].sessionPersistence.sessionName: "a b" is not the name of a cookie; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "" is not the name of a cookie; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.cookieConfig: is about a cookie, and `type` says `Header`; remove one of the two
+            spec.rules[0].sessionPersistence.sessionName: "Set-Cookie" is no header that can carry a session; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "Content-Length" is no header that can carry a session; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.type: "Query" is not known here; use `Cookie` or `Header`
+            spec.rules[0].sessionPersistence.absoluteTimeout: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.rules[0].sessionPersistence.absoluteTimeout: is no time at all; use a duration such as "1h", or remove it
+            spec.rules[0].sessionPersistence.idleTimeout: is no time at all; use a duration such as "1h", or remove it
+            spec.rules[0].sessionPersistence: has a permanent cookie and does not say for how long; add `absoluteTimeout`
+            spec.rules[0].sessionPersistence.cookieConfig.lifetimeType: "Forever" is not known here; use `Session` or `Permanent`
+            spec.rules[0].sessionPersistence.cookieConfig.path: is not a field that is known here; remove it, or use `lifetimeType`
+            spec.rules[0].sessionPersistence.name: is not a field that is known here; remove it, or use `sessionName`, `type`, `absoluteTimeout`, `idleTimeout` or `cookieConfig`
+        "#]],
+    );
+    let rule = "{sessionPersistence: {sessionName: a}, backendRefs: [{name: a, port: 80}]}";
+    let two = format!(
+        "{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}, {rule}]}}"
+    );
+    check_specs(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
+        &[&two],
+        &expect![[r#"
+            spec.rules: have two rules with the `sessionName` "a", which would end each other's sessions; give each rule a name of its own, or none
+        "#]],
+    );
+}

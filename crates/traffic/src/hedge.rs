@@ -1,0 +1,80 @@
+//! Hedging: which requests may have a second attempt beside the first, and when.
+
+use leno_model::{HedgeRule, RetryRule};
+
+use crate::retry::{RETRIES_MAX, is_idempotent};
+
+/// What decides whether a request may have a second attempt at all, known before the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hedged<'a> {
+    /// Its method.
+    pub method: &'a str,
+    /// It asks for another protocol, or waits to be told to go on: what follows is not to be sent
+    /// twice, or not at all.
+    pub waits: bool,
+    /// Its client keeps to an endpoint.
+    pub keeps: bool,
+    /// How often it was sent before.
+    pub retries: u8,
+}
+
+/// Whether a request may have a second attempt beside the first. `retry`: the rule about retries, of
+/// which it is one.
+#[must_use]
+pub fn may_hedge(rule: &HedgeRule, retry: Option<&RetryRule>, request: &Hedged<'_>) -> bool {
+    let covers = match rule.methods.is_empty() {
+        true => is_idempotent(request.method),
+        false => rule.methods.iter().any(|method| method == request.method),
+    };
+    let most = retry.map_or(RETRIES_MAX, |retry| retry.attempts);
+    covers && !request.waits && !request.keeps && request.retries < most
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn rule(methods: &[&str]) -> HedgeRule {
+        let methods = methods.iter().map(|method| (*method).to_owned()).collect();
+        HedgeRule { after: Duration::from_millis(50), methods }
+    }
+
+    const GET: Hedged<'_> = Hedged { method: "GET", waits: false, keeps: false, retries: 0 };
+
+    #[test]
+    fn only_what_may_be_done_twice_is_sent_twice() {
+        for (methods, request, expected) in [
+            (&[][..], GET, true),
+            (&[], Hedged { method: "PUT", ..GET }, true),
+            (&[], Hedged { method: "POST", ..GET }, false),
+            (&["POST"], Hedged { method: "POST", ..GET }, true),
+            (&["POST"], GET, false),
+            (&[], Hedged { waits: true, ..GET }, false),
+            (&[], Hedged { keeps: true, ..GET }, false),
+        ] {
+            assert_eq!(may_hedge(&rule(methods), None, &request), expected, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_one_of_the_retries_that_a_request_has() {
+        let retry = |attempts| RetryRule { codes: vec![503], attempts, backoff: Duration::ZERO };
+        for (attempts, retries, expected) in [
+            (None, 0, true),
+            (None, 1, false),
+            (Some(0), 0, false),
+            (Some(1), 0, true),
+            (Some(2), 1, true),
+            (Some(2), 2, false),
+        ] {
+            let (retry, request) = (attempts.map(retry), Hedged { retries, ..GET });
+            assert_eq!(
+                may_hedge(&rule(&[]), retry.as_ref(), &request),
+                expected,
+                "{attempts:?} {retries}"
+            );
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Whom requests keep to, whatever the weights say.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    Access, Carries, Persistence, PortView, Protocol, Reach, RequestMatch, RouteName, RouteRule,
+    RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, Treatment, WeightedBackend,
+    WorkloadName,
+};
+
+use super::*;
+use crate::plan::tests::workload_plan;
+
+fn service(name: &str) -> ServiceName {
+    ServiceName::new("shop", name).unwrap()
+}
+
+fn endpoint(of: &str, number: usize) -> Arc<Endpoint> {
+    let workload = WorkloadName::new("shop", &format!("{of}-{number}")).unwrap();
+    Arc::new(Endpoint {
+        id: EndpointId { service: service(of), port: 80, workload },
+        address: ([127, 0, 0, 1], 80).into(),
+        account: ServiceAccount::new("shop", of).ok(),
+        tags: BTreeMap::new(),
+    })
+}
+
+fn view(name: &str, rules: Vec<RouteRule>, endpoints: usize) -> (ServiceName, Arc<ServiceView>) {
+    let port = PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: !rules.is_empty(),
+        rules,
+        endpoints: (0..endpoints).map(|number| endpoint(name, number)).collect(),
+        tls_rules: Vec::new(),
+        treatment: Treatment::default(),
+        tags: None,
+        tcp_rule: None,
+    };
+    let ports = BTreeMap::from([(80, port)]);
+    (service(name), Arc::new(ServiceView { name: service(name), reach: Reach::Allowed, ports }))
+}
+
+/// A service whose rule leads to two others, with these weights and so many endpoints each.
+fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
+    let persistence = Persistence {
+        name: Some("x-cart".into()),
+        carrier: Carries::Header,
+        absolute: None,
+        idle: None,
+    };
+    let backends = ["blue", "green"].into_iter().zip(weights);
+    let rule = RouteRule {
+        route: RouteName::new("shop", "cart").unwrap(),
+        matches: vec![RequestMatch::default()],
+        backends: backends
+            .map(|(name, weight)| WeightedBackend::new(service(name), 80, weight))
+            .collect(),
+        request_timeout: None,
+        actions: RuleActions {
+            persistence: Some(persistence),
+            ungranted_weight,
+            ..RuleActions::default()
+        },
+        kind: leno_model::RouteKind::Http,
+    };
+    let views = [
+        view("cart", vec![rule], 0),
+        view("blue", vec![], endpoints),
+        view("green", vec![], endpoints),
+    ];
+    let plan = Arc::new(workload_plan(Access::Permissive));
+    let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
+    let snapshot = Snapshot { plan, services: views.into_iter().collect(), addresses, names };
+    Plans::build(Arc::new(snapshot), None).unwrap()
+}
+
+/// The backend and the endpoint that a request with this value goes to, by this draw, and what an
+/// endpoint would tell its client.
+fn ask(plans: &Plans, value: Option<&str>, draw: u64) -> (Option<String>, Option<Box<Stay>>) {
+    ask_where(|_| true, plans, value, draw)
+}
+
+/// The same where only some endpoints are well.
+fn ask_where(
+    is_well: impl Fn(&Endpoint) -> bool,
+    plans: &Plans,
+    value: Option<&str>,
+    draw: u64,
+) -> (Option<String>, Option<Box<Stay>>) {
+    let fields: Vec<(String, String)> =
+        value.into_iter().map(|value| ("x-cart".to_owned(), value.to_owned())).collect();
+    let request =
+        RequestView { method: "GET", path: "/", query: None, authority: "cart", fields: &fields };
+    let port = &plans.service(&service("cart")).unwrap().ports[&80];
+    let mut choice = port.routes.choose(&request, draw);
+    let is_well = |_: &PortPlan, endpoint: &Arc<Endpoint>| is_well(endpoint);
+    let stay = Stay::of(&mut choice, (plans, is_well), &request, || Duration::from_secs(1));
+    let backend = match choice {
+        RouteChoice::To { backend, .. } => Some(backend.service.name.to_string()),
+        _ => None,
+    };
+    (backend, stay)
+}
+
+fn told(stay: &Stay, id: &EndpointId) -> String {
+    stay.field(id, Duration::from_secs(1), false).unwrap().1
+}
+
+fn endpoints(plans: &Plans, name: &str) -> Arc<[Arc<Endpoint>]> {
+    plans.service(&service(name)).unwrap().ports[&80].endpoints.clone()
+}
+
+#[test]
+fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
+    let both = plans([1, 1], 0, 5);
+    for name in ["blue", "green"] {
+        for endpoint in &*endpoints(&both, name) {
+            let value = told(&ask(&both, None, 0).1.unwrap(), &endpoint.id);
+            // Whatever the weights are now, and where a share of requests is answered 500.
+            for plans in
+                [plans([1, 1], 0, 5), plans([0, 0], 0, 5), plans([1, 0], 1, 5), plans([0, 1], 9, 5)]
+            {
+                for draw in 0..10 {
+                    let (backend, stay) = ask(&plans, Some(&value), draw);
+                    assert_eq!(backend.as_deref(), Some(name));
+                    let among = endpoints(&plans, name);
+                    let kept = stay.as_ref().unwrap().endpoint(&among).unwrap();
+                    assert_eq!(kept.id, endpoint.id);
+                    // It is told the same again.
+                    assert_eq!(told(&stay.unwrap(), &endpoint.id), value);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_that_is_not_well_keeps_nobody_at_its_backend() {
+    let plans = plans([1, 0], 0, 2);
+    let ill = endpoint("green", 0);
+    let value = told(&ask(&plans, None, 0).1.unwrap(), &ill.id);
+    assert_eq!(ask(&plans, Some(&value), 0).0.as_deref(), Some("green"));
+    let (backend, stay) = ask_where(|it| it.id != ill.id, &plans, Some(&value), 0);
+    assert_eq!((backend.as_deref(), stay.unwrap().kept()), (Some("blue"), None));
+}
+
+#[test]
+fn without_a_value_that_counts_the_weights_decide() {
+    let plans = plans([3, 1], 0, 2);
+    let gone = told(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 7).id);
+    let elsewhere = told(&ask(&plans, None, 0).1.unwrap(), &endpoint("cart", 0).id);
+    for value in [None, Some("x"), Some("0000000000000000"), Some(&*gone), Some(&*elsewhere)] {
+        let blue = (0..400).filter(|draw| {
+            let (backend, stay) = ask(&plans, value, *draw);
+            let among = endpoints(&plans, backend.as_ref().unwrap());
+            assert!(stay.unwrap().endpoint(&among).is_none());
+            backend.as_deref() == Some("blue")
+        });
+        assert_eq!(blue.count(), 300, "{value:?}");
+    }
+}
+
+#[test]
+fn an_endpoint_that_may_not_take_a_request_is_not_kept_to() {
+    let plans = plans([1, 1], 0, 3);
+    let value = told(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 1).id);
+    let (_, stay) = ask(&plans, Some(&value), 0);
+    let stay = stay.unwrap();
+    let all = endpoints(&plans, "blue");
+    assert!(stay.endpoint(&all).is_some());
+    assert!(stay.endpoint(&all[..1]).is_none());
+    assert!(stay.endpoint(&[]).is_none());
+}
+
+#[test]
+fn what_the_application_says_under_the_name_of_the_header_goes_no_further() {
+    let plans = plans([1, 1], 0, 1);
+    let rule = &plans.service(&service("cart")).unwrap().ports[&80].routes.rules()[0];
+    let actions = rule.actions_at(0).unwrap();
+    assert_eq!(*actions.response.remove, ["x-cart".into()]);
+}
