@@ -51,7 +51,9 @@ impl Mesh {
 }
 
 impl Sidecar {
-    /// The memory that it alone holds, in KiB.
+    /// The memory that it alone has written to, in KiB. Pages of its program that it has only read are not
+    /// in it: the kernel calls them private too once the last other process of the same program has
+    /// ended, which may be a test beside this one.
     ///
     /// # Panics
     /// When the process is gone.
@@ -59,8 +61,9 @@ impl Sidecar {
     pub fn private_kib(&self) -> u64 {
         let path = format!("/proc/{}/smaps_rollup", self.pid);
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        let private = text.lines().filter(|line| line.starts_with("Private_"));
-        private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
+        let dirty = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"));
+        let kib = dirty.and_then(|kib| kib.strip_suffix("kB")?.trim().parse().ok());
+        kib.unwrap_or_else(|| panic!("{path} does not tell: {text}"))
     }
 
     /// The sum of the metrics whose lines begin with `series`; 0 when there is none.
