@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Abort, BalanceAlgorithm, Caller, Callers, Each, Endpoint, EndpointId, FailureClasses,
-    FailureRate, FaultRule, Faults, FieldTest, FixedAnswer, HashKey, LaneMark, LaneRule, Otherwise,
-    OutlierRemoval, PortLimits, Rate, RateLimits, RateRule, RemovalAlgorithm, RemovalBackOff,
-    RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, TagDialect,
-    TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, TextRelation,
-    TooMany, Trip, ValueTest, WorkloadName,
+    Abort, AdaptiveConcurrency, BalanceAlgorithm, Caller, Callers, Concurrency, Each, Endpoint,
+    EndpointId, FailureClasses, FailureRate, FaultRule, Faults, FieldTest, FixedAnswer, HashKey,
+    LaneMark, LaneRule, Otherwise, OutlierRemoval, PortLimits, Rate, RateLimits, RateRule,
+    RemovalAlgorithm, RemovalBackOff, RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind,
+    ServicePolicyName, TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit,
+    TagTarget, TagValue, TextRelation, TooMany, Trip, ValueTest, WorkloadName,
 };
 use leno_traffic::balance::hashing::Places;
 use leno_traffic::circuit::Circuit;
@@ -127,9 +127,17 @@ pub(crate) fn limits(each: Each) -> Limits {
         is_last: false,
         answer: FixedAnswer::default(),
     };
-    let policy = policy(ServicePolicyKind::RateLimit);
-    let limits = RateLimits { rules: vec![rule], ..RateLimits::default() };
-    let limits = PortLimits { policy, limits };
+    built(RateLimits { rules: vec![rule], ..RateLimits::default() })
+}
+
+pub(crate) fn at_once(is_adaptive: bool) -> Limits {
+    let adaptive = is_adaptive.then_some(AdaptiveConcurrency { least: 4, slower_percent: 50 });
+    let concurrency = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
+    built(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
+}
+
+fn built(limits: RateLimits) -> Limits {
+    let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
     Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }
 

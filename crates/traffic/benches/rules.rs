@@ -26,7 +26,8 @@ use leno_traffic::{Lanes, Limits, TagPlan};
 
 use self::asked::{Asked, DRAW};
 use self::kinds::{
-    Asking, PORT, asking, carries, circuit, faults, lanes, limits, places, removal, tag_rules,
+    Asking, PORT, asking, at_once, carries, circuit, faults, lanes, limits, places, removal,
+    tag_rules,
 };
 use self::measure::measured;
 
@@ -86,6 +87,18 @@ fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
     (limits, asking)
 }
 
+// A RateLimit bounds how many requests are at the application at once: one takes a place, is answered and leaves.
+#[library_benchmark]
+#[bench::fixed(args = (at_once(false)), config = measured(1))]
+#[bench::adaptive(args = (at_once(true)), config = measured(1))]
+fn concurrency(limits: Limits) -> Limits {
+    let now = |ms| black_box(Duration::from_millis(ms));
+    let place = limits.enter(PORT, true, now(7)).expect("there is room").expect("it is bounded");
+    place.answered(now(8));
+    drop(place);
+    limits
+}
+
 // A FaultInjection that is about the request, and spares it.
 #[library_benchmark]
 #[bench::spared(args = (faults(), asking()), config = measured(111))]
@@ -113,6 +126,7 @@ library_benchmark_group!(
         outlier_removal,
         circuit_breaker,
         rate_limit,
+        concurrency,
         fault_injection,
         load_balancing
     ]

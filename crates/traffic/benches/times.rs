@@ -112,6 +112,17 @@ fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
     });
 }
 
+#[divan::bench(sample_size = 1000, args = ["fixed", "adaptive"])]
+fn concurrency(bencher: Bencher<'_, '_>, kind: &str) {
+    let limits = kinds::at_once(kind == "adaptive");
+    let mut now = Duration::from_secs(7);
+    bencher.bench_local(|| {
+        now += Duration::from_millis(10);
+        let place = limits.enter(kinds::PORT, true, now).ok().flatten();
+        place.map(|place| place.answered(now + Duration::from_millis(1)))
+    });
+}
+
 #[divan::bench(sample_size = 1000)]
 fn fault_injection(bencher: Bencher<'_, '_>) {
     let (faults, (asked, caller)) = (kinds::faults(), kinds::asking());

@@ -19,7 +19,7 @@ use crate::matcher::{PathKind, RequestMatcher, Spelling};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use bucket::{Bucket, Buckets, Pace};
-use concurrency::Places;
+use concurrency::{Heard, Places};
 
 /// The limits of a workload's ports, compiled, with their buckets. Threads share them.
 #[derive(Debug, Default)]
@@ -95,21 +95,53 @@ pub struct Full<'a> {
 #[derive(Debug)]
 pub struct Place {
     policies: Arc<[Arc<PolicyLimits>]>,
-    /// Since when it is the application that the request waits for.
-    since: Cell<Duration>,
+    waits: Cell<Waits>,
+}
+
+/// What the request that has a place waits for.
+#[derive(Debug, Clone, Copy)]
+enum Waits {
+    /// For its client, who has not sent all of it.
+    Client,
+    /// For the application, since then.
+    Application { sent: Duration },
+    /// For nothing: its answer has begun.
+    Nothing,
 }
 
 impl Place {
-    /// Nobody but the application is waited for from now on: the body of the request has come to its end,
-    /// and how long that took was for the client to say.
+    /// The request has come to its end: from now on it waits for the application.
     pub fn sent(&self, now: Duration) {
-        self.since.set(now);
+        if matches!(self.waits.get(), Waits::Client) {
+            self.waits.set(Waits::Application { sent: now });
+        }
     }
 
-    /// The application has answered, and not with an error of its own: how long that took is learned.
+    /// Its answer begins, and no error: how long that took is learned.
     pub fn answered(&self, now: Duration) {
-        let took = now.saturating_sub(self.since.get());
-        self.bounded().for_each(|it| it.places.learn(took, now));
+        self.hear(Heard::Answer, now);
+    }
+
+    /// Its answer is an error: it is learned if that took long.
+    pub fn failed(&self, now: Duration) {
+        self.hear(Heard::Error, now);
+    }
+
+    /// No answer has begun, and none will; it is learned if that took long.
+    pub fn given_up(&self, now: Duration) {
+        self.hear(Heard::GivenUp, now);
+    }
+
+    fn hear(&self, heard: Heard, now: Duration) {
+        let waits = self.waits.replace(Waits::Nothing);
+        for bounded in self.bounded() {
+            match waits {
+                Waits::Application { sent } => bounded.places.learn(sent, (heard, now)),
+                Waits::Client => {}
+                Waits::Nothing => continue,
+            }
+            bounded.places.is_heard();
+        }
     }
 
     fn bounded(&self) -> impl Iterator<Item = &Bounded> {
@@ -119,7 +151,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.bounded().for_each(|it| it.places.leave());
+        let waits = !matches!(self.waits.get(), Waits::Nothing);
+        self.bounded().for_each(|it| it.places.leave(waits));
     }
 }
 
@@ -194,23 +227,39 @@ impl Limits {
         Err(exceeded)
     }
 
+    /// Gives the tokens back of a request that was [admitted](Self::admit) and went no further.
+    pub fn give_back(
+        &self,
+        port: u16,
+        (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
+    ) {
+        self.visit(port, (request, caller), |_, rule| {
+            rule.give_back(rule.key(request, caller));
+            None::<()>
+        });
+    }
+
     /// A place among the requests that may be under way at a port; `None` where nothing bounds them. The
-    /// time is that since any moment, the same for all.
+    /// time is that since any moment, the same for all. `is_whole`: no more of the request will come.
     ///
     /// # Errors
     /// [`Full`] for the first policy without a place.
-    pub fn enter(&self, port: u16, now: Duration) -> Result<Option<Place>, Full<'_>> {
+    pub fn enter(
+        &self,
+        port: u16,
+        is_whole: bool,
+        now: Duration,
+    ) -> Result<Option<Place>, Full<'_>> {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
         let all = || policies.iter().filter_map(|it| Some((it, it.concurrency.as_ref()?)));
         let Some((taken, (policy, bounded))) =
-            all().enumerate().find(|(_, (_, bounded))| !bounded.places.take())
+            all().enumerate().find(|(_, (_, bounded))| !bounded.places.take(now))
         else {
-            let is_bounded = all().next().is_some();
-            return Ok(
-                is_bounded.then(|| Place { policies: policies.clone(), since: Cell::new(now) })
-            );
+            let waits = if is_whole { Waits::Application { sent: now } } else { Waits::Client };
+            let place = || Place { policies: policies.clone(), waits: Cell::new(waits) };
+            return Ok(all().next().map(|_| place()));
         };
-        all().take(taken).for_each(|(_, taken)| taken.places.leave());
+        all().take(taken).for_each(|(_, taken)| taken.places.leave(true));
         let (policy, answer) = (&policy.said.policy, bounded.answer.clone());
         Err(Full { policy, rule: CONCURRENCY, answer, hits: &bounded.hits })
     }

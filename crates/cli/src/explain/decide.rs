@@ -219,7 +219,12 @@ impl Decision {
         let caller = &plans.snapshot.plan;
         let mut choice = port.routes.choose(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let stay = Stay::of(&mut choice, (plans, |_, _| true), &view, now);
+        let is_left = |port: &PortPlan, endpoint: &Arc<Endpoint>| {
+            let tags = port.tags.as_deref();
+            let tags = tags.map(|tags| DecidedTags::of(tags, Some(&view), &port.endpoints));
+            tags.is_none_or(|tags| tags.leaves(endpoint))
+        };
+        let stay = Stay::of(&mut choice, (plans, is_left), &view, now);
         self.kept = stay.and_then(|stay| stay.kept().cloned());
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
@@ -256,7 +261,15 @@ impl Decision {
             });
             self.rivals = rivals(rules, Some((rule.index, fits)), &view);
         }
-        if let Some(actions) = &rule.actions {
+        let kept = match choice {
+            RouteChoice::To { backend, index, .. } if self.kept.is_some() => Some((backend, index)),
+            _ => None,
+        };
+        let actions = match kept {
+            None => rule.actions.as_ref(),
+            Some((_, index)) => rule.actions_at(index),
+        };
+        if let Some(actions) = actions {
             self.redirection = actions.redirection(&view, question.target.port);
             self.sent = question.edited(actions);
         }
@@ -264,6 +277,10 @@ impl Decision {
         self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
         if self.is_elsewhere() {
             return Ok(Vec::new());
+        }
+        if let Some((backend, _)) = kept {
+            let backend = WeightedBackend { weight: 1, ..backend.clone() };
+            return Ok(vec![decided_backend(plans, &backend, 1, Some(&view))]);
         }
         self.shares(objects, plans, question.target.port, Some(&view))
     }

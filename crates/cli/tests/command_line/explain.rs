@@ -233,7 +233,7 @@ metadata: {name: ratings, namespace: shop}
 spec:
   parentRefs: [{group: "", kind: Service, name: ratings}]
   rules:
-  - backendRefs: [{name: ratings, port: 9080}]
+  - backendRefs: [{name: ratings, port: 9080, weight: 0}, {name: reviews-v1, port: 9080}]
     sessionPersistence: {sessionName: x-cart, type: Header}
 ---
 apiVersion: leno.dev/v1alpha1

@@ -19,8 +19,8 @@ use super::protobuf::{
 };
 use super::*;
 use crate::tests::fixture::{
-    Application, Client, Mesh, OK, PORT, Peer, Setup, closed_port, credential, run, service, until,
-    view,
+    Application, Client, Mesh, OK, PORT, Peer, Setup, at_once, closed_port, credential, run,
+    service, until, view,
 };
 
 /// A server of gRPC that answers each question, or leaves it without an answer.
@@ -259,7 +259,8 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
             let skipped = u64::from(becomes == Unanswered::Allow);
             assert_eq!([after[0] - before[0], after[1] - before[1]], [1 - skipped, skipped]);
         }
-        // One waits for an answer that never comes; the same thread serves others.
+        // One waits for an answer that never comes, and has no place at the application meanwhile; the
+        // same thread serves others.
         let rule = Authorization {
             requests: vec![RequestMatch {
                 path: PathMatch::Prefix("/slow".to_owned()),
@@ -267,7 +268,7 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
             }],
             ..authorization(silent.decider(Unanswered::Deny))
         };
-        mesh.guard(vec![guard(rule)], Vec::new());
+        mesh.guard(vec![guard(rule)], vec![at_once("x", 1)]);
         let asked = silent.questions.borrow().len();
         let mut waiting = Client::connect(mesh.door).await;
         waiting.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;

@@ -41,9 +41,12 @@ pub(crate) async fn route(
     let view = request.view(aim);
     let mut choice = listeners.choose(&view, server_name, worker.draw());
     let stay = match &mut choice {
-        GatewayChoice::Route(choice) => {
-            Stay::of(choice, (&scene.plans, may_keep(worker, &scene)), &view, date::since_epoch)
-        }
+        GatewayChoice::Route(choice) => Stay::of(
+            choice,
+            (&scene.plans, may_keep(worker, &scene, &view)),
+            &view,
+            date::since_epoch,
+        ),
         _ => None,
     };
     match choice {

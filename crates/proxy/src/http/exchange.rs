@@ -7,6 +7,7 @@ mod shown;
 mod witness;
 
 pub(crate) use hedged::Beside;
+use witness::Seat;
 pub(crate) use witness::Witness;
 
 use std::borrow::Cow;
@@ -15,7 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason, RetryRule, Scheme};
+use leno_model::{Endpoint, EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
@@ -210,24 +211,43 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// What comes in beyond a limit goes no further.
     fn limit(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+        let Some(port) = self.limited(bound) else { return Ok(()) };
+        self.admit(port, view, bound)?;
+        self.enter(port, view, bound)
+    }
+
+    /// The port that the request comes in at, if anything limits that.
+    fn limited(&self, bound: &Bound) -> Option<u16> {
         match &self.session.entrance {
-            Entrance::Inbound { port } if bound.scene.plans.limits.concern(*port) => {
-                self.enter(*port, view, bound)
+            Entrance::Inbound { port } => {
+                Some(*port).filter(|it| bound.scene.plans.limits.concern(*it))
             }
-            _ => Ok(()),
+            _ => None,
         }
     }
 
-    /// Takes tokens of rate limits, and a place among the requests that the application is given at once.
+    /// Takes tokens of rate limits.
+    #[inline(never)]
+    fn admit(&self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+        let now = self.session.worker.world.age();
+        Ok(bound.scene.plans.limits.admit(port, (view, self.caller()), now)?)
+    }
+
+    /// Takes a place among the requests that the application is given at once; without one the tokens go
+    /// back.
     #[inline(never)]
     fn enter(&mut self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let limits = &bound.scene.plans.limits;
-        let caller = self.session.identity.as_ref().map(|identity| &identity.account);
-        let now = self.session.worker.world.age();
-        limits.admit(port, (view, caller), now)?;
-        let place = limits.enter(port, now)?;
-        self.witness = place.map(|place| Witness::Place(Box::new(place)));
+        let (worker, limits) = (&self.session.worker, &bound.scene.plans.limits);
+        let is_whole = self.body.is_empty() && !self.request.upgrade;
+        let place = limits.enter(port, is_whole, worker.world.age());
+        let place = place.inspect_err(|_| limits.give_back(port, (view, self.caller())))?;
+        let seat = |place| Witness::Place(Box::new(Seat { place, worker: worker.clone() }));
+        self.witness = place.map(seat);
         Ok(())
+    }
+
+    fn caller(&self) -> Option<&ServiceAccount> {
+        self.session.identity.as_ref().map(|identity| &identity.account)
     }
 
     /// Sends the client elsewhere; nothing of its request goes on.

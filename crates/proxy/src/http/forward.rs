@@ -223,12 +223,12 @@ impl Sending {
     fn after(
         sent: Result<(), Broken>,
         answered: bool,
-        (witness, worker): (Option<&Witness>, &Worker),
+        witness: Option<&Witness>,
     ) -> Result<Self, Reason> {
         match sent {
             Ok(()) => {
                 if let Some(witness) = witness {
-                    witness.sent(worker);
+                    witness.sent();
                 }
                 Ok(Self::Whole)
             }
@@ -281,8 +281,8 @@ async fn converse(
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
     let (witness, keeps) = (exchange.witness.as_ref(), exchange.keeps.as_deref());
-    let (held, retrying) =
-        (&exchange.held, (exchange.trial.as_ref().map(Trial::ward), &exchange.retrying));
+    let (held, trial) = (&exchange.held, exchange.trial.as_ref());
+    let retrying = (trial.map(Trial::ward), &exchange.retrying);
     let Progress { body_taken, response_started, kept_back, .. } = progress;
     let has_body = !body.is_empty();
     let bears = (record.subject.service.as_ref(), record.retries);
@@ -309,6 +309,7 @@ async fn converse(
         keeps,
         keep_back,
         witness,
+        trial,
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -320,7 +321,7 @@ async fn converse(
         if sending.get() == Sending::UnderWay
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            match Sending::after(sent, started.get(), (witness, &session.worker)) {
+            match Sending::after(sent, started.get(), witness) {
                 Ok(now) => sending.set(now),
                 Err(reason) => return Poll::Ready(Err(reason)),
             }
@@ -362,6 +363,8 @@ struct Reply<'a, 'io> {
     keep_back: Option<KeepBack<'a>>,
     /// Who must know when the client gets the answer.
     witness: Option<&'a Witness>,
+    /// That of an endpoint which a policy watches.
+    trial: Option<&'a Trial>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -506,13 +509,16 @@ impl Reply<'_, '_> {
         head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
+        if let Some(trial) = self.trial {
+            trial.hears(bytes, head);
+        }
         let keep_back = self.keep_back.as_ref();
         if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.witness)) {
             // Nobody hears of this reason.
             return Err(Reason::UpstreamReset);
         }
         if let Some(witness) = self.witness {
-            witness.answers(self.worker, (head.status, self.sending.get() == Sending::Whole));
+            witness.answers(self.request, (bytes, head));
         }
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {

@@ -183,7 +183,7 @@ async fn to_service(
     record.subject.port = port;
     let view = request.view(aim);
     let mut choice = port_plan.routes.choose(&view, worker.draw());
-    let may_keep = may_keep(worker, &scene);
+    let may_keep = may_keep(worker, &scene, &view);
     let stay = Stay::of(&mut choice, (&scene.plans, may_keep), &view, date::since_epoch);
     let (behind, timeout, actions) = match choice {
         RouteChoice::Direct => (port_plan, None, None),
@@ -220,13 +220,18 @@ async fn to_service(
 }
 
 /// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.
-pub(crate) fn may_keep(
-    worker: &Rc<Worker>,
-    scene: &Scene,
-) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool {
+pub(crate) fn may_keep<'a>(
+    worker: &'a Rc<Worker>,
+    scene: &'a Scene,
+    view: &'a RequestView<'_>,
+) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool + 'a {
     |port, endpoint| {
+        let is_left = port.tags.as_ref().is_none_or(|tags| {
+            let left = tags.choose(view, &mut || worker.draw()).endpoints;
+            left.is_some_and(|left| left.iter().any(|left| left.id == endpoint.id))
+        });
         let ward = worker.ward(port, scene.version);
-        kept(worker, (endpoint, ward.as_deref()), None).is_some()
+        is_left && kept(worker, (endpoint, ward.as_deref()), None).is_some()
     }
 }
 

@@ -17,7 +17,7 @@ use super::fixture::{
 
 const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 
-fn trip() -> Trip {
+pub(super) fn trip() -> Trip {
     Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -37,7 +37,7 @@ fn treatment(rule: CircuitBreaker) -> Treatment {
     Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() }
 }
 
-fn treat(mesh: &Mesh, rule: CircuitBreaker) {
+pub(super) fn treat(mesh: &Mesh, rule: CircuitBreaker) {
     let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
     view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
     mesh.client_knows(vec![view]);

@@ -1,20 +1,27 @@
 //! How many requests an application is given at once.
 
+use std::time::Duration;
+
 use leno_model::{
-    AdaptiveConcurrency, Concurrency, FixedAnswer, PortLimits, RateLimits, ServicePolicyKind,
-    ServicePolicyName,
+    AdaptiveConcurrency, CircuitBreaker, Concurrency, Each, FixedAnswer, Rate, RateRule,
 };
 
-use super::fixture::{Application, Client, GET, Mesh, OK, run, until};
+use super::circuit::{treat, trip};
+use super::fixture::{Application, Client, GET, Mesh, OK, at_once, run, until};
 
 fn bound(mesh: &Mesh, concurrency: Concurrency) {
-    let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", "x").unwrap();
-    let limits = RateLimits { concurrency: Some(concurrency), ..RateLimits::default() };
-    mesh.guard(Vec::new(), vec![PortLimits { policy, limits }]);
+    let mut limits = at_once("x", 1);
+    limits.limits.concurrency = Some(concurrency);
+    mesh.guard(Vec::new(), vec![limits]);
 }
 
-fn at_once(requests: u32) -> Concurrency {
-    Concurrency { requests, ..Concurrency::default() }
+/// A request that the application has and does not answer.
+async fn held(mesh: &Mesh, app: &Application) -> Client<tokio::net::TcpStream> {
+    let mut client = Client::connect(mesh.door).await;
+    let before = app.accepted.get();
+    client.send(GET).await;
+    until(|| app.accepted.get() > before).await;
+    client
 }
 
 #[test]
@@ -22,14 +29,8 @@ fn no_more_requests_are_given_to_the_application_at_once_than_the_policy_lets() 
     run(async {
         let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        bound(&mesh, at_once(2));
-        let mut under_way = Vec::new();
-        for accepted in 1..=2 {
-            let mut client = Client::connect(mesh.door).await;
-            client.send(GET).await;
-            until(|| app.accepted.get() == accepted).await;
-            under_way.push(client);
-        }
+        mesh.guard(Vec::new(), vec![at_once("x", 2)]);
+        let mut under_way = vec![held(&mesh, &app).await, held(&mesh, &app).await];
         let mut one_more = Client::connect(mesh.door).await;
         assert_eq!(one_more.ask(GET).await.verdict(), (503, Some("overloaded")));
         assert_eq!(mesh.server.failures(), [("overloaded", 1)].into());
@@ -47,7 +48,7 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
-        bound(&mesh, Concurrency { adaptive, ..at_once(1) });
+        bound(&mesh, Concurrency { requests: 1, adaptive, ..Concurrency::default() });
         let mut client = Client::connect(mesh.door).await;
         for _ in 0..50 {
             assert_eq!(client.ask(GET).await.verdict(), (200, None));
@@ -56,12 +57,42 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
         let mesh = Mesh::permissive(slow.address).await;
         let body = Some("later".to_owned());
         let answer = FixedAnswer { status: Some(529), body, ..FixedAnswer::default() };
-        bound(&mesh, Concurrency { answer, ..at_once(1) });
-        let mut first = Client::connect(mesh.door).await;
-        first.send(GET).await;
-        until(|| slow.accepted.get() == 1).await;
+        bound(&mesh, Concurrency { requests: 1, answer, ..Concurrency::default() });
+        let _first = held(&mesh, &slow).await;
         let mut second = Client::connect(mesh.door).await;
         let answer = second.ask(GET).await;
         assert_eq!((answer.verdict(), &*answer.body), ((529, Some("overloaded")), &b"later"[..]));
+    });
+}
+
+#[test]
+fn who_is_refused_spends_no_token_and_nobody_has_failed() {
+    run(async {
+        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut limits = at_once("x", 1);
+        limits.limits.rules.push(RateRule {
+            name: "few".to_owned(),
+            requests: Vec::new(),
+            peers: Vec::new(),
+            rate: Rate { count: 2, time: Duration::from_secs(3600), size: 2 },
+            each: Each::Nothing,
+            is_last: false,
+            answer: FixedAnswer::default(),
+        });
+        mesh.guard(Vec::new(), vec![limits]);
+        // Three failures open the circuit.
+        treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
+        let first = held(&mesh, &app).await;
+        for _ in 0..5 {
+            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!(answer.verdict(), (503, Some("overloaded")));
+        }
+        drop(first);
+        until(|| mesh.server.ended() == 6).await;
+        // The token of those who were refused.
+        let _second = held(&mesh, &app).await;
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (429, Some("rate-limited")));
     });
 }

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_discovery::{ChangeId, Update};
 use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
 use leno_model::{
-    Access, AccessLog, Endpoint, EndpointId, InboundPolicy, Occupant, PortGuard, PortLimits,
-    PortView, Protocol, Reach, ServiceAccount, ServiceName, ServiceView, Sight, Snapshot, SpiffeId,
-    TrustDomain, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessLog, Concurrency, Endpoint, EndpointId, InboundPolicy, Occupant, PortGuard,
+    PortLimits, PortView, Protocol, RateLimits, Reach, ServiceAccount, ServiceName,
+    ServicePolicyKind, ServicePolicyName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain,
+    WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
 use socket2::SockRef;
@@ -475,3 +476,10 @@ pub(crate) fn closed_port() -> SocketAddr {
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Turns of the event loop after which nothing more is to come.
 const SETTLED_TURNS: usize = 3000;
+
+/// A policy that gives the application so many requests at once.
+pub(crate) fn at_once(name: &str, requests: u32) -> PortLimits {
+    let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", name).unwrap();
+    let concurrency = Some(Concurrency { requests, ..Concurrency::default() });
+    PortLimits { policy, limits: RateLimits { concurrency, ..RateLimits::default() } }
+}

@@ -18,8 +18,12 @@ use crate::record::Hedge;
 fn hedging(methods: &[&str]) -> Hedging {
     let policy = ServicePolicyName::new(ServicePolicyKind::Hedging, "bookinfo", "x").unwrap();
     let methods = methods.iter().map(|method| (*method).to_owned()).collect();
-    Hedging { policy, rule: HedgeRule { after: Duration::from_millis(1), methods } }
+    Hedging { policy, rule: HedgeRule { after: SOON, methods } }
 }
+
+const SOON: Duration = Duration::from_millis(1);
+/// Long enough for a first attempt to be where it goes, and to be answered if anybody answers.
+const LATE: Duration = Duration::from_secs(1);
 
 /// An application that answers with its name once it is let to.
 struct Held {
@@ -78,8 +82,8 @@ fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
     run(async {
         let (mesh, second, one, _two, server) = two(&["two"]).await;
         let mut treatment = hedged(&[]);
-        // Long enough for the first to be where it goes: who is not there yet has nothing to cancel.
-        treatment.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
+        // Who is not where it goes has nothing to cancel.
+        treatment.hedging.as_mut().unwrap().rule.after = LATE;
         treat(&mesh, treatment, &[mesh.endpoint(), second]);
         let mut client = Client::connect(mesh.door).await;
         while one.app.accepted.get() == 0 {
@@ -116,26 +120,35 @@ fn the_access_log_tells_of_second_attempts() {
     });
 }
 
+/// An endpoint that holds its answers and one with answers that nobody wants, both behind a route.
+async fn beside(
+    unwanted: &'static str,
+    (retry, after): (Option<RetryRule>, Duration),
+) -> (Mesh, Held, Sidecar) {
+    let one = held("one", false).await;
+    let busy = Application::answering(move |_| unwanted.to_owned()).await;
+    let mesh = Mesh::permissive(one.app.address).await;
+    let (server, second) = mesh.server("ratings-2", busy.address).await;
+    let actions = RuleActions { retry, ..RuleActions::default() };
+    let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
+    let mut views = routed(&mesh, vec![rule]);
+    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
+    backend.treatment = hedged(&[]);
+    backend.treatment.hedging.as_mut().unwrap().rule.after = after;
+    mesh.client_knows(views);
+    (mesh, one, server)
+}
+
 /// Several times, because a draw decides where the first attempt goes.
 #[test]
 fn an_answer_that_a_rule_retries_does_not_win() {
     run(async {
         for _ in 0..8 {
-            let one = held("one", false).await;
-            let busy = Application::answering(|_| {
-                "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_owned()
-            })
-            .await;
-            let mesh = Mesh::permissive(one.app.address).await;
-            let (server, second) = mesh.server("ratings-2", busy.address).await;
-            let retry = RetryRule { codes: vec![503], attempts: 2, backoff: Duration::ZERO };
-            let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
-            let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
-            let mut views = routed(&mesh, vec![rule]);
-            let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
-            backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
-            backend.treatment = hedged(&[]);
-            mesh.client_knows(views);
+            let retry = RetryRule { codes: vec![404], attempts: 2, backoff: Duration::ZERO };
+            let (mesh, one, server) =
+                beside("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", (Some(retry), SOON))
+                    .await;
             let mut client = Client::connect(mesh.door).await;
             client.send(GET).await;
             until(|| server.ended() > 0).await;
@@ -143,6 +156,25 @@ fn an_answer_that_a_rule_retries_does_not_win() {
             assert_eq!(client.answer().await.text(), "one ");
             assert!(mesh.server.failures().is_empty());
         }
+    });
+}
+
+#[test]
+fn an_error_of_the_second_attempt_does_not_win() {
+    run(async {
+        let (mesh, one, server) =
+            beside("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", (None, LATE)).await;
+        let mut client = Client::connect(mesh.door).await;
+        for answered in 1.. {
+            client.send(GET).await;
+            until(|| server.ended() == answered).await;
+            if count(&mesh, Count::Hedges) == 1 {
+                break;
+            }
+            assert_eq!(client.answer().await.status, 503, "that was the first attempt");
+        }
+        one.release.send(true).unwrap();
+        assert_eq!(client.answer().await.text(), "one ");
     });
 }
 

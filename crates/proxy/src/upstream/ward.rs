@@ -1,14 +1,15 @@
 //! A ward: one port of a service that policies watch over, as one data thread knows it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, Reason};
+use leno_model::{Endpoint, EndpointId, REASON_FIELD, Reason};
 use leno_traffic::balance::{Balancer, Newcomers};
 use leno_traffic::removal::Ending;
 use leno_traffic::treatment::PortTreatment;
+use leno_wire::http1::ResponseHead;
 
 use super::Upstream;
 use super::gate::{Gate, Held, Passage, Which};
@@ -112,7 +113,8 @@ impl Ward {
         };
         let probe = self.watch.as_ref().is_some_and(|watch| watch.begin(upstream));
         let (ward, upstream) = (self.clone(), upstream.clone());
-        Ok(Trial { ward, upstream, probe, passage, ended: false })
+        let overloaded = Cell::new(false);
+        Ok(Trial { ward, upstream, probe, passage, ended: false, overloaded })
     }
 
     /// Waits for a connection, if there is room for one more who waits.
@@ -149,6 +151,8 @@ pub(crate) struct Trial {
     probe: bool,
     passage: Option<Passage>,
     ended: bool,
+    /// The other sidecar answered that its application has enough to do.
+    overloaded: Cell<bool>,
 }
 
 impl Trial {
@@ -157,8 +161,17 @@ impl Trial {
         &self.ward
     }
 
+    /// An answer has begun. Who refuses what is too much has not failed.
+    pub(crate) fn hears(&self, bytes: &[u8], head: &ResponseHead) {
+        let told = head.find(bytes, REASON_FIELD).next();
+        let reason = told.and_then(|told| told.split(|byte| *byte == b';').next());
+        self.overloaded.set(reason == Some(Reason::Overloaded.label().as_bytes()));
+    }
+
     /// It ended so.
     pub(crate) fn end(mut self, worker: &Worker, ending: Ending) {
+        let overloaded = self.overloaded.get();
+        let ending = if overloaded { Ending::Broken(Reason::Overloaded) } else { ending };
         let now = self.ward.now();
         if let (Some(gate), Some(passage)) = (&self.ward.gate, &mut self.passage) {
             gate.end(passage, ending, now);

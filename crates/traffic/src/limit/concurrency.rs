@@ -1,49 +1,112 @@
 //! How many requests may be under way at once, and how that number follows what the application can take.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use leno_model::{AdaptiveConcurrency, Concurrency};
 
+use super::nanoseconds;
+
 /// A number of places for requests. Threads share it.
 #[derive(Debug)]
 pub(super) struct Places {
+    /// How many requests have a place, until their answers are whole.
     taken: AtomicU32,
-    /// How many there are now.
+    requests: u32,
+    adaptive: Option<Adaptive>,
+}
+
+/// How many of them may wait for their answers to begin, which is what shows how busy the application is.
+/// Streams that go on for hours, and WebSockets, keep nobody waiting.
+#[derive(Debug)]
+struct Adaptive {
+    waiting: AtomicU32,
     most: AtomicU32,
-    tuning: Option<Mutex<Tuning>>,
+    /// Until when three quarters of the places are closed, in nanoseconds.
+    quartered_until: AtomicU64,
+    least: u32,
+    tuning: Mutex<Tuning>,
+}
+
+/// What is heard of a request that has a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Its answer has begun, and is one that takes what answers take.
+    Answer,
+    /// Its answer is an error. That may be far faster than an answer, and is slow only where answers are.
+    Error,
+    /// Its client gave up before an answer began.
+    GivenUp,
 }
 
 impl Places {
     pub(super) fn new(rule: &Concurrency) -> Self {
-        let tuning = rule.adaptive.map(|adaptive| Tuning::new(adaptive, rule.requests));
-        Self {
-            taken: AtomicU32::new(0),
-            most: AtomicU32::new(tuning.as_ref().map_or(rule.requests, Tuning::most)),
-            tuning: tuning.map(Mutex::new),
-        }
+        let adaptive = rule.adaptive.map(|adaptive| Adaptive::new(adaptive, rule.requests));
+        Self { taken: AtomicU32::new(0), requests: rule.requests, adaptive }
     }
 
     /// Takes a place, if there is one.
-    pub(super) fn take(&self) -> bool {
-        let most = self.most.load(Ordering::Relaxed);
-        let more = |taken: u32| (taken < most).then(|| taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    pub(super) fn take(&self, now: Duration) -> bool {
+        if !take_of(&self.taken, self.requests) {
+            return false;
+        }
+        let waits = self.adaptive.as_ref().is_none_or(|it| take_of(&it.waiting, it.most(now)));
+        if !waits {
+            self.taken.fetch_sub(1, Ordering::Relaxed);
+        }
+        waits
     }
 
-    /// A place is free again.
-    pub(super) fn leave(&self) {
+    /// A place that was taken is free again. `waits`: its answer has not begun.
+    pub(super) fn leave(&self, waits: bool) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
+        if waits {
+            self.is_heard();
+        }
     }
 
-    /// The answer to a request that has a place began after so long.
-    pub(super) fn learn(&self, took: Duration, now: Duration) {
-        let Some(tuning) = &self.tuning else { return };
-        let taken = self.taken.load(Ordering::Relaxed);
-        let mut tuning = tuning.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(most) = tuning.sample((took, taken), now) {
-            self.most.store(most, Ordering::Relaxed);
+    /// One less waits.
+    pub(super) fn is_heard(&self) {
+        if let Some(adaptive) = &self.adaptive {
+            adaptive.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One that waits since `sent` is heard of, before [`Self::is_heard`].
+    pub(super) fn learn(&self, sent: Duration, (heard, now): (Heard, Duration)) {
+        let Some(adaptive) = &self.adaptive else { return };
+        let waiting = adaptive.waiting.load(Ordering::Relaxed);
+        let mut tuning = adaptive.tuning.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(quartered_until) = tuning.sample((sent, heard), waiting, now) {
+            adaptive.quartered_until.store(nanoseconds(quartered_until), Ordering::Relaxed);
+            adaptive.most.store(tuning.most(), Ordering::Relaxed);
+        }
+    }
+}
+
+fn take_of(places: &AtomicU32, most: u32) -> bool {
+    let more = |taken: u32| (taken < most).then(|| taken + 1);
+    places.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+}
+
+impl Adaptive {
+    fn new(rule: AdaptiveConcurrency, ceiling: u32) -> Self {
+        let tuning = Tuning::new(rule, ceiling);
+        Self {
+            waiting: AtomicU32::new(0),
+            most: AtomicU32::new(tuning.most()),
+            quartered_until: AtomicU64::new(0),
+            least: rule.least.clamp(1, ceiling.max(1)),
+            tuning: Mutex::new(tuning),
+        }
+    }
+
+    fn most(&self, now: Duration) -> u32 {
+        let most = self.most.load(Ordering::Relaxed);
+        match nanoseconds(now) < self.quartered_until.load(Ordering::Relaxed) {
+            true => (most / 4).max(self.least),
+            false => most,
         }
     }
 }
@@ -53,104 +116,240 @@ impl Places {
 /// How long answers take is averaged over windows, and the lowest average of the last minute is the
 /// pace of an application without a queue. While answers take much longer than that there is a queue
 /// in it, and fewer are let in; while they do not, and the places are used, a few more. Now and then
-/// three quarters of the places are closed for a moment, or the queue would become the pace.
+/// three quarters of the places are closed for a moment, or the queue would become the pace. When a
+/// quarter is as slow as all were, it was no queue: that is the pace of the application from now on.
 #[derive(Debug)]
 struct Tuning {
     rule: AdaptiveConcurrency,
     ceiling: u32,
-    /// How many may be under way, as it is reckoned.
+    /// How many may wait, as it is reckoned.
     most: f64,
     window: Window,
-    /// The lowest averages, in seconds, of the last stretches of time; this one is the first.
+    /// The average of the last window in which all places were open, in seconds.
+    average: f64,
+    /// The lowest averages of the last stretches of time; this one is the first.
     lowest: [f64; STRETCHES],
-    stretch_ends: Duration,
-    /// All places were taken in this stretch.
-    was_full: bool,
-    /// For how many windows three quarters of the places are closed still.
-    quartered: u32,
+    stretch: Stretch,
+    quartered: Option<Quartered>,
+    /// How many could wait, and the average then, when it began to let in fewer.
+    shrinks_from: Option<(f64, f64)>,
+    /// It has let in fewer at least once: there is something to be found, and not far away.
+    has_shrunk: bool,
 }
 
 #[derive(Debug, Default)]
 struct Window {
-    ends: Duration,
+    began: Duration,
     seconds: f64,
     answers: u32,
-    /// The most requests that were under way.
+    /// How many of them were given up.
+    given_up: u32,
+    /// The most requests that waited.
     peak: u32,
+}
+
+#[derive(Debug)]
+struct Stretch {
+    began: Duration,
+    lasts: Duration,
+    /// All places were taken in it.
+    was_full: bool,
+}
+
+/// Three quarters of the places are closed.
+#[derive(Debug, Clone, Copy)]
+struct Quartered {
+    /// What was sent before may have waited in a queue.
+    believed_from: Duration,
+    until: Duration,
+}
+
+impl Window {
+    fn at(began: Duration) -> Self {
+        Self { began, ..Self::default() }
+    }
+
+    fn average(&self) -> f64 {
+        self.seconds / f64::from(self.answers)
+    }
+
+    /// Whether half of them were given up: what they would have taken nobody knows.
+    fn is_given_up(&self) -> bool {
+        self.given_up * 2 >= self.answers
+    }
 }
 
 impl Tuning {
     fn new(rule: AdaptiveConcurrency, ceiling: u32) -> Self {
-        let most = START.max(rule.least).min(ceiling).into();
         Self {
             rule,
-            ceiling,
-            most,
+            ceiling: ceiling.max(1),
+            most: START.max(rule.least).min(ceiling).into(),
             window: Window::default(),
+            average: 0.0,
             lowest: [f64::INFINITY; STRETCHES],
-            stretch_ends: Duration::ZERO,
-            was_full: false,
-            quartered: 0,
+            stretch: Stretch { began: Duration::ZERO, lasts: STRETCH, was_full: false },
+            quartered: None,
+            shrinks_from: None,
+            has_shrunk: false,
         }
     }
 
-    /// An answer took so long, while so many requests were under way. How many may be from now on, when
-    /// that has changed.
-    fn sample(&mut self, (took, taken): (Duration, u32), now: Duration) -> Option<u32> {
-        self.window.seconds += took.as_secs_f64();
-        self.window.answers += 1;
-        self.window.peak = self.window.peak.max(taken);
-        if now < self.window.ends || self.window.answers < ANSWERS_MIN {
+    /// One that waited since `sent`, with `waiting - 1` others, is heard of. Until when three quarters of
+    /// the places are closed, when something has changed.
+    fn sample(
+        &mut self,
+        (sent, heard): (Duration, Heard),
+        waiting: u32,
+        now: Duration,
+    ) -> Option<Duration> {
+        let took = now.saturating_sub(sent).as_secs_f64();
+        let pace = self.pace();
+        let tells = match heard {
+            Heard::Answer => true,
+            Heard::Error => took > pace,
+            Heard::GivenUp => took > pace || pace.is_infinite(),
+        };
+        if !tells {
             return None;
         }
-        let ended = Window { ends: now.saturating_add(WINDOW), ..Window::default() };
-        let Window { seconds, answers, peak, .. } = std::mem::replace(&mut self.window, ended);
-        let average = seconds / f64::from(answers);
-        self.was_full |= peak >= self.most();
-        if now >= self.stretch_ends {
-            self.next_stretch(now);
+        match self.quartered {
+            Some(quartered) if now >= quartered.until => {
+                self.quartered = None;
+                self.window = Window::at(now);
+            }
+            Some(quartered) if sent < quartered.believed_from => return None,
+            _ => {}
         }
-        let [lowest, ..] = &mut self.lowest;
-        *lowest = lowest.min(average);
-        match self.quartered.checked_sub(1) {
-            Some(left) => self.quartered = left,
-            None => self.adjust(average, peak),
+        let longest = STRETCH.max(self.of_average(2.0 * f64::from(ANSWERS_MIN)));
+        if now.saturating_sub(self.window.began) > longest {
+            // Too little came to tell anything.
+            self.window = Window::at(now);
         }
-        Some(self.most())
+        self.window.seconds += took;
+        self.window.answers += 1;
+        self.window.given_up += u32::from(heard == Heard::GivenUp);
+        self.window.peak = self.window.peak.max(waiting);
+        self.is_over(now).then(|| {
+            let window = std::mem::replace(&mut self.window, Window::at(now));
+            self.conclude(&window, now);
+            self.quartered.map_or(Duration::ZERO, |quartered| quartered.until)
+        })
     }
 
-    fn next_stretch(&mut self, now: Duration) {
-        self.lowest.rotate_right(1);
-        let [lowest, ..] = &mut self.lowest;
-        *lowest = f64::INFINITY;
-        self.stretch_ends = now.saturating_add(STRETCH);
-        if std::mem::take(&mut self.was_full) {
-            self.quartered = QUARTERED_WINDOWS;
+    /// What is let in now shows in answers only when they come: a window is twice as long as they take.
+    fn is_over(&self, now: Duration) -> bool {
+        let twice = Duration::try_from_secs_f64(2.0 * self.window.average()).unwrap_or(STRETCH);
+        let lasts = twice.clamp(WINDOW, STRETCH);
+        let is_long = self.quartered.is_some() || now.saturating_sub(self.window.began) >= lasts;
+        is_long && self.window.answers >= ANSWERS_MIN
+    }
+
+    fn conclude(&mut self, window: &Window, now: Duration) {
+        let average = window.average();
+        let was_quartered = self.quartered.take().is_some();
+        if !was_quartered {
+            self.average = average;
+            self.stretch.was_full |= window.peak >= self.most();
+            let passed = now.saturating_sub(self.stretch.began).as_secs_f64();
+            if passed >= self.stretch.lasts.as_secs_f64() {
+                self.next_stretch(passed / self.stretch.lasts.as_secs_f64(), now);
+            }
+        }
+        if !window.is_given_up() {
+            let [lowest, ..] = &mut self.lowest;
+            *lowest = lowest.min(average);
+        }
+        if !was_quartered {
+            self.adjust(window);
         }
     }
 
-    fn adjust(&mut self, average: f64, peak: u32) {
-        let pace = self.lowest.iter().copied().fold(f64::INFINITY, f64::min);
+    /// Begins a stretch, after so many of the length of the last one.
+    fn next_stretch(&mut self, passed: f64, now: Duration) {
+        for _ in (0..STRETCHES).take_while(|stretch| passed >= *stretch as f64 + 1.0) {
+            self.lowest.rotate_right(1);
+            let [lowest, ..] = &mut self.lowest;
+            *lowest = f64::INFINITY;
+        }
+        let was_full = self.stretch.was_full;
+        let lasts = STRETCH.max(self.of_average(20.0));
+        self.stretch = Stretch { began: now, lasts, was_full: false };
+        if was_full {
+            self.quartered = Some(Quartered {
+                believed_from: now.saturating_add(self.of_average(1.0)),
+                until: now.saturating_add(WINDOW).saturating_add(self.of_average(2.0)),
+            });
+        }
+    }
+
+    fn adjust(&mut self, window: &Window) {
+        let (average, peak) = (window.average(), window.peak);
+        if !window.is_given_up() && self.shrinks_in_vain(average) {
+            self.lowest = [f64::INFINITY; STRETCHES];
+            let [lowest, ..] = &mut self.lowest;
+            *lowest = average;
+            self.shrinks_from = None;
+        }
         let slower = 1.0 + f64::from(self.rule.slower_percent) / 100.0;
-        let share = ((pace * slower + SLACK) / average.max(f64::MIN_POSITIVE)).clamp(0.5, 1.0);
-        let wanted = self.most * share + self.most.sqrt();
+        let share = match window.is_given_up() {
+            true => 0.5,
+            false => (self.pace() * slower + SLACK) / average.max(f64::MIN_POSITIVE),
+        };
+        let wanted = if share < 1.0 {
+            self.has_shrunk = true;
+            self.shrinks_from.get_or_insert((self.most, average));
+            self.most * share.max(0.5)
+        } else {
+            self.shrinks_from = None;
+            let is_far = !self.has_shrunk && peak >= self.most();
+            self.most + if is_far { self.most } else { self.most.sqrt() }
+        };
         let is_used = f64::from(peak) >= self.most / 2.0;
         if wanted < self.most || is_used {
-            let (least, ceiling) = (f64::from(self.rule.least), f64::from(self.ceiling));
-            self.most = f64::midpoint(self.most, wanted).min(ceiling).max(least.min(ceiling));
+            let ceiling = f64::from(self.ceiling);
+            self.most = f64::midpoint(self.most, wanted).min(ceiling).max(self.least());
         }
     }
 
-    /// How many may be under way now.
+    /// Whether answers take as long as before, though far fewer wait: a queue would be shorter now.
+    fn shrinks_in_vain(&mut self, average: f64) -> bool {
+        let Some((most, before)) = self.shrinks_from else { return false };
+        let is_least = self.most <= self.least();
+        if self.most < 2.0 || (is_least && self.most * 2.0 <= most && average > before * 0.8) {
+            // Who is alone waits for nobody.
+            return true;
+        }
+        if self.most * 4.0 > most {
+            return false;
+        }
+        self.shrinks_from = Some((self.most, average));
+        average > before / 2.0
+    }
+
+    /// How long an answer takes without a queue, in seconds.
+    fn pace(&self) -> f64 {
+        self.lowest.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// So many times what an answer takes.
+    fn of_average(&self, times: f64) -> Duration {
+        Duration::try_from_secs_f64(self.average * times).unwrap_or(STRETCH)
+    }
+
+    fn least(&self) -> f64 {
+        f64::from(self.rule.least.clamp(1, self.ceiling))
+    }
+
+    /// How many may wait while all places are open.
     fn most(&self) -> u32 {
-        let most = if self.quartered > 0 { self.most / 4.0 } else { self.most };
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "it is bounded"
         )]
-        let most = most as u32;
-        most.max(self.rule.least).clamp(1, self.ceiling.max(1))
+        let most = self.most as u32;
+        most
     }
 }
 
@@ -159,103 +358,12 @@ const START: u32 = 20;
 /// How long a window is at least, and how many answers it has.
 const WINDOW: Duration = Duration::from_millis(100);
 const ANSWERS_MIN: u32 = 10;
-/// A pace is believed for a minute, in stretches: it is looked for anew in each.
+/// A pace is believed for a minute, in stretches: it is looked for anew in each. Where answers take
+/// longer than half a second, so do stretches.
 const STRETCHES: usize = 6;
 const STRETCH: Duration = Duration::from_secs(10);
-/// In the first window after places are closed, answers come of requests from before.
-const QUARTERED_WINDOWS: u32 = 2;
 /// Seconds that prove nothing, however fast an application is: others run on its machine.
 const SLACK: f64 = 0.001;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An application that serves so many at once, each for so long; the others wait. As many as may
-    /// come do, or as many as `come`.
-    struct Application {
-        workers: f64,
-        serves: f64,
-        come: u32,
-    }
-
-    /// How many may be under way after so long.
-    fn after(tuning: &mut Tuning, from: Duration, seconds: u64, app: &Application) -> u32 {
-        let mut now = from;
-        let end = from + Duration::from_secs(seconds);
-        while now < end {
-            let taken = tuning.most().min(app.come);
-            let took = app.serves * (f64::from(taken) / app.workers).max(1.0);
-            tuning.sample((Duration::from_secs_f64(took), taken), now);
-            now += Duration::from_secs_f64(took / f64::from(taken));
-        }
-        // Not that of a moment in which places are closed.
-        tuning.quartered = 0;
-        tuning.most()
-    }
-
-    fn tuning(least: u32, ceiling: u32) -> Tuning {
-        Tuning::new(AdaptiveConcurrency { least, slower_percent: 50 }, ceiling)
-    }
-
-    #[test]
-    fn it_finds_what_an_application_can_take() {
-        for (workers, expected) in [(4.0, 6..=14), (10.0, 14..=26), (100.0, 140..=220)] {
-            let app = Application { workers, serves: 0.010, come: u32::MAX };
-            let most = after(&mut tuning(1, 1000), Duration::ZERO, 60, &app);
-            assert!(expected.contains(&most), "{workers}: {most}");
-        }
-    }
-
-    #[test]
-    fn it_does_not_drift() {
-        let app = Application { workers: 10.0, serves: 0.010, come: u32::MAX };
-        let mut tuning = tuning(1, 1000);
-        let first = after(&mut tuning, Duration::ZERO, 120, &app);
-        let last = after(&mut tuning, Duration::from_secs(120), 3600, &app);
-        assert!(last <= first * 5 / 4, "{first} → {last}");
-    }
-
-    #[test]
-    fn it_follows_an_application_that_becomes_slow_and_fast_again() {
-        let fast = Application { workers: 20.0, serves: 0.010, come: u32::MAX };
-        let busy = Application { workers: 5.0, ..fast };
-        let mut tuning = tuning(1, 1000);
-        let before = after(&mut tuning, Duration::ZERO, 60, &fast);
-        let meanwhile = after(&mut tuning, Duration::from_secs(60), 60, &busy);
-        let again = after(&mut tuning, Duration::from_secs(120), 60, &fast);
-        assert!(meanwhile * 2 < before, "{before} → {meanwhile}");
-        assert!(again * 10 >= before * 8, "{before} → {again}");
-    }
-
-    #[test]
-    fn a_new_pace_is_believed_after_a_minute() {
-        let before = Application { workers: 20.0, serves: 0.010, come: u32::MAX };
-        let mut tuning = tuning(1, 1000);
-        let first = after(&mut tuning, Duration::ZERO, 60, &before);
-        let release = Application { serves: 0.050, ..before };
-        let last = after(&mut tuning, Duration::from_secs(60), 180, &release);
-        assert!(last * 10 >= first * 8, "{first} → {last}");
-    }
-
-    #[test]
-    fn it_keeps_to_its_bounds_and_does_not_grow_unused() {
-        let well = Application { workers: 100.0, serves: 0.010, come: u32::MAX };
-        let hardly = Application { workers: 1.0, ..well };
-        let mut bounded = tuning(7, 1000);
-        after(&mut bounded, Duration::ZERO, 30, &well);
-        assert_eq!(after(&mut bounded, Duration::from_secs(30), 20, &hardly), 7);
-        let all = Application { workers: 1e6, serves: 0.010, come: u32::MAX };
-        assert_eq!(after(&mut tuning(1, 64), Duration::ZERO, 60, &all), 64);
-        let few = Application { workers: 1e6, serves: 0.010, come: 5 };
-        assert_eq!(after(&mut tuning(1, 1000), Duration::ZERO, 60, &few), START);
-    }
-
-    #[test]
-    fn a_place_is_one_request_and_no_more_than_there_are_is_given() {
-        let places = Places::new(&Concurrency { requests: 2, ..Concurrency::default() });
-        assert_eq!([places.take(), places.take(), places.take()], [true, true, false]);
-        places.leave();
-        assert_eq!([places.take(), places.take()], [true, false]);
-    }
-}
+mod tests;

@@ -164,25 +164,25 @@ fn at_once(name: &str, requests: u32) -> PortLimits {
 fn a_place_in_one_policy_is_not_kept_where_another_has_none() {
     let limits = limits(vec![at_once("a", 2), policy("b", vec![rule(1, None)]), at_once("c", 1)]);
     let now = Duration::ZERO;
-    let first = limits.enter(PORT, now).unwrap().unwrap();
-    let full = limits.enter(PORT, now).unwrap_err();
+    let first = limits.enter(PORT, true, now).unwrap().unwrap();
+    let full = limits.enter(PORT, true, now).unwrap_err();
     assert_eq!(
         (full.policy.to_string(), full.rule),
         ("RateLimit shop/c".to_owned(), "concurrency")
     );
     drop(first);
-    let _first = limits.enter(PORT, now).unwrap().unwrap();
+    let _first = limits.enter(PORT, true, now).unwrap().unwrap();
     // Had the second kept its place in the first policy, that would be full.
-    assert_eq!(limits.enter(PORT, now).unwrap_err().policy.to_string(), "RateLimit shop/c");
-    assert!(limits.enter(PORT + 1, now).unwrap().is_none());
+    assert_eq!(limits.enter(PORT, true, now).unwrap_err().policy.to_string(), "RateLimit shop/c");
+    assert!(limits.enter(PORT + 1, true, now).unwrap().is_none());
 }
 
 #[test]
 fn requests_under_way_are_known_to_limits_that_say_the_same() {
     let first = limits(vec![at_once("a", 1)]);
-    let _place = first.enter(PORT, Duration::ZERO).unwrap().unwrap();
+    let _place = first.enter(PORT, true, Duration::ZERO).unwrap().unwrap();
     let same = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 1)])]), Some(&first));
-    assert!(same.unwrap().enter(PORT, Duration::ZERO).is_err());
+    assert!(same.unwrap().enter(PORT, true, Duration::ZERO).is_err());
     let more = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 2)])]), Some(&first));
-    assert!(more.unwrap().enter(PORT, Duration::ZERO).is_ok());
+    assert!(more.unwrap().enter(PORT, true, Duration::ZERO).is_ok());
 }

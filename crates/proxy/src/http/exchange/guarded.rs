@@ -66,12 +66,14 @@ impl Exchange<'_, '_> {
         let shown = self.shown(guards.tokens(), &view)?;
         let with_claims = RequestView { fields: &Claimed { request, shown: &shown }, ..view };
         self.let_in(&with_claims, bound)?;
-        self.limit(&with_claims, bound)?;
+        let limited = self.limited(bound);
+        if let Some(port) = limited {
+            self.admit(port, &with_claims, bound)?;
+        }
         let asked = (&with_claims, &shown.edits);
         let consulted = self.consult(guards, (asked, port), bound).await?;
-        if let Some(witness) = &self.witness {
-            // It waits for the application from now on.
-            witness.sent(&self.session.worker);
+        if let Some(port) = limited {
+            self.enter(port, &with_claims, bound)?;
         }
         let mut changes = Changes::default();
         changes.take((shown.edits.clone(), HeaderEdits::default()));
@@ -95,8 +97,7 @@ impl Exchange<'_, '_> {
         for rule in guards.authorizations(view) {
             changes.take(self.authorized_by(rule, (asked, port), bound).await?);
         }
-        let account = self.session.identity.as_ref().map(|identity| &identity.account);
-        let asking = Asking { account, address: self.session.peer.ip() };
+        let asking = Asking { account: self.caller(), address: self.session.peer.ip() };
         for (rule, described) in guards.limits(view, asking) {
             changes.take(self.admitted_by(rule, described, view).await?);
         }

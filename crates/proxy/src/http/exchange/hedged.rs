@@ -140,9 +140,8 @@ impl Exchange<'_, '_> {
 
     /// Notes what became of a second attempt, if there was one.
     pub(super) fn settle(&mut self, hedge: Hedge) {
-        if let Some(Witness::Beside(beside)) = self.witness.take()
-            && beside.is_sent()
-        {
+        let hedged = self.witness.take_if(|witness| witness.beside().is_some());
+        if hedged.as_ref().and_then(Witness::beside).is_some_and(Beside::is_sent) {
             self.record.retries += 1;
             self.record.hedge = Some(hedge);
         }
@@ -239,7 +238,7 @@ impl Second<'_> {
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
         };
         let in_flight = upstream.enter();
-        match self.send(&upstream, body).await {
+        match self.send((&upstream, trial.as_ref()), body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, in_flight, retrying }),
             // What was tried is not what failed.
             Ok(None) => None,
@@ -267,7 +266,7 @@ impl Second<'_> {
     /// no link to send it on, or nothing left to pay for it.
     async fn send(
         &self,
-        upstream: &Rc<Upstream>,
+        (upstream, trial): (&Rc<Upstream>, Option<&Trial>),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
         let lease = upstream.lease(self.worker);
@@ -284,23 +283,28 @@ impl Second<'_> {
         let sent = send_whole(self.worker, &link, &self.head, body).await;
         let stream = sent.map_err(Ending::Broken)?;
         let head = stream.final_head().await;
-        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?)?;
+        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?, trial)?;
         Ok(Some(stream))
     }
 
-    /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries.
-    fn judge(&self, bytes: &[u8]) -> Result<(), Ending> {
+    /// Whether the client may get an answer: not one that nobody can read, nor an error, which is often
+    /// faster than the answer that the first attempt waits for, nor one that its rule retries.
+    fn judge(&self, bytes: &[u8], trial: Option<&Trial>) -> Result<(), Ending> {
         let mut head = ResponseHead::default();
         match head.parse(bytes, Answers::Other) {
             Ok(Parsed::Complete(_)) => {}
             Ok(Parsed::Partial) | Err(_) => return Err(Ending::Broken(Reason::UpstreamMalformed)),
+        }
+        if let Some(trial) = trial {
+            trial.hears(bytes, &head);
         }
         let status = match self.is_grpc {
             true => grpc::stands_for(bytes, &head),
             false => head.status,
         };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        if rule.is_some_and(|rule| rule.codes.contains(&status)) {
+        let is_error = matches!(status, 429 | 500..);
+        if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
             let grpc = grpc::told(bytes, &head).map(GrpcStatus::code);
             return Err(Ending::Answered { status: head.status, grpc });
         }

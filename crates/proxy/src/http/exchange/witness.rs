@@ -3,8 +3,11 @@
 use std::rc::Rc;
 
 use leno_traffic::Place;
+use leno_wire::http1::ResponseHead;
 
 use super::hedged::Beside;
+use crate::http::grpc;
+use crate::http::request::Request;
 use crate::worker::Worker;
 
 /// Who must know when the client gets an answer.
@@ -12,7 +15,19 @@ pub(crate) enum Witness {
     /// Another attempt beside this one.
     Beside(Rc<Beside>),
     /// A place among the requests that the application is given at once.
-    Place(Box<Place>),
+    Place(Box<Seat>),
+}
+
+/// A place, with whose clock it is learned how long an answer takes.
+pub(crate) struct Seat {
+    pub(crate) place: Place,
+    pub(crate) worker: Rc<Worker>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.place.given_up(self.worker.world.age());
+    }
 }
 
 impl Witness {
@@ -24,21 +39,30 @@ impl Witness {
         }
     }
 
-    /// Nobody but the application is waited for from now on.
-    pub(crate) fn sent(&self, worker: &Worker) {
+    /// All of the request is on its way.
+    pub(crate) fn sent(&self) {
         match self {
             Self::Beside(_) => {}
-            Self::Place(place) => place.sent(worker.world.age()),
+            Self::Place(seat) => seat.place.sent(seat.worker.world.age()),
         }
     }
 
-    /// The client gets an answer with this status. `is_sent`: nothing more of the request will come.
-    pub(crate) fn answers(&self, worker: &Worker, (status, is_sent): (u16, bool)) {
-        match self {
-            Self::Beside(beside) => beside.answers(),
-            // Errors are fast, and say nothing about what it can take.
-            Self::Place(place) if is_sent && status < 500 => place.answered(worker.world.age()),
-            Self::Place(_) => {}
+    /// The client gets an answer that begins so.
+    #[inline(never)]
+    pub(crate) fn answers(&self, request: &Request<'_>, (bytes, head): (&[u8], &ResponseHead)) {
+        let seat = match self {
+            Self::Beside(beside) => return beside.answers(),
+            Self::Place(seat) => seat,
+        };
+        let status = match request.is_grpc() {
+            true => grpc::stands_for(bytes, head),
+            false => head.status,
+        };
+        let now = seat.worker.world.age();
+        // Errors, and what a cache asks, are fast, and say nothing about what the application can take.
+        match status {
+            304 | ..200 | 400.. => seat.place.failed(now),
+            _ => seat.place.answered(now),
         }
     }
 }

@@ -1,0 +1,315 @@
+//! The search among applications that are simulated, event by event.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use super::*;
+
+/// An application with workers, which clients ask at random moments. Times are in microseconds.
+struct Application {
+    workers: usize,
+    /// How long a worker takes for a request that it begins now; a third more or less.
+    serves: fn(u64) -> u64,
+    /// How many requests come in a second.
+    come: fn(u64) -> f64,
+    /// When a client gives up; the application does not hear of it.
+    patience: u64,
+}
+
+impl Application {
+    fn new(workers: usize, serves: fn(u64) -> u64, come: fn(u64) -> f64) -> Self {
+        Self { workers, serves, come, patience: u64::MAX }
+    }
+}
+
+/// What became of requests in a stretch of time.
+#[derive(Debug)]
+struct Seen {
+    served: u64,
+    refused: u64,
+    /// How many might wait, at least and at most, while all places were open.
+    most: (u32, u32),
+    slowest: u64,
+}
+
+enum Event {
+    Comes,
+    /// Which request.
+    Served(u64),
+    GivesUp(u64),
+}
+
+struct Simulation {
+    application: Application,
+    places: Places,
+    now: u64,
+    random: u64,
+    /// By time, in the order of their making.
+    events: BinaryHeap<Reverse<(u64, u64)>>,
+    what: HashMap<u64, Event>,
+    queue: VecDeque<u64>,
+    busy: usize,
+    /// Since when a request waits whose client listens.
+    waits: HashMap<u64, u64>,
+    made: u64,
+}
+
+impl Simulation {
+    fn new(application: Application, rule: (u32, u32)) -> Self {
+        let (least, requests) = rule;
+        let adaptive = Some(AdaptiveConcurrency { least, slower_percent: 50 });
+        let places = Places::new(&Concurrency { requests, adaptive, ..Concurrency::default() });
+        let mut all = Self {
+            application,
+            places,
+            now: 0,
+            random: 0x9E37_79B9_7F4A_7C15,
+            events: BinaryHeap::new(),
+            what: HashMap::new(),
+            queue: VecDeque::new(),
+            busy: 0,
+            waits: HashMap::new(),
+            made: 0,
+        };
+        all.plan(0, |_| Event::Comes);
+        all
+    }
+
+    fn draw(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn plan(&mut self, after: u64, event: impl FnOnce(u64) -> Event) -> u64 {
+        self.made += 1;
+        self.events.push(Reverse((self.now.saturating_add(after), self.made)));
+        self.what.insert(self.made, event(self.made));
+        self.made
+    }
+
+    fn begin(&mut self, request: u64) {
+        self.busy += 1;
+        let share = 0.7 + 0.6 * self.draw();
+        let takes = ((self.application.serves)(self.now) as f64 * share) as u64;
+        self.plan(takes, |_| Event::Served(request));
+    }
+
+    fn heard_of(&mut self, request: u64, heard: Heard) -> Option<u64> {
+        let sent = self.waits.remove(&request)?;
+        let [sent_at, now] = [sent, self.now].map(Duration::from_micros);
+        self.places.learn(sent_at, (heard, now));
+        self.places.leave(true);
+        Some(self.now - sent)
+    }
+
+    /// Lets time go on, and tells what was seen in it.
+    fn go_on(&mut self, seconds: u64) -> Seen {
+        let end = self.now + seconds * 1_000_000;
+        let mut seen = Seen { served: 0, refused: 0, most: (u32::MAX, 0), slowest: 0 };
+        while let Some(Reverse((at, number))) = self.events.peek().copied() {
+            if at > end {
+                break;
+            }
+            self.events.pop();
+            self.now = at;
+            match self.what.remove(&number).unwrap() {
+                Event::Comes => self.comes(number, &mut seen),
+                Event::Served(request) => {
+                    if let Some(took) = self.heard_of(request, Heard::Answer) {
+                        seen.served += 1;
+                        seen.slowest = seen.slowest.max(took);
+                    }
+                    self.busy -= 1;
+                    if let Some(next) = self.queue.pop_front() {
+                        self.begin(next);
+                    }
+                }
+                Event::GivesUp(request) => {
+                    self.heard_of(request, Heard::GivenUp);
+                }
+            }
+            self.look(&mut seen);
+        }
+        self.now = end;
+        seen
+    }
+
+    fn comes(&mut self, request: u64, seen: &mut Seen) {
+        let each_second = (self.application.come)(self.now);
+        if each_second == 0.0 {
+            self.plan(1_000_000, |_| Event::Comes);
+            return;
+        }
+        if self.places.take(Duration::from_micros(self.now)) {
+            self.waits.insert(request, self.now);
+            if self.application.patience < u64::MAX {
+                self.plan(self.application.patience, |_| Event::GivesUp(request));
+            }
+            match self.busy < self.application.workers {
+                true => self.begin(request),
+                false => self.queue.push_back(request),
+            }
+        } else {
+            seen.refused += 1;
+        }
+        let pause = -(1.0 - self.draw()).ln() * 1e6 / each_second;
+        self.plan(pause as u64, |_| Event::Comes);
+    }
+
+    fn look(&self, seen: &mut Seen) {
+        let adaptive = self.places.adaptive.as_ref().unwrap();
+        let most = adaptive.most.load(Ordering::Relaxed);
+        seen.most = (seen.most.0.min(most), seen.most.1.max(most));
+    }
+}
+
+#[test]
+fn it_finds_what_an_application_can_take_and_wastes_little_of_it() {
+    let cases: [(Application, _, _); 5] = [
+        (Application::new(4, |_| 20_000, |_| 400.0), 200, 4..=14),
+        (Application::new(1, |_| 10_000, |_| 300.0), 100, 1..=6),
+        (Application::new(10, |_| 300_000, |_| 60.0), 33, 10..=26),
+        (Application::new(100, |_| 1_000_000, |_| 150.0), 100, 95..=170),
+        (Application::new(64, |_| 5_000, |_| 15_000.0), 12_800, 64..=130),
+    ];
+    for (application, capacity, range) in cases {
+        let pace = (application.serves)(0);
+        let mut all = Simulation::new(application, (1, 1000));
+        all.go_on(60);
+        let seen = all.go_on(30);
+        assert!(range.contains(&seen.most.0) && range.contains(&seen.most.1), "{seen:?}");
+        assert!(seen.served >= 30 * capacity * 9 / 10, "{capacity}: {seen:?}");
+        assert!(seen.slowest <= pace * 4, "{capacity}: {seen:?}");
+    }
+}
+
+#[test]
+fn who_is_not_overloaded_refuses_next_to_nothing() {
+    for (application, until) in [
+        (Application::new(20, |_| 10_000, |_| 1000.0), 5),
+        (Application::new(100, |_| 1_000_000, |_| 80.0), 60),
+    ] {
+        let mut all = Simulation::new(application, (1, 1000));
+        all.go_on(until);
+        let seen = all.go_on(120);
+        // Those who come while places are closed.
+        assert!(seen.refused * 1000 <= seen.served, "{seen:?}");
+    }
+}
+
+#[test]
+fn it_does_not_drift() {
+    let mut all = Simulation::new(Application::new(10, |_| 10_000, |_| 1500.0), (1, 1000));
+    all.go_on(60);
+    let first = all.go_on(60);
+    all.go_on(600);
+    let last = all.go_on(60);
+    assert!(last.most.1 <= first.most.1 * 5 / 4, "{first:?} → {last:?}");
+    assert!(last.served * 10 >= first.served * 9, "{first:?} → {last:?}");
+}
+
+#[test]
+fn a_release_that_is_five_times_as_slow_is_soon_given_what_it_can_take() {
+    let serves = |now| if now > 40_000_000 { 50_000 } else { 10_000 };
+    for least in [1, 10] {
+        let mut all = Simulation::new(Application::new(20, serves, |_| 3000.0), (least, 1000));
+        all.go_on(60);
+        let seen = all.go_on(20);
+        assert!(seen.served >= 20 * 400 * 9 / 10, "{least}: {seen:?}");
+    }
+}
+
+#[test]
+fn the_pace_of_the_night_is_forgotten_by_morning() {
+    const MORNING: u64 = 3_600_000_000;
+    let serves = |now| if now < MORNING { 5_000 } else { 20_000 };
+    let come = |now| match now {
+        ..50_000_000 => 20.0,
+        ..MORNING => 0.0,
+        _ => 450.0,
+    };
+    let mut all = Simulation::new(Application::new(10, serves, come), (1, 1000));
+    all.go_on(3600);
+    let seen = all.go_on(60);
+    assert!(seen.most.0 >= 10, "{seen:?}");
+    assert!(seen.served >= 60 * 450 * 9 / 10, "{seen:?}");
+}
+
+#[test]
+fn clients_that_give_up_tell_that_it_is_slow() {
+    // A second each: 4 workers have 50 requests waiting by then.
+    let application =
+        Application { patience: 300_000, ..Application::new(4, |_| 100_000, |_| 400.0) };
+    let mut all = Simulation::new(application, (1, 1000));
+    all.go_on(30);
+    let seen = all.go_on(30);
+    assert!(seen.most.1 <= 12, "{seen:?}");
+    assert!(seen.served >= 30 * 40 * 8 / 10, "{seen:?}");
+}
+
+#[test]
+fn fast_errors_are_no_pace() {
+    let rule = AdaptiveConcurrency { least: 1, slower_percent: 50 };
+    let mut tuning = Tuning::new(rule, 1000);
+    let mut now = Duration::from_secs(1);
+    let mut hear = |heard, took: u64, count| {
+        for _ in 0..count {
+            now += Duration::from_millis(5);
+            tuning.sample((now - Duration::from_micros(took), heard), 20, now);
+        }
+        tuning.most()
+    };
+    let before = hear(Heard::Answer, 20_000, 200);
+    hear(Heard::Error, 100, 2000);
+    assert!(hear(Heard::Answer, 20_000, 200) >= before);
+}
+
+#[test]
+fn it_keeps_to_its_bounds_and_does_not_grow_unused() {
+    let hardly = Application::new(1, |_| 10_000, |_| 1000.0);
+    let mut all = Simulation::new(hardly, (7, 1000));
+    all.go_on(15);
+    let seen = all.go_on(15);
+    assert!(seen.most.0 >= 7, "{seen:?}");
+    let mut all = Simulation::new(Application::new(1000, |_| 10_000, |_| 10_000.0), (1, 64));
+    all.go_on(10);
+    assert_eq!(all.go_on(10).most, (64, 64));
+    let mut all = Simulation::new(Application::new(1000, |_| 10_000, |_| 200.0), (1, 1000));
+    assert_eq!(all.go_on(30).most.1, START);
+}
+
+#[test]
+fn a_place_is_one_request_and_no_more_than_there_are_is_given() {
+    let places = Places::new(&Concurrency { requests: 2, ..Concurrency::default() });
+    let take = || places.take(Duration::ZERO);
+    assert_eq!([take(), take(), take()], [true, true, false]);
+    places.leave(true);
+    assert_eq!([take(), take()], [true, false]);
+}
+
+#[test]
+fn streams_that_go_on_keep_no_place_of_those_who_wait() {
+    let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
+    let rule = Concurrency { requests: START + 2, adaptive, ..Concurrency::default() };
+    let places = Places::new(&rule);
+    let take = || places.take(Duration::ZERO);
+    assert!((0..START).all(|_| take()) && !take());
+    (0..START).for_each(|_| places.is_heard());
+    // They are still under way, and so are others soon.
+    assert_eq!([take(), take(), take()], [true, true, false]);
+    places.leave(false);
+    assert_eq!([take(), take()], [true, false]);
+}
+
+#[test]
+fn closed_places_open_again_though_nothing_is_heard() {
+    let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
+    let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
+    let places = Places::new(&rule);
+    let adaptive = places.adaptive.as_ref().unwrap();
+    adaptive.quartered_until.store(1_000, Ordering::Relaxed);
+    let most = |now| adaptive.most(Duration::from_nanos(now));
+    assert_eq!([most(999), most(1_000)], [START / 4, START]);
+}
