@@ -292,12 +292,11 @@ async fn converse(
     let (started, is_call) = (&*response_started, is_call(request, responder, &sink));
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
-    let taken = Noted { bytes: &record.bytes_in, call: None };
     let (upgrade, sending) = (request.upgrade, Cell::new(sending));
     let client = responder.connection();
     let mut send = pin!(async {
         *body_taken = has_body;
-        pump(body, &mut sink, silence, taken).await?;
+        pump(body, &mut sink, silence, Noted { bytes: &record.bytes_in, call: None }).await?;
         if upgrade { sink.end().await } else { Ok(()) }
     });
     let reply = Reply {

@@ -227,7 +227,7 @@ fn the_pace_of_the_night_is_forgotten_by_morning() {
     let serves = |now| if now < MORNING { 5_000 } else { 20_000 };
     let come = |now| match now {
         ..50_000_000 => 20.0,
-        ..MORNING => 0.0,
+        50_000_000..MORNING => 0.0,
         _ => 450.0,
     };
     let mut all = Simulation::new(Application::new(10, serves, come), (1, 1000));
