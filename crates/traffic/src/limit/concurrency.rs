@@ -188,7 +188,7 @@ impl Tuning {
             window: Window::default(),
             average: 0.0,
             lowest: [f64::INFINITY; STRETCHES],
-            stretch: Stretch { began: Duration::ZERO, lasts: STRETCH, was_full: false },
+            stretch: Stretch { began: Duration::ZERO, lasts: STRETCH_FIRST, was_full: false },
             quartered: None,
             shrinks_from: None,
             has_shrunk: false,
@@ -362,6 +362,8 @@ const ANSWERS_MIN: u32 = 10;
 /// longer than half a second, so do stretches.
 const STRETCHES: usize = 6;
 const STRETCH: Duration = Duration::from_secs(10);
+/// Whatever is known at first may be the pace of a queue.
+const STRETCH_FIRST: Duration = Duration::from_secs(1);
 /// Seconds that prove nothing, however fast an application is: others run on its machine.
 const SLACK: f64 = 0.001;
 
