@@ -89,8 +89,8 @@ fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
 
 // A RateLimit bounds how many requests are at the application at once: one takes a place, is answered and leaves.
 #[library_benchmark]
-#[bench::fixed(args = (at_once(false)), config = measured(227))]
-#[bench::adaptive(args = (at_once(true)), config = measured(419))]
+#[bench::fixed(args = (at_once(false)), config = measured(230))]
+#[bench::adaptive(args = (at_once(true)), config = measured(511))]
 fn concurrency(limits: Limits) -> Limits {
     let now = |ms| black_box(Duration::from_millis(ms));
     let place = limits.enter(PORT, true, now(7)).expect("there is room").expect("it is bounded");

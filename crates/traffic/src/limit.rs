@@ -114,6 +114,7 @@ impl Place {
     pub fn sent(&self, now: Duration) {
         if matches!(self.waits.get(), Waits::Client) {
             self.waits.set(Waits::Application { sent: now });
+            self.bounded().for_each(|it| it.places.waits());
         }
     }
 
@@ -127,20 +128,17 @@ impl Place {
         self.hear(Heard::Error, now);
     }
 
-    /// No answer has begun, and none will; it is learned if that took long.
+    /// No answer has begun, and none will: it is learned if that took long.
     pub fn given_up(&self, now: Duration) {
         self.hear(Heard::GivenUp, now);
     }
 
     fn hear(&self, heard: Heard, now: Duration) {
-        let waits = self.waits.replace(Waits::Nothing);
-        for bounded in self.bounded() {
-            match waits {
-                Waits::Application { sent } => bounded.places.learn(sent, (heard, now)),
-                Waits::Client => {}
-                Waits::Nothing => continue,
+        if let Waits::Application { sent } = self.waits.replace(Waits::Nothing) {
+            for bounded in self.bounded() {
+                bounded.places.learn(sent, (heard, now));
+                bounded.places.is_heard();
             }
-            bounded.places.is_heard();
         }
     }
 
@@ -151,7 +149,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let waits = !matches!(self.waits.get(), Waits::Nothing);
+        let waits = matches!(self.waits.get(), Waits::Application { .. });
         self.bounded().for_each(|it| it.places.leave(waits));
     }
 }
@@ -253,13 +251,13 @@ impl Limits {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
         let all = || policies.iter().filter_map(|it| Some((it, it.concurrency.as_ref()?)));
         let Some((taken, (policy, bounded))) =
-            all().enumerate().find(|(_, (_, bounded))| !bounded.places.take(now))
+            all().enumerate().find(|(_, (_, bounded))| !bounded.places.take(is_whole, now))
         else {
             let waits = if is_whole { Waits::Application { sent: now } } else { Waits::Client };
             let place = || Place { policies: policies.clone(), waits: Cell::new(waits) };
             return Ok(all().next().map(|_| place()));
         };
-        all().take(taken).for_each(|(_, taken)| taken.places.leave(true));
+        all().take(taken).for_each(|(_, taken)| taken.places.leave(is_whole));
         let (policy, answer) = (&policy.said.policy, bounded.answer.clone());
         Err(Full { policy, rule: CONCURRENCY, answer, hits: &bounded.hits })
     }

@@ -161,8 +161,11 @@ impl Trial {
         &self.ward
     }
 
-    /// An answer has begun. Who refuses what is too much has not failed.
+    /// An answer has begun. Of a sidecar that refuses what is too much the endpoint has not failed.
     pub(crate) fn hears(&self, bytes: &[u8], head: &ResponseHead) {
+        if self.upstream.is_plain() || self.upstream.is_foreign() {
+            return;
+        }
         let told = head.find(bytes, REASON_FIELD).next();
         let reason = told.and_then(|told| told.split(|byte| *byte == b';').next());
         self.overloaded.set(reason == Some(Reason::Overloaded.label().as_bytes()));

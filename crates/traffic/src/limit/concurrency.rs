@@ -18,7 +18,7 @@ pub(super) struct Places {
 }
 
 /// How many of them may wait for their answers to begin, which is what shows how busy the application is.
-/// Streams that go on for hours, and WebSockets, keep nobody waiting.
+/// Who has not sent all of a request does not wait yet, and who reads a stream or a WebSocket does not any more.
 #[derive(Debug)]
 struct Adaptive {
     waiting: AtomicU32,
@@ -36,7 +36,7 @@ pub(super) enum Heard {
     Answer,
     /// Its answer is an error. That may be far faster than an answer, and is slow only where answers are.
     Error,
-    /// Its client gave up before an answer began.
+    /// There was none: its client gave up, or the application did.
     GivenUp,
 }
 
@@ -46,16 +46,19 @@ impl Places {
         Self { taken: AtomicU32::new(0), requests: rule.requests, adaptive }
     }
 
-    /// Takes a place, if there is one.
-    pub(super) fn take(&self, now: Duration) -> bool {
+    /// Takes a place, if there is one. `waits`: all of the request is there.
+    pub(super) fn take(&self, waits: bool, now: Duration) -> bool {
         if !take_of(&self.taken, self.requests) {
             return false;
         }
-        let waits = self.adaptive.as_ref().is_none_or(|it| take_of(&it.waiting, it.most(now)));
-        if !waits {
+        let has_room = self.adaptive.as_ref().is_none_or(|it| match waits {
+            true => take_of(&it.waiting, it.most(now)),
+            false => it.waiting.load(Ordering::Relaxed) < it.most(now),
+        });
+        if !has_room {
             self.taken.fetch_sub(1, Ordering::Relaxed);
         }
-        waits
+        has_room
     }
 
     /// A place that was taken is free again. `waits`: its answer has not begun.
@@ -63,6 +66,13 @@ impl Places {
         self.taken.fetch_sub(1, Ordering::Relaxed);
         if waits {
             self.is_heard();
+        }
+    }
+
+    /// All of a request is there that took a place before: it waits from now on.
+    pub(super) fn waits(&self) {
+        if let Some(adaptive) = &self.adaptive {
+            adaptive.waiting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -116,8 +126,11 @@ impl Adaptive {
 /// How long answers take is averaged over windows, and the lowest average of the last minute is the
 /// pace of an application without a queue. While answers take much longer than that there is a queue
 /// in it, and fewer are let in; while they do not, and the places are used, a few more. Now and then
-/// three quarters of the places are closed for a moment, or the queue would become the pace. When a
-/// quarter is as slow as all were, it was no queue: that is the pace of the application from now on.
+/// three quarters of the places are closed for a moment, or the queue would become the pace. Where it has
+/// let in a quarter, and answers became hardly faster, there was no queue: that is the pace from now on.
+///
+/// Answers differ, and so do averages of a few of them. The lowest of many averages is far below what an
+/// answer takes, so what cannot be told apart by its standard error counts as the same.
 #[derive(Debug)]
 struct Tuning {
     rule: AdaptiveConcurrency,
@@ -141,6 +154,8 @@ struct Tuning {
 struct Window {
     began: Duration,
     seconds: f64,
+    /// The sum of their squares.
+    squares: f64,
     answers: u32,
     /// How many of them were given up.
     given_up: u32,
@@ -150,7 +165,8 @@ struct Window {
 
 #[derive(Debug)]
 struct Stretch {
-    began: Duration,
+    /// With the first answer.
+    began: Option<Duration>,
     lasts: Duration,
     /// All places were taken in it.
     was_full: bool,
@@ -173,6 +189,19 @@ impl Window {
         self.seconds / f64::from(self.answers)
     }
 
+    fn hear(&mut self, took: f64) {
+        self.seconds += took;
+        self.squares += took * took;
+        self.answers += 1;
+    }
+
+    /// By how much the average may be wrong: its standard error.
+    fn doubt(&self) -> f64 {
+        let (answers, average) = (f64::from(self.answers), self.average());
+        let variance = (self.squares / answers - average * average).max(0.0);
+        (variance / answers).sqrt()
+    }
+
     /// Whether half of them were given up: what they would have taken nobody knows.
     fn is_given_up(&self) -> bool {
         self.given_up * 2 >= self.answers
@@ -188,7 +217,7 @@ impl Tuning {
             window: Window::default(),
             average: 0.0,
             lowest: [f64::INFINITY; STRETCHES],
-            stretch: Stretch { began: Duration::ZERO, lasts: STRETCH_FIRST, was_full: false },
+            stretch: Stretch { began: None, lasts: STRETCH_FIRST, was_full: false },
             quartered: None,
             shrinks_from: None,
             has_shrunk: false,
@@ -207,8 +236,8 @@ impl Tuning {
         let pace = self.pace();
         let tells = match heard {
             Heard::Answer => true,
-            Heard::Error => took > pace,
-            Heard::GivenUp => took > pace || pace.is_infinite(),
+            Heard::GivenUp if pace.is_infinite() => took > WINDOW.as_secs_f64(),
+            Heard::Error | Heard::GivenUp => took > pace,
         };
         if !tells {
             return None;
@@ -221,13 +250,13 @@ impl Tuning {
             Some(quartered) if sent < quartered.believed_from => return None,
             _ => {}
         }
-        let longest = STRETCH.max(self.of_average(2.0 * f64::from(ANSWERS_MIN)));
+        let slowest = self.average.max(self.window.average()).max(took);
+        let longest = seconds(slowest * 2.0 * f64::from(ANSWERS_MIN)).max(STRETCH);
         if now.saturating_sub(self.window.began) > longest {
             // Too little came to tell anything.
             self.window = Window::at(now);
         }
-        self.window.seconds += took;
-        self.window.answers += 1;
+        self.window.hear(took);
         self.window.given_up += u32::from(heard == Heard::GivenUp);
         self.window.peak = self.window.peak.max(waiting);
         self.is_over(now).then(|| {
@@ -239,10 +268,12 @@ impl Tuning {
 
     /// What is let in now shows in answers only when they come: a window is twice as long as they take.
     fn is_over(&self, now: Duration) -> bool {
-        let twice = Duration::try_from_secs_f64(2.0 * self.window.average()).unwrap_or(STRETCH);
-        let lasts = twice.clamp(WINDOW, STRETCH);
-        let is_long = self.quartered.is_some() || now.saturating_sub(self.window.began) >= lasts;
-        is_long && self.window.answers >= ANSWERS_MIN
+        if self.quartered.is_some() {
+            return self.window.answers >= FEW;
+        }
+        let lasts = seconds(2.0 * self.window.average()).clamp(WINDOW, STRETCH);
+        let is_long = now.saturating_sub(self.window.began) >= lasts;
+        is_long && (self.window.answers >= ANSWERS_MIN || self.window.given_up >= FEW)
     }
 
     fn conclude(&mut self, window: &Window, now: Duration) {
@@ -251,14 +282,15 @@ impl Tuning {
         if !was_quartered {
             self.average = average;
             self.stretch.was_full |= window.peak >= self.most();
-            let passed = now.saturating_sub(self.stretch.began).as_secs_f64();
+            let began = *self.stretch.began.get_or_insert(now);
+            let passed = now.saturating_sub(began).as_secs_f64();
             if passed >= self.stretch.lasts.as_secs_f64() {
                 self.next_stretch(passed / self.stretch.lasts.as_secs_f64(), now);
             }
         }
         if !window.is_given_up() {
             let [lowest, ..] = &mut self.lowest;
-            *lowest = lowest.min(average);
+            *lowest = lowest.min(average + 2.0 * window.doubt());
         }
         if !was_quartered {
             self.adjust(window);
@@ -273,13 +305,12 @@ impl Tuning {
             *lowest = f64::INFINITY;
         }
         let was_full = self.stretch.was_full;
-        let lasts = STRETCH.max(self.of_average(20.0));
-        self.stretch = Stretch { began: now, lasts, was_full: false };
+        let lasts = STRETCH.max(seconds(self.average * 20.0));
+        self.stretch = Stretch { began: Some(now), lasts, was_full: false };
         if was_full {
-            self.quartered = Some(Quartered {
-                believed_from: now.saturating_add(self.of_average(1.0)),
-                until: now.saturating_add(WINDOW).saturating_add(self.of_average(2.0)),
-            });
+            let believed_from = now.saturating_add(seconds(self.average));
+            let until = now.saturating_add(WINDOW).saturating_add(seconds(self.average * 2.0));
+            self.quartered = Some(Quartered { believed_from, until });
         }
     }
 
@@ -294,7 +325,10 @@ impl Tuning {
         let slower = 1.0 + f64::from(self.rule.slower_percent) / 100.0;
         let share = match window.is_given_up() {
             true => 0.5,
-            false => (self.pace() * slower + SLACK) / average.max(f64::MIN_POSITIVE),
+            false => {
+                let at_least = (average - window.doubt()).max(f64::MIN_POSITIVE);
+                (self.pace() * slower + SLACK) / at_least
+            }
         };
         let wanted = if share < 1.0 {
             self.has_shrunk = true;
@@ -332,11 +366,6 @@ impl Tuning {
         self.lowest.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// So many times what an answer takes.
-    fn of_average(&self, times: f64) -> Duration {
-        Duration::try_from_secs_f64(self.average * times).unwrap_or(STRETCH)
-    }
-
     fn least(&self) -> f64 {
         f64::from(self.rule.least.clamp(1, self.ceiling))
     }
@@ -353,11 +382,17 @@ impl Tuning {
     }
 }
 
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(STRETCH)
+}
+
 /// How many are let in before anything is known.
 const START: u32 = 20;
 /// How long a window is at least, and how many answers it has.
 const WINDOW: Duration = Duration::from_millis(100);
-const ANSWERS_MIN: u32 = 10;
+const ANSWERS_MIN: u32 = 50;
+/// How many do while places are closed, or when they were given up.
+const FEW: u32 = 10;
 /// A pace is believed for a minute, in stretches: it is looked for anew in each. Where answers take
 /// longer than half a second, so do stretches.
 const STRETCHES: usize = 6;

@@ -69,6 +69,9 @@ impl Exchange<'_, '_> {
         let limited = self.limited(bound);
         if let Some(port) = limited {
             self.admit(port, &with_claims, bound)?;
+            // Nobody is asked where there is no place. It is taken when they have answered.
+            self.enter(port, &with_claims, bound)?;
+            self.witness = None;
         }
         let asked = (&with_claims, &shown.edits);
         let consulted = self.consult(guards, (asked, port), bound).await?;

@@ -39,6 +39,8 @@ pub(crate) struct Beside {
     first: RefCell<Option<EndpointId>>,
     is_answered: Cell<bool>,
     is_sent: Cell<bool>,
+    /// The first attempt has failed without an answer.
+    is_alone: Cell<bool>,
 }
 
 impl Beside {
@@ -168,6 +170,7 @@ impl Exchange<'_, '_> {
                         if second.is_some() && beside.is_sent() && !beside.is_answered.get() =>
                     {
                         failed = Some(reason);
+                        beside.is_alone.set(true);
                     }
                     outcome => return Poll::Ready(Raced::First(outcome)),
                 }
@@ -287,8 +290,8 @@ impl Second<'_> {
         Ok(Some(stream))
     }
 
-    /// Whether the client may get an answer: not one that nobody can read, nor an error, which is often
-    /// faster than the answer that the first attempt waits for, nor one that its rule retries.
+    /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries,
+    /// nor an error while the first attempt waits: errors are often faster than answers.
     fn judge(&self, bytes: &[u8], trial: Option<&Trial>) -> Result<(), Ending> {
         let mut head = ResponseHead::default();
         match head.parse(bytes, Answers::Other) {
@@ -303,7 +306,7 @@ impl Second<'_> {
             false => head.status,
         };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let is_error = matches!(status, 429 | 500..);
+        let is_error = matches!(status, 429 | 500..) && !self.beside.is_alone.get();
         if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
             let grpc = grpc::told(bytes, &head).map(GrpcStatus::code);
             return Err(Ending::Answered { status: head.status, grpc });
