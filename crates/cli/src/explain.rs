@@ -1,5 +1,6 @@
 //! `leno explain`: what would decide a request, and what a reason means.
 
+mod backend;
 mod change;
 mod decide;
 mod reason;

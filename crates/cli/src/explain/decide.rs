@@ -9,7 +9,6 @@ use leno_model::{
     Endpoint, EndpointId, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
     ServiceName, Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
 };
-use leno_traffic::balance::Key;
 use leno_traffic::cors::preflight_for;
 use leno_traffic::guard::Asking;
 use leno_traffic::{
@@ -17,12 +16,12 @@ use leno_traffic::{
     RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
 };
 
+use super::backend::{decided_backend, with_port};
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
 use super::treatment::{
-    Treated, asked, asked_for_room, bounded, injected, limited, limited_connections, treated,
-    validated,
+    Treated, asked, asked_for_room, bounded, limited, limited_connections, validated,
 };
 
 /// A request as it is asked about.
@@ -420,7 +419,6 @@ impl Question {
     }
 }
 
-/// What is behind a backend of a rule, addressed directly: its own routes do not apply.
 /// The workload of this name, or else the first that runs under the account of this name: all of
 /// them are the same to every rule.
 fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Option<&'a Workload> {
@@ -434,88 +432,6 @@ fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Optio
         workload.account.namespace == name.namespace && workload.account.name == name.name
     };
     workloads().find(|workload| workload.name == *name).or_else(|| workloads().find(has_account))
-}
-
-fn decided_backend(
-    plans: &Plans,
-    backend: &WeightedBackend,
-    total: u64,
-    request: Option<&RequestView<'_>>,
-) -> DecidedBackend {
-    let share = f64::from(backend.weight) / total as f64;
-    let plan = plans.service(&backend.service);
-    let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_port(backend, share, port, (&plans.snapshot.plan, request))
-}
-
-fn with_port(
-    backend: &WeightedBackend,
-    share: f64,
-    port: Option<&PortPlan>,
-    (caller, request): (&WorkloadPlan, Option<&RequestView<'_>>),
-) -> DecidedBackend {
-    let tags = port.and_then(|port| port.tags.as_deref());
-    let endpoints = port.map(|port| &port.endpoints);
-    let all = endpoints.map_or(&[][..], |endpoints| endpoints);
-    let tags = tags.map(|tags| DecidedTags::of(tags, request, all));
-    let mut refused = match endpoints {
-        None => Some(Reason::InvalidBackend),
-        Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
-        Some(_) => None,
-    };
-    // Nobody is left, and an endpoint that gets no such request decides nothing.
-    let left = |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.leaves(endpoint));
-    if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
-        refused = Some(Reason::NoTaggedEndpoint);
-    }
-    let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
-        endpoint: Arc::clone(endpoint),
-        access: EndpointAccess::Denied(Reason::Denied, None),
-        limits: Vec::new(),
-    };
-    DecidedBackend {
-        service: backend.service.clone(),
-        port: backend.port,
-        weight: backend.weight,
-        share,
-        endpoints: endpoints
-            .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
-            .unwrap_or_default(),
-        treated: port.map(|port| told_treatment(port, caller, request)).unwrap_or_default(),
-        refused,
-        tags,
-        ungranted: false,
-    }
-}
-
-/// What policies say about a request to a port, or a connection in which none is seen.
-fn told_treatment(
-    port: &PortPlan,
-    caller: &WorkloadPlan,
-    request: Option<&RequestView<'_>>,
-) -> Vec<Treated> {
-    let Some(treatment) = port.treatment.as_deref() else { return Vec::new() };
-    let mut told = treated(&treatment.rule);
-    if let (Some(faults), Some(request)) = (&treatment.faults, request)
-        && let Some(rule) = faults.rule(request, &caller.account)
-    {
-        told.push(injected(faults.policy(), rule));
-    }
-    let balancing = treatment.rule.balancing.as_ref();
-    let key = balancing
-        .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));
-    let found =
-        key.zip(port.places.as_ref()).and_then(|(key, places)| places.find(key.0, |_| true));
-    if let (Some(balancing), Some(endpoint)) =
-        (balancing, found.and_then(|index| port.endpoints.get(index)))
-        && port.tags.is_none()
-    {
-        told.push(Treated {
-            policy: balancing.policy.clone(),
-            told: format!("such requests belong to {}", endpoint.id.workload),
-        });
-    }
-    told
 }
 
 /// The backends of a rule as its author wrote them.

@@ -1,0 +1,96 @@
+//! What a backend does with a request: which of its endpoints are left, and what policies say.
+
+use std::sync::Arc;
+
+use leno_model::{Endpoint, Reason, WeightedBackend, WorkloadPlan};
+use leno_traffic::balance::Key;
+use leno_traffic::{Plans, PortPlan, RequestView};
+
+use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
+use super::tags::DecidedTags;
+use super::treatment::{Treated, injected, treated};
+
+/// What is behind a backend of a rule, addressed directly: its own routes do not apply. `total`: the sum of
+/// the weights.
+pub(super) fn decided_backend(
+    plans: &Plans,
+    backend: &WeightedBackend,
+    total: u64,
+    request: Option<&RequestView<'_>>,
+) -> DecidedBackend {
+    let share = f64::from(backend.weight) / total as f64;
+    let plan = plans.service(&backend.service);
+    let port = plan.and_then(|plan| plan.ports.get(&backend.port));
+    with_port(backend, share, port, (&plans.snapshot.plan, request))
+}
+
+/// What is behind a port, which gets this share of the requests.
+pub(super) fn with_port(
+    backend: &WeightedBackend,
+    share: f64,
+    port: Option<&PortPlan>,
+    (caller, request): (&WorkloadPlan, Option<&RequestView<'_>>),
+) -> DecidedBackend {
+    let tags = port.and_then(|port| port.tags.as_deref());
+    let endpoints = port.map(|port| &port.endpoints);
+    let all = endpoints.map_or(&[][..], |endpoints| endpoints);
+    let tags = tags.map(|tags| DecidedTags::of(tags, request, all));
+    let mut refused = match endpoints {
+        None => Some(Reason::InvalidBackend),
+        Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
+        Some(_) => None,
+    };
+    // Nobody is left, and an endpoint that gets no such request decides nothing.
+    let left = |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.leaves(endpoint));
+    if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
+        refused = Some(Reason::NoTaggedEndpoint);
+    }
+    let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
+        endpoint: Arc::clone(endpoint),
+        access: EndpointAccess::Denied(Reason::Denied, None),
+        limits: Vec::new(),
+    };
+    DecidedBackend {
+        service: backend.service.clone(),
+        port: backend.port,
+        weight: backend.weight,
+        share,
+        endpoints: endpoints
+            .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
+            .unwrap_or_default(),
+        treated: port.map(|port| told_treatment(port, caller, request)).unwrap_or_default(),
+        refused,
+        tags,
+        ungranted: false,
+    }
+}
+
+/// What policies say about a request to a port, or a connection in which none is seen.
+fn told_treatment(
+    port: &PortPlan,
+    caller: &WorkloadPlan,
+    request: Option<&RequestView<'_>>,
+) -> Vec<Treated> {
+    let Some(treatment) = port.treatment.as_deref() else { return Vec::new() };
+    let mut told = treated(&treatment.rule);
+    if let (Some(faults), Some(request)) = (&treatment.faults, request)
+        && let Some(rule) = faults.rule(request, &caller.account)
+    {
+        told.push(injected(faults.policy(), rule));
+    }
+    let balancing = treatment.rule.balancing.as_ref();
+    let key = balancing
+        .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));
+    let found =
+        key.zip(port.places.as_ref()).and_then(|(key, places)| places.find(key.0, |_| true));
+    if let (Some(balancing), Some(endpoint)) =
+        (balancing, found.and_then(|index| port.endpoints.get(index)))
+        && port.tags.is_none()
+    {
+        told.push(Treated {
+            policy: balancing.policy.clone(),
+            told: format!("such requests belong to {}", endpoint.id.workload),
+        });
+    }
+    told
+}
