@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{Mesh, eventually, get, is_root};
+use leno_tests::{Mesh, Program, eventually, get, is_root, leno};
 
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -73,9 +73,7 @@ struct Placed {
 
 impl Placed {
     fn up(excluded_port: u16) -> Self {
-        static UP: AtomicU32 = AtomicU32::new(0);
-        let number = std::process::id() * 2 + UP.fetch_add(1, Ordering::Relaxed) % 2;
-        let subnet = format!("10.{}.0.0/16", 56 + number % 200);
+        let subnet = format!("{}.0.0/16", free_network());
         let excluded = excluded_port.to_string();
         let options = ["--netns", "--netns-subnet", &subnet, "--exclude-outbound-ports", &excluded];
         let mesh = Mesh::up_with(&[MANIFESTS, UDP_ECHO].concat(), &options);
@@ -102,6 +100,21 @@ impl Placed {
             .output()
             .unwrap()
     }
+}
+
+/// The first two bytes of a /16 that this machine has no route to, another one each time.
+fn free_network() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = || 56 + (std::process::id() * 3 + NEXT.fetch_add(1, Ordering::Relaxed)) % 200;
+    let free = |network: &String| {
+        let within = format!("{network}.0.0/16");
+        let routes = ["-4", "route", "show", "table", "all", "root", &within];
+        let routes = Command::new("ip").args(routes).output().unwrap();
+        assert!(routes.status.success(), "{routes:?}");
+        routes.stdout.is_empty()
+    };
+    let mut networks = std::iter::repeat_with(next).take(200).map(|byte| format!("10.{byte}"));
+    networks.find(free).expect("a network that nobody uses")
 }
 
 /// The address of a workload's namespace.
@@ -199,5 +212,52 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
         let metrics = get(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
         let metrics = String::from_utf8(metrics.body).unwrap();
         assert!(!metrics.contains("\nleno_requests_total{"), "{metrics}");
+    }
+}
+
+#[test]
+fn a_subnet_that_the_machine_reaches_elsewhere_is_refused() {
+    if !is_root() {
+        return eprintln!("not shown: network namespaces need root");
+    }
+    let network = free_network();
+    let bridge = Bridge::with_address(&format!("{network}.7.1/24"));
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("mesh.yaml"), MANIFESTS).unwrap();
+    let mut up = leno();
+    up.arg("up").arg("-f").arg(directory.path().join("mesh.yaml"));
+    up.arg("--data").arg(directory.path().join("data"));
+    up.args(["--netns", "--netns-subnet", &format!("{network}.0.0/16")]);
+    let mut up = Program::start("leno up", &mut up);
+    assert_eq!(up.wait(Duration::from_secs(20)).code(), Some(1));
+    let expected = format!(
+        "{network}.0.0/16: this machine reaches {network}.7.0/24 elsewhere, by {}; choose another /16 \
+         by --netns-subnet",
+        bridge.0
+    );
+    up.wait_for_line(&expected, Duration::from_secs(5));
+}
+
+/// A device of this test that has a network; gone when dropped.
+struct Bridge(String);
+
+impl Bridge {
+    fn with_address(address: &str) -> Self {
+        let name = format!("lt{}", std::process::id());
+        let bridge = Self(name.clone());
+        for arguments in [
+            &["link", "add", &name, "type", "bridge"][..],
+            &["address", "add", address, "dev", &name],
+            &["link", "set", &name, "up"],
+        ] {
+            assert!(Command::new("ip").args(arguments).status().unwrap().success());
+        }
+        bridge
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        let _gone = Command::new("ip").args(["link", "del", &self.0]).status();
     }
 }

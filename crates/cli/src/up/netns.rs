@@ -50,6 +50,13 @@ struct Namespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subnet([u8; 2]);
 
+/// A route, as iproute2 describes it.
+#[derive(Debug, serde::Deserialize)]
+struct Route {
+    dst: String,
+    dev: Option<String>,
+}
+
 impl Namespaces {
     /// Makes the bridge, after removing what a killed predecessor left behind.
     pub(super) fn create(options: NetnsOptions) -> anyhow::Result<Self> {
@@ -57,6 +64,7 @@ impl Namespaces {
             bail!("--netns needs root: run it with sudo, or without --netns to use doors");
         }
         remove_leftovers();
+        options.netns_subnet.refuse_if_in_use()?;
         let bridge = format!("leno{}", std::process::id());
         let namespaces = Self { options, bridge, placed: BTreeMap::new() };
         let bridge = namespaces.bridge.as_str();
@@ -155,6 +163,35 @@ impl Subnet {
         let [third, fourth] = host.to_be_bytes();
         Ipv4Addr::new(self.0[0], self.0[1], third, fourth)
     }
+
+    /// An error if this machine reaches a part of the network elsewhere already. A wider route may
+    /// stay: the narrower wins.
+    fn refuse_if_in_use(self) -> anyhow::Result<()> {
+        let Some(Route { dst, dev }) = self.routes_within()?.into_iter().next() else {
+            return Ok(());
+        };
+        let by = dev.map(|device| format!(", by {device}")).unwrap_or_default();
+        bail!(
+            "{self}: this machine reaches {dst} elsewhere{by}; choose another /16 by --netns-subnet"
+        );
+    }
+
+    /// What the routing tables say of the network and of its parts.
+    fn routes_within(self) -> anyhow::Result<Vec<Route>> {
+        let network = self.to_string();
+        let told = ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
+        // Where there is none, it prints nothing, or an empty list.
+        if told.trim_ascii().is_empty() {
+            return Ok(Vec::new());
+        }
+        serde_json::from_slice(&told).context("`ip -json route show` printed something else")
+    }
+}
+
+impl std::fmt::Display for Subnet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/16", self.host(0))
+    }
 }
 
 /// Reads `10.213.0.0/16`.
@@ -232,18 +269,18 @@ fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String
     )
 }
 
-fn ip(arguments: &[&str]) -> anyhow::Result<()> {
+fn ip(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
     feed("ip", arguments, "")
 }
 
-/// Runs a command with `input`; what it complains of becomes the error.
-fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()> {
+/// Runs a command with `input`; gives what it prints. What it complains of becomes the error.
+fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8>> {
     use std::io::Write as _;
     let shown = || format!("{program} {}", arguments.join(" "));
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("`{program}` cannot be run; install iproute2 and nftables"))?;
@@ -254,7 +291,7 @@ fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<()> {
     if !output.status.success() {
         bail!("`{}` failed: {}", shown(), String::from_utf8_lossy(&output.stderr).trim());
     }
-    Ok(())
+    Ok(output.stdout)
 }
 
 /// Cleaning up goes on whatever fails; what is gone already is not worth a word.
