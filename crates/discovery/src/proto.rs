@@ -1323,6 +1323,31 @@ pub struct OutlierRemoval {
     pub jitter_percent: u32,
     #[prost(uint32, tag = "12")]
     pub probes: u32,
+    #[prost(message, optional, tag = "13")]
+    pub health_check: ::core::option::Option<HealthCheck>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HealthCheck {
+    #[prost(uint64, tag = "3")]
+    pub interval_nanoseconds: u64,
+    #[prost(uint64, tag = "4")]
+    pub timeout_nanoseconds: u64,
+    #[prost(uint32, tag = "5")]
+    pub failures: u32,
+    #[prost(uint32, tag = "6")]
+    pub successes: u32,
+    #[prost(oneof = "health_check::Probe", tags = "1, 2")]
+    pub probe: ::core::option::Option<health_check::Probe>,
+}
+/// Nested message and enum types in `HealthCheck`.
+pub mod health_check {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Probe {
+        #[prost(string, tag = "1")]
+        HttpPath(::prost::alloc::string::String),
+        #[prost(string, tag = "2")]
+        GrpcService(::prost::alloc::string::String),
+    }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SermantRemoval {

@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod fault;
 pub mod gateway;
 pub mod grant;
+pub mod health_check;
 pub mod hedging;
 pub mod identity;
 pub mod ingress;
@@ -69,6 +70,7 @@ pub use gateway::{
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
+pub use health_check::{HealthCheck, HealthProbe};
 pub use hedging::{HedgeRule, Hedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use ingress::{

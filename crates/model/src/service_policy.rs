@@ -7,6 +7,7 @@ use crate::balancing::{Balancing, LoadBalancing};
 use crate::breaker::{Breaker, CircuitBreaker};
 use crate::decider::Guard;
 use crate::fault::{FaultRule, Faults};
+use crate::health_check::HealthCheck;
 use crate::hedging::{HedgeRule, Hedging};
 use crate::name::{InvalidName, Name, ServiceName};
 use crate::rate_limit::{PortLimits, RateLimits};
@@ -349,6 +350,8 @@ pub struct OutlierRemoval {
     pub back_off: RemovalBackOff,
     /// How many requests must succeed, one after the other, before it is back in full.
     pub probes: u32,
+    /// How endpoints are asked besides, whether they are well; not when absent.
+    pub health_check: Option<Box<HealthCheck>>,
 }
 
 /// A share of failures that is too many.

@@ -7,6 +7,8 @@ mod protobuf;
 pub(crate) mod authorization;
 pub(crate) mod limit;
 
+pub(crate) use inside::answer;
+
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;

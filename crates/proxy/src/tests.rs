@@ -3,6 +3,7 @@
 mod addresses;
 mod again;
 mod bodies;
+mod checks;
 mod circuit;
 mod concurrency;
 mod connect;

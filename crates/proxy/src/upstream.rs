@@ -13,6 +13,7 @@ use crate::http2::client::{Http2Lease, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
+mod check;
 pub(crate) mod connect;
 pub(crate) mod gate;
 pub(crate) mod pick;

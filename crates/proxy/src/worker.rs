@@ -205,7 +205,7 @@ impl Worker {
         let ward = match known {
             Some(ward) => ward,
             None => {
-                let ward = Rc::new(Ward::new(self, treatment, self.newcomers_of(plan)));
+                let ward = Ward::new(self, treatment, self.newcomers_of(plan));
                 self.wards.borrow_mut().insert(key, ward.clone());
                 ward
             }

@@ -172,11 +172,22 @@ closed_list! {
         EndpointRemovedForRow ["consecutive"];
         /// A probe failed.
         EndpointRemovedForProbe ["probe"];
+        /// Health checks failed.
+        EndpointRemovedForCheck ["check"];
     }
     "leno_endpoint_returns_total" []
     "Times that an endpoint that a policy had removed came back in full." {
         /// It takes requests again.
         EndpointReturns [];
+    }
+    "leno_health_checks_total" ["result"]
+    "Health checks of endpoints by this sidecar, where a policy has them made, by how they ended." {
+        /// The endpoint is well.
+        HealthChecksWell ["well"];
+        /// It is not.
+        HealthChecksFailed ["failed"];
+        /// The check was refused on its way, or by a policy of the endpoint: that says nothing about it.
+        HealthChecksUnknown ["unknown"];
     }
     "leno_circuit_turns_total" ["to"]
     "Times that the circuit of a port opened or closed, as one data thread sees it." {

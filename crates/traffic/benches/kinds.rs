@@ -99,6 +99,7 @@ pub(crate) fn removal() -> Removed {
             jitter_percent: 50,
         },
         probes: 1,
+        health_check: None,
     };
     Removed::new(&RemovalAlgorithm::Native(rule), 10)
 }

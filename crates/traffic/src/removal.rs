@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, RemovalAlgorithm};
 
-pub use class::{Ending, Failed, failed};
+pub use class::{Ending, Failed, checked, failed};
 pub use native::Outliers;
 pub use sermant::SermantOutliers;
 
@@ -42,8 +42,8 @@ pub enum Event {
         slot: usize,
         /// Why.
         cause: Cause,
-        /// For how long.
-        pause: Duration,
+        /// For how long; until checks succeed when absent.
+        pause: Option<Duration>,
     },
     /// It takes requests again.
     Returned {
@@ -61,6 +61,8 @@ pub enum Cause {
     Consecutive,
     /// A probe failed.
     Probe,
+    /// Health checks failed.
+    Check,
 }
 
 impl Cause {
@@ -71,6 +73,7 @@ impl Cause {
             Self::Rate => "rate",
             Self::Consecutive => "consecutive",
             Self::Probe => "probe",
+            Self::Check => "check",
         }
     }
 }
@@ -135,6 +138,14 @@ impl Removed {
         match self {
             Self::Native(outliers) => outliers.learn(slot, seen, events),
             Self::Sermant(outliers) => outliers.learn(slot, seen, events),
+        }
+    }
+
+    /// How a health check of an endpoint ended, where its rule has them made.
+    pub fn check(&mut self, slot: usize, heard: Failed, now: Duration, events: &mut Vec<Event>) {
+        match self {
+            Self::Native(outliers) => outliers.check(slot, heard, now, events),
+            Self::Sermant(_) => {}
         }
     }
 

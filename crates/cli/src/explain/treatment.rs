@@ -2,8 +2,9 @@
 
 use leno_model::{
     BalanceAlgorithm, CircuitBreaker, Concurrency, Decider, Each, FailureClasses, FaultRule,
-    GlobalLimit, HashKey, HedgeRule, LoadBalancing, OutlierRemoval, Rate, RateRule, Reason,
-    RemovalAlgorithm, SermantRemoval, ServicePolicyName, TooMany, Treatment, Trip, Unanswered,
+    GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing, OutlierRemoval, Rate,
+    RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName, TooMany, Treatment,
+    Trip, Unanswered,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 
@@ -178,14 +179,27 @@ fn native(rule: &OutlierRemoval) -> String {
     });
     let row = rule.consecutive.map(|many| format!("{many} in a row failed"));
     let when: Vec<String> = rate.into_iter().chain(row).collect();
+    let check = rule.health_check.as_deref().map(checking).unwrap_or_default();
     format!(
-        "removes an endpoint when {} ({}), for {:?} to {:?}; at most {} % are out, at least {} stay",
+        "removes an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are out, at least {} stay",
         when.join(" or "),
         classes(&rule.failures),
         rule.back_off.base,
         rule.back_off.most,
         rule.removed_percent_max,
         rule.keep,
+    )
+}
+
+fn checking(check: &HealthCheck) -> String {
+    let asked = match &check.probe {
+        HealthProbe::Http { path } => format!("GET {path}"),
+        HealthProbe::Grpc { service } if service.is_empty() => "its gRPC health".to_owned(),
+        HealthProbe::Grpc { service } => format!("the gRPC health of {service}"),
+    };
+    format!(
+        ", and when {} of its health checks in a row failed ({asked} every {:?}, within {:?}), until {} in a row succeeded",
+        check.failures, check.interval, check.timeout, check.successes
     )
 }
 

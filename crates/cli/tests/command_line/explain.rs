@@ -208,7 +208,11 @@ fn a_policy_of_the_service_is_listed_with_what_it_does() {
 apiVersion: leno.dev/v1alpha1
 kind: OutlierRemoval
 metadata: {name: ratings, namespace: shop}
-spec: {targetRefs: [{kind: Service, name: ratings}], consecutive: 3, keepAtLeast: 2}
+spec:
+  targetRefs: [{kind: Service, name: ratings}]
+  consecutive: 3
+  keepAtLeast: 2
+  healthCheck: {httpGet: {path: /healthz}, interval: 5s}
 ";
     let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
@@ -216,7 +220,7 @@ spec: {targetRefs: [{kind: Service, name: ratings}], consecutive: 3, keepAtLeast
     let done = place.leno(&arguments);
     assert_eq!(done.code, Some(0), "{done:?}");
     let line = done.out.lines().find(|line| line.contains("OutlierRemoval")).unwrap();
-    expect![[r#"OutlierRemoval shop/ratings: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 2 stay"#]]
+    expect!["OutlierRemoval shop/ratings: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, within 1s), until 1 in a row succeeded; at most 50 % are out, at least 2 stay"]
         .assert_eq(line.trim());
     let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();

@@ -6,6 +6,7 @@ mod fault;
 mod gateway;
 mod guard;
 mod limit;
+mod removal;
 mod sight;
 mod tags;
 
@@ -16,14 +17,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AnyOf, BackendEdits, Carries, Cors, Door, Egress, Endpoint, FailureClasses,
-    FailureRate, FieldMatch, Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort,
-    OriginPattern, OutlierRemoval, PathEdit, PathMatch, Persistence, Plaintext, PortSet, PortView,
-    Protocol, Reach, Redirect, Removal, RemovalAlgorithm, RemovalBackOff, RequestMatch, RetryRule,
-    RouteKind, RouteRule, RuleActions, Scheme, SermantCommon, SermantRemoval, SermantRule,
-    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule,
-    TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName,
-    WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AnyOf, BackendEdits, Carries, Cors, Door, Egress, Endpoint, FieldMatch,
+    Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort, OriginPattern, PathEdit,
+    PathMatch, Persistence, Plaintext, PortSet, PortView, Protocol, Reach, Redirect, RequestMatch,
+    RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount, ServiceName, ServiceView,
+    TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend,
+    WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -545,55 +544,10 @@ fn service() -> impl Strategy<Value = ServiceView> {
 }
 
 fn treatment() -> impl Strategy<Value = Treatment> {
-    let time = || (1_000_000..u64::MAX).prop_map(Duration::from_nanos);
-    let class = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
-    let class =
-        class.prop_map(|([connect, timeout, reset, gateway_errors], grpc)| FailureClasses {
-            connect,
-            timeout,
-            reset,
-            server_errors: true,
-            gateway_errors,
-            grpc: grpc.into_iter().collect(),
-        });
-    let rate = prop::option::of((1..=100u8, 1..u32::MAX));
-    let rate = rate
-        .prop_map(|rate| rate.map(|(percent, requests_min)| FailureRate { percent, requests_min }));
-    let counts = (1..=60u8, prop::option::of(1..u32::MAX), 0..=100u8, 1..u32::MAX, 0..=100u8);
-    let native = (class.clone(), time(), time(), rate, counts).prop_map(
-        |(failures, window, base, rate, (steps, consecutive, percent, keep, jitter_percent))| {
-            RemovalAlgorithm::Native(OutlierRemoval {
-                failures,
-                window,
-                steps,
-                rate,
-                consecutive,
-                removed_percent_max: percent,
-                keep,
-                back_off: RemovalBackOff { base, most: base, jitter_percent },
-                probes: keep,
-            })
-        },
-    );
-    let sermant = (class, time(), time(), any::<[u32; 3]>()).prop_map(
-        |(failures, expire, window, [scale_up_limit_ppm, min_instances, error_rate_ppm])| {
-            let common = SermantCommon { failures, expire, recovery: expire, window, windows: 10 };
-            let rule = SermantRule { scale_up_limit_ppm, min_instances, error_rate_ppm };
-            RemovalAlgorithm::Sermant(SermantRemoval { common, rule })
-        },
-    );
-    let removal = (name(), prop_oneof![native, sermant]).prop_map(|(name, algorithm)| Removal {
-        policy: ServicePolicyName {
-            kind: ServicePolicyKind::OutlierRemoval,
-            namespace: name.clone(),
-            name,
-        },
-        algorithm,
-    });
     let breaker = prop::option::of(breaker::breaker());
     let more = (prop::option::of(fault::faults()), prop::option::of(fault::balancing()));
     let more = (more, prop::option::of(fault::hedging()));
-    (prop::option::of(removal), breaker, more).prop_map(
+    (prop::option::of(removal::removal()), breaker, more).prop_map(
         |(removal, breaker, ((faults, balancing), hedging))| Treatment {
             removal,
             breaker,

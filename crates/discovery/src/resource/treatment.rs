@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use leno_model::{
-    FailureClasses, FailureRate, OutlierRemoval, Removal, RemovalAlgorithm, RemovalBackOff,
-    SermantCommon, SermantRemoval, SermantRule, ServicePolicyKind, ServicePolicyName, Treatment,
+    FailureClasses, FailureRate, HealthCheck, HealthProbe, OutlierRemoval, Removal,
+    RemovalAlgorithm, RemovalBackOff, SermantCommon, SermantRemoval, SermantRule,
+    ServicePolicyKind, ServicePolicyName, Treatment,
 };
 
 use super::field::Invalid;
@@ -132,7 +133,53 @@ fn native_to_wire(rule: &OutlierRemoval) -> proto::OutlierRemoval {
         most_nanoseconds: nanoseconds(rule.back_off.most),
         jitter_percent: rule.back_off.jitter_percent.into(),
         probes: rule.probes,
+        health_check: rule.health_check.as_deref().map(check_to_wire),
     }
+}
+
+fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
+    use proto::health_check::Probe;
+    let probe = match &check.probe {
+        HealthProbe::Http { path } => Probe::HttpPath(path.clone()),
+        HealthProbe::Grpc { service } => Probe::GrpcService(service.clone()),
+    };
+    proto::HealthCheck {
+        interval_nanoseconds: nanoseconds(check.interval),
+        timeout_nanoseconds: nanoseconds(check.timeout),
+        failures: check.failures,
+        successes: check.successes,
+        probe: Some(probe),
+    }
+}
+
+/// What asks in a way that this version does not know asks nothing.
+fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Invalid> {
+    use proto::health_check::Probe;
+    let probe = match wire.probe {
+        Some(Probe::HttpPath(path)) if is_path(&path) => HealthProbe::Http { path },
+        Some(Probe::HttpPath(_)) => {
+            return Err(Invalid::new("health_check.http_path", "is not a path"));
+        }
+        Some(Probe::GrpcService(service)) => HealthProbe::Grpc { service },
+        None => return Ok(None),
+    };
+    let interval = time("health_check.interval_nanoseconds", wire.interval_nanoseconds)?;
+    let timeout = time("health_check.timeout_nanoseconds", wire.timeout_nanoseconds)?;
+    if timeout > interval {
+        return Err(Invalid::new("health_check.timeout_nanoseconds", "is above the interval"));
+    }
+    Ok(Some(HealthCheck {
+        probe,
+        interval,
+        timeout,
+        failures: at_least_1("health_check.failures", wire.failures)?,
+        successes: at_least_1("health_check.successes", wire.successes)?,
+    }))
+}
+
+/// It stands in the first line of a request.
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Invalid> {
@@ -164,6 +211,10 @@ fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Inval
             jitter_percent: small("jitter_percent", wire.jitter_percent, (0, 100))?,
         },
         probes: at_least_1("probes", wire.probes)?,
+        health_check: match wire.health_check {
+            Some(check) => check_from_wire(check)?.map(Box::new),
+            None => None,
+        },
     })
 }
 

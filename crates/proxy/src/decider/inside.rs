@@ -87,7 +87,7 @@ async fn converse(
 }
 
 /// Reads the answer to its end.
-async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
+pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
     let told = Cell::new(None);
     let call = Call(&told);
     let mut answer = BytesMut::new();

@@ -1,5 +1,6 @@
 //! What is known of gRPC: its calls by their content type, and how each was answered.
 
+pub(crate) mod health;
 pub(crate) mod message;
 
 use std::cell::Cell;

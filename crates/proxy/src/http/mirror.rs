@@ -1,6 +1,6 @@
 //! Copies of requests for other services: sent beside the request, bounded, their answers unread.
 
-mod plain;
+pub(crate) mod plain;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -214,7 +214,7 @@ async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Resu
 }
 
 /// Reads an answer to its end, or as far as is worth it.
-async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
+pub(crate) async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
     let (mut status, mut bytes) = (0, 0_usize);
     while bytes < ANSWER_BYTES_MAX {
         match stream.next().await.map_err(lost_reason)? {

@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use h2::RecvStream;
 use h2::client::handshake;
-use prost::Message;
 use serde::Deserialize;
 
 use super::{Unwell, dial};
 use crate::config::Interception;
-use crate::http::grpc::message;
+use crate::http::grpc::{health, message};
 
 /// A question to the health service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -30,9 +29,9 @@ impl Check {
     ) -> Result<(), Unwell> {
         let tcp = dial(address, interception).await?;
         let (mut sender, connection) = handshake(tcp).await.map_err(|_| Unwell::Broken)?;
-        let question = self.question();
+        let question = health::question(self.service.as_deref().unwrap_or_default());
         let asked = async {
-            let request = http::Request::post(format!("http://{address}{METHOD}"))
+            let request = http::Request::post(format!("http://{address}{}", health::METHOD))
                 .header("content-type", "application/grpc")
                 .header("te", "trailers")
                 .header("user-agent", concat!("leno-probe/", env!("CARGO_PKG_VERSION")))
@@ -59,11 +58,6 @@ impl Check {
             _ = &mut connection => asked.await,
         }
     }
-
-    fn question(&self) -> Bytes {
-        let question = Question { service: self.service.clone().unwrap_or_default() };
-        message::framed(&question.encode_to_vec())
-    }
 }
 
 async fn verdict(mut body: RecvStream) -> Result<(), Unwell> {
@@ -78,29 +72,13 @@ async fn verdict(mut body: RecvStream) -> Result<(), Unwell> {
         return Err(Unwell::Grpc);
     }
     let received = message::unframed(received.freeze()).map_err(|_| Unwell::Broken)?;
-    let answer = Answer::decode(received).map_err(|_| Unwell::Broken)?;
-    match answer.status == SERVING {
-        true => Ok(()),
-        false => Err(Unwell::NotServing),
+    match health::serves(received) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Unwell::NotServing),
+        Err(_) => Err(Unwell::Broken),
     }
 }
 
 fn refuses(headers: &http::HeaderMap) -> bool {
     headers.get("grpc-status").is_some_and(|status| status.as_bytes() != b"0")
 }
-
-#[derive(Clone, PartialEq, Message)]
-struct Question {
-    #[prost(string, tag = "1")]
-    service: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Answer {
-    #[prost(int32, tag = "1")]
-    status: i32,
-}
-
-const METHOD: &str = "/grpc.health.v1.Health/Check";
-/// The one status that is well.
-const SERVING: i32 = 1;

@@ -306,6 +306,7 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
                 jitter_percent: 0,
             },
             probes: 1,
+            health_check: None,
         };
         let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
         let treatment = Treatment { removal: Some(removal), ..hedged(&[]) };

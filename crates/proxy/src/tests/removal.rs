@@ -32,6 +32,7 @@ fn rule(failures: FailureClasses) -> OutlierRemoval {
             jitter_percent: 0,
         },
         probes: 1,
+        health_check: None,
     }
 }
 

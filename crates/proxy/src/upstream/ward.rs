@@ -1,17 +1,20 @@
 //! A ward: one port of a service that policies watch over, as one data thread knows it.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, REASON_FIELD, Reason};
+use leno_model::{
+    Endpoint, EndpointId, HealthCheck, REASON_FIELD, Reason, Removal, RemovalAlgorithm,
+};
 use leno_traffic::balance::{Balancer, Newcomers};
-use leno_traffic::removal::Ending;
+use leno_traffic::removal::{Ending, Failed};
 use leno_traffic::treatment::PortTreatment;
 use leno_wire::http1::ResponseHead;
 
 use super::Upstream;
+use super::check::Checking;
 use super::gate::{Gate, Held, Passage, Which};
 use super::watch::Watch;
 use crate::error::Failure;
@@ -24,6 +27,8 @@ pub(crate) struct Ward {
     started: Instant,
     /// Who is left out, if a policy removes any.
     watch: Option<Watch>,
+    /// Asks them besides, if a policy has them asked.
+    _checking: Option<Checking>,
     /// What is let through, if a policy bounds it.
     gate: Option<Gate>,
     /// Who chooses, if a policy says how.
@@ -42,19 +47,30 @@ struct Balance {
 impl Ward {
     /// A ward for a treatment with something to watch for. `newcomers`: who is new at the port.
     pub(crate) fn new(
-        worker: &Worker,
+        worker: &Rc<Worker>,
         treatment: &Arc<PortTreatment>,
         newcomers: PortNewcomers,
-    ) -> Self {
-        Self {
+    ) -> Rc<Self> {
+        let removal = treatment.rule.removal.as_ref();
+        Rc::new_cyclic(|ward: &Weak<Self>| Self {
             treatment: treatment.clone(),
             started: Instant::now(),
-            watch: treatment.rule.removal.as_ref().map(|removal| Watch::new(worker, removal)),
+            watch: removal.map(|removal| Watch::new(worker, removal)),
+            _checking: removal
+                .and_then(health_check)
+                .map(|check| Checking::start(worker, ward.clone(), check.clone())),
             gate: Gate::new(treatment, &worker.shard),
             balance: treatment.rule.balancing.as_ref().map(|balancing| Balance {
                 balancer: Balancer::new(balancing.rule.clone()),
                 newcomers,
             }),
+        })
+    }
+
+    /// A health check of an endpoint has ended.
+    pub(super) fn hears_check(&self, upstream: &Upstream, heard: Failed) {
+        if let Some(watch) = &self.watch {
+            watch.hears_check(upstream, heard, self.now());
         }
     }
 
@@ -166,8 +182,7 @@ impl Trial {
         if self.upstream.is_plain() || self.upstream.is_foreign() {
             return;
         }
-        let told = head.find(bytes, REASON_FIELD).next();
-        let reason = told.and_then(|told| told.split(|byte| *byte == b';').next());
+        let reason = refusal(bytes, head);
         self.overloaded.set(reason == Some(Reason::Overloaded.label().as_bytes()));
     }
 
@@ -194,4 +209,17 @@ impl Drop for Trial {
             watch.release(&self.upstream);
         }
     }
+}
+
+/// How endpoints are asked besides, if a policy has them asked.
+fn health_check(removal: &Removal) -> Option<&HealthCheck> {
+    match &removal.algorithm {
+        RemovalAlgorithm::Native(rule) => rule.health_check.as_deref(),
+        RemovalAlgorithm::Sermant(_) => None,
+    }
+}
+
+/// The label of the reason for which another sidecar refused a request, as the head of its answer tells.
+pub(super) fn refusal<'a>(bytes: &'a [u8], head: &'a ResponseHead) -> Option<&'a [u8]> {
+    head.find(bytes, REASON_FIELD).next()?.split(|byte| *byte == b';').next()
 }

@@ -118,6 +118,16 @@ impl Watch {
         true
     }
 
+    /// A health check of an endpoint has ended.
+    pub(crate) fn hears_check(&self, upstream: &Upstream, heard: Failed, now: Duration) {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        state.removed.check(upstream.slot.get(), heard, now, &mut state.events);
+        if !state.events.is_empty() {
+            self.tell(state);
+        }
+    }
+
     /// A probe ended in a way that proves nothing.
     pub(crate) fn release(&self, upstream: &Upstream) {
         self.state.borrow_mut().removed.release(upstream.slot.get(), true);
@@ -136,7 +146,8 @@ impl Watch {
                     state.out.retain(|(out, ..)| *out != slot);
                     state.out.push((slot, cause, Instant::now()));
                     let cause = cause.as_str();
-                    tracing::warn!(%workload, %service, port, cause, ?pause, %policy, "endpoint removed");
+                    let pause = pause.map_or("until it is well".to_owned(), |it| format!("{it:?}"));
+                    tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint removed");
                 }
                 Event::Returned { .. } => {
                     self.shard.add(Count::EndpointReturns, 1);
@@ -204,6 +215,7 @@ fn count_of(cause: Cause) -> Count {
         Cause::Rate => Count::EndpointRemovedForRate,
         Cause::Consecutive => Count::EndpointRemovedForRow,
         Cause::Probe => Count::EndpointRemovedForProbe,
+        Cause::Check => Count::EndpointRemovedForCheck,
     }
 }
 

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use leno_model::{FailureClasses, FailureRate, Name, OutlierRemoval, PolicyScope, RemovalBackOff};
+use leno_model::{
+    FailureClasses, FailureRate, HealthCheck, HealthProbe, Name, OutlierRemoval, PolicyScope,
+    RemovalBackOff,
+};
 
+use super::http_route::literal_path;
 use super::service_policy::{number_or, percent_or, targets, time_or};
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -21,6 +25,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
         "keepAtLeast",
         "backOff",
         "probes",
+        "healthCheck",
     ])?;
     let scope = targets(&fields, namespace);
     let failures = failures(&fields);
@@ -40,6 +45,10 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
         keep: keep?,
         back_off: back_off(&fields)?,
         probes: probes?,
+        health_check: match fields.find("healthCheck") {
+            Some(field) => Some(Box::new(health_check(field)?)),
+            None => None,
+        },
     };
     Some((scope?, rule))
 }
@@ -117,6 +126,68 @@ fn back_off(fields: &Fields<'_>) -> Option<RemovalBackOff> {
     Some(RemovalBackOff { base, most, jitter_percent })
 }
 
+/// How endpoints are asked whether they are well; the defaults are those of OSM.
+fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
+    let fields = field.fields(&[
+        "httpGet",
+        "grpc",
+        "interval",
+        "timeout",
+        "failureThreshold",
+        "successThreshold",
+    ])?;
+    let probe = health_probe(field, &fields);
+    let bounds = (CHECK_MIN, INTERVAL_MAX);
+    let interval = time_or(&fields, "interval", bounds, Duration::from_secs(10))?;
+    let bounds = (CHECK_MIN, ANSWER_MAX);
+    let timeout = time_or(&fields, "timeout", bounds, Duration::from_secs(1).min(interval))?;
+    if timeout > interval {
+        field
+            .refuse("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
+    }
+    let failures = number_or(&fields, "failureThreshold", (1, 1000), 3);
+    let successes = number_or(&fields, "successThreshold", (1, 1000), 1);
+    Some(HealthCheck {
+        probe: probe?,
+        interval,
+        timeout,
+        failures: failures?,
+        successes: successes?,
+    })
+}
+
+fn health_probe(field: &Field<'_>, fields: &Fields<'_>) -> Option<HealthProbe> {
+    match (fields.find("httpGet"), fields.find("grpc")) {
+        (Some(get), None) => {
+            let path = get.fields(&["path"])?.require("path").and_then(literal_path)?;
+            Some(HealthProbe::Http { path })
+        }
+        (None, Some(grpc)) => {
+            let fields = grpc.fields(&["service"])?;
+            let service = match fields.find("service") {
+                Some(service) => {
+                    service.parsed(grpc_service, "the name of a gRPC service", SERVICE)?
+                }
+                None => String::new(),
+            };
+            Some(HealthProbe::Grpc { service })
+        }
+        (None, None) => {
+            field.refuse("asks nothing", "give `httpGet` or `grpc`");
+            None
+        }
+        (Some(_), Some(_)) => {
+            field.refuse("asks two things", "give `httpGet` or `grpc`, not both");
+            None
+        }
+    }
+}
+
+fn grpc_service(text: &str) -> Option<String> {
+    let fits = text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic());
+    fits.then(|| text.to_owned())
+}
+
 /// A class of failures, by the word for it.
 type Class = fn(&mut FailureClasses) -> &mut bool;
 
@@ -150,6 +221,13 @@ pub(super) const GRPC: &[(&str, u8)] = &[
 const UNAVAILABLE: u8 = 14;
 /// A window below this has steps that no request falls into.
 const WINDOW_MIN: Duration = Duration::from_millis(100);
+/// Checks more often than this would be load.
+const CHECK_MIN: Duration = Duration::from_millis(100);
+/// Whoever wants to know less often needs no checks.
+const INTERVAL_MAX: Duration = Duration::from_secs(3600);
+/// Who answers later than this is not well for anybody.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+const SERVICE: &str = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
 const BASE_MIN: Duration = Duration::from_millis(10);
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 const COUNT_MAX: u32 = 1_000_000;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use leno_model::{
-    FailureClasses, FailureRate, Object, OutlierRemoval, PolicyScope, RemovalBackOff,
-    ServicePolicy, ServiceRule,
+    FailureClasses, FailureRate, HealthCheck, HealthProbe, Object, OutlierRemoval, PolicyScope,
+    RemovalBackOff, ServicePolicy, ServiceRule,
 };
 use leno_registry::{lint, read_str};
 
@@ -73,6 +73,7 @@ spec:
   keepAtLeast: 2
   backOff: {base: 1s, max: 1m, jitterPercent: 0}
   probes: 4
+  healthCheck: {httpGet: {path: /healthz}, interval: 2s, timeout: 500ms, failureThreshold: 2, successThreshold: 5}
 "#,
     );
     let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
@@ -99,6 +100,13 @@ spec:
             jitter_percent: 0,
         },
         probes: 4,
+        health_check: Some(Box::new(HealthCheck {
+            probe: HealthProbe::Http { path: "/healthz".to_owned() },
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_millis(500),
+            failures: 2,
+            successes: 5,
+        })),
     };
     assert_eq!(policy.rule, ServiceRule::OutlierRemoval(expected));
 }
@@ -126,6 +134,15 @@ fn refuses_an_outlier_removal_that_means_nothing() {
         with("keepAtLeast: 0"),
         with("backOff: {base: 2s, max: 1s}"),
         with("probes: 0"),
+        with("healthCheck: {}"),
+        with("healthCheck: {httpGet: {path: /a}, grpc: {}}"),
+        with("healthCheck: {httpGet: {}}"),
+        with("healthCheck: {httpGet: {path: a}}"),
+        with("healthCheck: {grpc: {service: a b}}"),
+        with("healthCheck: {grpc: {}, interval: 1ms}"),
+        with("healthCheck: {grpc: {}, interval: 1s, timeout: 2s}"),
+        with("healthCheck: {grpc: {}, failureThreshold: 0}"),
+        with("healthCheck: {grpc: {}, successThreshold: 0}"),
         with("enforcing: 1"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
@@ -133,26 +150,35 @@ fn refuses_an_outlier_removal_that_means_nothing() {
         "OutlierRemoval",
         &specs,
         &expect![[r#"
-        spec.targetRefs: is missing; add `targetRefs`
-        spec.targetRefs: is empty; name the service that the policy is about
-        spec.targetRefs[0].kind: "Gateway" is not known here; use `Service`
-        spec.targetRefs[0].namespace: "b" is not the policy's namespace, default; put the policy into the namespace of the service
-        spec.targetRefs[1]: is listed twice; remove one of the two
-        spec.failures[0]: "4xx" is not known here; did you mean `5xx`?
-        spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
-        spec.grpcStatuses[0]: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
-        spec.window: 10 is a number, not text; write "10" in quotes
-        spec.window: "1ms" is out of range; use a time from 100ms to 86400s
-        spec.steps: 0 is out of range; use a number from 1 to 60
-        spec.rate.percent: 101 is out of range; use a number from 1 to 100
-        spec.rate.percent: is missing; add `percent`
-        spec.consecutive: 0 is out of range; use a number from 1 to 1000000
-        spec.maxRemovedPercent: 0 is out of range; use a number from 1 to 100
-        spec.keepAtLeast: 0 is out of range; use a number from 1 to 1000000
-        spec.backOff: has a `max` below its `base`; raise `max`, or lower `base`
-        spec.probes: 0 is out of range; use a number from 1 to 1000
-        spec.enforcing: is not a field that is known here; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `steps`, `rate`, `consecutive`, `maxRemovedPercent`, `keepAtLeast`, `backOff` or `probes`
-    "#]],
+            spec.targetRefs: is missing; add `targetRefs`
+            spec.targetRefs: is empty; name the service that the policy is about
+            spec.targetRefs[0].kind: "Gateway" is not known here; use `Service`
+            spec.targetRefs[0].namespace: "b" is not the policy's namespace, default; put the policy into the namespace of the service
+            spec.targetRefs[1]: is listed twice; remove one of the two
+            spec.failures[0]: "4xx" is not known here; did you mean `5xx`?
+            spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
+            spec.grpcStatuses[0]: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
+            spec.window: 10 is a number, not text; write "10" in quotes
+            spec.window: "1ms" is out of range; use a time from 100ms to 86400s
+            spec.steps: 0 is out of range; use a number from 1 to 60
+            spec.rate.percent: 101 is out of range; use a number from 1 to 100
+            spec.rate.percent: is missing; add `percent`
+            spec.consecutive: 0 is out of range; use a number from 1 to 1000000
+            spec.maxRemovedPercent: 0 is out of range; use a number from 1 to 100
+            spec.keepAtLeast: 0 is out of range; use a number from 1 to 1000000
+            spec.backOff: has a `max` below its `base`; raise `max`, or lower `base`
+            spec.probes: 0 is out of range; use a number from 1 to 1000
+            spec.healthCheck: asks nothing; give `httpGet` or `grpc`
+            spec.healthCheck: asks two things; give `httpGet` or `grpc`, not both
+            spec.healthCheck.httpGet.path: is missing; add `path`
+            spec.healthCheck.httpGet.path: "a" does not start with `/`; use a path such as "/ratings"
+            spec.healthCheck.grpc.service: "a b" is not the name of a gRPC service; write it as its `.proto` file does, such as "shop.v1.Ratings"
+            spec.healthCheck.interval: "1ms" is out of range; use a time from 100ms to 3600s
+            spec.healthCheck: has a `timeout` above its `interval`; lower `timeout`, or raise `interval`
+            spec.healthCheck.failureThreshold: 0 is out of range; use a number from 1 to 1000
+            spec.healthCheck.successThreshold: 0 is out of range; use a number from 1 to 1000
+            spec.enforcing: is not a field that is known here; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `steps`, `rate`, `consecutive`, `maxRemovedPercent`, `keepAtLeast`, `backOff`, `probes` or `healthCheck`
+        "#]],
     );
 }
 

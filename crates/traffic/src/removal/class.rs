@@ -50,6 +50,26 @@ pub fn failed(classes: &FailureClasses, ending: Ending) -> Failed {
     }
 }
 
+/// What the ending of a health check says about the endpoint. What the mesh refuses on its way says
+/// nothing, nor what an application of gRPC refuses by a policy of its own.
+#[must_use]
+pub fn checked(ending: Ending) -> Failed {
+    match ending {
+        Ending::Opened => Failed::No,
+        Ending::Answered { grpc: Some(0), .. } => Failed::No,
+        Ending::Answered { grpc: Some(code), .. } if REFUSALS.contains(&code) => Failed::Unknown,
+        Ending::Answered { grpc: None, status: 200..=399 } => Failed::No,
+        Ending::Answered { .. } => Failed::Yes,
+        Ending::Broken(reason) => match class_of(reason) {
+            None => Failed::Unknown,
+            Some(_) => Failed::Yes,
+        },
+    }
+}
+
+/// `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`.
+const REFUSALS: [u8; 3] = [7, 8, 16];
+
 enum Class {
     Connect,
     Timeout,
@@ -106,6 +126,33 @@ mod tests {
             assert_eq!(seen, expected, "{status}");
         }
         assert_eq!(failed(&gateway, Ending::Opened), Failed::No);
+    }
+
+    #[test]
+    fn a_check_is_judged_by_its_own_measure() {
+        use Ending::{Answered, Broken};
+        let answered = |status| Answered { status, grpc: None };
+        let call = |grpc| Answered { status: 200, grpc: Some(grpc) };
+        for (ending, expected) in [
+            (answered(200), Failed::No),
+            (answered(204), Failed::No),
+            (answered(302), Failed::No),
+            (answered(101), Failed::Yes),
+            (answered(404), Failed::Yes),
+            (answered(503), Failed::Yes),
+            (call(0), Failed::No),
+            (call(14), Failed::Yes),
+            (call(12), Failed::Yes),
+            (call(7), Failed::Unknown),
+            (Broken(Reason::ConnectFailed), Failed::Yes),
+            (Broken(Reason::RequestTimeout), Failed::Yes),
+            (Broken(Reason::Denied), Failed::Unknown),
+            (Broken(Reason::Overloaded), Failed::Unknown),
+            (Broken(Reason::UpstreamRefused), Failed::Unknown),
+            (Broken(Reason::Unsupported), Failed::Unknown),
+        ] {
+            assert_eq!(checked(ending), expected, "{ending:?}");
+        }
     }
 
     #[test]

@@ -1,16 +1,17 @@
-//! Outlier removal by our own rules: sliding windows, worst first, growing back-off, probes.
+//! Outlier removal by our own rules: sliding windows, worst first, growing back-off, probes, checks.
 
 use std::time::Duration;
 
 use leno_model::{FailureClasses, OutlierRemoval};
 
-use super::{Cause, Event, Seen, Standing};
+use super::{Cause, Event, Failed, Seen, Standing};
 
 /// What is known of the endpoints of one port.
 ///
 /// The share of failures is judged when a step of the window ends, over all endpoints at once and
 /// the worst first; failures in a row are judged at once. Whoever is out, or is still being probed,
-/// counts against both bounds.
+/// counts against both bounds. Health checks are evidence of their own: who is out for them comes
+/// back by them, and who is out for its requests by a request.
 #[derive(Debug)]
 pub struct Outliers {
     rule: OutlierRemoval,
@@ -34,6 +35,17 @@ struct Member {
     removals: u32,
     /// When it came back the last time.
     back_since: Duration,
+    checks: Checks,
+}
+
+/// What health checks say of an endpoint.
+#[derive(Debug, Clone, Copy, Default)]
+struct Checks {
+    /// How the last one ended, and how many in a row ended so.
+    failed: bool,
+    in_a_row: u32,
+    /// It is out for them.
+    is_ill: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -81,13 +93,16 @@ impl Outliers {
                 *under_way = false;
             }
         }
+        self.keep_bounds();
     }
 
     pub(super) fn standing(&self, slot: usize) -> Standing {
-        match self.members.get(slot).map(|member| member.state) {
-            None | Some(State::In) => Standing::In,
-            Some(State::Probed { under_way: false, .. }) => Standing::Probe,
-            Some(State::Out { .. } | State::Probed { under_way: true, .. }) => Standing::Out,
+        let Some(member) = self.members.get(slot) else { return Standing::In };
+        match member.state {
+            _ if member.checks.is_ill => Standing::Out,
+            State::In => Standing::In,
+            State::Probed { under_way: false, .. } => Standing::Probe,
+            State::Out { .. } | State::Probed { under_way: true, .. } => Standing::Out,
         }
     }
 
@@ -122,6 +137,10 @@ impl Outliers {
         let current = self.current;
         let Some(member) = self.members.get_mut(slot) else { return };
         match &mut member.state {
+            // What was under way when it was removed is old evidence.
+            State::Probed { under_way, .. } if member.checks.is_ill => *under_way &= !seen.probe,
+            State::Out { .. } => {}
+            _ if member.checks.is_ill => {}
             State::In => {
                 member.count(current, seen.failed);
                 let limit = self.rule.consecutive.unwrap_or(u32::MAX);
@@ -129,8 +148,6 @@ impl Outliers {
                     self.remove(slot, Cause::Consecutive, (seen.now, seen.draw), events);
                 }
             }
-            // What was under way when it was removed is old evidence.
-            State::Out { .. } => {}
             State::Probed { .. } if !seen.probe => {}
             State::Probed { .. } if seen.failed => {
                 self.remove(slot, Cause::Probe, (seen.now, seen.draw), events);
@@ -145,6 +162,48 @@ impl Outliers {
                 }
             }
         }
+    }
+
+    /// A health check has ended. Bounds hold for those that go by it, too: who has no room to go is
+    /// looked at again with its next one. Who is out and cannot be judged any more comes back, for its
+    /// requests to judge.
+    pub(super) fn check(
+        &mut self,
+        slot: usize,
+        heard: Failed,
+        now: Duration,
+        events: &mut Vec<Event>,
+    ) {
+        let Some(rule) = &self.rule.health_check else { return };
+        let failed = heard == Failed::Yes;
+        let enough = if failed { rule.failures } else { rule.successes };
+        let has_room = self.has_room();
+        let Some(member) = self.members.get_mut(slot) else { return };
+        let is_in = member.state == State::In;
+        let checks = &mut member.checks;
+        if heard == Failed::Unknown && !checks.is_ill {
+            return;
+        }
+        checks.in_a_row =
+            if checks.failed == failed { checks.in_a_row.saturating_add(1) } else { 1 };
+        checks.failed = failed;
+        if checks.in_a_row < enough || checks.is_ill == failed {
+            return;
+        }
+        match failed {
+            true if is_in && !has_room => return,
+            true => {
+                member.clear();
+                events.push(Event::Removed { slot, cause: Cause::Check, pause: None });
+            }
+            false if is_in => {
+                member.back_since = now;
+                events.push(Event::Returned { slot });
+            }
+            // It is out for its requests as well.
+            false => {}
+        }
+        member.checks.is_ill = failed;
     }
 
     /// One or more steps have ended: judges by what was counted until the first of them ended.
@@ -168,7 +227,7 @@ impl Outliers {
         let Some(rate) = self.rule.rate else { return };
         let too_many = |member: &Member| {
             let Step { requests, failures } = member.total;
-            member.state == State::In
+            member.is_in()
                 && requests >= rate.requests_min.max(1)
                 && u64::from(failures) * 100 >= u64::from(requests) * u64::from(rate.percent)
         };
@@ -185,11 +244,30 @@ impl Outliers {
 
     /// Whether one more may be removed.
     fn has_room(&self) -> bool {
+        let (out, most) = self.out_and_most();
+        out < most
+    }
+
+    /// How many are out or being probed, and how many may be.
+    fn out_and_most(&self) -> (usize, usize) {
         let all = self.members.len();
-        let out = self.members.iter().filter(|member| member.state != State::In).count();
+        let out = self.members.iter().filter(|member| !member.is_in()).count();
         let most = all * usize::from(self.rule.removed_percent_max.min(100)) / 100;
         let keep = usize::try_from(self.rule.keep).unwrap_or(usize::MAX);
-        out < most && all.saturating_sub(out) > keep
+        (out, most.min(all.saturating_sub(keep)))
+    }
+
+    /// Of the endpoints of before some have gone: as many that are out for their checks come back as the
+    /// bounds want. The next check shows whether one may go again.
+    fn keep_bounds(&mut self) {
+        loop {
+            let (out, most) = self.out_and_most();
+            let mut ill = self.members.iter_mut().filter(|member| member.checks.is_ill);
+            match ill.next() {
+                Some(member) if out > most => member.checks.is_ill = false,
+                _ => return,
+            }
+        }
     }
 
     fn remove(
@@ -218,7 +296,7 @@ impl Outliers {
         let until = now.saturating_add(pause);
         member.state = State::Out { until };
         self.next_return = Some(self.next_return.map_or(until, |next| next.min(until)));
-        events.push(Event::Removed { slot, cause, pause });
+        events.push(Event::Removed { slot, cause, pause: Some(pause) });
     }
 
     fn end_removals(&mut self, now: Duration) {
@@ -247,7 +325,13 @@ impl Member {
             state: State::In,
             removals: 0,
             back_since: Duration::ZERO,
+            checks: Checks::default(),
         }
+    }
+
+    /// Whether nothing is held against it.
+    fn is_in(&self) -> bool {
+        self.state == State::In && !self.checks.is_ill
     }
 
     fn count(&mut self, current: usize, failed: bool) {

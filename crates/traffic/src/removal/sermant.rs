@@ -117,7 +117,7 @@ impl SermantOutliers {
             }
             budget -= MILLION;
             instance.out_until = Some(now.saturating_add(pause));
-            events.push(Event::Removed { slot: *slot, cause: Cause::Rate, pause });
+            events.push(Event::Removed { slot: *slot, cause: Cause::Rate, pause: Some(pause) });
             false
         });
         left

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{FailureRate, OutlierRemoval, RemovalBackOff};
+use leno_model::{FailureRate, HealthCheck, HealthProbe, OutlierRemoval, RemovalBackOff};
 
 use super::*;
 
@@ -37,6 +37,11 @@ fn rule(chance: &mut Chance) -> OutlierRemoval {
         keep: 1 + chance.below(3) as u32,
         back_off: RemovalBackOff { base: BASE, most: BASE * 4, jitter_percent: 50 },
         probes: 1 + chance.below(3) as u32,
+        health_check: (chance.below(2) == 0).then(|| {
+            let probe = HealthProbe::Http { path: "/".to_owned() };
+            let (failures, successes) = (1 + chance.below(3) as u32, 1 + chance.below(3) as u32);
+            Box::new(HealthCheck { probe, interval: WINDOW, timeout: WINDOW, failures, successes })
+        }),
     }
 }
 
@@ -87,6 +92,11 @@ impl World {
         let draw = self.chance.next();
         self.removed.advance(self.now, draw, &mut events);
         let slot = self.chance.below(self.sick.len() as u64) as usize;
+        if self.chance.below(4) == 0 {
+            let heard = if self.sick[slot] { Failed::Yes } else { Failed::No };
+            self.removed.check(slot, heard, self.now, &mut events);
+            return;
+        }
         if self.removed.standing(slot) == Standing::Out {
             return;
         }

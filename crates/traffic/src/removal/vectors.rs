@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    FailureRate, Name, OutlierRemoval, RemovalBackOff, SermantCommon, SermantConfig, SermantRule,
+    FailureRate, HealthCheck, HealthProbe, Name, OutlierRemoval, RemovalBackOff, SermantCommon,
+    SermantConfig, SermantRule,
 };
 use serde_json::Value;
 
@@ -82,6 +83,10 @@ fn native_step(removed: &mut Removed, case: &Value, (step, now): (&Value, Durati
         let probe = removed.begin(slot);
         removed.learn(slot, Seen { failed, probe, now, draw: 0 }, &mut events);
     }
+    for (slot, failed) in ended(&step["checks"], case) {
+        let heard = if failed { Failed::Yes } else { Failed::No };
+        removed.check(slot, heard, now, &mut events);
+    }
     for (name, expected) in step["standing"].as_object().into_iter().flatten() {
         let standing = match removed.standing(place(name, case)) {
             Standing::In => "in",
@@ -126,13 +131,18 @@ fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
 
 /// The calls of a step, one by one: to whom, and whether it failed.
 fn calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
+    ended(&step["calls"], case)
+}
+
+/// Calls or checks, one by one: of whom, and whether it failed.
+fn ended(list: &Value, case: &Value) -> Vec<(usize, bool)> {
     let each = |call: &Value| {
         let slot = place(call["to"].as_str().unwrap(), case);
         let failed = call["failed"].as_u64().unwrap();
         let calls = (0..call["count"].as_u64().unwrap()).map(move |n| (slot, n < failed));
         calls.collect::<Vec<_>>()
     };
-    step["calls"].as_array().into_iter().flatten().flat_map(each).collect()
+    list.as_array().into_iter().flatten().flat_map(each).collect()
 }
 
 fn place(name: &str, case: &Value) -> usize {
@@ -168,6 +178,15 @@ fn native(rule: &dyn Fn(&str) -> Value) -> OutlierRemoval {
             jitter_percent: percent("jitterPercent"),
         },
         probes: number("probes"),
+        health_check: rule("checkFailures").is_u64().then(|| {
+            Box::new(HealthCheck {
+                probe: HealthProbe::Http { path: "/".to_owned() },
+                interval: Duration::from_secs(1),
+                timeout: Duration::from_secs(1),
+                failures: number("checkFailures"),
+                successes: number("checkSuccesses"),
+            })
+        }),
     }
 }
 

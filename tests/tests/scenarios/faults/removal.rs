@@ -49,6 +49,21 @@ impl Instance {
         Self { application, sick, taken }
     }
 
+    /// Is as sick as it says at `/healthz`, which is not counted, and answers everything else well.
+    fn start_checked() -> Self {
+        let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (told, counted) = (Arc::clone(&sick), Arc::clone(&taken));
+        let application = Application::start(move |request| {
+            let is_check = request.what() == ("GET", "/healthz");
+            counted.fetch_add(usize::from(!is_check), Ordering::SeqCst);
+            match is_check && told.load(Ordering::SeqCst) {
+                true => Answer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
+                false => Answer::ok("well"),
+            }
+        });
+        Self { application, sick, taken }
+    }
+
     fn taken(&self) -> usize {
         self.taken.load(Ordering::SeqCst)
     }
@@ -178,3 +193,44 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
 
 /// For a busy machine to look at what has happened.
 const SLACK: Duration = Duration::from_secs(3);
+
+#[test]
+fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
+    let instances = [(); 3].map(|()| Instance::start_checked());
+    let door = free_port();
+    let policy = POLICY.replace(
+        "rate: {percent: 50, minimumRequests: 5}",
+        "healthCheck: {httpGet: {path: /healthz}, interval: 100ms, timeout: 100ms}",
+    );
+    let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policy];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload(index + 1, instance.application.port()));
+    }
+    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let door = loopback(door);
+    let ask = || get(door, "/").expect("the door answers").status;
+    eventually("the door answers", PATIENCE, || (ask() == 200).then_some(()));
+
+    instances[0].sick.store(true, Ordering::SeqCst);
+    eventually("it is removed though nobody asks", PATIENCE, || {
+        (removed(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
+    let before = instances[0].taken();
+    for _ in 0..100 {
+        assert_eq!(ask(), 200);
+    }
+    assert_eq!(instances[0].taken(), before, "no request goes there");
+
+    instances[0].sick.store(false, Ordering::SeqCst);
+    eventually("it is back though nobody asks", PATIENCE, || {
+        removed(&mesh).is_empty().then_some(())
+    });
+    eventually("it takes its share", PATIENCE, || {
+        assert_eq!(ask(), 200);
+        (instances[0].taken() > before).then_some(())
+    });
+    let page = sidecar(&mesh, "shop/web-1");
+    assert!(page.metric("leno_endpoint_removals_total{cause=\"check\"}") >= 1.0);
+    assert!(page.metric("leno_health_checks_total{result=\"failed\"}") >= 3.0);
+}

@@ -60,7 +60,27 @@ pub(super) fn outlier_removal() -> Value {
         ("keepAtLeast", integer(1, COUNT_MAX)),
         ("backOff", back_off),
         ("probes", integer(1, 1000)),
+        ("healthCheck", about(health_check(), "How endpoints are asked whether they are well.")),
     ])
+}
+
+fn health_check() -> Value {
+    let path = about(text(1024), "A path, which starts with `/`.");
+    let one_of = [
+        ("has(self.httpGet) || has(self.grpc)", "asks nothing: give httpGet or grpc"),
+        ("!has(self.httpGet) || !has(self.grpc)", "asks two things: give httpGet or grpc"),
+    ];
+    unless(
+        object([
+            ("httpGet", object([("path!", path)])),
+            ("grpc", object([("service", text(256))])),
+            ("interval", duration()),
+            ("timeout", duration()),
+            ("failureThreshold", integer(1, 1000)),
+            ("successThreshold", integer(1, 1000)),
+        ]),
+        &one_of,
+    )
 }
 
 pub(super) fn sermant_removal() -> Value {

@@ -1,4 +1,4 @@
-//! Copies for endpoints without a sidecar, which is spoken to in HTTP/1.1 or HTTP/2.
+//! Requests of our own, such as copies, for endpoints that are spoken to in HTTP/1.1 or HTTP/2.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -20,8 +20,8 @@ use crate::http2::stream::{Outgoing, Received};
 use crate::upstream::{Destined, Http1Upstream, Upstream};
 use crate::worker::Worker;
 
-/// Sends a copy over a connection of HTTP/1.1, and reads its answer; the status of that.
-pub(super) async fn over_http1(
+/// Sends a whole request over a connection of HTTP/1.1, and reads its answer; the status of that.
+pub(crate) async fn over_http1(
     worker: &Worker,
     (upstream, mut connection): (&Rc<Upstream>, Box<Http1Upstream>),
     bytes: Bytes,
@@ -59,7 +59,7 @@ pub(super) async fn over_http1(
 }
 
 /// The same over a stream of HTTP/2.
-pub(super) async fn over_http2(
+pub(crate) async fn over_http2(
     worker: &Worker,
     (upstream, mut lease): (&Upstream, Http2Lease),
     bytes: Bytes,
@@ -73,7 +73,8 @@ pub(super) async fn over_http2(
         let target = std::str::from_utf8(request.head.target.of(&request.bytes));
         let address = upstream.endpoint.address.to_string();
         let authority = if aim.authority.is_empty() { &address } else { aim.authority };
-        let place = ("http", authority, target.unwrap_or_default());
+        let scheme = if upstream.is_plain() { "http" } else { "https" };
+        let place = (scheme, authority, target.unwrap_or_default());
         head::request_to(&request.bytes, request.head, place)?
     };
     let sent = lease.send.send_request(asked, body.is_empty());

@@ -1,6 +1,6 @@
 //! What the vectors do not show: endpoints that change, and chance.
 
-use leno_model::{FailureRate, RemovalBackOff};
+use leno_model::{FailureRate, HealthCheck, HealthProbe, RemovalBackOff};
 
 use super::super::{Ending, Failed, failed};
 use super::*;
@@ -20,6 +20,7 @@ fn rule() -> OutlierRemoval {
             jitter_percent: 50,
         },
         probes: 1,
+        health_check: None,
     }
 }
 
@@ -44,7 +45,8 @@ fn chance_takes_no_more_than_its_share_off_a_pause() {
         let mut events = Vec::new();
         outliers.learn(0, failure(0, false), &mut events);
         outliers.advance(Duration::from_secs(1), draw, &mut events);
-        let [Event::Removed { slot: 0, cause: Cause::Rate, pause }] = events[..] else {
+        let [Event::Removed { slot: 0, cause: Cause::Rate, pause: Some(pause) }] = events[..]
+        else {
             panic!("{events:?}");
         };
         assert_eq!((pause.as_secs_f64() * 1e3).round() as u64, expected_ms, "{draw}");
@@ -86,4 +88,44 @@ fn a_success_of_the_class_that_does_not_count_is_one() {
     let answered = |status| Ending::Answered { status, grpc: None };
     assert_eq!(failed(&rule().failures, answered(500)), Failed::Yes);
     assert_eq!(failed(&rule().failures, answered(404)), Failed::No);
+}
+
+/// Four endpoints, of which the first two are out for their checks.
+fn two_ill() -> Outliers {
+    let probe = HealthProbe::Http { path: "/".to_owned() };
+    let time = Duration::from_secs(1);
+    let check = HealthCheck { probe, interval: time, timeout: time, failures: 1, successes: 2 };
+    let mut outliers =
+        Outliers::new(OutlierRemoval { health_check: Some(Box::new(check)), ..rule() }, 4);
+    let mut events = Vec::new();
+    for slot in 0..4 {
+        outliers.check(slot, Failed::Yes, time, &mut events);
+    }
+    let removed = |slot| Event::Removed { slot, cause: Cause::Check, pause: None };
+    assert_eq!(events, [removed(0), removed(1)]);
+    outliers
+}
+
+#[test]
+fn when_the_well_ones_leave_as_many_of_the_ill_are_back_as_must_stay() {
+    let mut outliers = two_ill();
+    outliers.rearrange(&[Some(0), Some(1)]);
+    assert_eq!([0, 1].map(|slot| outliers.standing(slot)), [Standing::In, Standing::Out]);
+    let mut events = Vec::new();
+    outliers.check(0, Failed::Yes, Duration::from_secs(2), &mut events);
+    assert_eq!(events, [], "there is no room");
+    outliers.rearrange(&[Some(0), Some(1), None, None]);
+    outliers.check(0, Failed::Yes, Duration::from_secs(3), &mut events);
+    assert_eq!(events, [Event::Removed { slot: 0, cause: Cause::Check, pause: None }]);
+}
+
+#[test]
+fn who_is_out_and_cannot_be_asked_any_more_comes_back() {
+    let mut outliers = two_ill();
+    let (now, mut events) = (Duration::from_secs(2), Vec::new());
+    outliers.check(0, Failed::Unknown, now, &mut events);
+    outliers.check(3, Failed::Unknown, now, &mut events);
+    assert_eq!(events, []);
+    outliers.check(0, Failed::Unknown, now, &mut events);
+    assert_eq!(events, [Event::Returned { slot: 0 }]);
 }

@@ -1,0 +1,122 @@
+//! Removal at random, and what is refused of it.
+
+use leno_model::{
+    FailureClasses, FailureRate, HealthCheck, HealthProbe, OutlierRemoval, Removal,
+    RemovalAlgorithm, RemovalBackOff, SermantCommon, SermantRemoval, SermantRule,
+    ServicePolicyKind, ServicePolicyName,
+};
+use proptest::prelude::*;
+
+use super::breaker::time;
+use super::name;
+use crate::proto;
+use crate::resource::treatment;
+
+pub(super) fn removal() -> impl Strategy<Value = Removal> {
+    let class = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
+    let class =
+        class.prop_map(|([connect, timeout, reset, gateway_errors], grpc)| FailureClasses {
+            connect,
+            timeout,
+            reset,
+            server_errors: true,
+            gateway_errors,
+            grpc: grpc.into_iter().collect(),
+        });
+    let rate = prop::option::of((1..=100u8, 1..u32::MAX));
+    let rate = rate
+        .prop_map(|rate| rate.map(|(percent, requests_min)| FailureRate { percent, requests_min }));
+    let counts = (1..=60u8, prop::option::of(1..u32::MAX), 0..=100u8, 1..u32::MAX, 0..=100u8);
+    let more = (prop::option::of(health_check().prop_map(Box::new)), counts);
+    let native = (class.clone(), time(), time(), rate, more).prop_map(
+        |(failures, window, base, rate, (health_check, counts))| {
+            let (steps, consecutive, percent, keep, jitter_percent) = counts;
+            RemovalAlgorithm::Native(OutlierRemoval {
+                failures,
+                window,
+                steps,
+                rate,
+                consecutive,
+                removed_percent_max: percent,
+                keep,
+                back_off: RemovalBackOff { base, most: base, jitter_percent },
+                probes: keep,
+                health_check,
+            })
+        },
+    );
+    let sermant = (class, time(), time(), any::<[u32; 3]>()).prop_map(
+        |(failures, expire, window, [scale_up_limit_ppm, min_instances, error_rate_ppm])| {
+            let common = SermantCommon { failures, expire, recovery: expire, window, windows: 10 };
+            let rule = SermantRule { scale_up_limit_ppm, min_instances, error_rate_ppm };
+            RemovalAlgorithm::Sermant(SermantRemoval { common, rule })
+        },
+    );
+    (name(), prop_oneof![native, sermant]).prop_map(|(name, algorithm)| Removal {
+        policy: ServicePolicyName {
+            kind: ServicePolicyKind::OutlierRemoval,
+            namespace: name.clone(),
+            name,
+        },
+        algorithm,
+    })
+}
+
+fn health_check() -> impl Strategy<Value = HealthCheck> {
+    let probe = prop_oneof![
+        "/[a-z]{0,9}".prop_map(|path| HealthProbe::Http { path }),
+        "[a-z.]{0,9}".prop_map(|service| HealthProbe::Grpc { service }),
+    ];
+    (probe, time(), time(), 1..u32::MAX, 1..u32::MAX).prop_map(
+        |(probe, interval, timeout, failures, successes)| HealthCheck {
+            probe,
+            interval: interval.max(timeout),
+            timeout,
+            failures,
+            successes,
+        },
+    )
+}
+
+#[test]
+fn a_check_that_asks_in_a_way_of_the_future_is_not_made_and_a_bad_one_is_refused() {
+    let rule = |check| proto::Treatment {
+        removal: Some(proto::Removal {
+            policy: Some(proto::ServicePolicy {
+                kind: "OutlierRemoval".to_owned(),
+                name: "shop/ratings".to_owned(),
+            }),
+            algorithm: Some(proto::removal::Algorithm::Native(proto::OutlierRemoval {
+                failures: Some(proto::FailureClasses { connect: true, ..Default::default() }),
+                window_nanoseconds: 1_000_000_000,
+                steps: 1,
+                keep: 1,
+                base_nanoseconds: 1_000_000,
+                most_nanoseconds: 1_000_000,
+                probes: 1,
+                health_check: Some(check),
+                ..Default::default()
+            })),
+        }),
+        ..Default::default()
+    };
+    let (interval_nanoseconds, timeout_nanoseconds) = (1_000_000, 1_000_000);
+    let times =
+        proto::HealthCheck { interval_nanoseconds, timeout_nanoseconds, ..Default::default() };
+    let unknown = proto::HealthCheck { failures: 1, successes: 1, ..times };
+    let read = treatment::from_wire(Some(rule(unknown.clone()))).unwrap();
+    let RemovalAlgorithm::Native(native) = read.removal.unwrap().algorithm else { panic!() };
+    assert_eq!(native.health_check, None);
+    let path = |path: &str| Some(proto::health_check::Probe::HttpPath(path.to_owned()));
+    let good = proto::HealthCheck { probe: path("/"), ..unknown };
+    assert!(treatment::from_wire(Some(rule(good.clone()))).is_ok());
+    for bad in [
+        proto::HealthCheck { failures: 0, ..good.clone() },
+        proto::HealthCheck { successes: 0, ..good.clone() },
+        proto::HealthCheck { timeout_nanoseconds: 2_000_000, ..good.clone() },
+        proto::HealthCheck { probe: path("/ HTTP/1.1\r\nhost: b"), ..good.clone() },
+        proto::HealthCheck { probe: path("healthz"), ..good.clone() },
+    ] {
+        assert!(treatment::from_wire(Some(rule(bad.clone()))).is_err(), "{bad:?}");
+    }
+}

@@ -1,0 +1,281 @@
+//! Health checks: who is asked, what an answer leads to, and what says nothing.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use leno_model::{
+    Access, Endpoint, FailureClasses, HealthCheck, HealthProbe, OutlierRemoval, Protocol, Removal,
+    RemovalAlgorithm, RemovalBackOff, ServicePolicyKind, ServicePolicyName, Treatment,
+};
+use leno_telemetry::{Count, Gauge};
+
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, closed_port, credential, endpoint, run, service,
+    settled, tls_accept, until, view,
+};
+use super::http2;
+use crate::tls::ALPN_HTTP2;
+use crate::upstream::ward::Ward;
+
+const ILL: &str = "HTTP/1.1 503 Ill\r\ncontent-length: 0\r\n\r\n";
+
+fn get_healthz() -> HealthProbe {
+    HealthProbe::Http { path: "/healthz".to_owned() }
+}
+
+/// The client's sidecar asks these endpoints often; two answers in a row decide, and requests never do.
+fn ask_all(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
+    ask_within(mesh, (probe, Duration::from_secs(60)), endpoints);
+}
+
+/// The same with a limit to how long an answer may take.
+fn ask_within(mesh: &Mesh, (probe, timeout): (HealthProbe, Duration), endpoints: &[Endpoint]) {
+    let time = Duration::from_millis(20);
+    let rule = OutlierRemoval {
+        failures: FailureClasses { connect: true, ..FailureClasses::default() },
+        window: Duration::from_secs(10),
+        steps: 10,
+        rate: None,
+        consecutive: None,
+        removed_percent_max: 50,
+        keep: 1,
+        back_off: RemovalBackOff { base: time, most: time, jitter_percent: 0 },
+        probes: 1,
+        health_check: Some(Box::new(HealthCheck {
+            probe,
+            interval: time,
+            timeout,
+            failures: 2,
+            successes: 2,
+        })),
+    };
+    let policy =
+        ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
+    let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
+    let mut view = view(mesh.setup.protocol, endpoints);
+    view.ports.get_mut(&PORT).unwrap().treatment =
+        Treatment { removal: Some(removal), ..Treatment::default() };
+    mesh.client_knows(vec![view]);
+}
+
+fn count(mesh: &Mesh, count: Count) -> u64 {
+    mesh.client.telemetry.count(count)
+}
+
+fn removed(mesh: &Mesh) -> Vec<String> {
+    let listed = mesh.client.worker.removed.snapshot();
+    listed.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
+}
+
+/// Answers checks as `is_ill` says, and requests always well.
+async fn application(is_ill: &Rc<Cell<bool>>) -> Application {
+    let is_ill = is_ill.clone();
+    Application::answering(move |request| {
+        let is_check = request.head.starts_with("GET /healthz ");
+        if is_check && is_ill.get() { ILL } else { OK }.to_owned()
+    })
+    .await
+}
+
+#[test]
+fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
+    run(async {
+        let (is_ill, never) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (app, well) = (application(&is_ill).await, application(&never).await);
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", well.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        until(|| count(&mesh, Count::HealthChecksWell) >= 4).await;
+        let checks = |app: &Application| {
+            let asked = app.requests();
+            let checks = asked.iter().filter(|request| request.head.starts_with("GET /healthz "));
+            for check in checks.clone() {
+                assert!(check.head.contains("host: ratings.bookinfo:9080\r\n"), "{}", check.head);
+                assert!(check.head.contains("user-agent: leno-probe/"), "{}", check.head);
+            }
+            (checks.count(), asked.len())
+        };
+        assert!(checks(&app).0 > 0 && checks(&well).0 > 0, "both are asked");
+
+        is_ill.set(true);
+        until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 1).await;
+        assert_eq!(removed(&mesh), ["bookinfo/ratings-1"]);
+        assert_eq!(count(&mesh, Count::EndpointRemovedForCheck), 1);
+        let before = checks(&app);
+        for _ in 0..20 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        let after = checks(&app);
+        assert_eq!(after.1 - after.0, before.1 - before.0, "no request goes there");
+
+        is_ill.set(false);
+        until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 0).await;
+        assert_eq!(count(&mesh, Count::EndpointReturns), 1);
+        while checks(&app).1 - checks(&app).0 == before.1 - before.0 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+    });
+}
+
+#[test]
+fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
+    run(async {
+        let silent = Application::start(|mut client| async move {
+            let _asked = client.last().await;
+            std::future::pending::<()>().await;
+        });
+        for ill in [silent.await.address, closed_port()] {
+            let well = Application::canned(OK).await;
+            let mesh = Mesh::permissive(well.address).await;
+            let (_server, second) = mesh.server("ratings-2", ill).await;
+            let probe = (get_healthz(), Duration::from_millis(200));
+            ask_within(&mesh, probe, &[mesh.endpoint(), second]);
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            until(|| removed(&mesh) == ["bookinfo/ratings-2"]).await;
+            assert!(count(&mesh, Count::HealthChecksFailed) >= 2);
+        }
+    });
+}
+
+#[test]
+fn the_last_ones_stay_however_ill_they_are() {
+    run(async {
+        let app = Application::canned(ILL).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", app.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 503);
+        until(|| count(&mesh, Count::HealthChecksFailed) >= 20).await;
+        assert_eq!(removed(&mesh).len(), 1);
+        assert_eq!(count(&mesh, Count::EndpointRemovedForCheck), 1);
+        assert_eq!(client.ask(GET).await.verdict(), (503, None), "the other one answers");
+    });
+}
+
+#[test]
+fn what_a_policy_refuses_says_nothing() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.enforce(Access::Strict(Vec::new()));
+        let (_server, second) = mesh.server("ratings-2", app.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        client.ask(GET).await;
+        until(|| count(&mesh, Count::HealthChecksUnknown) >= 5).await;
+        assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
+        assert_eq!(removed(&mesh), [] as [&str; 0]);
+
+        let mesh = http2::mesh(closed_port(), Protocol::Grpc).await;
+        mesh.enforce(Access::Strict(Vec::new()));
+        let probe = HealthProbe::Grpc { service: String::new() };
+        ask_all(&mesh, probe, &[mesh.endpoint()]);
+        let mut client = http2::connect(mesh.door).await;
+        client.send_request(http2::call("/a"), true).unwrap().0.await.unwrap();
+        until(|| count(&mesh, Count::HealthChecksUnknown) >= 5).await;
+        assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
+    });
+}
+
+#[test]
+fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.endpoint()]);
+        assert_eq!(settled(|| app.requests().len()).await, 0);
+        let mut client = Client::connect(mesh.door).await;
+        client.ask(GET).await;
+        until(|| count(&mesh, Count::HealthChecksWell) >= 3).await;
+        let worker = &mesh.client.worker;
+        let ward = Rc::downgrade(&ward(&mesh));
+        mesh.route_to(&[mesh.endpoint()]);
+        worker.sweep(&worker.world.scene().unwrap());
+        until(|| ward.strong_count() == 0).await;
+    });
+}
+
+#[test]
+fn the_health_service_of_grpc_is_asked_and_believed() {
+    run(async {
+        let serves = Rc::new(Cell::new(true));
+        let said = serves.clone();
+        let app = http2::application(move |request, mut respond| {
+            let serves = said.get();
+            async move {
+                let path = request.uri().path().to_owned();
+                let (question, _) = http2::whole(request.into_body()).await;
+                let head = Response::builder().header("content-type", "application/grpc");
+                let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
+                let mut trailers = HeaderMap::new();
+                trailers.insert("grpc-status", "0".parse().unwrap());
+                if path == "/grpc.health.v1.Health/Check" {
+                    assert_eq!(question, b"\0\0\0\0\x06\x0a\x04shop");
+                    let answer = [0, 0, 0, 0, 2, 8, if serves { 1 } else { 2 }];
+                    http2::send(&mut stream, Bytes::copy_from_slice(&answer), false).await;
+                }
+                stream.send_trailers(trailers).unwrap();
+            }
+        })
+        .await;
+        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
+        let (_server, second) = mesh.server("ratings-2", closed_port()).await;
+        let probe = HealthProbe::Grpc { service: "shop".to_owned() };
+        ask_all(&mesh, probe, &[mesh.endpoint(), second]);
+        let mut client = http2::connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(http2::call("/a"), false).unwrap();
+        http2::send(&mut stream, Bytes::new(), true).await;
+        response.await.unwrap();
+        until(|| removed(&mesh) == ["bookinfo/ratings-2"]).await;
+        assert!(count(&mesh, Count::HealthChecksWell) > 0);
+        serves.set(false);
+        let failed = count(&mesh, Count::HealthChecksFailed);
+        let well = count(&mesh, Count::HealthChecksWell);
+        until(|| count(&mesh, Count::HealthChecksFailed) >= failed + 10).await;
+        assert!(count(&mesh, Count::HealthChecksWell) <= well + 2, "it is not well any more");
+        assert_eq!(removed(&mesh), ["bookinfo/ratings-2"], "one has to stay");
+    });
+}
+
+#[test]
+fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
+    run(async {
+        let plain = Application::canned(OK).await;
+        let mesh = Mesh::permissive(closed_port()).await;
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let foreign = Application::start(move |client| {
+            let identity = identity.clone();
+            async move {
+                let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
+                let mut connection = h2::server::handshake(tls).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    assert_eq!(request.uri().to_string(), "https://ratings.bookinfo:9080/healthz");
+                    respond.send_response(Response::new(()), true).unwrap();
+                }
+            }
+        });
+        let foreign = foreign.await;
+        let alone = Endpoint { account: None, ..endpoint("ratings-2", plain.address, "ratings") };
+        let stranger = endpoint("ratings-3", foreign.address, "ratings");
+        ask_all(&mesh, get_healthz(), &[alone, stranger]);
+        ward(&mesh);
+        until(|| count(&mesh, Count::HealthChecksWell) >= 10).await;
+        assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
+        assert_eq!((plain.accepted.get(), foreign.accepted.get()), (1, 1));
+    });
+}
+
+/// Who watches over the endpoints that the client's sidecar knows now.
+fn ward(mesh: &Mesh) -> Rc<Ward> {
+    let worker = &mesh.client.worker;
+    let scene = worker.world.scene().unwrap();
+    let port = &scene.plans.service(&service()).unwrap().ports[&PORT];
+    worker.ward(port, scene.version).unwrap()
+}

@@ -1,0 +1,220 @@
+//! Health checks: questions of our own to the endpoints of a port, for the watch over them.
+
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{Endpoint, HealthCheck, HealthProbe, Protocol, Reason};
+use leno_telemetry::Count;
+use leno_traffic::removal::{Ending, Failed, checked};
+use leno_wire::http1::{Answers, Parsed, ResponseHead};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::ward::{Ward, refusal};
+use super::{Lease, Upstream};
+use crate::decider::{NoAnswer, answer};
+use crate::error::lost_reason;
+use crate::http::body::Piece;
+use crate::http::grpc::health;
+use crate::http::mirror::{discard, plain, send_whole};
+use crate::link::{LinkHandle, LinkStream};
+use crate::worker::Worker;
+
+/// The endpoints of a ward are asked, one after the other, until this is dropped.
+pub(super) struct Checking(AbortHandle);
+
+impl Checking {
+    /// Begins to ask the endpoints of a ward that is being made.
+    pub(super) fn start(worker: &Rc<Worker>, ward: Weak<Ward>, check: HealthCheck) -> Self {
+        // Sidecars that hear of a policy together do not all begin with the same endpoint.
+        let first = usize::try_from(worker.draw() >> 32).unwrap_or(0);
+        let checks = Checks { worker: Rc::downgrade(worker), ward, check: Rc::new(check), first };
+        let asking = async move { while checks.round().await.is_some() {} };
+        Self(tokio::task::spawn_local(asking).abort_handle())
+    }
+}
+
+impl Drop for Checking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Who asks. Between two questions it holds nothing of the thread.
+struct Checks {
+    worker: Weak<Worker>,
+    ward: Weak<Ward>,
+    check: Rc<HealthCheck>,
+    /// The place of the endpoint with which each round begins, for any number of them.
+    first: usize,
+}
+
+impl Checks {
+    /// Asks each endpoint once, evenly over the interval; `None` when nobody wants to know.
+    async fn round(&self) -> Option<()> {
+        let (begun, interval) = (Instant::now(), self.interval()?);
+        let endpoints = self.endpoints()?;
+        let all = endpoints.len().max(1);
+        let step = interval / u32::try_from(all).unwrap_or(u32::MAX);
+        let in_turn = endpoints.iter().cycle().skip(self.first % all).take(endpoints.len());
+        for (asked, endpoint) in (1_u32..).zip(in_turn) {
+            self.ask(endpoint)?;
+            sleep_until(begun + step * asked).await;
+        }
+        sleep_until(begun + interval).await;
+        Some(())
+    }
+
+    /// Up to a tenth longer or shorter, so that sidecars that began together do not stay together.
+    fn interval(&self) -> Option<Duration> {
+        let chance = u32::try_from(self.worker.upgrade()?.draw() >> 48).unwrap_or(0);
+        let tenth = self.check.interval / 10;
+        Some(
+            self.check.interval - tenth
+                + (tenth * 2).mul_f64(f64::from(chance) / f64::from(1 << 16)),
+        )
+    }
+
+    /// Who is to be asked in the current world, which the thread gets to know too: where no requests
+    /// go, nobody else tells it.
+    fn endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
+        let (worker, ward) = (self.worker.upgrade()?, self.ward.upgrade()?);
+        if worker.is_draining() {
+            return None;
+        }
+        let scene = worker.world.scene()?;
+        worker.sweep(&scene);
+        let mut ports = scene.plans.services.values().flat_map(|service| service.ports.values());
+        let port = ports.find(|port| port.treatment.as_ref().is_some_and(|it| ward.is_for(it)))?;
+        ward.attend(&worker, &port.endpoints, scene.version);
+        if port.protocol != Protocol::Tcp {
+            return Some(port.endpoints.clone());
+        }
+        // What is opaque has no requests to be asked by.
+        for endpoint in port.endpoints.iter() {
+            ward.hears_check(&worker.upstream(endpoint), Failed::Unknown);
+        }
+        Some(Arc::new([]))
+    }
+
+    /// Asks one endpoint, unless the world has let go of it.
+    fn ask(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
+        let (worker, ward) = (self.worker.upgrade()?, self.ward.clone());
+        if worker.world.is_current(endpoint) {
+            let (endpoint, check) = (endpoint.clone(), self.check.clone());
+            // It ends by itself, within its timeout, which is no longer than the interval.
+            tokio::task::spawn_local(Asked { worker, ward, endpoint, check }.ask());
+        }
+        Some(())
+    }
+}
+
+/// One question to one endpoint.
+struct Asked {
+    worker: Rc<Worker>,
+    ward: Weak<Ward>,
+    endpoint: Arc<Endpoint>,
+    check: Rc<HealthCheck>,
+}
+
+impl Asked {
+    async fn ask(self) {
+        let upstream = self.worker.upstream(&self.endpoint);
+        let ending = match timeout(self.check.timeout, self.answer(&upstream)).await {
+            Ok(Ok(ending)) => ending,
+            Ok(Err(reason)) => Ending::Broken(reason),
+            Err(_) => Ending::Broken(Reason::RequestTimeout),
+        };
+        let heard = checked(ending);
+        let count = match heard {
+            Failed::No => Count::HealthChecksWell,
+            Failed::Yes => Count::HealthChecksFailed,
+            Failed::Unknown => Count::HealthChecksUnknown,
+        };
+        self.worker.shard.add(count, 1);
+        tracing::debug!(workload = %self.endpoint.id.workload, ?ending, ?heard, "a health check");
+        if let Some(ward) = self.ward.upgrade() {
+            ward.hears_check(&upstream, heard);
+        }
+    }
+
+    async fn answer(&self, upstream: &Rc<Upstream>) -> Result<Ending, Reason> {
+        match &self.check.probe {
+            HealthProbe::Http { path } => self.get(upstream, path).await,
+            HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.is_foreign() => {
+                Err(Reason::Unsupported)
+            }
+            HealthProbe::Grpc { service } => match upstream.lease(&self.worker).await? {
+                Lease::Link(link) => self.call(&link, service).await,
+                Lease::Http1(_) | Lease::Http2(_) => Err(Reason::Unsupported),
+            },
+        }
+    }
+
+    async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<Ending, Reason> {
+        let head = self.head("GET", path, "");
+        let status = match upstream.lease(&self.worker).await? {
+            Lease::Link(link) => {
+                let stream = self.send(&link, &head, Vec::new()).await?;
+                discard(&stream).await?
+            }
+            Lease::Http1(connection) => {
+                let to = (upstream, connection);
+                plain::over_http1(&self.worker, to, head.into(), Vec::new()).await?
+            }
+            Lease::Http2(lease) => {
+                let to = (&**upstream, lease);
+                plain::over_http2(&self.worker, to, head.into(), Vec::new()).await?
+            }
+        };
+        Ok(Ending::Answered { status, grpc: None })
+    }
+
+    async fn call(&self, link: &LinkHandle, service: &str) -> Result<Ending, Reason> {
+        let fields = "content-type: application/grpc\r\nte: trailers\r\n";
+        let head = self.head("POST", health::METHOD, fields);
+        let question = vec![Piece::Data(health::question(service))];
+        let stream = self.send(link, &head, question).await?;
+        let code = match answer(&stream).await {
+            Ok(answer) => match health::serves(answer) {
+                Ok(true) => OK,
+                Ok(false) | Err(_) => UNAVAILABLE,
+            },
+            Err(NoAnswer::Mesh(reason)) => return Err(reason),
+            Err(NoAnswer::Grpc(code)) => code.parse().unwrap_or(UNAVAILABLE),
+            Err(_) => UNAVAILABLE,
+        };
+        Ok(Ending::Answered { status: 200, grpc: Some(code) })
+    }
+
+    /// Sends a question; its answer has begun, and is that of the endpoint: what its sidecar refuses is
+    /// an error.
+    async fn send(
+        &self,
+        link: &LinkHandle,
+        head: &str,
+        body: Vec<Piece>,
+    ) -> Result<LinkStream, Reason> {
+        let stream = send_whole(&self.worker, link, head.as_bytes(), body).await?;
+        let bytes = stream.final_head().await.map_err(lost_reason)?;
+        let mut head = ResponseHead::default();
+        match head.parse(&bytes, Answers::Other) {
+            Ok(Parsed::Complete(_)) => {}
+            Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed),
+        }
+        let refused = refusal(&bytes, &head).and_then(|label| std::str::from_utf8(label).ok());
+        refused.and_then(Reason::from_label).map_or(Ok(stream), Err)
+    }
+
+    fn head(&self, method: &str, path: &str, fields: &str) -> String {
+        let id = &self.endpoint.id;
+        let host = format!("{}.{}:{}", id.service.name, id.service.namespace, id.port);
+        format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {AGENT}\r\n{fields}\r\n")
+    }
+}
+
+const AGENT: &str = concat!("leno-probe/", env!("CARGO_PKG_VERSION"));
+/// Statuses of gRPC: who serves, and who does not.
+const OK: u8 = 0;
+const UNAVAILABLE: u8 = 14;
