@@ -160,8 +160,14 @@ impl Asked {
                 discard(&stream).await?
             }
             Lease::Http1(connection) => {
+                let reused = connection.reused;
                 let to = (upstream, connection);
-                plain::over_http1(&self.worker, to, head.into(), Vec::new()).await?
+                let asked = plain::over_http1(&self.worker, to, head.into(), Vec::new()).await;
+                asked.map_err(|reason| match reason {
+                    // A server may close a connection that was idle for as long as it likes.
+                    Reason::UpstreamReset if reused => Reason::UpstreamRefused,
+                    reason => reason,
+                })?
             }
             Lease::Http2(lease) => {
                 let to = (&**upstream, lease);
