@@ -320,15 +320,15 @@ async fn open_among(
     record: &mut Record<'_>,
 ) -> Result<Opening, Reason> {
     let ward = worker.ward(port, scene.version);
-    let endpoints = route::tagged(worker, port, None)?;
+    let priorities = route::tagged(worker, port, None)?;
     let mut held = match &ward {
         None => None,
         Some(ward) => ward.hold(|under_way| &under_way.connections)?,
     };
-    let hashed = route::hashed((scene, port), &endpoints, None);
+    let hashed = route::hashed((scene, port), None);
     let mut tried = None;
     loop {
-        let among = (&*endpoints, ward.as_deref());
+        let among = (&priorities, ward.as_deref());
         let upstream = pick(worker, among, hashed.as_ref(), tried.as_ref())?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();

@@ -18,6 +18,7 @@ pub(crate) mod connect;
 pub(crate) mod gate;
 pub(crate) mod pick;
 pub(crate) mod pool;
+pub(crate) mod priorities;
 pub(crate) mod ward;
 pub(crate) mod watch;
 

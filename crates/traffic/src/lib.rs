@@ -52,6 +52,6 @@ pub use request::{Fields, RequestView};
 pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
 pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
 pub use stay::Stay;
-pub use tag::{Chance, Draw, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};
+pub use tag::{Chance, Draw, Endpoints, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};
 pub use tcp_rule::tcp_backend;
 pub use tls_route::{TlsChoice, TlsRoutes};

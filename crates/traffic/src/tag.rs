@@ -14,7 +14,7 @@ use std::sync::Arc;
 use leno_model::{Caller, Endpoint, RuleOrigin, TagRules};
 
 use self::rules::{Compiled, EVERY, Preference, Rule, SetId};
-use self::sets::{Endpoints, Set};
+use self::sets::Set;
 use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -22,6 +22,7 @@ use crate::request::RequestView;
 pub(crate) use matcher::{cookie, header};
 
 pub use lane::{Lanes, Marks};
+pub use sets::Endpoints;
 pub use share::{Chance, Draw, Shares};
 pub use trace::TagOutcome;
 
@@ -49,7 +50,10 @@ pub struct TagDecision<'a> {
     /// The rule by caller that narrowed the instances down further, by its place.
     pub by_caller: Option<usize>,
     /// The instances; nobody when absent.
-    pub endpoints: Option<&'a Arc<[Arc<Endpoint>]>>,
+    pub endpoints: Option<&'a Endpoints>,
+    /// Who helps out while none of these is well, where a preference that yields chose them: the next
+    /// lists, and in the end all.
+    pub others: Option<&'a Arc<[Endpoints]>>,
     set: SetId,
 }
 
@@ -63,6 +67,8 @@ struct Narrowed {
     /// The rule by caller that made the lists.
     by_caller: Option<usize>,
     lists: Box<[Endpoints]>,
+    /// Who helps out, where the rule yields.
+    others: Option<Arc<[Endpoints]>>,
 }
 
 impl TagPlan {
@@ -179,9 +185,13 @@ impl TagPlan {
         });
         match found {
             Some((set, narrowed, endpoints)) => {
-                TagDecision { rule, by_caller: narrowed.by_caller, endpoints: Some(endpoints), set }
+                let Narrowed { by_caller, others, .. } = narrowed;
+                let (by_caller, others) = (*by_caller, others.as_ref());
+                TagDecision { rule, by_caller, endpoints: Some(endpoints), others, set }
             }
-            None => TagDecision { rule, by_caller: None, endpoints: None, set: EVERY },
+            None => {
+                TagDecision { rule, by_caller: None, endpoints: None, others: None, set: EVERY }
+            }
         }
     }
 
@@ -193,26 +203,40 @@ impl TagPlan {
 impl Narrowed {
     fn of(inside: Endpoints, preferences: &[Preference]) -> Self {
         let inhabited = !inside.is_empty();
-        for preference in preferences {
+        for (place, preference) in preferences.iter().enumerate() {
             let lists = preference.sets.iter().map(|set| preference.accepted(set, &inside));
             let lists: Box<[Endpoints]> = lists.collect();
             let changes = lists.iter().any(|list| !Arc::ptr_eq(list, &inside));
             if changes {
                 let shares = (lists.len() > 1).then(|| preference.shares.clone());
                 let by_caller = Some(preference.index);
-                return Self { inhabited, shares, by_caller, lists };
+                let others = preferences.get(place..).and_then(|less| others(less, &inside));
+                return Self { inhabited, shares, by_caller, lists, others };
             }
             if !preference.goes_on {
                 break;
             }
         }
-        Self { inhabited, shares: None, by_caller: None, lists: Box::new([inside]) }
+        let lists = Box::new([inside]);
+        Self { inhabited, shares: None, by_caller: None, lists, others: None }
     }
 
     fn draw(&self, chance: &mut impl Chance) -> Option<&Endpoints> {
         let place = self.shares.as_ref().map_or(0, |shares| shares.draw(Draw::Caller, chance));
         self.lists.get(place)
     }
+}
+
+/// Who helps out while nobody is well whom the first of these prefers: those whom the next ones
+/// prefer that are asked and yield as well, and in the end all; nobody when it does not yield.
+fn others(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
+    preferences.first().filter(|first| first.yields)?;
+    let asked = |(before, next): (&Preference, &Preference)| before.goes_on && next.yields;
+    let pairs = preferences.iter().zip(preferences.iter().skip(1));
+    let next = pairs.take_while(|pair| asked(*pair)).map(|(_, next)| next);
+    let lists = next.flat_map(|next| next.sets.iter().map(|set| next.accepted(set, all)));
+    let smaller = lists.filter(|list| !Arc::ptr_eq(list, all));
+    Some(smaller.chain([Arc::clone(all)]).collect())
 }
 
 impl Preference {

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leno_tests::manifests::{client, mesh_config};
@@ -66,7 +68,7 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
 struct Shop {
     mesh: Mesh,
     door: SocketAddr,
-    _applications: [Application; 3],
+    applications: Vec<Application>,
 }
 
 impl Shop {
@@ -82,7 +84,7 @@ impl Shop {
         let mesh = Mesh::up(&manifests);
         mesh.write("canary.yaml", &workload("2", applications[1].port()));
         let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-        Self { mesh, door, _applications: applications }
+        Self { mesh, door, applications: applications.into() }
     }
 
     fn ask(&self, header: &str) -> Option<Response> {
@@ -126,4 +128,67 @@ fn requests_reach_the_tagged_instances_and_the_fallback_when_they_are_gone() {
     let look = || shop.ask(beta).filter(refused);
     let (answer, _) = eventually("nobody is left for beta", Duration::from_secs(20), look);
     assert_eq!(answer.status, 503);
+}
+
+const ZONES: &str = "---
+apiVersion: v1
+kind: Service
+metadata: {name: orders, namespace: shop}
+spec: {selector: {app: orders}, ports: [{port: 9080, targetPort: main}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: orders, namespace: shop}
+spec: {service: orders, sameTag: [{tags: [zone]}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: orders, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: orders}]
+  consecutive: 3
+  backOff: {base: 500ms, max: 500ms}
+";
+
+#[test]
+fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
+    let is_sick = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_sick);
+    let near = Application::start(move |_| match told.load(Ordering::SeqCst) {
+        true => Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        // Each request needs a new connection.
+        false => Answer::Bytes(
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear".to_vec(),
+        ),
+    });
+    let far = Application::start(|_| Answer::ok("far"));
+    let door = free_port();
+    let mut manifests = mesh_config("permissive") + ZONES;
+    manifests += &client("web", &[], &[("orders", door)]).replace("app: web", "app: web, zone: a");
+    for (zone, application) in [("a", &near), ("b", &far)] {
+        let port = application.port();
+        write!(
+            manifests,
+            "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: orders-{zone}, namespace: shop, labels: {{app: orders, zone: {zone}}}}}
+spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HTTP}}]}}
+"
+        )
+        .unwrap();
+    }
+    let mesh = Mesh::up(&manifests);
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let mut shop = Shop { mesh, door, applications: vec![near, far] };
+    shop.turns("", "near");
+    shop.always("", "near");
+    is_sick.store(true, Ordering::SeqCst);
+    shop.turns("", "far");
+    is_sick.store(false, Ordering::SeqCst);
+    shop.turns("", "near");
+    shop.always("", "near");
+    // Who cannot be connected to costs no request: the next attempt goes elsewhere.
+    drop(shop.applications.remove(0));
+    shop.always("", "far");
 }

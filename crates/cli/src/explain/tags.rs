@@ -63,6 +63,7 @@ impl DecidedTags {
                 "narrowed_by": self.narrowed_by(outcome),
                 "reason": outcome.set.is_none().then(|| Reason::NoTaggedEndpoint.label()),
                 "workloads": names(&outcome.endpoints),
+                "yields": outcome.yields,
             })
         };
         json!({
@@ -102,7 +103,8 @@ impl DecidedTags {
             Some(rule) => format!(", of these as {rule} prefers"),
             None => String::new(),
         };
-        format!("{share} %: {set}{narrowed}: {}", names(&outcome.endpoints).join(", "))
+        let others = if outcome.yields { "; others while none of these is well" } else { "" };
+        format!("{share} %: {set}{narrowed}: {}{others}", names(&outcome.endpoints).join(", "))
     }
 
     fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {

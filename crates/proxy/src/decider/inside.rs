@@ -31,9 +31,9 @@ pub(super) async fn ask(
         return Err(NoAnswer::Mesh(Reason::DeniedOutbound));
     }
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
-    let endpoints = tagged(worker, port, None)?;
+    let priorities = tagged(worker, port, None)?;
     let ward = worker.ward(port, scene.version);
-    let upstream = pick(worker, (&endpoints, ward.as_deref()), None, None)?;
+    let upstream = pick(worker, (&priorities, ward.as_deref()), None, None)?;
     // What bounds requests to a service bounds questions.
     let trial = match &ward {
         None => None,

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
+use leno_model::{EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
@@ -40,6 +40,7 @@ use crate::record::{Hedge, Record};
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::{kept, pick};
+use crate::upstream::priorities::Priorities;
 use crate::upstream::ward::{Trial, Ward};
 use crate::upstream::{Destined, Upstream};
 
@@ -479,9 +480,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn pick(&self, bound: &Bound, avoid: Option<&EndpointId>) -> Result<Destined, Reason> {
         match &bound.destination {
             Destination::Application(application) => Ok(Destined::Application(application.clone())),
-            Destination::Endpoints(endpoints) => {
-                let endpoints: &[Arc<Endpoint>] = endpoints;
-                let at = (endpoints, bound.ward.as_deref());
+            Destination::Endpoints(priorities) => {
+                let at = (priorities, bound.ward.as_deref());
                 let kept = bound.stay.as_ref().and_then(|stay| self.kept(stay, at, avoid));
                 let upstream = match kept {
                     Some(kept) => kept,
@@ -498,10 +498,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn kept(
         &self,
         stay: &Stay,
-        (endpoints, ward): (&[Arc<Endpoint>], Option<&Ward>),
+        (priorities, ward): (&Priorities, Option<&Ward>),
         avoid: Option<&EndpointId>,
     ) -> Option<Rc<Upstream>> {
-        kept(&self.session.worker, (stay.endpoint(endpoints)?, ward), avoid)
+        let worker = &self.session.worker;
+        let endpoints = priorities.serving(worker, ward, avoid);
+        kept(worker, (stay.endpoint(endpoints)?, ward), avoid)
     }
 
     /// Who goes on beside this attempt knows where that goes, and under persistence the client will.

@@ -124,9 +124,9 @@ impl Copy {
         let service = scene.plans.service(&backend.service);
         let port = service.and_then(|plan| plan.ports.get(&backend.port));
         let port = port.ok_or(Reason::InvalidBackend)?;
-        let endpoints = tagged(&worker, port, None)?;
+        let priorities = tagged(&worker, port, None)?;
         let ward = worker.ward(port, scene.version);
-        let upstream = pick(&worker, (&endpoints, ward.as_deref()), None, None)?;
+        let upstream = pick(&worker, (&priorities, ward.as_deref()), None, None)?;
         // A foreign member of the mesh would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);

@@ -9,7 +9,8 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{
-    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, host,
+    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, TagDecision,
+    host,
 };
 
 use super::date;
@@ -22,6 +23,7 @@ use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::upstream::Application;
 use crate::upstream::pick::{Hashed, kept};
+use crate::upstream::priorities::Priorities;
 use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 use crate::world::Scene;
@@ -64,7 +66,7 @@ pub(crate) enum Destination {
     /// The application behind this sidecar.
     Application(Rc<Application>),
     /// Any of these endpoints.
-    Endpoints(Arc<[Arc<Endpoint>]>),
+    Endpoints(Priorities),
     /// Nowhere: the client is sent elsewhere.
     Redirected(Redirection),
 }
@@ -109,7 +111,7 @@ async fn pinned(
     let patience = worker.config.limits.discovery_timeout;
     let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
     worker.sweep(&scene);
-    Ok(Bound::to(scene, Destination::Endpoints(Arc::from([endpoint]))))
+    Ok(Bound::to(scene, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
 }
 
 /// The application's own port, as the snapshot describes it.
@@ -212,7 +214,7 @@ async fn to_service(
         }
     };
     let endpoints = tagged(worker, behind, Some(&view))?;
-    let hashed = hashed((&scene, behind), &endpoints, Some(&view));
+    let hashed = hashed((&scene, behind), Some(&view));
     let ward = worker.ward(behind, scene.version);
     let unusual = unusual(behind);
     let destination = Destination::Endpoints(endpoints);
@@ -226,11 +228,12 @@ pub(crate) fn may_keep<'a>(
     view: &'a RequestView<'_>,
 ) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool + 'a {
     |port, endpoint| {
+        let ward = worker.ward(port, scene.version);
         let is_left = port.tags.as_ref().is_none_or(|tags| {
-            let left = tags.choose(view, &mut || worker.draw()).endpoints;
+            let left = priorities(&tags.choose(view, &mut || worker.draw()));
+            let left = left.as_ref().map(|left| left.serving(worker, ward.as_deref(), None));
             left.is_some_and(|left| left.iter().any(|left| left.id == endpoint.id))
         });
-        let ward = worker.ward(port, scene.version);
         is_left && kept(worker, (endpoint, ward.as_deref()), None).is_some()
     }
 }
@@ -242,7 +245,7 @@ pub(crate) fn to_port(
     view: &RequestView<'_>,
 ) -> Result<Bound, Reason> {
     let endpoints = tagged(worker, port, Some(view))?;
-    let hashed = hashed((&scene, port), &endpoints, Some(view));
+    let hashed = hashed((&scene, port), Some(view));
     let ward = worker.ward(port, scene.version);
     let unusual = unusual(port);
     let bound = Bound::to(scene, Destination::Endpoints(endpoints));
@@ -255,17 +258,15 @@ fn unusual(port: &PortPlan) -> Option<Arc<PortTreatment>> {
     port.treatment.as_ref().filter(has).cloned()
 }
 
-/// What a policy hashes of a request, or of a connection in which none is seen. Only where all
-/// endpoints of the port may take it do their places count.
+/// What a policy hashes of a request, or of a connection in which none is seen.
 pub(crate) fn hashed(
     (scene, port): (&Scene, &PortPlan),
-    endpoints: &Arc<[Arc<Endpoint>]>,
     request: Option<&RequestView<'_>>,
 ) -> Option<Hashed> {
     let balancing = port.treatment.as_ref()?.rule.balancing.as_ref()?;
     let caller = &scene.plans.snapshot.plan.workload;
     let key = Key::of(balancing.rule.algorithm.key()?, request, caller)?;
-    let places = port.places.clone().filter(|_| Arc::ptr_eq(endpoints, &port.endpoints));
+    let places = port.places.clone().map(|places| (port.endpoints.clone(), places));
     Some(Hashed { key, places })
 }
 
@@ -275,9 +276,9 @@ pub(crate) fn tagged(
     worker: &Worker,
     port: &PortPlan,
     request: Option<&RequestView<'_>>,
-) -> Result<Arc<[Arc<Endpoint>]>, Reason> {
+) -> Result<Priorities, Reason> {
     let Some(tags) = &port.tags else {
-        return Ok(port.endpoints.clone());
+        return Ok(Priorities::new(port.endpoints.clone(), None));
     };
     let mut chance = || worker.draw();
     let decision = match request {
@@ -285,7 +286,12 @@ pub(crate) fn tagged(
         None => tags.without_request(&mut chance),
     };
     tags.hits(&decision).for_each(|rule| hits::tags(&worker.shard, rule));
-    decision.endpoints.cloned().ok_or(Reason::NoTaggedEndpoint)
+    priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
+}
+
+/// The endpoints that tag rules leave.
+fn priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
+    Some(Priorities::new(decision.endpoints?.clone(), decision.others.cloned()))
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

@@ -6,34 +6,40 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use leno_model::{Endpoint, EndpointId, Reason};
+use leno_traffic::Endpoints;
 use leno_traffic::balance::hashing::Places;
 use leno_traffic::balance::{self, Candidates, Key, Keyed};
 
 use super::Upstream;
+use super::priorities::Priorities;
 use super::ward::Ward;
 use crate::worker::Worker;
 
-/// What a policy hashes of one request, and the places of the port's endpoints if all of them may
-/// take it.
+/// What a policy hashes of one request, and the places of the port's endpoints.
 pub(crate) struct Hashed {
     pub(crate) key: Key,
-    pub(crate) places: Option<Arc<Places>>,
+    pub(crate) places: Option<(Endpoints, Arc<Places>)>,
 }
 
-/// Chooses among `endpoints` that their ward admits, not `avoid` if there is another.
+/// Chooses among those whose turn it is and whom their ward admits, not `avoid` if there is another.
 pub(crate) fn pick(
     worker: &Rc<Worker>,
-    (endpoints, ward): (&[Arc<Endpoint>], Option<&Ward>),
+    (priorities, ward): (&Priorities, Option<&Ward>),
     hashed: Option<&Hashed>,
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
+    let list = priorities.serving(worker, ward, avoid);
+    let endpoints: &[Arc<Endpoint>] = list;
     let field = Field { worker, endpoints, ward, avoid, now: Instant::now() };
     let index = match ward.and_then(|ward| Some((ward, ward.balancer()?))) {
         None => balance::pick(&field, worker.draw()),
         Some((ward, balancer)) => {
+            // Only where all endpoints of the port may take it do their places count.
             let keyed = hashed.map(|hashed| match &hashed.places {
-                Some(places) => (hashed.key, Keyed::Places(places)),
-                None => (hashed.key, Keyed::Few(endpoints)),
+                Some((all, places)) if Arc::ptr_eq(all, list) => {
+                    (hashed.key, Keyed::Places(places))
+                }
+                _ => (hashed.key, Keyed::Few(endpoints)),
             });
             let age = |index: usize| ward.age(worker, &endpoints.get(index)?.id);
             balancer.choose(&field, keyed, age, worker.draw())

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Caller, CallerRule, Otherwise, STEMS_MAX, Sticky, TagRule, TagRules, TagSet, TagSplit,
-    TagTarget, TagValue,
+    Caller, CallerRule, Otherwise, STEMS_MAX, Sticky, TagDialect, TagRule, TagRules, TagSet,
+    TagSplit, TagTarget, TagValue,
 };
 
 use super::lookup::Lookup;
@@ -68,6 +68,8 @@ pub(super) struct Preference {
     pub(super) min_percent: u32,
     pub(super) min_total: u32,
     pub(super) goes_on: bool,
+    /// Whether others take requests while none of the preferred instances is well.
+    pub(super) yields: bool,
 }
 
 impl Compiled {
@@ -335,6 +337,7 @@ impl Preference {
             min_percent: rule.min_percent,
             min_total: rule.min_total,
             goes_on: rule.goes_on,
+            yields: rule.origin.dialect != TagDialect::Sermant,
         }
     }
 }

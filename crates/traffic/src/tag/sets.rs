@@ -79,7 +79,7 @@ impl Set {
 }
 
 /// Endpoints as requests hold them.
-pub(super) type Endpoints = Arc<[Arc<Endpoint>]>;
+pub type Endpoints = Arc<[Arc<Endpoint>]>;
 
 /// `version=2, zone=a`; `one of: …`; `neither (…) nor (…)`; `any instance`.
 impl fmt::Display for Set {

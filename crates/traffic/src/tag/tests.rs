@@ -226,6 +226,18 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
         assert_eq!(names(&plan.without_request(&mut never)), expected, "{caller:?}");
         assert_eq!(names(&plan.choose(&view(&Vec::new()), &mut never)), expected, "{caller:?}");
     }
+    let others = |rules: &TagRules, caller| {
+        let caller = Caller { tags: tags(caller), has_parameters: true, ..Caller::default() };
+        let plan = TagPlan::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
+        let lists = plan.without_request(&mut never).others.into_iter();
+        lists.flat_map(|lists| lists.iter().map(|list| list.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(others(&rules, &[("zone", "a"), ("region", "r")]), [2, 3], "the region, then all");
+    assert_eq!(others(&rules, &[("zone", "a")]), [3]);
+    assert_eq!(others(&rules, &[("zone", "x")]), [0; 0], "nobody is preferred");
+    let mut sermants = rules;
+    sermants.by_caller.iter_mut().for_each(|rule| rule.origin.dialect = TagDialect::Sermant);
+    assert_eq!(others(&sermants, &[("zone", "a")]), [0; 0], "Sermant's never yield");
 }
 
 #[test]

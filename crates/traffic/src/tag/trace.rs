@@ -21,6 +21,8 @@ pub struct TagOutcome {
     pub set: Option<String>,
     /// Who is left.
     pub endpoints: Arc<[Arc<Endpoint>]>,
+    /// Whether others take such requests while none of these is well.
+    pub yields: bool,
 }
 
 impl TagPlan {
@@ -43,6 +45,7 @@ impl TagPlan {
                 by_caller: decision.by_caller,
                 set: set.map(ToString::to_string),
                 endpoints: decision.endpoints.map_or_else(|| [].into(), Arc::clone),
+                yields: decision.others.is_some(),
             };
             let same = |other: &&mut TagOutcome| {
                 other.set == outcome.set && other.endpoints == outcome.endpoints

@@ -257,9 +257,9 @@ impl Second<'_> {
     /// Another endpoint than that of the first attempt, with a sidecar; `None` when there is none.
     fn pick(&self) -> Option<Rc<Upstream>> {
         let first = self.beside.first.borrow().clone()?;
-        let Destination::Endpoints(endpoints) = &self.bound.destination else { return None };
+        let Destination::Endpoints(priorities) = &self.bound.destination else { return None };
         let (ward, hashed) = (self.bound.ward.as_deref(), self.bound.hashed.as_ref());
-        let upstream = pick(self.worker, (endpoints, ward), hashed, Some(&first)).ok()?;
+        let upstream = pick(self.worker, (priorities, ward), hashed, Some(&first)).ok()?;
         let is_fit =
             upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
         is_fit.then_some(upstream)
