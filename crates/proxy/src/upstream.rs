@@ -140,16 +140,17 @@ impl Upstream {
         self.in_flight.get()
     }
 
-    /// Whether nothing recent speaks against it.
+    /// Whether nothing recent speaks against it. While one request tries whether it can be connected to
+    /// again, the others wait for what comes of it elsewhere.
     pub(crate) fn is_usable(&self, now: Instant) -> bool {
-        self.avoided_until.get().is_none_or(|until| until <= now)
+        self.avoided_until.get().is_none_or(|until| until <= now && self.attempt.borrow().is_none())
     }
 
     /// It, or the application behind it, could not be reached: others are preferred for a while.
     fn avoid(&self, worker: &Worker) {
         // Requests that fail together are one failure.
         let now = Instant::now();
-        if self.is_usable(now) {
+        if self.avoided_until.get().is_none_or(|until| until <= now) {
             let failures = self.failures.get().saturating_add(1);
             self.failures.set(failures);
             let pause = leno_traffic::backoff::delay(failures, worker.draw());

@@ -189,6 +189,11 @@ closed_list! {
         /// The check was refused on its way, or by a policy of the endpoint: that says nothing about it.
         HealthChecksUnknown ["unknown"];
     }
+    "leno_preferences_yielded_total" []
+    "Choices of an endpoint among others than a preference by the caller's tags wants, because nobody was well among those." {
+        /// Others help out.
+        PreferencesYielded [];
+    }
     "leno_circuit_turns_total" ["to"]
     "Times that the circuit of a port opened or closed, as one data thread sees it." {
         /// Too many requests failed.

@@ -116,6 +116,16 @@ impl Removed {
         }
     }
 
+    /// Whether an endpoint takes requests for the bounds alone: what is known of it would have it
+    /// removed. Nobody is, by Sermant's algorithm.
+    #[must_use]
+    pub fn is_spared(&self, slot: usize) -> bool {
+        match self {
+            Self::Native(outliers) => outliers.is_spared(slot),
+            Self::Sermant(_) => false,
+        }
+    }
+
     /// A request goes to an endpoint. True: it is a probe, and others wait for how it ends.
     #[must_use]
     pub fn begin(&mut self, slot: usize) -> bool {

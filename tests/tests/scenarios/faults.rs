@@ -82,7 +82,7 @@ fn loopback(port: u16) -> SocketAddr {
 }
 
 /// The admin page of a workload's sidecar, once that is connected.
-fn sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
+pub(crate) fn sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
     let look = || AdminPage::of(&mesh.ask("proxies"), workload);
     eventually(&format!("the sidecar of {workload} is connected"), PATIENCE, look).0
 }

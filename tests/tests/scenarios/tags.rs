@@ -9,6 +9,8 @@ use std::time::Duration;
 use leno_tests::manifests::{client, mesh_config};
 use leno_tests::{Answer, Application, Mesh, Response, eventually, exchange, free_port};
 
+use crate::faults::sidecar;
+
 const RULES: &str = "---
 apiVersion: v1
 kind: Service
@@ -150,29 +152,36 @@ spec:
   backOff: {base: 500ms, max: 500ms}
 ";
 
-#[test]
-fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
-    let is_sick = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&is_sick);
-    let near = Application::start(move |_| match told.load(Ordering::SeqCst) {
-        true => Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
-        // Each request needs a new connection.
-        false => Answer::Bytes(
-            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear".to_vec(),
-        ),
-    });
+/// An application in the caller's zone, which answers 500 while it is sick. Each request needs a new
+/// connection.
+fn near(is_sick: &Arc<AtomicBool>) -> Application {
+    let told = Arc::clone(is_sick);
+    Application::start(move |_| {
+        let head = match told.load(Ordering::SeqCst) {
+            true => "500 Sick",
+            false => "200 OK",
+        };
+        let answer =
+            format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear");
+        Answer::Bytes(answer.into_bytes())
+    })
+}
+
+/// A caller in zone a, with so many instances in its zone, and one in another.
+fn two_zones(near: Vec<Application>) -> Shop {
     let far = Application::start(|_| Answer::ok("far"));
     let door = free_port();
     let mut manifests = mesh_config("permissive") + ZONES;
     manifests += &client("web", &[], &[("orders", door)]).replace("app: web", "app: web, zone: a");
-    for (zone, application) in [("a", &near), ("b", &far)] {
+    let zones = near.iter().map(|near| ("a", near)).chain([("b", &far)]);
+    for (number, (zone, application)) in zones.enumerate() {
         let port = application.port();
         write!(
             manifests,
             "---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
-metadata: {{name: orders-{zone}, namespace: shop, labels: {{app: orders, zone: {zone}}}}}
+metadata: {{name: orders-{number}, namespace: shop, labels: {{app: orders, zone: {zone}}}}}
 spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HTTP}}]}}
 "
         )
@@ -180,15 +189,38 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
     }
     let mesh = Mesh::up(&manifests);
     let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-    let mut shop = Shop { mesh, door, applications: vec![near, far] };
+    Shop { mesh, door, applications: near.into_iter().chain([far]).collect() }
+}
+
+#[test]
+fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
+    let is_sick = Arc::new(AtomicBool::new(false));
+    let mut shop = two_zones(vec![near(&is_sick)]);
     shop.turns("", "near");
     shop.always("", "near");
     is_sick.store(true, Ordering::SeqCst);
     shop.turns("", "far");
+    assert!(sidecar(&shop.mesh, "shop/web-1").metric("leno_preferences_yielded_total") >= 1.0);
     is_sick.store(false, Ordering::SeqCst);
     shop.turns("", "near");
     shop.always("", "near");
     // Who cannot be connected to costs no request: the next attempt goes elsewhere.
     drop(shop.applications.remove(0));
     shop.always("", "far");
+}
+
+#[test]
+fn a_zone_of_which_one_stays_for_the_bounds_alone_yields_as_well() {
+    let is_sick = Arc::new(AtomicBool::new(false));
+    // Half of three is one: the other one that is sick stays.
+    let shop = two_zones(vec![near(&is_sick), near(&is_sick)]);
+    shop.turns("", "near");
+    shop.always("", "near");
+    is_sick.store(true, Ordering::SeqCst);
+    shop.turns("", "far");
+    is_sick.store(false, Ordering::SeqCst);
+    let is_near = |answer: Response| answer.status == 200 && answer.body == b"near";
+    eventually("its zone takes all requests again", Duration::from_secs(20), || {
+        (0..20).all(|_| shop.ask("").is_some_and(is_near)).then_some(())
+    });
 }

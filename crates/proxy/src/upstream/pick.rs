@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use leno_model::{Endpoint, EndpointId, Reason};
+use leno_telemetry::Count;
 use leno_traffic::Endpoints;
 use leno_traffic::balance::hashing::Places;
 use leno_traffic::balance::{self, Candidates, Key, Keyed};
@@ -29,6 +30,9 @@ pub(crate) fn pick(
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
     let list = priorities.serving(worker, ward, avoid);
+    if priorities.has_yielded(list) {
+        worker.shard.add(Count::PreferencesYielded, 1);
+    }
     let endpoints: &[Arc<Endpoint>] = list;
     let field = Field { worker, endpoints, ward, avoid, now: Instant::now() };
     let index = match ward.and_then(|ward| Some((ward, ward.balancer()?))) {
@@ -56,10 +60,18 @@ pub(crate) fn kept(
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let upstream = worker.upstream(endpoint);
-    let is_well = avoid != Some(&endpoint.id)
-        && upstream.is_usable(Instant::now())
-        && ward.is_none_or(|ward| ward.admits(&upstream));
-    is_well.then_some(upstream)
+    is_well(&upstream, ward, (avoid, Instant::now())).then_some(upstream)
+}
+
+/// Whether nothing speaks against an endpoint.
+pub(super) fn is_well(
+    upstream: &Upstream,
+    ward: Option<&Ward>,
+    (avoid, now): (Option<&EndpointId>, Instant),
+) -> bool {
+    avoid != Some(&upstream.endpoint.id)
+        && upstream.is_usable(now)
+        && ward.is_none_or(|ward| ward.admits(upstream))
 }
 
 struct Field<'a> {
@@ -81,10 +93,7 @@ impl Candidates for Field<'_> {
 
     fn usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
-            let upstream = self.worker.upstream(endpoint);
-            self.avoid != Some(&endpoint.id)
-                && upstream.is_usable(self.now)
-                && self.ward.is_none_or(|ward| ward.admits(&upstream))
+            is_well(&self.worker.upstream(endpoint), self.ward, (self.avoid, self.now))
         })
     }
 

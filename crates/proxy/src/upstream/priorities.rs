@@ -2,15 +2,17 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use leno_model::EndpointId;
 use leno_traffic::Endpoints;
 
-use super::pick::kept;
+use super::Upstream;
+use super::pick::is_well;
 use super::ward::Ward;
 use crate::worker::Worker;
 
-/// Endpointss of endpoints in order of preference.
+/// Lists of endpoints in order of preference.
 #[derive(Clone)]
 pub(crate) struct Priorities {
     first: Endpoints,
@@ -24,7 +26,8 @@ impl Priorities {
     }
 
     /// The list that an attempt chooses from: the first that has an endpoint, other than `avoid`, against
-    /// which nothing speaks; otherwise the first of which not all have been removed.
+    /// which nothing speaks, and that does not stay for the bounds of a policy alone; otherwise the first
+    /// that has another one of which not all have been removed.
     #[inline]
     pub(crate) fn serving(
         &self,
@@ -38,6 +41,12 @@ impl Priorities {
         }
     }
 
+    /// Whether a list that serves is not the one that is preferred.
+    #[inline]
+    pub(crate) fn has_yielded(&self, serving: &Endpoints) -> bool {
+        self.others.is_some() && !Arc::ptr_eq(serving, &self.first)
+    }
+
     #[inline(never)]
     fn first_well<'a>(
         &'a self,
@@ -45,12 +54,18 @@ impl Priorities {
         (worker, ward): (&Rc<Worker>, Option<&Ward>),
         avoid: Option<&EndpointId>,
     ) -> &'a Endpoints {
-        let mut lists = std::iter::once(&self.first).chain(others);
-        let well =
-            |list: &&Endpoints| list.iter().any(|it| kept(worker, (it, ward), avoid).is_some());
-        let there = |list: &&Endpoints| {
-            list.iter().any(|it| ward.is_none_or(|ward| ward.admits(&worker.upstream(it))))
+        let now = Instant::now();
+        let well = |upstream: &Upstream| {
+            is_well(upstream, ward, (avoid, now)) && !ward.is_some_and(|ward| ward.spares(upstream))
         };
-        lists.clone().find(well).or_else(|| lists.find(there)).unwrap_or(&self.first)
+        let admitted = |upstream: &Upstream| ward.is_none_or(|ward| ward.admits(upstream));
+        let another =
+            |upstream: &Upstream| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
+        let find = |fits: &dyn Fn(&Upstream) -> bool| {
+            let mut lists = std::iter::once(&self.first).chain(others);
+            lists.find(|list| list.iter().any(|it| fits(&worker.upstream(it))))
+        };
+        let list = find(&well).or_else(|| find(&another)).or_else(|| find(&admitted));
+        list.unwrap_or(&self.first)
     }
 }

@@ -117,6 +117,11 @@ impl Ward {
         self.watch.as_ref().is_none_or(|watch| watch.admits(upstream))
     }
 
+    /// Whether requests may go to an endpoint only because too many others are left out.
+    pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.spares(upstream))
+    }
+
     /// An attempt goes to an endpoint, if it is let through; what is returned takes how it ends.
     pub(crate) fn begin(
         self: &Rc<Self>,

@@ -87,6 +87,14 @@ impl Watch {
         }
     }
 
+    /// Whether requests may go to an endpoint for the bounds alone.
+    pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
+        match upstream.slot.get() {
+            NOWHERE => false,
+            slot => self.state.borrow().removed.is_spared(slot),
+        }
+    }
+
     /// An attempt goes to an endpoint. True: it is a probe.
     pub(crate) fn begin(&self, upstream: &Upstream) -> bool {
         match upstream.slot.get() {

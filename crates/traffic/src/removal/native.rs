@@ -35,6 +35,8 @@ struct Member {
     removals: u32,
     /// When it came back the last time.
     back_since: Duration,
+    /// Its requests would have it removed, if there were room.
+    is_spared: bool,
     checks: Checks,
 }
 
@@ -106,6 +108,13 @@ impl Outliers {
         }
     }
 
+    pub(super) fn is_spared(&self, slot: usize) -> bool {
+        let Some(member) = self.members.get(slot) else { return false };
+        let Checks { failed, in_a_row, .. } = member.checks;
+        let is_ill = self.rule.health_check.as_ref().is_some_and(|it| in_a_row >= it.failures);
+        member.is_in() && (member.is_spared || failed && is_ill)
+    }
+
     pub(super) fn advance(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         if now >= self.step_ends {
             self.end_steps(now, draw, events);
@@ -143,8 +152,11 @@ impl Outliers {
             _ if member.checks.is_ill => {}
             State::In => {
                 member.count(current, seen.failed);
-                let limit = self.rule.consecutive.unwrap_or(u32::MAX);
-                if member.in_a_row >= limit && self.has_room() {
+                if !member.is_guilty_in_a_row(&self.rule) {
+                    return;
+                }
+                member.is_spared = true;
+                if self.has_room() {
                     self.remove(slot, Cause::Consecutive, (seen.now, seen.draw), events);
                 }
             }
@@ -211,8 +223,14 @@ impl Outliers {
         self.judge(now, draw, events);
         let ended = 1 + (now - self.step_ends).as_nanos() / self.step.as_nanos().max(1);
         let steps = usize::from(self.rule.steps.max(1));
-        let turns = usize::try_from(ended).unwrap_or(usize::MAX).min(steps);
-        for _ in 0..turns {
+        let ended_steps = usize::try_from(ended).unwrap_or(usize::MAX);
+        let rule = &self.rule;
+        for member in &mut self.members {
+            // Nobody sends there what could clear it: when its window is over it is tried again.
+            member.is_spared = ended_steps <= steps
+                && (member.is_guilty_by_rate(rule) || member.is_guilty_in_a_row(rule));
+        }
+        for _ in 0..ended_steps.min(steps) {
             self.current = (self.current + 1) % steps;
             for member in &mut self.members {
                 member.forget(self.current);
@@ -224,16 +242,10 @@ impl Outliers {
 
     /// Removes those of whose requests too many failed, the worst first, while there is room.
     fn judge(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
-        let Some(rate) = self.rule.rate else { return };
-        let too_many = |member: &Member| {
-            let Step { requests, failures } = member.total;
-            member.is_in()
-                && requests >= rate.requests_min.max(1)
-                && u64::from(failures) * 100 >= u64::from(requests) * u64::from(rate.percent)
-        };
         let mut draw = draw;
         while self.has_room() {
-            let guilty = self.members.iter().enumerate().filter(|(_, member)| too_many(member));
+            let members = self.members.iter().enumerate();
+            let guilty = members.filter(|(_, member)| member.is_guilty_by_rate(&self.rule));
             // Of equals the first.
             let worst = guilty.rev().max_by(|(_, a), (_, b)| a.total.compare(b.total));
             let Some(worst) = worst.map(|(slot, _)| slot) else { return };
@@ -325,6 +337,7 @@ impl Member {
             state: State::In,
             removals: 0,
             back_since: Duration::ZERO,
+            is_spared: false,
             checks: Checks::default(),
         }
     }
@@ -332,6 +345,21 @@ impl Member {
     /// Whether nothing is held against it.
     fn is_in(&self) -> bool {
         self.state == State::In && !self.checks.is_ill
+    }
+
+    /// Whether too large a share of its requests failed.
+    fn is_guilty_by_rate(&self, rule: &OutlierRemoval) -> bool {
+        let Some(rate) = rule.rate else { return false };
+        let Step { requests, failures } = self.total;
+        self.is_in()
+            && requests >= rate.requests_min.max(1)
+            && u64::from(failures) * 100 >= u64::from(requests) * u64::from(rate.percent)
+    }
+
+    /// Whether too many failed in a row, the last of them within the window.
+    fn is_guilty_in_a_row(&self, rule: &OutlierRemoval) -> bool {
+        let limit = rule.consecutive.unwrap_or(u32::MAX);
+        self.is_in() && self.in_a_row >= limit && self.total.requests > 0
     }
 
     fn count(&mut self, current: usize, failed: bool) {
@@ -358,6 +386,7 @@ impl Member {
         self.steps.fill(Step::default());
         self.total = Step::default();
         self.in_a_row = 0;
+        self.is_spared = false;
     }
 }
 

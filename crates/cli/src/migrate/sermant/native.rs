@@ -18,8 +18,8 @@ impl Differences {
         let headers = "of a header that a request has twice both values count, joined, and not the \
                        first alone";
         let methods = "a method in small letters fits no rule any more";
-        let callers =
-            "a caller without the tag has no preference, and not one for those without it";
+        let callers = "a caller without the tag has no preference, and not one for those without it; and while \
+             nobody whom a preference names is well, the others take the requests";
         let all = [(self.headers, headers), (self.methods, methods), (self.callers, callers)];
         all.into_iter().filter(|(differs, _)| *differs).map(|(_, sentence)| sentence).collect()
     }

@@ -54,6 +54,44 @@ fn chance_takes_no_more_than_its_share_off_a_pause() {
 }
 
 #[test]
+fn who_stays_for_the_bounds_alone_is_known_until_its_window_is_over() {
+    let (mut outliers, mut events) = one_out();
+    outliers.learn(1, failure(2, false), &mut events);
+    assert!(!outliers.is_spared(1), "it was not judged yet");
+    outliers.advance(Duration::from_secs(3), 0, &mut events);
+    assert_eq!(outliers.standing(1), Standing::In);
+    assert_eq!([0, 1, 7].map(|slot| outliers.is_spared(slot)), [false, true, false]);
+    for second in 4..=14 {
+        outliers.advance(Duration::from_secs(second), 0, &mut events);
+    }
+    assert!(!outliers.is_spared(1), "what failed has left the window");
+    // In a row they are judged at once, and one that succeeds ends the row.
+    let rule = OutlierRemoval { rate: None, consecutive: Some(2), keep: 2, ..rule() };
+    let mut outliers = Outliers::new(rule, 2);
+    for (second, is_spared) in [(0, false), (0, true), (1, true)] {
+        outliers.learn(0, failure(second, false), &mut events);
+        assert_eq!(outliers.is_spared(0), is_spared);
+    }
+    outliers.learn(0, Seen { failed: false, ..failure(1, false) }, &mut events);
+    outliers.advance(Duration::from_secs(2), 0, &mut events);
+    assert!(!outliers.is_spared(0));
+    // Nothing was heard for longer than a window.
+    outliers.learn(0, failure(2, false), &mut events);
+    outliers.learn(0, failure(2, false), &mut events);
+    assert!(outliers.is_spared(0));
+    outliers.advance(Duration::from_secs(30), 0, &mut events);
+    assert!(!outliers.is_spared(0));
+}
+
+#[test]
+fn checks_that_fail_for_somebody_who_must_stay_are_known() {
+    let mut outliers = two_ill();
+    assert_eq!([0, 1, 2, 3].map(|slot| outliers.is_spared(slot)), [false, false, true, true]);
+    outliers.check(2, Failed::No, Duration::from_secs(2), &mut Vec::new());
+    assert!(!outliers.is_spared(2));
+}
+
+#[test]
 fn what_is_known_moves_with_its_endpoint() {
     let (mut outliers, _) = one_out();
     outliers.rearrange(&[None, Some(1), Some(0)]);
