@@ -74,7 +74,7 @@ const LABELS: &str = r#"
 | `peer` | the verified identity at the other end; empty without one: on requests that came in, only where plaintext is accepted |
 | `protocol` | what was spoken; `outside` for connections to what is not of the mesh, whose service and port stay empty |
 | `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
-| `cause` | why a policy removed an endpoint: `rate` (too large a share of its requests failed), `consecutive` (too many in a row) or `probe` (it failed again) |
+| `cause` | why a policy removed an endpoint: `rate` (too large a share of its requests failed), `consecutive` (too many in a row), `probe` (it failed again) or `check` (its health checks failed) |
 | `decider` | what decided in place of the sidecar: `authorization` or `rate-limit`, a service of one of these kinds |
 | `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
 | `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |

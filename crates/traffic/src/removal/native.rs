@@ -146,13 +146,9 @@ impl Outliers {
         let current = self.current;
         let Some(member) = self.members.get_mut(slot) else { return };
         match &mut member.state {
-            // What was under way when it was removed is old evidence.
-            State::Probed { under_way, .. } if member.checks.is_ill => *under_way &= !seen.probe,
-            State::Out { .. } => {}
-            _ if member.checks.is_ill => {}
-            State::In => {
+            State::In if !member.checks.is_ill => {
                 member.count(current, seen.failed);
-                if !member.is_guilty_in_a_row(&self.rule) {
+                if !seen.failed || !member.is_guilty_in_a_row(&self.rule) {
                     return;
                 }
                 member.is_spared = true;
@@ -160,6 +156,9 @@ impl Outliers {
                     self.remove(slot, Cause::Consecutive, (seen.now, seen.draw), events);
                 }
             }
+            // What was under way when it was removed is old evidence.
+            State::In | State::Out { .. } => {}
+            State::Probed { under_way, .. } if member.checks.is_ill => *under_way &= !seen.probe,
             State::Probed { .. } if !seen.probe => {}
             State::Probed { .. } if seen.failed => {
                 self.remove(slot, Cause::Probe, (seen.now, seen.draw), events);
