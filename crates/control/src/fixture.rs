@@ -270,6 +270,20 @@ fn let_out(account: &str, group: &str, port: &str) -> String {
     )
 }
 
+/// What a `Retry` says.
+fn again(account: &str, services: [&str; 2], attempts: &str) -> String {
+    let [one, other] = services;
+    let other = match one == other {
+        true => String::new(),
+        false => format!(", {{kind: Service, name: {other}, namespace: bookinfo}}"),
+    };
+    format!(
+        "spec: {{source: {{kind: ServiceAccount, name: {account}, namespace: bookinfo}}, \
+         destinations: [{{kind: Service, name: {one}, namespace: bookinfo}}{other}], \
+         retryPolicy: {{retryOn: \"5xx\", numRetries: {attempts}}}}}"
+    )
+}
+
 /// The group of policies of OSM.
 const OSM: &str = "policy.openservicemesh.io/v1alpha1";
 
@@ -300,7 +314,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(18) {
+    let yaml = match dice.below(19) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
@@ -353,6 +367,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         14 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
         15 => head("IngressBackend", OSM, "") + &opened([one, two, three], port),
         16 => head("Egress", OSM, "") + &let_out(one, two, port),
+        17 => head("Retry", OSM, "") + &again(one, [two, three], dice.pick(&["1", "2"])),
         _ => settings(dice),
     };
     let object = objects(&yaml).pop().unwrap();

@@ -8,6 +8,7 @@ mod gateways;
 mod index;
 mod objects;
 mod policies;
+mod retries;
 mod tags;
 mod touched;
 
@@ -64,6 +65,7 @@ pub(crate) struct Mesh {
     access_policies: access::AccessPolicies,
     addresses: addresses::Addresses,
     border: border::Border,
+    retries: retries::Retries,
 }
 
 /// Questions.
@@ -256,15 +258,7 @@ impl Mesh {
 
     fn upsert(&mut self, object: Object, touched: &mut Touched) {
         match object {
-            Object::Workload(workload) => {
-                let name = workload.name.clone();
-                let (member, bystander) = match workload.sidecar {
-                    true => (Some(workload), None),
-                    false => (None, Some(workload)),
-                };
-                self.set_workload(&name, member, touched);
-                self.set_bystander(&name, bystander, touched);
-            }
+            Object::Workload(workload) => self.set_instance(workload, touched),
             Object::Service(service) => {
                 self.set_service(&service.name.clone(), Some(service), touched);
             }
@@ -320,11 +314,23 @@ impl Mesh {
                 self.set_ingress(&policy.name.clone(), Some(policy), touched);
             }
             Object::Egress(policy) => self.set_egress(&policy.name.clone(), Some(policy), touched),
+            Object::Retry(policy) => self.set_retry(&policy.name.clone(), Some(policy), touched),
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
                 touched.services.extend(self.splits.set(&name, Some(split)));
             }
         }
+    }
+
+    /// One that has no sidecar is beside the mesh.
+    fn set_instance(&mut self, workload: Workload, touched: &mut Touched) {
+        let name = workload.name.clone();
+        let (member, bystander) = match workload.sidecar {
+            true => (Some(workload), None),
+            false => (None, Some(workload)),
+        };
+        self.set_workload(&name, member, touched);
+        self.set_bystander(&name, bystander, touched);
     }
 
     fn remove(&mut self, key: &ObjectKey, touched: &mut Touched) {
@@ -374,6 +380,7 @@ impl Mesh {
             ObjectKey::Gateway(name) => self.set_gateway(name, None, touched),
             ObjectKey::Ingress(name) => self.set_ingress(name, None, touched),
             ObjectKey::Egress(name) => self.set_egress(name, None, touched),
+            ObjectKey::Retry(name) => self.set_retry(name, None, touched),
             ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }
     }

@@ -128,6 +128,7 @@ pub(crate) fn plan() -> WorkloadPlan {
         openings: Vec::new(),
         outlets: Vec::new(),
         guards: Default::default(),
+        retries: Default::default(),
     }
 }
 

@@ -457,6 +457,8 @@ pub struct Plan {
     pub outlets: ::prost::alloc::vec::Vec<Outlet>,
     #[prost(message, repeated, tag = "133")]
     pub guards: ::prost::alloc::vec::Vec<GuardedPort>,
+    #[prost(message, repeated, tag = "134")]
+    pub retries: ::prost::alloc::vec::Vec<ServiceRetry>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GuardedPort {
@@ -1440,6 +1442,17 @@ pub struct AnyOf {
     pub any: bool,
     #[prost(string, repeated, tag = "2")]
     pub words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ServiceRetry {
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub policy: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub rule: ::core::option::Option<RetryRule>,
+    #[prost(uint64, optional, tag = "4")]
+    pub answer_timeout_nanoseconds: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RetryRule {

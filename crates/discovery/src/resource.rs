@@ -21,6 +21,7 @@ mod occupant;
 mod persistence;
 mod plan;
 mod request;
+mod retry;
 mod service;
 mod sight;
 mod tag;

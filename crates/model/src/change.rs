@@ -13,6 +13,7 @@ use crate::name::{
     TcpRouteName, WorkloadName,
 };
 use crate::policy::{HttpRouteGroup, TcpRoute, TrafficTarget};
+use crate::retry_policy::RetryPolicy;
 use crate::route::HttpRoute;
 use crate::service::Service;
 use crate::service_policy::{ServicePolicy, ServicePolicyName};
@@ -74,6 +75,8 @@ pub enum Object {
     Ingress(IngressPolicy),
     /// What some accounts reach outside the mesh.
     Egress(EgressPolicy),
+    /// Whose requests are sent once more.
+    Retry(RetryPolicy),
 }
 
 impl Object {
@@ -101,6 +104,7 @@ impl Object {
             Self::Gateway(o) => ObjectKey::Gateway(o.name.clone()),
             Self::Ingress(o) => ObjectKey::Ingress(o.name.clone()),
             Self::Egress(o) => ObjectKey::Egress(o.name.clone()),
+            Self::Retry(o) => ObjectKey::Retry(o.name.clone()),
         }
     }
 }
@@ -148,6 +152,8 @@ pub enum ObjectKey {
     Ingress(IngressName),
     /// What some accounts reach outside the mesh.
     Egress(PolicyName),
+    /// Whose requests are sent once more.
+    Retry(PolicyName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -174,6 +180,7 @@ impl fmt::Display for ObjectKey {
             Self::Gateway(name) => write!(f, "Gateway {name}"),
             Self::Ingress(name) => write!(f, "{name}"),
             Self::Egress(name) => write!(f, "Egress {name}"),
+            Self::Retry(name) => write!(f, "Retry {name}"),
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod persistence;
 pub mod policy;
 pub mod rate_limit;
 pub mod reason;
+pub mod retry_policy;
 pub mod route;
 pub mod rule_kind;
 pub mod server;
@@ -96,6 +97,7 @@ pub use rate_limit::{
     AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule,
 };
 pub use reason::{REASON_FIELD, Reason, Retry, Side};
+pub use retry_policy::{RetryPolicy, ServiceRetry};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend, leads_back,

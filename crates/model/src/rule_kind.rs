@@ -23,6 +23,8 @@ pub enum RuleKind {
     ServicePolicy(ServicePolicyKind),
     /// Rules about tags, or a lane.
     Tags(TagDialect),
+    /// A policy about retries.
+    Retry,
 }
 
 impl RuleKind {
@@ -36,6 +38,7 @@ impl RuleKind {
             Self::TrafficTarget => "TrafficTarget",
             Self::ServicePolicy(kind) => kind.as_str(),
             Self::Tags(dialect) => dialect.as_str(),
+            Self::Retry => "Retry",
         }
     }
 
@@ -48,7 +51,7 @@ impl RuleKind {
         routes
             .into_iter()
             .map(Self::Route)
-            .chain([Self::TlsRoute, Self::AccessPolicy, Self::TrafficTarget])
+            .chain([Self::TlsRoute, Self::AccessPolicy, Self::TrafficTarget, Self::Retry])
             .chain(policies)
             .chain(tags.into_iter().map(Self::Tags))
             .find(|kind| kind.as_str() == word)
@@ -67,6 +70,7 @@ impl RuleKind {
                 ObjectKey::ServicePolicy(ServicePolicyName { kind, namespace, name })
             }
             Self::Tags(dialect) => dialect.object(TagRouteName { namespace, name }),
+            Self::Retry => ObjectKey::Retry(PolicyName { namespace, name }),
         }
     }
 }
@@ -99,6 +103,7 @@ mod tests {
             "TagRoute",
             "SermantRouteRule",
             "Lane",
+            "Retry",
         ] {
             let kind = RuleKind::from_word(word).unwrap();
             assert_eq!(kind.as_str(), word);

@@ -16,6 +16,7 @@ use crate::name::{Name, ServiceName, WorkloadName};
 use crate::occupant::Occupant;
 use crate::policy::Access;
 use crate::rate_limit::PortLimits;
+use crate::retry_policy::ServiceRetry;
 use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
@@ -84,6 +85,8 @@ pub struct WorkloadPlan {
     pub outlets: Vec<Outlet>,
     /// What else decides about requests at the ports of the application.
     pub guards: BTreeMap<u16, Vec<PortGuard>>,
+    /// Which of its requests are sent once more, where no route says it.
+    pub retries: BTreeMap<ServiceName, ServiceRetry>,
 }
 
 /// A service as one client sees it.

@@ -1,6 +1,6 @@
 //! Hits: which rules decided, counted by the data thread where they did.
 
-use leno_model::{RouteKind, RouteName, RuleOrigin, ServicePolicyName};
+use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
 use leno_telemetry::{RuleLabels, RuleNumber, Shard};
 use leno_traffic::{CompiledRule, HitSlot, Ruling};
 
@@ -44,6 +44,16 @@ pub(crate) fn tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
 pub(crate) fn whole(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
     hit(shard, slot, || RuleLabels {
         kind: policy.kind.as_str(),
+        namespace: policy.namespace.to_string(),
+        name: policy.name.to_string(),
+        rule: String::new(),
+    });
+}
+
+/// A policy about retries had a request sent once more.
+pub(crate) fn retry(shard: &Shard, (policy, slot): (&PolicyName, &HitSlot)) {
+    hit(shard, slot, || RuleLabels {
+        kind: RuleKind::Retry.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
         rule: String::new(),

@@ -27,6 +27,7 @@ mod persistence;
 mod rate_limit;
 mod reference_grant;
 mod request_test;
+mod retry;
 mod sermant;
 mod sermant_removal;
 pub(crate) mod service;
@@ -236,6 +237,7 @@ enum Kind {
     GatewayTcpRoute,
     Ingress(IngressKind),
     Egress,
+    Retry,
 }
 
 impl Kind {
@@ -269,6 +271,7 @@ impl Kind {
         Self::Ingress(IngressKind::IngressBackend),
         Self::Ingress(IngressKind::AccessControl),
         Self::Egress,
+        Self::Retry,
     ];
 
     const fn word(self) -> &'static str {
@@ -291,6 +294,7 @@ impl Kind {
             Self::TrafficSplit => "TrafficSplit",
             Self::Ingress(kind) => kind.as_str(),
             Self::Egress => "Egress",
+            Self::Retry => "Retry",
         }
     }
 
@@ -299,7 +303,8 @@ impl Kind {
         match self {
             Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting)
             | Self::Ingress(_)
-            | Self::Egress => &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"],
+            | Self::Egress
+            | Self::Retry => &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"],
             Self::Workload
             | Self::MeshConfig
             | Self::TagRoute
@@ -404,6 +409,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         }
         Kind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
         Kind::Egress => egress::read(head, spec).map(Object::Egress),
+        Kind::Retry => retry::read(head, spec).map(Object::Retry),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object

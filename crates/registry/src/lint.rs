@@ -3,6 +3,7 @@
 mod access;
 mod border;
 mod guard;
+mod retry;
 mod tags;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +11,10 @@ use std::net::SocketAddr;
 
 use leno_model::{
     AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, IngressPolicy, MeshConfig, Name,
-    Object, ObjectKey, ReferenceGrant, RouteGroupName, RouteKind, RouteParent, RouteRule, Service,
-    ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope, TargetPort, TargetRule,
-    TcpRouteName, TcpRule, TlsRoute, TlsRule, TrafficSplit, TrafficTarget, WeightedBackend,
-    Workload, leads_back,
+    Object, ObjectKey, ReferenceGrant, RetryPolicy, RouteGroupName, RouteKind, RouteParent,
+    RouteRule, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope,
+    TargetPort, TargetRule, TcpRouteName, TcpRule, TlsRoute, TlsRule, TrafficSplit, TrafficTarget,
+    WeightedBackend, Workload, leads_back,
 };
 
 use crate::rejected::{Place, Warning};
@@ -55,6 +56,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             | Object::Gateway(_) => {}
             Object::Ingress(policy) => world.lint_ingress(policy, &mut notes),
             Object::Egress(policy) => world.lint_egress(policy, &mut notes),
+            Object::Retry(policy) => world.lint_retry(policy, &mut notes),
         }
     }
     world.lint_listeners(&mut warnings);
@@ -85,6 +87,7 @@ struct World<'a> {
     config: MeshConfig,
     access_policies: Vec<&'a AccessPolicy>,
     openings: Vec<&'a IngressPolicy>,
+    retries: Vec<&'a RetryPolicy>,
 }
 
 /// Where remarks on one object go.
@@ -159,6 +162,7 @@ impl<'a> World<'a> {
                 | Object::Gateway(_)
                 | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
+                Object::Retry(policy) => world.retries.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => world.grpc_routes.push(route),
                 Object::ReferenceGrant(grant) => world.grants.push(grant),

@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use leno_model::{
-    BackendEdits, Cors, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule,
-    RuleActions, Scheme, UrlRewrite, WeightedBackend,
+    BackendEdits, Cors, HeaderEdits, PathEdit, PathMatch, PolicyName, Redirect, RequestMatch,
+    RetryRule, RuleActions, Scheme, ServiceRetry, UrlRewrite, WeightedBackend,
 };
 
+use crate::hits::HitSlot;
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 
@@ -22,9 +23,11 @@ pub struct CompiledActions {
     /// Those of requests without what the backend does, where it does something.
     without_backend: Option<Box<FieldEdits>>,
     /// How long one attempt may take; no limit of its own when absent.
-    pub attempt_timeout: Option<Duration>,
+    pub attempt_limit: Option<AttemptLimit>,
     /// When requests are sent once more.
     pub retry: Option<RetryRule>,
+    /// The policy that says so, where it is no rule of a route; and where its retries are counted.
+    pub retried_by: Option<(PolicyName, HitSlot)>,
     /// Services that get a copy of requests, each with its share in millionths.
     pub mirrors: Box<[WeightedBackend]>,
     /// What pages of other origins may.
@@ -33,6 +36,31 @@ pub struct CompiledActions {
     rewrite: Option<UrlRewrite>,
     /// How many bytes of a path the prefix takes that the rule's only match names.
     prefix_bytes: usize,
+}
+
+/// How long one attempt may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptLimit {
+    /// To the end of its answer.
+    Whole(Duration),
+    /// Until the client gets the beginning of its answer.
+    Head(Duration),
+}
+
+impl AttemptLimit {
+    /// The time.
+    #[must_use]
+    pub const fn time(self) -> Duration {
+        match self {
+            Self::Whole(time) | Self::Head(time) => time,
+        }
+    }
+
+    /// Whether it says nothing about what comes after the beginning of the answer.
+    #[must_use]
+    pub const fn is_of_head(self) -> bool {
+        matches!(self, Self::Head(_))
+    }
 }
 
 impl CompiledActions {
@@ -50,8 +78,9 @@ impl CompiledActions {
             request: FieldEdits::compile(&actions.request_headers),
             response: FieldEdits::compile(&actions.response_headers),
             without_backend: None,
-            attempt_timeout: actions.attempt_timeout,
+            attempt_limit: actions.attempt_timeout.map(AttemptLimit::Whole),
             retry: actions.retry.clone(),
+            retried_by: None,
             mirrors: actions.mirrors.as_slice().into(),
             cors: actions.cors.clone(),
             redirect: actions.redirect.clone(),
@@ -72,6 +101,19 @@ impl CompiledActions {
             without_backend: Some(Box::new(self.request.clone())),
             ..self.clone()
         }
+    }
+
+    /// The same where a policy says when requests are sent once more: it decides where the rule does not.
+    #[must_use]
+    pub(crate) fn under(&self, policy: &ServiceRetry) -> Self {
+        let mut actions = self.clone();
+        if actions.retry.is_none() {
+            actions.retry = Some(policy.rule.clone());
+            actions.retried_by = Some((policy.policy.clone(), HitSlot::default()));
+            let limit = policy.answer_timeout.map(AttemptLimit::Head);
+            actions.attempt_limit = actions.attempt_limit.or(limit);
+        }
+        actions
     }
 
     /// What the application answers under this name goes no further.

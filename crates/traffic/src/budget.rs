@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use leno_model::RetryRule;
+
 /// What may be spent on retries of requests to one service, as one thread counts it.
 ///
 /// Every request pays in a part of a retry, every retry takes one out. So retries are no more than
@@ -59,8 +61,9 @@ impl RetryBudget {
 
 /// Retries for each hundred requests.
 pub const SHARE_PERCENT: u32 = 20;
-/// What is there for a service that is asked seldom, and comes back with time.
-pub const FLOOR_RETRIES: u32 = 3;
+/// What is there for a service that is asked seldom, and comes back with time: all the retries that one
+/// request may have.
+pub const FLOOR_RETRIES: u32 = RetryRule::ATTEMPTS_MAX as u32;
 /// How long it takes for one of these to come back.
 pub const FLOOR_PERIOD: Duration = Duration::from_secs(1);
 /// The most that can be saved up: a good hour does not pay for a storm.
@@ -82,7 +85,7 @@ mod tests {
     fn retries_are_a_fifth_of_the_requests_beside_the_floor() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 10, now), 3);
+        assert_eq!(spend(&mut budget, 20, now), 10);
         for _ in 0..50 {
             budget.deposit();
         }
@@ -101,11 +104,11 @@ mod tests {
     fn the_floor_comes_back_with_time_and_savings_are_bounded() {
         let mut now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 3, now), 3);
+        assert_eq!(spend(&mut budget, 10, now), 10);
         now += FLOOR_PERIOD;
         assert_eq!(spend(&mut budget, 3, now), 1);
         now += FLOOR_PERIOD * 1_000_000;
-        assert_eq!(spend(&mut budget, 10, now), 3);
+        assert_eq!(spend(&mut budget, 20, now), 10);
         for _ in 0..100_000 {
             budget.deposit();
         }

@@ -34,7 +34,7 @@ mod hash;
 mod hits;
 mod pattern;
 
-pub use action::{CompiledActions, FieldEdits, Redirection};
+pub use action::{AttemptLimit, CompiledActions, FieldEdits, Redirection};
 pub use authorize::{Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Ruling};
 pub use backoff::delay;
 pub use balance::{Candidates, pick};

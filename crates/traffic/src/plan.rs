@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use leno_model::{
-    Caller, Endpoint, EndpointId, PortView, Protocol, ServiceName, ServiceView, Snapshot, TcpRule,
+    Caller, Endpoint, EndpointId, PortView, Protocol, ServiceName, ServiceRetry, ServiceView,
+    Snapshot, TcpRule,
 };
 
 use crate::authorize::InboundAccess;
@@ -49,6 +50,7 @@ impl Plans {
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Self>) -> Result<Self, BadPattern> {
         let mut services = BTreeMap::new();
         let caller = &snapshot.plan.caller;
+        let retries = &snapshot.plan.retries;
         for (name, view) in &snapshot.services {
             let old = previous.and_then(|plans| {
                 Some(Old {
@@ -56,7 +58,8 @@ impl Plans {
                     same_caller: plans.snapshot.plan.caller == *caller,
                 })
             });
-            services.insert(name.clone(), ServicePlan::build(view, caller, old)?);
+            let client = (caller, retries.get(name));
+            services.insert(name.clone(), ServicePlan::build(view, client, old)?);
         }
         Ok(Self {
             access: build_access(&snapshot, previous)?,
@@ -93,15 +96,20 @@ struct Old<'a> {
     same_caller: bool,
 }
 
+/// For whom a service is compiled: what tag rules may ask about it, and when its requests there are
+/// sent once more.
+type Client<'a> = (&'a Caller, Option<&'a ServiceRetry>);
+
 impl ServicePlan {
     /// Compiles a service; the plan before it is kept as it is when nothing changed.
     fn build(
         view: &Arc<ServiceView>,
-        caller: &Caller,
+        (caller, retry): Client<'_>,
         old: Option<Old<'_>>,
     ) -> Result<Arc<Self>, BadPattern> {
         if let Some(Old { plan, same_caller }) = &old
             && (*same_caller || view.ports.values().all(|port| port.tags.is_none()))
+            && plan.ports.values().all(|port| port.routes.retry_policy() == retry)
             && (Arc::ptr_eq(view, &plan.view) || *view == plan.view)
         {
             return Ok(Arc::clone(plan));
@@ -110,7 +118,8 @@ impl ServicePlan {
         for (number, port) in &view.ports {
             let old_view = old.as_ref().and_then(|old| old.plan.view.ports.get(number));
             let old_plan = old.as_ref().and_then(|old| old.plan.ports.get(number));
-            ports.insert(*number, PortPlan::build(port, caller, old_view.zip(old_plan))?);
+            let old = old_view.zip(old_plan);
+            ports.insert(*number, PortPlan::build(port, (caller, retry), old)?);
         }
         let view = Arc::clone(view);
         Ok(Arc::new(Self { view, ports }))
@@ -145,14 +154,17 @@ impl PortPlan {
     /// Endpoints come and go more often than rules: the rules are compiled only when they changed.
     fn build(
         view: &PortView,
-        caller: &Caller,
+        (caller, retry): Client<'_>,
         old: Option<(&PortView, &Self)>,
     ) -> Result<Self, BadPattern> {
-        let same_rules =
-            |before: &PortView| before.routed == view.routed && before.rules == view.rules;
+        let same_rules = |before: &PortView, plan: &Self| {
+            before.routed == view.routed
+                && before.rules == view.rules
+                && plan.routes.retry_policy() == retry
+        };
         let routes = match old {
-            Some((before, plan)) if same_rules(before) => Arc::clone(&plan.routes),
-            _ => Arc::new(PortRoutes::compile(view)?),
+            Some((before, plan)) if same_rules(before, plan) => Arc::clone(&plan.routes),
+            _ => Arc::new(PortRoutes::compile(view)?.under(retry)),
         };
         let endpoints: Arc<[Arc<Endpoint>]> = view.endpoints.as_slice().into();
         let treatment = match old {

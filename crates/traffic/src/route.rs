@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    PathMatch, PortView, RequestMatch, RouteKind, RouteName, RouteRule, WeightedBackend,
+    PathMatch, PortView, RequestMatch, RouteKind, RouteName, RouteRule, ServiceRetry,
+    WeightedBackend,
 };
 
 use crate::action::CompiledActions;
@@ -39,6 +40,15 @@ pub struct PortRoutes {
     has_cors: bool,
     index: Index,
     rules: Box<[CompiledRule]>,
+    retried: Option<Box<Retried>>,
+}
+
+/// A policy sends requests once more where no rule says it.
+#[derive(Debug, Clone)]
+struct Retried {
+    policy: ServiceRetry,
+    /// What is done for requests that no rule is about.
+    direct: Arc<CompiledActions>,
 }
 
 impl PortRoutes {
@@ -48,6 +58,24 @@ impl PortRoutes {
     /// [`BadPattern`] for the first regular expression that cannot be used; it names the route.
     pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
         Self::of(&view.rules, view.routed)
+    }
+
+    /// The same for a client whose requests a policy sends once more where no rule says it.
+    #[must_use]
+    pub fn under(mut self, policy: Option<&ServiceRetry>) -> Self {
+        let Some(policy) = policy else { return self };
+        let direct = Arc::new(CompiledActions::default().under(policy));
+        let under = |actions: Option<&Arc<CompiledActions>>| {
+            Some(actions.map_or_else(|| direct.clone(), |actions| Arc::new(actions.under(policy))))
+        };
+        for rule in &mut self.rules {
+            rule.actions = under(rule.actions.as_ref());
+            for own in &mut rule.own {
+                *own = under(own.as_ref());
+            }
+        }
+        self.retried = Some(Box::new(Retried { policy: policy.clone(), direct }));
+        self
     }
 
     /// Compiles rules; `attached`: a request that none of them fits goes nowhere.
@@ -66,6 +94,7 @@ impl PortRoutes {
             has_cors: rules.iter().any(|rule| rule.actions.cors.is_some()),
             index: Index::build(matches),
             rules: compiled(rules),
+            retried: None,
         })
     }
 
@@ -104,6 +133,18 @@ impl PortRoutes {
     #[must_use]
     pub fn is_trivial(&self) -> bool {
         self.trivial
+    }
+
+    /// What is done for a request that no rule is about; `None` when that is nothing.
+    #[must_use]
+    pub fn direct_actions(&self) -> Option<&Arc<CompiledActions>> {
+        self.retried.as_ref().map(|retried| &retried.direct)
+    }
+
+    /// The policy that sends requests once more where no rule says it.
+    #[must_use]
+    pub fn retry_policy(&self) -> Option<&ServiceRetry> {
+        self.retried.as_ref().map(|retried| &retried.policy)
     }
 
     /// The rules, in the order of the port's view.

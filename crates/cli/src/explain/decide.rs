@@ -7,13 +7,13 @@ use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
     Endpoint, EndpointId, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
-    ServiceName, Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
+    ServiceName, ServiceRetry, Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
 };
 use leno_traffic::cors::preflight_for;
 use leno_traffic::guard::Asking;
 use leno_traffic::{
-    CompiledActions, Guards, InboundAccess, Limits, Plans, PortPlan, Redirection, RequestMatcher,
-    RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
+    AttemptLimit, CompiledActions, Guards, InboundAccess, Limits, Plans, PortPlan, PortRoutes,
+    Redirection, RequestMatcher, RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
 };
 
 use super::backend::{decided_backend, with_port};
@@ -47,6 +47,8 @@ pub(super) struct Decision {
     pub(super) is_preflight: bool,
     /// The endpoint that the request keeps to, by what it shows, whatever the weights say.
     pub(super) kept: Option<EndpointId>,
+    /// The policy that has the request sent once more, where no rule says it.
+    pub(super) retry: Option<ServiceRetry>,
     /// The request as endpoints get it, where the rule changes it.
     pub(super) sent: Option<Question>,
     pub(super) backends: Vec<DecidedBackend>,
@@ -139,6 +141,7 @@ impl Decision {
             redirection: None,
             is_preflight: false,
             kept: None,
+            retry: None,
             sent: None,
             backends: Vec::new(),
             refused: None,
@@ -225,6 +228,7 @@ impl Decision {
         };
         let stay = Stay::of(&mut choice, (plans, is_left), &view, now);
         self.kept = stay.and_then(|stay| stay.kept().cloned());
+        self.retry = retried(&port.routes, choice);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
         let rules = views.and_then(|view| view.ports.get(&question.target.port));
@@ -274,6 +278,7 @@ impl Decision {
         }
         let cors = rule.actions.as_ref().and_then(|actions| actions.cors.as_ref());
         self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
+        self.retry = self.retry.take().filter(|_| !self.is_preflight);
         if self.is_elsewhere() {
             return Ok(Vec::new());
         }
@@ -523,4 +528,20 @@ pub(super) fn is_opaque(protocol: Protocol) -> bool {
         Protocol::Tcp => true,
         Protocol::Http | Protocol::Http2 | Protocol::Grpc | Protocol::Detect => false,
     }
+}
+
+/// What a policy says about retries, where it is no rule of a route that does.
+fn retried(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceRetry> {
+    let actions = match choice {
+        RouteChoice::Direct => routes.direct_actions(),
+        RouteChoice::To { rule, index, .. } => rule.actions_at(index),
+        _ => None,
+    }?;
+    let (policy, _) = actions.retried_by.as_ref()?;
+    let limit = actions.attempt_limit.filter(|limit| limit.is_of_head());
+    Some(ServiceRetry {
+        policy: policy.clone(),
+        rule: actions.retry.clone()?,
+        answer_timeout: limit.map(AttemptLimit::time),
+    })
 }

@@ -73,6 +73,12 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     if let Some(kept) = &decision.kept {
         line("keeps to", &format!("{} behind {}, as it shows", kept.workload, kept.service));
     }
+    if let Some(retry) = &decision.retry {
+        line("retry", &format!("Retry {}: {}", retry.policy, told_retry(&retry.rule)));
+        if let Some(limit) = retry.answer_timeout {
+            line("", &format!("at most {limit:?} for one attempt until its answer begins"));
+        }
+    }
     for backend in &decision.backends {
         tell_backend(backend, &mut line);
     }
@@ -125,6 +131,13 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             "workload": kept.workload.to_string(),
             "service": kept.service.to_string(),
             "port": kept.port,
+        })),
+        "retry": decision.retry.as_ref().map(|retry| json!({
+            "policy": format!("Retry {}", retry.policy),
+            "codes": retry.rule.codes,
+            "attempts": retry.rule.attempts,
+            "backoff_ms": retry.rule.backoff.as_secs_f64() * 1e3,
+            "answer_timeout_ms": retry.answer_timeout.map(|limit| limit.as_secs_f64() * 1e3),
         })),
         "sent": decision.sent.as_ref().map(|sent| json!({
             "method": sent.method,
@@ -310,10 +323,9 @@ fn told_retry(retry: &RetryRule) -> String {
     if retry.attempts == 0 {
         return "never sent once more".to_owned();
     }
-    let codes: Vec<String> = retry.codes.iter().map(ToString::to_string).collect();
-    let answers = match codes.is_empty() {
+    let answers = match retry.codes.is_empty() {
         true => "failures without an answer".to_owned(),
-        false => format!("failures and answers {}", codes.join(", ")),
+        false => format!("failures and answers {}", told_codes(&retry.codes)),
     };
     let times =
         if retry.attempts == 1 { "once".to_owned() } else { format!("{} times", retry.attempts) };
@@ -321,6 +333,16 @@ fn told_retry(retry: &RetryRule) -> String {
         "after {answers} sent again up to {times}, {:?} apart and more, within the budget",
         retry.backoff
     )
+}
+
+/// Statuses in order, those that follow one another as a range.
+fn told_codes(codes: &[u16]) -> String {
+    let ranges = codes.chunk_by(|one, next| one + 1 == *next);
+    let told = ranges.filter_map(|range| match (range.first()?, range.last()?) {
+        (first, last) if first == last => Some(first.to_string()),
+        (first, last) => Some(format!("{first} to {last}")),
+    });
+    told.collect::<Vec<_>>().join(", ")
 }
 
 fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {

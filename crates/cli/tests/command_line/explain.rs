@@ -267,6 +267,40 @@ spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
 }
 
 #[test]
+fn a_policy_about_retries_is_told_where_no_route_decides_them() {
+    let policy = "
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: Retry
+metadata: {name: page, namespace: shop}
+spec:
+  source: {kind: ServiceAccount, name: page, namespace: shop}
+  destinations: [{kind: Service, name: ratings, namespace: shop}]
+  retryPolicy: {retryOn: \"5xx,retriable-4xx\", perTryTimeout: 2s, numRetries: 3}
+";
+    let route = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: ratings, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: ratings}]
+  rules: [{backendRefs: [{name: ratings, port: 9080}], retry: {codes: [503]}}]
+"#;
+    let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let url = "http://ratings.shop:9080/ratings/1";
+    let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
+    let done = place.leno(&arguments);
+    let told: Vec<&str> = done.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
+    expect![[r#"
+        retry     Retry shop/page: after failures and answers 409, 500 to 599 sent again up to 3 times, 25ms apart and more, within the budget
+                  at most 2s for one attempt until its answer begins"#]].assert_eq(&told[..2].join("\n"));
+    let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
+    let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy), ("route.yaml", route)]);
+    assert!(!place.leno(&arguments).out.contains("Retry"), "the route decides alone");
+}
+
+#[test]
 fn a_circuit_breaker_is_told_with_its_bounds_and_when_it_opens() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, LaneRule, PortGuard, PortLimits, Protocol, Service, ServiceName, TargetPort, Workload,
-    WorkloadPlan, WorkloadPort,
+    Caller, LaneRule, PortGuard, PortLimits, Protocol, Service, ServiceName, ServiceRetry,
+    TargetPort, Workload, WorkloadPlan, WorkloadPort,
 };
 
 use super::access::{access, inbound};
@@ -37,6 +37,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         openings: openings(mesh, workload),
         outlets: outlets(mesh, workload),
         guards: guards(mesh, workload),
+        retries: retries(mesh, workload),
     }
 }
 
@@ -138,6 +139,17 @@ fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
         }
     }
     guards
+}
+
+/// Which requests of a workload are sent once more: by the first policy, by name, that names the service.
+fn retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRetry> {
+    let mut retries = BTreeMap::new();
+    for policy in mesh.retries_of(&workload.account) {
+        for service in &policy.services {
+            retries.entry(service.clone()).or_insert_with(|| policy.of_service());
+        }
+    }
+    retries
 }
 
 /// The service under which each port of the application is counted: when several lead there, the

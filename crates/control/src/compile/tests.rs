@@ -5,6 +5,7 @@ mod border;
 mod gateways;
 mod limits;
 mod ports;
+mod retries;
 mod routes;
 mod tags;
 

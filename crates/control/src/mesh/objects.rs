@@ -34,6 +34,7 @@ impl Mesh {
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .chain(self.ingress_policies().cloned().map(Object::Ingress))
             .chain(self.egress_policies().cloned().map(Object::Egress))
+            .chain(self.retry_policies().cloned().map(Object::Retry))
             .chain(self.splits.all().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
             .collect()
@@ -50,6 +51,7 @@ impl Mesh {
             ObjectKey::TrafficTarget(name) => self.targets.contains_key(name),
             ObjectKey::AccessPolicy(name) => self.access_policies.has(name),
             ObjectKey::ServicePolicy(name) => self.policies.has(name),
+            ObjectKey::Retry(name) => self.retries.has(name),
             ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
                 self.tags.has(key)
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leno_model::{
     AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy, IngressSource, PortSet,
-    Proof, TargetRule, ToldBy, TrafficTarget,
+    Proof, RetryPolicy, ServiceName, TargetRule, ToldBy, TrafficTarget,
 };
 
 use super::Report;
@@ -17,7 +17,8 @@ impl Report<'_> {
         let access = self.mesh.access_policies().map(|policy| self.access(policy));
         let ingress = self.mesh.ingress_policies().map(|policy| self.ingress(policy));
         let egress = self.mesh.egress_policies().map(|policy| self.egress(policy));
-        targets.chain(access).chain(ingress).chain(egress).collect()
+        let retries = self.mesh.retry_policies().map(|policy| self.retry(policy));
+        targets.chain(access).chain(ingress).chain(egress).chain(retries).collect()
     }
 
     fn ingress(&self, policy: &IngressPolicy) -> PolicyStatus {
@@ -71,6 +72,29 @@ impl Report<'_> {
             rules: rules.collect(),
             in_force: self.mesh.config().egress == Egress::Deny,
             problems: missing_groups(self.mesh, &policy.groups),
+        }
+    }
+
+    fn retry(&self, policy: &RetryPolicy) -> PolicyStatus {
+        let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
+        let decides = |service: &&ServiceName| {
+            let mut of_source = self.mesh.retries_of(&policy.source);
+            let first = of_source.find(|it| it.services.contains(service));
+            first.is_some_and(|it| it.name == policy.name) && self.mesh.service(service).is_some()
+        };
+        let has_source = self.mesh.under(&policy.source).next().is_some();
+        let nobody =
+            (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
+        let missing = policy.services.iter().filter(|it| self.mesh.service(it).is_none());
+        let missing = missing.map(|it| format!("there is no Service {it}"));
+        PolicyStatus {
+            kind: "Retry".to_owned(),
+            name: policy.name.to_string(),
+            destination: services.join(", "),
+            sources: vec![policy.source.to_string()],
+            rules: vec![format!("at most {} retries", policy.rule.attempts)],
+            in_force: has_source && policy.services.iter().any(|it| decides(&it)),
+            problems: nobody.into_iter().chain(missing).collect(),
         }
     }
 

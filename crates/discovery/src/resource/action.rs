@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leno_model::{
-    Header, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RetryRule, RuleActions,
-    Scheme, UrlRewrite, WeightedBackend,
+    Header, HeaderEdits, PathEdit, PathMatch, Redirect, RequestMatch, RuleActions, Scheme,
+    UrlRewrite, WeightedBackend,
 };
 
-use super::cors;
 use super::fault::share;
 use super::field::{Invalid, each, optional_name, port};
-use super::persistence;
 use super::service::{backend_to_wire, plain_backend_from_wire};
+use super::{cors, persistence, retry};
 use crate::proto;
 
 /// Nothing is sent of a rule that does nothing.
@@ -23,7 +22,7 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         redirect: actions.redirect.as_ref().map(redirect_to_wire),
         rewrite: actions.rewrite.as_ref().map(rewrite_to_wire),
         attempt_timeout_nanoseconds: actions.attempt_timeout.map(nanoseconds),
-        retry: actions.retry.as_ref().map(retry_to_wire),
+        retry: actions.retry.as_ref().map(retry::rule_to_wire),
         ungranted_weight: actions.ungranted_weight,
         mirrors: actions.mirrors.iter().map(backend_to_wire).collect(),
         cors: actions.cors.as_ref().map(cors::to_wire),
@@ -37,7 +36,7 @@ pub(super) fn from_wire(
 ) -> Result<RuleActions, Invalid> {
     let redirect = wire.redirect.map(|wire| redirect_from_wire(wire, matches)).transpose();
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
-    let retry = wire.retry.map(|wire| retry_from_wire(&wire)).transpose();
+    let retry = wire.retry.map(|wire| retry::rule_from_wire(&wire)).transpose();
     let cors = wire.cors.map(cors::from_wire).transpose();
     let persistence = wire.persistence.map(persistence::from_wire).transpose();
     let actions = RuleActions {
@@ -65,28 +64,6 @@ fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
     let mirror = plain_backend_from_wire(wire)?;
     share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
     Ok(mirror)
-}
-
-fn retry_to_wire(retry: &RetryRule) -> proto::RetryRule {
-    proto::RetryRule {
-        codes: retry.codes.iter().map(|code| u32::from(*code)).collect(),
-        attempts: retry.attempts.into(),
-        backoff_nanoseconds: nanoseconds(retry.backoff),
-    }
-}
-
-fn retry_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, Invalid> {
-    let codes = wire.codes.iter().map(|code| {
-        let code = u16::try_from(*code).ok().filter(|code| RetryRule::CODES.contains(code));
-        code.ok_or_else(|| Invalid::new("codes", "has a status that is not from 400 to 599"))
-    });
-    let attempts = u8::try_from(wire.attempts).ok();
-    let attempts = attempts.filter(|attempts| *attempts <= RetryRule::ATTEMPTS_MAX);
-    Ok(RetryRule {
-        codes: codes.collect::<Result<_, _>>()?,
-        attempts: attempts.ok_or_else(|| Invalid::new("attempts", "is more than 10"))?,
-        backoff: Duration::from_nanos(wire.backoff_nanoseconds),
-    })
 }
 
 /// 2^64 nanoseconds are 584 years: what is longer has no end that matters.

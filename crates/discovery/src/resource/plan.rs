@@ -12,7 +12,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::{border, gateway, guard, inbound, limit, request, sight, tag};
+use super::{border, gateway, guard, inbound, limit, request, retry, sight, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -42,6 +42,7 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         openings: plan.openings.iter().map(border::opening_to_wire).collect(),
         outlets: plan.outlets.iter().map(border::outlet_to_wire).collect(),
         guards: plan.guards.iter().map(guard::to_wire).collect(),
+        retries: plan.retries.iter().map(retry::to_wire).collect(),
     }
 }
 
@@ -84,6 +85,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         openings: each("openings", wire.openings, border::opening_from_wire)?,
         outlets: each("outlets", wire.outlets, border::outlet_from_wire)?,
         guards: by_port("guards", each("guards", wire.guards, guard::from_wire)?)?,
+        retries: retry::from_wire(wire.retries)?,
     })
 }
 

@@ -20,9 +20,9 @@ use leno_model::{
     Access, AccessRule, AnyOf, BackendEdits, Carries, Cors, Door, Egress, Endpoint, FieldMatch,
     Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort, OriginPattern, PathEdit,
     PathMatch, Persistence, Plaintext, PortSet, PortView, Protocol, Reach, Redirect, RequestMatch,
-    RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount, ServiceName, ServiceView,
-    TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend,
-    WorkloadName, WorkloadPlan, WorkloadPort,
+    RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount, ServiceName,
+    ServiceRetry, ServiceView, TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch,
+    WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -328,7 +328,8 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
-    let limits = (limit::limits(), guard::guards(), sight::sight(), (0..2_usize, 0..2_usize));
+    let edges = (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
+    let limits = (limit::limits(), guard::guards(), sight::sight(), edges);
     let tags = (tags::caller(), tags::lanes(), access::inbound(), limits);
     (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
         |(
@@ -371,9 +372,25 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 openings: Vec::new(),
                 outlets: Vec::new(),
                 guards,
+                retries: edges.2,
             }
         },
     )
+}
+
+fn retry() -> impl Strategy<Value = RetryRule> {
+    let backoff = any::<u64>().prop_map(Duration::from_nanos);
+    (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, backoff)
+        .prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff })
+}
+
+fn service_retry() -> impl Strategy<Value = ServiceRetry> {
+    let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
+    (name(), retry(), timeout).prop_map(|(name, rule, answer_timeout)| ServiceRetry {
+        policy: leno_model::PolicyName { namespace: name.clone(), name },
+        rule,
+        answer_timeout,
+    })
 }
 
 fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
@@ -413,9 +430,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
         rewrite.prop_map(|rewrite| (None, Some(rewrite))),
     ];
     let duration = || any::<u64>().prop_map(Duration::from_nanos);
-    let retry = (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, duration());
-    let retry = retry.prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff });
-    let times = (prop::option::of(duration()), prop::option::of(retry), any::<u32>());
+    let times = (prop::option::of(duration()), prop::option::of(retry()), any::<u32>());
     let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
     let mirror =
         mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));

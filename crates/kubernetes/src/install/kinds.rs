@@ -313,4 +313,6 @@ const SMI: &[(&str, &str, &str, &[&str])] = &[
     (FSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
     (OSM, "Egress", "egresses", &["v1alpha1"]),
     (FSM, "Egress", "egresses", &["v1alpha1"]),
+    (OSM, "Retry", "retries", &["v1alpha1"]),
+    (FSM, "Retry", "retries", &["v1alpha1"]),
 ];

@@ -11,6 +11,7 @@ use witness::Seat;
 pub(crate) use witness::Witness;
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{CompiledActions, FieldEdits, Redirection, RequestView, Stay};
+use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, Redirection, RequestView, Stay};
 use smallvec::SmallVec;
 
 use super::again;
@@ -58,6 +59,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) responder: &'a mut Responder<'io>,
     pub(crate) record: Record<'a>,
     pub(crate) progress: Progress,
+    /// Part of the response may have reached the client.
+    pub(crate) started: &'a Cell<bool>,
     /// How long the upstream may take to agree to another protocol.
     pub(crate) agree_within: Option<Duration>,
     /// What the rule that decided does to heads; `None` when that is nothing.
@@ -85,7 +88,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         session: &'a Session,
         request: &'a Request<'a>,
         body: &'a mut Source<'io>,
-        responder: &'a mut Responder<'io>,
+        (responder, started): (&'a mut Responder<'io>, &'a Cell<bool>),
     ) -> Self {
         let mut record = Record::open(session, "http");
         if let Some(sighting) = &mut record.sighting {
@@ -99,6 +102,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             responder,
             record,
             progress,
+            started,
             agree_within: None,
             actions: None,
             held: None,
@@ -120,7 +124,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return true;
         };
         self.record.fail(&failure);
-        if self.progress.response_started.get() {
+        if self.started.get() {
             // Half an answer is out: only a broken connection says that it is not whole.
             self.record.grpc.set(None);
             return false;
@@ -165,7 +169,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         self.mark(&aim, &bound);
         // A limit on the request is none on what is said after an upgrade.
-        let one = self.actions.as_ref().and_then(|actions| actions.attempt_timeout);
+        let one = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
+        let one = one.map(AttemptLimit::time);
         let soonest = bound.timeout.into_iter().chain(one).min();
         self.agree_within = soonest.filter(|_| self.request.upgrade);
         let copies = self.copies(&aim, &bound);
@@ -271,7 +276,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         edits: Option<&FieldEdits>,
     ) -> Result<(), Failure> {
         self.record.status = status;
-        self.progress.response_started.set(true);
+        self.started.set(true);
         if !self.body.is_complete() || self.session.worker.is_draining() {
             self.responder.close_after();
         }
@@ -329,8 +334,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let limit = actions.as_ref().and_then(|actions| actions.attempt_timeout);
-        let limit = limit.filter(|_| !self.request.upgrade);
+        let limit = actions.as_ref().and_then(|actions| actions.attempt_limit);
+        let limit = limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.started));
         if let Some(rule) = rule {
             self.prepare(rule);
         }
@@ -376,6 +381,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 });
             }
             self.record.retries += 1;
+            if let Some((policy, slot)) = actions.as_ref().and_then(|it| it.retried_by.as_ref()) {
+                hits::retry(&self.session.worker.shard, (policy, slot));
+            }
             self.progress = Progress::default();
             self.session.worker.shard.add(Count::Retries, 1);
         }
@@ -529,16 +537,21 @@ impl<'a, 'io> Exchange<'a, 'io> {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
             idempotent: retry::is_idempotent(aim.method),
             body_replayable: !self.progress.body_taken || is_kept,
-            response_started: self.progress.response_started.get(),
+            response_started: self.started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         }
     }
 }
 
-/// An attempt, in the time that the rule gives it.
+/// An attempt, in the time that the rule gives it. `started`: the client has a part of the answer.
 async fn in_limit(
-    limit: Duration,
+    (limit, started): (AttemptLimit, &Cell<bool>),
     attempt: impl Future<Output = Result<(), Reason>>,
 ) -> Result<(), Reason> {
-    tokio::time::timeout(limit, attempt).await.unwrap_or(Err(Reason::AttemptTimeout))
+    let mut attempt = pin!(attempt);
+    match tokio::time::timeout(limit.time(), &mut attempt).await {
+        Ok(outcome) => outcome,
+        Err(_) if limit.is_of_head() && started.get() => attempt.await,
+        Err(_) => Err(Reason::AttemptTimeout),
+    }
 }

@@ -43,8 +43,6 @@ pub(crate) struct Progress {
     pub(crate) request_sent: bool,
     /// Part of the request's body is gone from our hands.
     pub(crate) body_taken: bool,
-    /// Part of the response may have reached the client.
-    pub(crate) response_started: Cell<bool>,
     /// The connection had served before, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
     /// An answer came, and is kept from the client: the request is sent once more.
@@ -283,13 +281,13 @@ async fn converse(
     let (witness, keeps) = (exchange.witness.as_ref(), exchange.keeps.as_deref());
     let (held, trial) = (&exchange.held, exchange.trial.as_ref());
     let retrying = (trial.map(Trial::ward), &exchange.retrying);
-    let Progress { body_taken, response_started, kept_back, .. } = progress;
+    let Progress { body_taken, kept_back, .. } = progress;
     let has_body = !body.is_empty();
     let bears = (record.subject.service.as_ref(), record.retries);
     let at = (&*session.worker, &**request);
     let keep_back =
         KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
-    let (started, is_call) = (&*response_started, is_call(request, responder, &sink));
+    let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let (upgrade, sending) = (request.upgrade, Cell::new(sending));

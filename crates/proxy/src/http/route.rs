@@ -188,7 +188,7 @@ async fn to_service(
     let may_keep = may_keep(worker, &scene, &view);
     let stay = Stay::of(&mut choice, (&scene.plans, may_keep), &view, date::since_epoch);
     let (behind, timeout, actions) = match choice {
-        RouteChoice::Direct => (port_plan, None, None),
+        RouteChoice::Direct => (port_plan, None, port_plan.routes.direct_actions().cloned()),
         RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());

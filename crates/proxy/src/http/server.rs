@@ -1,5 +1,6 @@
 //! Serving HTTP/1.1: requests of a connection one after another, streams of a link as they come.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
 
@@ -99,7 +100,8 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         };
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
         let mut body = Source::http1(&mut reader, length);
-        let went_well = Exchange::new(session, &request, &mut body, &mut responder).run().await;
+        let (started, to) = (Cell::new(false), &mut responder);
+        let went_well = Exchange::new(session, &request, &mut body, (to, &started)).run().await;
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After an upgrade that was refused the connection is as it was.
         let whole = body.is_complete() || upgrade;
@@ -184,7 +186,9 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             };
             let request = Request { bytes: opened.head.clone(), head: &head, upgrade };
             let mut body = Source::link(stream, length);
-            let mut exchange = Exchange::new(session, &request, &mut body, &mut responder);
+            let started = Cell::new(false);
+            let mut exchange =
+                Exchange::new(session, &request, &mut body, (&mut responder, &started));
             let mut exchange = pin!(exchange.run());
             tokio::select! {
                 biased;

@@ -180,7 +180,8 @@ async fn serve_stream(
         BodyLength::Empty if !upgrade => Source::Empty,
         _ => Source::Http2(Received::new(body)),
     };
-    let mut exchange = Exchange::new(session, &request, &mut source, &mut responder);
+    let started = Cell::new(false);
+    let mut exchange = Exchange::new(session, &request, &mut source, (&mut responder, &started));
     let mut exchange = pin!(exchange.run());
     tokio::select! {
         biased;

@@ -424,6 +424,7 @@ pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
         openings: Vec::new(),
         outlets: Vec::new(),
         guards: Default::default(),
+        retries: Default::default(),
     }
 }
 

@@ -62,7 +62,8 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     }
 }
 
-fn each<'a, T: PartialEq>(
+/// The elements of a list that has some, each once.
+pub(super) fn each<'a, T: PartialEq>(
     fields: &Fields<'a>,
     key: &str,
     remedy: &str,

@@ -395,11 +395,11 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     }
     let attempts = match fields.find("attempts") {
         Some(field) => field.number(0, RetryRule::ATTEMPTS_MAX.into())?,
-        None => ATTEMPTS_DEFAULT,
+        None => RETRIES_DEFAULT,
     };
     let backoff = match fields.find("backoff") {
         Some(field) => read_duration(field)?,
-        None => BACKOFF_DEFAULT,
+        None => RETRY_BACKOFF_DEFAULT,
     };
     Some(RetryRule { codes, attempts: u8::try_from(attempts).ok()?, backoff })
 }
@@ -454,9 +454,9 @@ pub(super) const WEIGHT_MAX: u32 = 1_000_000;
 /// Every status that may be named, once.
 const RETRY_CODES_MAX: usize = 200;
 /// Retries when a rule does not say how many.
-const ATTEMPTS_DEFAULT: u32 = 1;
+pub(super) const RETRIES_DEFAULT: u32 = 1;
 /// The pause before the first retry when a rule does not say how long.
-const BACKOFF_DEFAULT: Duration = Duration::from_millis(25);
+pub(super) const RETRY_BACKOFF_DEFAULT: Duration = Duration::from_millis(25);
 
 #[cfg(test)]
 mod tests {

@@ -36,6 +36,8 @@ mod refusals;
 #[cfg(test)]
 mod reload;
 #[cfg(test)]
+mod retries;
+#[cfg(test)]
 mod service_policies;
 #[cfg(test)]
 mod tags;

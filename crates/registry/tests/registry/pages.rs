@@ -24,6 +24,7 @@ fn examples_of_routes_are_read_as_they_stand() {
         ("traffic-split.md", "kind: TrafficSplit\n"),
         ("ingress-backend.md", "kind: AccessControl\n"),
         ("egress.md", "kind: Egress\n"),
+        ("retry.md", "kind: Retry\n"),
         ("../tracing.md", "kind: MeshConfig\n"),
     ] {
         let examples = examples(page);

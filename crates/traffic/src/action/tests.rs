@@ -140,7 +140,11 @@ fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
         response_headers: of_backend("backend"),
     };
     let actions = compiled("/", rule).with(&both);
-    assert_eq!(actions.attempt_timeout, Some(Duration::from_secs(1)), "the rest is the rule's");
+    assert_eq!(
+        actions.attempt_limit.map(AttemptLimit::time),
+        Some(Duration::from_secs(1)),
+        "the rest is the rule's"
+    );
     assert_eq!(*actions.of_copies(), FieldEdits::compile(&of_rule("rule")));
     let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));
     let after = |edits: &FieldEdits| {

@@ -1,8 +1,10 @@
 //! What is compiled again, and what is taken over.
 
+use std::time::Duration;
+
 use leno_model::{
-    Access, Caller, EndpointId, PathMatch, Reach, RequestMatch, RouteName, RouteRule,
-    ServiceAccount, TrustDomain, WorkloadName, WorkloadPlan,
+    Access, Caller, EndpointId, PathMatch, PolicyName, Reach, RequestMatch, RetryRule, RouteName,
+    RouteRule, RuleActions, ServiceAccount, ServiceRetry, TrustDomain, WorkloadName, WorkloadPlan,
 };
 
 use super::*;
@@ -31,7 +33,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         matches: vec![request],
         backends: Vec::new(),
         request_timeout: None,
-        actions: leno_model::RuleActions::default(),
+        actions: RuleActions::default(),
         kind: leno_model::RouteKind::default(),
     };
     let port = PortView {
@@ -83,6 +85,7 @@ pub(crate) fn workload_plan(access: Access) -> WorkloadPlan {
         openings: Vec::new(),
         outlets: Vec::new(),
         guards: Default::default(),
+        retries: Default::default(),
     }
 }
 
@@ -122,6 +125,55 @@ fn new_endpoints_need_no_new_routes_but_new_rules_do() {
     assert!(Arc::ptr_eq(&first, &moved));
     assert_eq!((one, two), (1, 2));
     assert!(!Arc::ptr_eq(&moved, &ruled));
+}
+
+#[test]
+fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_changes() {
+    let retry = |attempts| ServiceRetry {
+        policy: PolicyName::new("shop", "again").unwrap(),
+        rule: RetryRule { codes: vec![503], attempts, backoff: Duration::from_millis(25) },
+        answer_timeout: Some(Duration::from_secs(1)),
+    };
+    let own = RetryRule { codes: vec![502], attempts: 7, backoff: Duration::ZERO };
+    let mut ruled = ServiceView::clone(&view("ruled", "/a+", vec![]));
+    let rules = &mut ruled.ports.get_mut(&80).unwrap().rules;
+    rules.push(RouteRule {
+        actions: RuleActions { retry: Some(own), ..RuleActions::default() },
+        ..rules[0].clone()
+    });
+    let (ruled, other) = (Arc::new(ruled), view("other", "/b+", vec![]));
+    let plans = |attempts: Option<u8>, previous: Option<&Plans>| {
+        let mut snapshot =
+            Snapshot::clone(&snapshot(Access::Permissive, vec![ruled.clone(), other.clone()]));
+        let retries = attempts.map(|attempts| (service("ruled"), retry(attempts)));
+        let plan = workload_plan(Access::Permissive);
+        snapshot.plan = Arc::new(WorkloadPlan { retries: retries.into_iter().collect(), ..plan });
+        Plans::build(Arc::new(snapshot), previous).unwrap()
+    };
+    let attempts = |plans: &Plans| {
+        let routes = &plans.service(&service("ruled")).unwrap().ports[&80].routes;
+        let ruled = routes.rules().iter().map(|rule| rule.actions.as_deref());
+        let all = ruled.chain([routes.direct_actions().map(|it| &**it)]);
+        let told = all.map(|actions| {
+            let actions = actions?;
+            let attempts = actions.retry.as_ref()?.attempts;
+            assert_eq!(actions.retried_by.is_some(), actions.attempt_limit.is_some());
+            Some((attempts, actions.retried_by.is_some()))
+        });
+        told.collect::<Vec<_>>()
+    };
+    let before = plans(None, None);
+    assert_eq!(attempts(&before), [None, Some((7, false)), None]);
+    let two = plans(Some(2), Some(&before));
+    assert_eq!(attempts(&two), [Some((2, true)), Some((7, false)), Some((2, true))]);
+    let three = plans(Some(3), Some(&two));
+    assert_eq!(attempts(&three), [Some((3, true)), Some((7, false)), Some((3, true))]);
+    let same = plans(Some(3), Some(&three));
+    let gone = plans(None, Some(&same));
+    assert_eq!(attempts(&gone), attempts(&before));
+    let plan = |plans: &Plans, name| Arc::clone(plans.service(&service(name)).unwrap());
+    assert!(Arc::ptr_eq(&plan(&three, "ruled"), &plan(&same, "ruled")));
+    assert!(Arc::ptr_eq(&plan(&before, "other"), &plan(&gone, "other")));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use leno_tests::manifests::{client, mesh_config, route, server, service};
 use leno_tests::{Answer, Application, Connection, Mesh, Nginx, Response, eventually, free_port};
 
 use super::{answers, loopback};
+use crate::faults::sidecar;
 
 /// A service `web` whose routes lead to `python` (a `python3 -m http.server`), to `nginx`, or to
 /// `silent`, which never answers.
@@ -213,4 +214,37 @@ fn a_rule_that_retries_gives_up_within_its_attempts() {
     assert_eq!(shop.says("GET", "/slow", ""), "504 attempt-timeout");
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
+}
+
+#[test]
+fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
+    let shop = shop();
+    shop.route(&[&format!("{{{TO_NGINX}}}")], is("nginx"));
+    let retry = |times: u8| {
+        let spec = format!(
+            "{{source: {{kind: ServiceAccount, name: user, namespace: shop}}, \
+             destinations: [{{kind: Service, name: web, namespace: shop}}], \
+             retryPolicy: {{retryOn: 5xx, perTryTimeout: 1s, numRetries: {times}, \
+             retryBackoffBaseInterval: 1ms}}}}"
+        );
+        let head = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Retry\n\
+                    metadata: {name: user-to-web, namespace: shop}";
+        shop.mesh.write("retry.yaml", &format!("{head}\nspec: {spec}\n"));
+    };
+    let page = sidecar(&shop.mesh, "shop/user-1");
+    let retried = || page.metric("leno_retries_total");
+    let before = retried();
+    retry(5);
+    // The first request that is answered under the policy has all of its retries.
+    let (after, _) = eventually("the policy decides", Duration::from_secs(10), || {
+        let response = shop.ask("GET", "/busy/", "");
+        assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
+        Some(retried()).filter(|now| *now > before)
+    });
+    assert_eq!(after - before, 5.0);
+    let hits =
+        "leno_rule_hits_total{kind=\"Retry\",namespace=\"shop\",name=\"user-to-web\",rule=\"\"}";
+    assert_eq!(page.metric(hits), 5.0);
+    let policies = shop.mesh.ask("policies");
+    assert_eq!((&policies[0]["kind"], &policies[0]["in_force"]), (&"Retry".into(), &true.into()));
 }

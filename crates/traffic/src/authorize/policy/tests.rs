@@ -81,6 +81,7 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
         openings: Vec::new(),
         outlets: Vec::new(),
         guards: Default::default(),
+        retries: Default::default(),
     };
     InboundAccess::of(&plan).unwrap()
 }

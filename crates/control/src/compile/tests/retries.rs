@@ -1,0 +1,52 @@
+//! Which requests of a workload are sent once more.
+
+use leno_model::{Change, ObjectKey, PolicyName, WorkloadPlan};
+
+use super::*;
+
+fn plan(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
+    let workload = mesh.workload(&workload(name)).unwrap();
+    world(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
+}
+
+/// A policy about requests of productpage to these services.
+fn apply(mesh: &mut Mesh, name: &str, services: &[&str], attempts: u8) -> crate::mesh::Touched {
+    let services: Vec<String> = services
+        .iter()
+        .map(|name| format!("{{kind: Service, name: {name}, namespace: bookinfo}}"))
+        .collect();
+    let yaml = format!(
+        "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Retry\n\
+         metadata: {{name: {name}, namespace: bookinfo}}\n\
+         spec: {{source: {{kind: ServiceAccount, name: productpage, namespace: bookinfo}}, \
+         destinations: [{}], retryPolicy: {{retryOn: 5xx, numRetries: {attempts}}}}}",
+        services.join(", ")
+    );
+    mesh.apply(Change::Upsert(crate::fixture::objects(&yaml).pop().unwrap()))
+}
+
+/// The services, by which policy, how often.
+fn told(mesh: &Mesh, name: &str) -> Vec<String> {
+    let plan = plan(mesh, name);
+    let told = plan.retries.iter().map(|(service, retry)| {
+        format!("{} {} {}", service.name, retry.policy.name, retry.rule.attempts)
+    });
+    told.collect()
+}
+
+#[test]
+fn the_first_policy_of_the_clients_account_decides() {
+    let mut mesh = mesh(&strict(""));
+    let touched = apply(&mut mesh, "z", &["reviews", "details"], 2);
+    assert_eq!(touched.workloads, [workload("productpage-1")].into());
+    apply(&mut mesh, "a", &["reviews"], 5);
+    assert_eq!(told(&mesh, "productpage-1"), ["details z 2", "reviews a 5"]);
+    assert_eq!(told(&mesh, "details-1"), [""; 0]);
+    let touched = apply(&mut mesh, "a", &["ratings"], 5);
+    assert_eq!(touched.workloads, [workload("productpage-1")].into());
+    assert_eq!(told(&mesh, "productpage-1"), ["details z 2", "ratings a 5", "reviews z 2"]);
+    // The same again is no change.
+    assert_eq!(apply(&mut mesh, "a", &["ratings"], 5).workloads, [].into());
+    mesh.apply(Change::Remove(ObjectKey::Retry(PolicyName::new("bookinfo", "z").unwrap())));
+    assert_eq!(told(&mesh, "productpage-1"), ["ratings a 5"]);
+}

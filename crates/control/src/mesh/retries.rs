@@ -1,0 +1,57 @@
+//! Policies about retries, by whose requests they are about.
+
+use std::collections::BTreeMap;
+
+use leno_model::{PolicyName, RetryPolicy, ServiceAccount};
+
+use super::{Index, Mesh, Touched};
+
+/// All policies about retries.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Retries {
+    by_name: BTreeMap<PolicyName, RetryPolicy>,
+    by_source: Index<ServiceAccount, PolicyName>,
+}
+
+impl Retries {
+    pub(super) fn has(&self, name: &PolicyName) -> bool {
+        self.by_name.contains_key(name)
+    }
+}
+
+impl Mesh {
+    /// All of them, by name.
+    pub(crate) fn retry_policies(&self) -> impl ExactSizeIterator<Item = &RetryPolicy> {
+        self.retries.by_name.values()
+    }
+
+    /// Those about requests of an account, by name.
+    pub(crate) fn retries_of(
+        &self,
+        account: &ServiceAccount,
+    ) -> impl Iterator<Item = &RetryPolicy> {
+        let names = self.retries.by_source.of(account);
+        names.filter_map(|name| self.retries.by_name.get(name))
+    }
+
+    pub(super) fn set_retry(
+        &mut self,
+        name: &PolicyName,
+        new: Option<RetryPolicy>,
+        touched: &mut Touched,
+    ) {
+        let old = self.retries.by_name.remove(name);
+        if let Some(old) = &old {
+            self.retries.by_source.remove(&old.source, name);
+        }
+        if old != new {
+            for policy in old.iter().chain(&new) {
+                self.touch_access(&policy.source, touched);
+            }
+        }
+        if let Some(new) = new {
+            self.retries.by_source.insert(&new.source, name);
+            self.retries.by_name.insert(name.clone(), new);
+        }
+    }
+}

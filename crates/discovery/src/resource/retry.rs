@@ -1,0 +1,63 @@
+//! When requests are sent once more, as it travels.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leno_model::{RetryRule, ServiceName, ServiceRetry};
+
+use super::action::nanoseconds;
+use super::field::{Invalid, each, parsed};
+use crate::proto;
+
+pub(super) fn rule_to_wire(rule: &RetryRule) -> proto::RetryRule {
+    proto::RetryRule {
+        codes: rule.codes.iter().map(|code| u32::from(*code)).collect(),
+        attempts: rule.attempts.into(),
+        backoff_nanoseconds: nanoseconds(rule.backoff),
+    }
+}
+
+pub(super) fn rule_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, Invalid> {
+    let codes = wire.codes.iter().map(|code| {
+        let code = u16::try_from(*code).ok().filter(|code| RetryRule::CODES.contains(code));
+        code.ok_or_else(|| Invalid::new("codes", "has a status that is not from 400 to 599"))
+    });
+    let attempts = u8::try_from(wire.attempts).ok();
+    let attempts = attempts.filter(|attempts| *attempts <= RetryRule::ATTEMPTS_MAX);
+    Ok(RetryRule {
+        codes: codes.collect::<Result<_, _>>()?,
+        attempts: attempts.ok_or_else(|| Invalid::new("attempts", "is more than 10"))?,
+        backoff: Duration::from_nanos(wire.backoff_nanoseconds),
+    })
+}
+
+pub(super) fn to_wire((service, retry): (&ServiceName, &ServiceRetry)) -> proto::ServiceRetry {
+    proto::ServiceRetry {
+        service: service.to_string(),
+        policy: retry.policy.to_string(),
+        rule: Some(rule_to_wire(&retry.rule)),
+        answer_timeout_nanoseconds: retry.answer_timeout.map(nanoseconds),
+    }
+}
+
+pub(super) fn from_wire(
+    wire: Vec<proto::ServiceRetry>,
+) -> Result<BTreeMap<ServiceName, ServiceRetry>, Invalid> {
+    let mut retries = BTreeMap::new();
+    for (service, retry) in each("retries", wire, one_from_wire)? {
+        if let Some(_twice) = retries.insert(service, retry) {
+            return Err(Invalid::new("retries", "has a service twice"));
+        }
+    }
+    Ok(retries)
+}
+
+fn one_from_wire(wire: proto::ServiceRetry) -> Result<(ServiceName, ServiceRetry), Invalid> {
+    let rule = wire.rule.ok_or_else(|| Invalid::new("rule", "is missing"))?;
+    let retry = ServiceRetry {
+        policy: parsed("policy", &wire.policy)?,
+        rule: rule_from_wire(&rule).map_err(|invalid| invalid.under("rule"))?,
+        answer_timeout: wire.answer_timeout_nanoseconds.map(Duration::from_nanos),
+    };
+    Ok((parsed("service", &wire.service)?, retry))
+}

@@ -1,0 +1,45 @@
+//! Retry policies: whose requests to which services are sent once more.
+
+use std::time::Duration;
+
+use crate::action::RetryRule;
+use crate::identity::ServiceAccount;
+use crate::name::{PolicyName, ServiceName};
+
+/// A `Retry` of OSM, osm-edge or FSM. A rule of a route that speaks of retries goes before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Its name.
+    pub name: PolicyName,
+    /// Whose requests; of the policy's namespace.
+    pub source: ServiceAccount,
+    /// To which services, at least one, each once.
+    pub services: Vec<ServiceName>,
+    /// When, and how often.
+    pub rule: RetryRule,
+    /// How long one attempt may take until its answer begins; no limit of its own when absent.
+    pub answer_timeout: Option<Duration>,
+}
+
+impl RetryPolicy {
+    /// What it says of requests to one of its services.
+    #[must_use]
+    pub fn of_service(&self) -> ServiceRetry {
+        ServiceRetry {
+            policy: self.name.clone(),
+            rule: self.rule.clone(),
+            answer_timeout: self.answer_timeout,
+        }
+    }
+}
+
+/// When requests of a workload to one service are sent once more, as its sidecar has it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ServiceRetry {
+    /// The policy.
+    pub policy: PolicyName,
+    /// When, and how often.
+    pub rule: RetryRule,
+    /// How long one attempt may take until its answer begins; no limit of its own when absent.
+    pub answer_timeout: Option<Duration>,
+}

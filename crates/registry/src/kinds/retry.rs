@@ -1,0 +1,137 @@
+//! Reads `Retry` of OSM, osm-edge and FSM.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leno_model::{Name, PolicyName, RetryPolicy, RetryRule, ServiceAccount, ServiceName};
+
+use super::Head;
+use super::egress::each;
+use super::http_route::{RETRIES_DEFAULT, RETRY_BACKOFF_DEFAULT, read_duration};
+use super::service_policy::number_or;
+use super::smi::read_account;
+use crate::document::Value;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
+    let fields = spec.fields(&["source", "destinations", "retryPolicy"])?;
+    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let source = fields.require("source").and_then(|it| read_source(it, &name.namespace));
+    let services = each(&fields, "destinations", "name the services", read_service);
+    let retried = fields.require("retryPolicy").and_then(read_policy);
+    let (rule, answer_timeout) = retried?;
+    Some(RetryPolicy { name, source: source?, services: services?, rule, answer_timeout })
+}
+
+/// Whoever may write into a namespace decides about its clients, and about no others.
+fn read_source(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
+    let source = read_account(field)?;
+    if source.namespace != *own {
+        field.refuse(
+            format!("is of the namespace {}, not of {own}", source.namespace),
+            "put the policy into the namespace of its source",
+        );
+        return None;
+    }
+    Some(source)
+}
+
+fn read_service(element: &Field<'_>) -> Option<ServiceName> {
+    let fields = element.fields(&["kind", "name", "namespace"])?;
+    let kind = fields.require("kind").and_then(|kind| kind.word(&[("Service", ())]));
+    let name = fields.require("name").and_then(Field::label);
+    let namespace = fields.require("namespace").and_then(Field::label);
+    kind?;
+    Some(ServiceName { namespace: namespace?, name: name? })
+}
+
+fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
+    let keys = ["retryOn", "perTryTimeout", "numRetries", "retryBackoffBaseInterval"];
+    let fields = field.fields(&keys)?;
+    let codes = fields.require("retryOn").and_then(read_conditions);
+    let most = u32::from(RetryRule::ATTEMPTS_MAX);
+    let attempts = number_or(&fields, "numRetries", (0, most), RETRIES_DEFAULT);
+    let backoff = match fields.find("retryBackoffBaseInterval") {
+        Some(field) => read_duration(field),
+        None => Some(RETRY_BACKOFF_DEFAULT),
+    };
+    let limit = answer_limit(&fields);
+    let attempts = u8::try_from(attempts?).ok()?;
+    Some((RetryRule { codes: codes?, attempts, backoff: backoff? }, limit?))
+}
+
+/// Zero is a way to say "no limit".
+fn answer_limit(fields: &Fields<'_>) -> Option<Option<Duration>> {
+    match fields.find("perTryTimeout") {
+        Some(field) => read_duration(field).map(|limit| Some(limit).filter(|it| !it.is_zero())),
+        None => Some(None),
+    }
+}
+
+/// The statuses that conditions mean, separated by commas.
+fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
+    let text = match field.value() {
+        // YAML's way to write one status.
+        Value::Number(text) => text.as_str(),
+        _ => field.text()?,
+    };
+    let mut codes = BTreeSet::new();
+    for word in text.split(',').map(str::trim) {
+        let Some(statuses) = statuses(word) else {
+            field.refuse(
+                format!("{word:?} is no condition that is known here"),
+                "use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, \
+                 `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, \
+                 `deadline-exceeded`, `internal` or `resource-exhausted`",
+            );
+            return None;
+        };
+        codes.extend(statuses);
+    }
+    Some(codes.into_iter().collect())
+}
+
+/// The statuses that a condition means (Envoy's `x-envoy-retry-on` and `x-envoy-retry-grpc-on`; Pipy's
+/// are statuses and their classes). Failures without an answer have none: they count by themselves.
+fn statuses(word: &str) -> Option<Vec<u16>> {
+    if let Some(status) = word.parse().ok().filter(|status| RetryRule::CODES.contains(status)) {
+        return Some(vec![status]);
+    }
+    Some(match word {
+        "5xx" => (500..=599).collect(),
+        "4xx" => (400..=499).collect(),
+        "gateway-error" => vec![502, 503, 504],
+        "retriable-4xx" => vec![409],
+        "connect-failure" | "refused-stream" | "reset" | "reset-before-request" => Vec::new(),
+        // What stands for these statuses of gRPC.
+        "unavailable" => vec![503],
+        "deadline-exceeded" => vec![504],
+        "internal" => vec![500],
+        "resource-exhausted" => vec![429],
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_mean_statuses() {
+        for (word, expected) in [
+            ("503", Some(vec![503])),
+            ("gateway-error", Some(vec![502, 503, 504])),
+            ("connect-failure", Some(vec![])),
+            ("unavailable", Some(vec![503])),
+            ("399", None),
+            ("600", None),
+            ("2xx", None),
+            ("retriable-status-codes", None),
+            ("", None),
+        ] {
+            assert_eq!(statuses(word), expected, "{word}");
+        }
+        let all = statuses("5xx").unwrap();
+        assert_eq!((all.first(), all.last(), all.len()), (Some(&500), Some(&599), 100));
+    }
+}

@@ -1,0 +1,43 @@
+//! Looks at policies about retries: whom they mean, and whether another one decides instead.
+
+use leno_model::RetryPolicy;
+
+use super::{Lint, Reference, World, suggestion};
+
+impl World<'_> {
+    pub(super) fn lint_retry(&self, policy: &RetryPolicy, lint: &mut Lint<'_>) {
+        let source = &policy.source;
+        if !self.accounts.contains(source) {
+            let near = self.accounts.iter().filter(|it| it.namespace == source.namespace);
+            let known: Vec<&str> = near.map(|it| it.name.as_str()).collect();
+            lint.warn(
+                "spec.source.name".to_owned(),
+                format!("no workload runs under the account {source}"),
+                suggestion(source.name.as_str(), &known, "add a Workload with this account"),
+            );
+        }
+        for (index, service) in policy.services.iter().enumerate() {
+            let field = format!("spec.destinations[{index}]");
+            let reference =
+                Reference { service, port: None, field: field.clone(), name_field: "name" };
+            self.lint_reference(&reference, lint);
+            let before = |it: &&&RetryPolicy| {
+                it.source == *source && it.name < policy.name && it.services.contains(service)
+            };
+            if let Some(first) = self.retries.iter().filter(before).min_by_key(|it| &it.name) {
+                lint.warn(
+                    field,
+                    format!("decides nothing: Retry {} is about the same requests", first.name),
+                    "remove one of the two",
+                );
+            }
+        }
+        if policy.rule.attempts == 0 {
+            lint.warn(
+                "spec.retryPolicy.numRetries".to_owned(),
+                "is 0: nothing is sent once more, not even what never left".to_owned(),
+                "raise it, or remove the policy, and what never left is sent once more",
+            );
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Policies about retries: what is read, what is refused, and what is remarked.
+
+use std::time::Duration;
+
+use expect_test::expect;
+use leno_model::Object;
+use leno_registry::{lint, read_str};
+
+use crate::refusals::check_specs;
+
+const OSM: &str = "policy.openservicemesh.io";
+const FSM: &str = "policy.flomesh.io";
+
+/// A policy of `shop` about `stock`.
+fn policy(group: &str, name: &str, retried: &str) -> String {
+    format!(
+        "apiVersion: {group}/v1alpha1\nkind: Retry\nmetadata: {{name: {name}, namespace: store}}\n\
+         spec: {{source: {{kind: ServiceAccount, name: shop, namespace: store}}, \
+         destinations: [{{kind: Service, name: stock, namespace: stock}}], retryPolicy: {{{retried}}}}}\n"
+    )
+}
+
+#[test]
+fn a_retry_is_read_of_both_groups() {
+    let ms = Duration::from_millis;
+    let whole = "retryOn: \"5xx, retriable-4xx\", perTryTimeout: 1s, numRetries: 3, \
+                 retryBackoffBaseInterval: 50ms";
+    let five = || (500..=599).collect::<Vec<u16>>();
+    for (retried, codes, attempts, backoff, limit) in [
+        (whole, [vec![409], five()].concat(), 3, ms(50), Some(ms(1_000))),
+        ("retryOn: gateway-error", vec![502, 503, 504], 1, ms(25), None),
+        ("retryOn: 503, numRetries: 0, perTryTimeout: 0s", vec![503], 0, ms(25), None),
+        ("retryOn: \"reset,connect-failure\"", vec![], 1, ms(25), None),
+    ] {
+        for group in [OSM, FSM] {
+            let (objects, rejected) = read_str("f.yaml", &policy(group, "x", retried));
+            assert_eq!(rejected, []);
+            let [(Object::Retry(policy), _)] = objects.as_slice() else { panic!("{objects:?}") };
+            assert_eq!(policy.name.to_string(), "store/x");
+            assert_eq!(policy.source.to_string(), "store/shop");
+            let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
+            assert_eq!(services, ["stock/stock"]);
+            assert_eq!((&policy.rule.codes, policy.rule.attempts), (&codes, attempts), "{retried}");
+            assert_eq!((policy.rule.backoff, policy.answer_timeout), (backoff, limit));
+        }
+    }
+}
+
+#[test]
+fn refuses_what_cannot_be_meant() {
+    let source = "source: {kind: ServiceAccount, name: a, namespace: default}";
+    let to = "destinations: [{kind: Service, name: b, namespace: c}]";
+    let specs = [
+        "{}".to_owned(),
+        format!(
+            "{{source: {{kind: ServiceAccount, name: a, namespace: other}}, {to}, retryPolicy: {{retryOn: 5xx}}}}"
+        ),
+        format!("{{{source}, destinations: [], retryPolicy: {{retryOn: 5xx}}}}"),
+        format!(
+            "{{{source}, destinations: [{{kind: Pod, name: b, namespace: c}}], retryPolicy: {{retryOn: 5xx}}}}"
+        ),
+        format!("{{{source}, {to}, retryPolicy: {{retryOn: \"5xx,retriable-headers\"}}}}"),
+        format!("{{{source}, {to}, retryPolicy: {{retryOn: 200}}}}"),
+        format!("{{{source}, {to}, retryPolicy: {{retryOn: \"\"}}}}"),
+        format!("{{{source}, {to}, retryPolicy: {{retryOn: 5xx, numRetries: 11}}}}"),
+        format!("{{{source}, {to}, retryPolicy: {{retryOn: 5xx, perTryTimeout: soon}}}}"),
+        format!("{{{source}, {to}, retryPolicy: {{retryOn: 5xx, hedge: true}}}}"),
+    ];
+    check_specs(
+        "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Retry\nmetadata: {name: x}",
+        &specs.each_ref().map(String::as_str),
+        &expect![[r#"
+            spec.source: is missing; add `source`
+            spec.destinations: is missing; add `destinations`
+            spec.retryPolicy: is missing; add `retryPolicy`
+            spec.source: is of the namespace other, not of default; put the policy into the namespace of its source
+            spec.destinations: is empty; name the services
+            spec.destinations[0].kind: "Pod" is not known here; use `Service`
+            spec.retryPolicy.retryOn: "retriable-headers" is no condition that is known here; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: "200" is no condition that is known here; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: "" is no condition that is known here; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.numRetries: 11 is out of range; use a number from 0 to 10
+            spec.retryPolicy.perTryTimeout: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.retryPolicy.hedge: is not a field that is known here; remove it, or use `retryOn`, `perTryTimeout`, `numRetries` or `retryBackoffBaseInterval`
+        "#]],
+    );
+}
+
+#[test]
+fn remarks_on_whom_it_means() {
+    let manifests = [
+        policy(OSM, "x", "retryOn: 5xx"),
+        policy(FSM, "y", "retryOn: 5xx, numRetries: 0"),
+        "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+         metadata: {name: shops-1, namespace: store}\nspec: {serviceAccount: shops}\n"
+            .to_owned(),
+    ];
+    let (objects, rejected) = read_str("f.yaml", &manifests.join("---\n"));
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let told: Vec<String> = lint(&objects)
+        .iter()
+        .filter(|warning| warning.at.kind.as_deref() == Some("Retry"))
+        .map(ToString::to_string)
+        .collect();
+    expect![[r#"
+        Retry store/x: spec.source.name: no workload runs under the account store/shop; did you mean `shops`?
+        Retry store/x: spec.destinations[0].name: there is no Service stock/stock; add the Service
+        Retry store/y: spec.source.name: no workload runs under the account store/shop; did you mean `shops`?
+        Retry store/y: spec.destinations[0].name: there is no Service stock/stock; add the Service
+        Retry store/y: spec.destinations[0]: decides nothing: Retry store/x is about the same requests; remove one of the two
+        Retry store/y: spec.retryPolicy.numRetries: is 0: nothing is sent once more, not even what never left; raise it, or remove the policy, and what never left is sent once more"#]].assert_eq(&told.join("\n"));
+}
