@@ -126,8 +126,9 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
         assert_eq!(connection.get("/a").expect("it is carried").status, 200);
         open.push(connection);
     }
-    let mut third = Connection::open(loopback(door)).expect("the door is open");
-    let ended = third.get("/a").map(|answer| answer.status);
+    // The reset may find the client still connecting, sending or waiting.
+    let third = Connection::open(loopback(door)).and_then(|mut third| third.get("/a"));
+    let ended = third.map(|answer| answer.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(ended.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{ended:?}");
     for connection in &mut open {
