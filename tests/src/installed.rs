@@ -20,6 +20,15 @@ pub fn decider(name: &str) -> PathBuf {
     fetched(name, "deciders")
 }
 
+/// Envoy, where `leno bench install envoy` puts it.
+///
+/// # Panics
+/// When it was not fetched.
+#[must_use]
+pub(crate) fn envoy() -> PathBuf {
+    fetched("leno/contenders/envoy/envoy/_bin/envoy", "scenarios")
+}
+
 /// The folder of the Java programs of `tests/programs/java`, and all that they need.
 ///
 /// # Panics

@@ -15,6 +15,7 @@ use leno_tests::{eventually, get};
 mod command_line;
 mod databases;
 mod demo;
+mod envoy;
 mod filters;
 mod grpc;
 mod hostile;

@@ -9,7 +9,7 @@ use leno_tests::{Mesh, Program, eventually, free_port, go_program};
 mod java;
 
 /// grpc/doc/interop-test-descriptions.md, without those about credentials of Google's clouds.
-const CASES: &[&str] = &[
+pub(super) const CASES: &[&str] = &[
     "empty_unary",
     "large_unary",
     "client_streaming",
@@ -49,8 +49,7 @@ fn pair(mode: &str, protocol: &str) -> Pair {
 impl Pair {
     /// Runs one case through the door.
     fn call(&self, case: &str) -> Result<(), String> {
-        let port = self.door.to_string();
-        run(Command::new(go_program("client")).args(address("127.0.0.1", &port)), case)
+        call(self.door, case)
     }
 
     /// Runs one case through the HTTP proxy door, which the client finds in its environment.
@@ -85,6 +84,12 @@ impl Pair {
     }
 }
 
+/// Runs one case with the server behind a port of loopback; what the client says when it fails.
+pub(super) fn call(port: u16, case: &str) -> Result<(), String> {
+    let port = port.to_string();
+    run(Command::new(go_program("client")).args(address("127.0.0.1", &port)), case)
+}
+
 fn address<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
     ["--server_host", host, "--server_port", port]
 }
@@ -94,7 +99,10 @@ fn run(command: &mut Command, case: &str) -> Result<(), String> {
     let mut client = Program::start("grpc-go's client", command.args(["--test_case", case]));
     match client.wait(PATIENCE).success() {
         true => Ok(()),
-        false => Err(client.wait_for_line("FATAL", PATIENCE)),
+        false => {
+            client.wait_for_line("FATAL", PATIENCE);
+            Err(client.printed())
+        }
     }
 }
 
@@ -191,6 +199,6 @@ fn a_port_of_which_nothing_is_said_carries_grpc_too() {
 }
 
 /// The paths of all that the cases call, but for the service that nobody implements.
-const WHOLE_SERVICE: &str = "/grpc.testing.TestService/.*";
+pub(super) const WHOLE_SERVICE: &str = "/grpc.testing.TestService/.*";
 /// Each case takes milliseconds; connecting again to a server that starts takes a second.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,189 @@
+//! An unmodified Envoy with a configuration of its own: what comes in at a port goes on to another.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::Program;
+use crate::installed::envoy;
+
+/// HTTP that comes in at a port of loopback, in either version, and goes on to another.
+pub struct Passage {
+    at: u16,
+    to: u16,
+    version: Value,
+    /// How Envoy takes connections, and how it opens them: in the clear when it is null.
+    inside: Value,
+    outside: Value,
+    /// The filters that a request passes before it goes on.
+    filters: Vec<Value>,
+}
+
+impl Passage {
+    /// One that goes on in HTTP/1.1.
+    #[must_use]
+    pub fn http1(at: u16, to: u16) -> Self {
+        let version = json!({"http_protocol_options": {}});
+        let (inside, outside) = (Value::Null, Value::Null);
+        Self { at, to, version, inside, outside, filters: Vec::new() }
+    }
+
+    /// One that goes on in HTTP/2.
+    #[must_use]
+    pub fn http2(at: u16, to: u16) -> Self {
+        let version = json!({"http2_protocol_options": {}});
+        Self { version, ..Self::http1(at, to) }
+    }
+
+    /// Opens connections as the member of a mesh whose state is in a folder, and speaks to nobody
+    /// but `peer`, an identity.
+    #[must_use]
+    pub fn to_member(mut self, state: &Path, peer: &str) -> Self {
+        let only = json!([{"san_type": "URI", "matcher": {"exact": peer}}]);
+        self.outside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
+            "@type": format!("{TRANSPORTS}.tls.v3.UpstreamTlsContext"),
+            "sni": "member",
+            "common_tls_context": membership(state, &json!({"match_typed_subject_alt_names": only})),
+        }});
+        self
+    }
+
+    /// Takes connections as that member, and requests of nobody but `peer`.
+    #[must_use]
+    pub fn from_member(mut self, state: &Path, peer: &str) -> Self {
+        self.inside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
+            "@type": format!("{TRANSPORTS}.tls.v3.DownstreamTlsContext"),
+            "require_client_certificate": true,
+            "common_tls_context": membership(state, &json!({})),
+        }});
+        let principal = json!({"authenticated": {"principal_name": {"exact": peer}}});
+        let policy = json!({"permissions": [{"any": true}], "principals": [principal]});
+        self.filters.push(json!({"name": "envoy.filters.http.rbac", "typed_config": {
+            "@type": format!("{FILTERS}.http.rbac.v3.RBAC"),
+            "rules": {"action": "ALLOW", "policies": {"peer": policy}},
+        }}));
+        self
+    }
+
+    fn listener(&self) -> Value {
+        let router = json!({"name": "envoy.filters.http.router", "typed_config": {
+            "@type": format!("{FILTERS}.http.router.v3.Router"),
+        }});
+        let filters = [&self.filters[..], &[router]].concat();
+        // Calls of gRPC bring limits of their own, and streams have none.
+        let route = json!({"match": {"prefix": "/"}, "route": {
+            "cluster": self.cluster_name(), "timeout": "0s",
+        }});
+        let host = json!({"name": "all", "domains": ["*"], "routes": [route]});
+        let http = json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": {
+            "@type": format!("{FILTERS}.network.http_connection_manager.v3.HttpConnectionManager"),
+            "stat_prefix": "http",
+            "http_protocol_options": {"accept_http_10": true},
+            "route_config": {"virtual_hosts": [host]},
+            "http_filters": filters,
+        }});
+        let mut chain = json!({"filters": [http]});
+        if !self.inside.is_null() {
+            chain["transport_socket"] = self.inside.clone();
+        }
+        json!({"address": loopback(self.at), "filter_chains": [chain]})
+    }
+
+    fn cluster(&self) -> Value {
+        let endpoint = json!({"endpoint": {"address": loopback(self.to)}});
+        let options = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+        let name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+        let options = json!({"@type": options, "explicit_http_config": self.version});
+        let mut cluster = json!({
+            "name": self.cluster_name(),
+            "connect_timeout": "5s",
+            "typed_extension_protocol_options": {name: options},
+            "load_assignment": {
+                "cluster_name": self.cluster_name(),
+                "endpoints": [{"lb_endpoints": [endpoint]}],
+            },
+        });
+        if !self.outside.is_null() {
+            cluster["transport_socket"] = self.outside.clone();
+        }
+        cluster
+    }
+
+    fn cluster_name(&self) -> String {
+        format!("from-{}", self.at)
+    }
+}
+
+/// An Envoy to be run by somebody.
+pub struct Envoy {
+    folder: TempDir,
+}
+
+impl Envoy {
+    /// Writes its configuration.
+    ///
+    /// # Panics
+    /// When there is no place for it.
+    #[must_use]
+    pub fn prepare(passages: &[Passage]) -> Self {
+        let envoy = Self { folder: tempfile::tempdir().expect("a folder") };
+        let listeners: Vec<_> = passages.iter().map(Passage::listener).collect();
+        let clusters: Vec<_> = passages.iter().map(Passage::cluster).collect();
+        let all = json!({"static_resources": {"listeners": listeners, "clusters": clusters}});
+        std::fs::write(envoy.file(), all.to_string()).expect("a file");
+        envoy
+    }
+
+    /// How it is started.
+    #[must_use]
+    pub fn command(&self) -> Vec<String> {
+        let program = envoy().display().to_string();
+        let options = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"];
+        let own = [program, "--config-path".to_owned(), self.file()];
+        own.into_iter().chain(options.map(str::to_owned)).collect()
+    }
+
+    /// Starts it.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(&self) -> Program {
+        let command = self.command();
+        let (program, arguments) = command.split_first().expect("a command has a program");
+        Program::start("Envoy", Command::new(program).args(arguments))
+    }
+
+    fn file(&self) -> String {
+        self.folder.path().join("envoy.json").display().to_string()
+    }
+}
+
+fn loopback(port: u16) -> Value {
+    json!({"socket_address": {"address": "127.0.0.1", "port_value": port}})
+}
+
+/// Mutual TLS with the certificate of a member, and the roots that it trusts; `more` of whom.
+fn membership(state: &Path, more: &Value) -> Value {
+    let file = |name: &str| json!({"filename": state.join(name)});
+    let mut trust = more.clone();
+    trust["trusted_ca"] = file("roots.pem");
+    json!({
+        "alpn_protocols": ["h2"],
+        // As a client it would offer 1.2 at most by itself.
+        "tls_params": {
+            "tls_minimum_protocol_version": "TLSv1_3",
+            "tls_maximum_protocol_version": "TLSv1_3",
+        },
+        "tls_certificates": [{
+            "certificate_chain": file("credential.pem"),
+            "private_key": file("credential.pem"),
+        }],
+        "validation_context": trust,
+    })
+}
+
+const FILTERS: &str = "type.googleapis.com/envoy.extensions.filters";
+const TRANSPORTS: &str = "type.googleapis.com/envoy.extensions.transport_sockets";

@@ -1,0 +1,209 @@
+//! Envoy behind a sidecar, before a door, and as a member of the mesh without a sidecar, at either end.
+
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::{
+    Application, ControlPlane, Envoy, Mesh, Passage, Program, Proxy, Response, eventually,
+    free_port, get, go_program,
+};
+
+use super::grpc::{CASES, WHOLE_SERVICE, call};
+use super::{curl, loopback};
+
+/// Two services, `web` which speaks HTTP/1.1 and `grpc`, with doors of `user`, whom policies let in,
+/// and of `other`, whom they do not.
+struct Shop {
+    echo: Application,
+    /// Where grpc-go's interop server listens, and the arguments that start it.
+    interop: (u16, [String; 3]),
+    doors: [u16; 3],
+}
+
+impl Shop {
+    fn new() -> Self {
+        let port = free_port();
+        let server = go_program("server").display().to_string();
+        let interop = (port, [server, "--port".to_owned(), port.to_string()]);
+        let doors = std::array::from_fn(|_| free_port());
+        Self { echo: Application::echo(), interop, doors }
+    }
+
+    /// The services listen at these ports; `web` is run by `command`.
+    fn manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
+        let [web, grpc, others] = self.doors;
+        let run: Vec<&str> = command.iter().map(String::as_str).collect();
+        let interop = self.interop.1.each_ref().map(String::as_str);
+        [
+            mesh_config(mode),
+            server_of("web", (ports[0], "HTTP"), &run),
+            server_of("grpc", (ports[1], "GRPC"), &interop),
+            client("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
+            client("other", &[], &[("web.shop", others)]),
+            allowed_http("user", "web", "/open/.*"),
+            allowed_http("user", "grpc", WHOLE_SERVICE),
+        ]
+        .concat()
+    }
+}
+
+/// Waits until both services answer at these ports.
+fn wait_for(web: u16, grpc: u16) {
+    let answer = || get(loopback(web), "/open/").ok().filter(|response| response.status == 200);
+    eventually("the web service answers", PATIENCE, answer);
+    eventually("a call ends well", PATIENCE, || call(grpc, "empty_unary").ok());
+}
+
+/// All that the services do is done at these ports, through an Envoy; `closed` is the status for a path
+/// that policies do not speak of.
+fn serves((web, grpc): (u16, u16), closed: u16, cases: &[&str]) {
+    wait_for(web, grpc);
+    let url = |path: &str| format!("http://127.0.0.1:{web}{path}");
+    for version in ["--http1.0", "--http1.1"] {
+        let said = curl(&[version, "-i", &url("/open/1?q=%2F")]);
+        assert!(said.contains("\nserver: envoy\r\n"), "{said}");
+        assert!(said.ends_with("\nGET /open/1?q=%2F "), "{said}");
+    }
+    let body = "0123456789abcdef".repeat(32 * 1024);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("body");
+    std::fs::write(&file, &body).unwrap();
+    let file = format!("@{}", file.display());
+    for unmeasured in [&[][..], &["-H", "Transfer-Encoding: chunked"]] {
+        let upload = ["-H", "Expect:", "--data-binary", &file];
+        let said = curl(&[&upload[..], unmeasured, &[&url("/open/2")]].concat());
+        assert!(said == format!("POST /open/2 {body}"), "512 KiB arrive as they were");
+    }
+    assert_eq!(get(loopback(web), "/closed").unwrap().status, closed);
+    for case in cases {
+        let outcome = call(grpc, case);
+        assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
+    }
+}
+
+#[test]
+fn as_an_application_it_is_reached_in_either_version() {
+    for mode in MODES {
+        let shop = Shop::new();
+        let ports = [free_port(), free_port()];
+        let envoy = Envoy::prepare(&[
+            Passage::http1(ports[0], shop.echo.port()),
+            Passage::http2(ports[1], shop.interop.0),
+        ]);
+        let _mesh = Mesh::up(&shop.manifests(mode, ports, &envoy.command()));
+        let [web, grpc, others] = shop.doors;
+        serves((web, grpc), closed(mode), &patient());
+        refuses(others, denied(mode));
+    }
+}
+
+#[test]
+fn before_a_door_it_reaches_services_in_either_version() {
+    for mode in MODES {
+        let shop = Shop::new();
+        let ports = [shop.echo.port(), shop.interop.0];
+        let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
+        let [web, grpc, _] = shop.doors;
+        wait_for(web, grpc);
+        let [at_web, at_grpc] = std::array::from_fn(|_| free_port());
+        let envoy = Envoy::prepare(&[Passage::http1(at_web, web), Passage::http2(at_grpc, grpc)]);
+        let _running = envoy.start();
+        serves((at_web, at_grpc), closed(mode), CASES);
+        drop(mesh);
+    }
+}
+
+#[test]
+fn as_a_member_it_calls_sidecars_over_http2() {
+    for mode in MODES {
+        let shop = Shop::new();
+        let ports = [shop.echo.port(), shop.interop.0];
+        let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
+        let [web, grpc, others] = shop.doors;
+        wait_for(web, grpc);
+        // Its own sidecars have their certificates by then.
+        refuses(others, denied(mode));
+        let inbound = |name: &str| mesh.sidecar(&format!("shop/{name}-1")).inbound.unwrap().port();
+        let [at_web, at_grpc, at_others] = std::array::from_fn(|_| free_port());
+        let member = |at, (name, to): (&str, &str)| {
+            let state = mesh.data().join(format!("proxies/shop/{name}-1"));
+            Passage::http2(at, inbound(to)).to_member(&state, &identity(to))
+        };
+        let envoy = Envoy::prepare(&[
+            member(at_web, ("user", "web")),
+            member(at_grpc, ("user", "grpc")),
+            member(at_others, ("other", "web")),
+        ]);
+        let _running = envoy.start();
+        serves((at_web, at_grpc), closed(mode), CASES);
+        refuses(at_others, denied(mode));
+    }
+}
+
+#[test]
+fn as_a_member_it_is_called_by_sidecars_over_http2() {
+    for mode in MODES {
+        let shop = Shop::new();
+        let ports = [shop.echo.port(), shop.interop.0];
+        let mut control = ControlPlane::start(&shop.manifests(mode, ports, &[]), &[]);
+        let mut interop = Command::new(&shop.interop.1[0]);
+        let _interop = Program::start("grpc-go's server", interop.args(&shop.interop.1[1..]));
+        let mut servers =
+            ["shop/web-1", "shop/grpc-1"].map(|name| Proxy::join(&control, name, &[]));
+        let _clients = ["shop/user-1", "shop/other-1"].map(|name| Proxy::join(&control, name, &[]));
+        let [web, grpc, others] = shop.doors;
+        wait_for(web, grpc);
+        refuses(others, denied(mode));
+
+        // It takes the places of both sidecars, and nobody can tell the clients.
+        control.kill();
+        let inbound = [0, 1].map(|at: usize| servers[at].page.inbound(ports[at]).port());
+        servers.iter_mut().for_each(Proxy::kill);
+        let state = |name: &str| control.state(&format!("shop/{name}-1"));
+        let envoy = Envoy::prepare(&[
+            Passage::http1(inbound[0], ports[0]).from_member(&state("web"), &identity("user")),
+            Passage::http2(inbound[1], ports[1]).from_member(&state("grpc"), &identity("user")),
+        ]);
+        let _running = envoy.start();
+        // Which paths its clients may ask for is its own affair.
+        serves((web, grpc), 200, &patient());
+        // In permissive mode it refuses them itself, by the identity that their sidecar shows.
+        let refused = refuses(others, 403);
+        let reason = if mode == "strict" { Some("denied-outbound") } else { None };
+        assert_eq!(refused.reason(), reason, "{refused:?}");
+    }
+}
+
+/// The cases in which the server of gRPC hears a request to its end before it answers at length. In the
+/// others it resets the stream (`NO_ERROR`) behind its answer, for which an Envoy before it gives up
+/// what it still holds of that answer, if the end of the request came a moment after the rest.
+fn patient() -> Vec<&'static str> {
+    let hasty = ["large_unary", "rpc_soak", "channel_soak"];
+    CASES.iter().copied().filter(|case| !hasty.contains(case)).collect()
+}
+
+/// Waits until those who are not let in get this status.
+fn refuses(door: u16, status: u16) -> Response {
+    let look = || get(loopback(door), "/open/").ok().filter(|response| response.status == status);
+    eventually(&format!("strangers get {status}"), PATIENCE, look).0
+}
+
+/// The status for a client whom no policy lets in.
+fn denied(mode: &str) -> u16 {
+    if mode == "strict" { 403 } else { 200 }
+}
+
+/// The status for a path that no policy opens to anybody.
+fn closed(mode: &str) -> u16 {
+    if mode == "strict" { 404 } else { 200 }
+}
+
+/// That of an account in the mesh of these tests.
+fn identity(account: &str) -> String {
+    format!("spiffe://cluster.local/ns/shop/sa/{account}")
+}
+
+const MODES: [&str; 2] = ["permissive", "strict"];
+/// Envoy and the server of gRPC start in a second or two.
+const PATIENCE: Duration = Duration::from_secs(20);
