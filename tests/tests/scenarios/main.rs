@@ -44,3 +44,5 @@ mod tap;
 mod tokens;
 #[cfg(test)]
 mod traces;
+#[cfg(test)]
+mod vectors;

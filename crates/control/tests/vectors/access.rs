@@ -1,0 +1,171 @@
+//! The vectors of `tests/vectors/access`: from documents to who is let in and out, through reader,
+//! mesh, compilation and decision.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use leno_control::snapshot_for;
+use leno_model::{Egress, Object, Reach, Reason, ServiceAccount, SpiffeId, TrustDomain};
+use leno_traffic::{
+    Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Plans, RequestView, Way,
+};
+use serde_json::{Value, json};
+
+use crate::case::{headers, run, view, workload};
+
+#[test]
+fn access_is_as_it_says() {
+    run("access/access.json", 48, wrong);
+}
+
+/// What of a group is not as expected.
+fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for case in group["cases"].as_array().unwrap() {
+        let found = found(objects, case);
+        if found != case["expect"] {
+            wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+        }
+        // Whoever changes what is done here has to say how it differs from OSM, or that it does not.
+        let differs = case.get("osm").is_some_and(|code| code.as_u64() != Some(exit_code(&found)));
+        if differs != case.get("differs").is_some() {
+            wrong.push(format!("{}: `osm` and `differs` do not fit {found}", case["name"]));
+        }
+    }
+    wrong
+}
+
+/// What `curl --fail` exits with.
+fn exit_code(found: &Value) -> u64 {
+    match (found.get("status"), found.get("reset")) {
+        (Some(_), _) => 22,
+        (None, Some(_)) => 56,
+        (None, None) => 0,
+    }
+}
+
+/// What becomes of a request or a connection, in the words of an expectation.
+fn found(objects: &[Object], case: &Value) -> Value {
+    let headers = headers(&case["request"]);
+    let view = view(&case["request"], &headers);
+    match case.get("to") {
+        Some(to) => leaves(objects, (case, to.as_str().unwrap()), view.as_ref()),
+        None => enters(objects, case, view.as_ref()),
+    }
+}
+
+/// To the service `stock`: its client's sidecar decides, if it has one, and then the service's.
+fn enters(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -> Value {
+    let stock = workload("shop/stock");
+    let port = application_port(case["port"].as_u64().unwrap());
+    let snapshot = snapshot_for(objects, &stock, &[]).unwrap();
+    let access = InboundAccess::of(&snapshot.plan).unwrap();
+    let is_direct = case["direct"].as_bool().unwrap_or(false);
+    let (peer, origin) = match case["from"].as_str() {
+        Some(client) => {
+            if !is_direct && !may_call(objects, client) {
+                return ended(Reason::DeniedOutbound, request.is_some());
+            }
+            (Some(member(client)), origin(&json!({"address": "127.0.0.1", "tls": {}})))
+        }
+        None => {
+            let tls = case["from"].get("tls");
+            let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member);
+            let origin = origin(&case["from"]);
+            if tls.is_some() && peer.is_none() && !access.skips_proof(port, origin.address) {
+                return ended(Reason::HandshakeFailed, request.is_some());
+            }
+            (peer, origin)
+        }
+    };
+    let connection = access.visit((peer.as_ref(), port), Some(origin));
+    let outcome = connection.and_then(|permit| decided(&access, &permit, request));
+    match outcome {
+        Ok(permit) => match permit.would_deny() {
+            Some(reason) => json!({"audited": reason.label()}),
+            None => json!("allowed"),
+        },
+        Err(denial) => ended(denial.reason, request.is_some()),
+    }
+}
+
+fn decided(
+    access: &InboundAccess,
+    permit: &ConnectionPermit,
+    request: Option<&RequestView<'_>>,
+) -> Result<Permit, Denial> {
+    match request {
+        Some(request) => access.request(permit, request),
+        None => access.tcp(permit),
+    }
+}
+
+/// Whether the client's own sidecar sends anything to `stock`.
+fn may_call(objects: &[Object], client: &str) -> bool {
+    let service = "shop/stock".parse().unwrap();
+    let snapshot = snapshot_for(objects, &workload(client), &[service]).unwrap();
+    snapshot.services.values().all(|view| view.reach == Reach::Allowed)
+}
+
+/// To an address outside the mesh.
+fn leaves(
+    objects: &[Object],
+    (case, to): (&Value, &str),
+    request: Option<&RequestView<'_>>,
+) -> Value {
+    let at: SocketAddr = to.parse().unwrap();
+    let client = workload(case["from"].as_str().unwrap());
+    let plans = Plans::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
+    let plans = plans.unwrap();
+    let way = plans.outlets.way(at);
+    if plans.snapshot.plan.egress == Egress::Allow || way == Way::Open {
+        return json!("allowed");
+    }
+    let denied = |is_seen| ended(Reason::EgressDenied, is_seen);
+    let by_name = || {
+        let name = case["serverName"].as_str()?;
+        plans.outlets.by_server_name(at, name)
+    };
+    match (way, request) {
+        (Way::Told { by_request: true, .. }, Some(request)) => {
+            match plans.outlets.by_request(at, request) {
+                Some(_) => json!("allowed"),
+                None => denied(true),
+            }
+        }
+        (Way::Told { by_server_name: true, .. }, None) if by_name().is_some() => json!("allowed"),
+        _ => denied(false),
+    }
+}
+
+/// What the client gets: an answer where a request is seen and the reason has one.
+fn ended(reason: Reason, is_seen: bool) -> Value {
+    match reason.status() {
+        status if is_seen && status != 0 => json!({"status": status, "reason": reason.label()}),
+        _ => json!({"reset": reason.label()}),
+    }
+}
+
+fn member(client: &str) -> SpiffeId {
+    let (namespace, name) = client.split_once('/').unwrap();
+    SpiffeId {
+        trust_domain: TrustDomain::new("cluster.local").unwrap(),
+        account: ServiceAccount::new(namespace, name).unwrap(),
+    }
+}
+
+fn origin(from: &Value) -> Origin {
+    let carrier = match from.get("tls") {
+        None => Carrier::Clear,
+        Some(tls) => Carrier::Tls(tls["serverName"].as_str().map(Into::into)),
+    };
+    Origin { address: from["address"].as_str().unwrap().parse().unwrap(), carrier }
+}
+
+/// The port of the application behind a port of the service.
+fn application_port(port: u64) -> u16 {
+    match port {
+        9080 => 8080,
+        _ => 5432,
+    }
+}

@@ -1,0 +1,79 @@
+//! What the files of vectors have in common: a mesh, groups with documents, and requests.
+
+use std::path::Path;
+
+use leno_model::{Object, WorkloadName};
+use leno_registry::{Rejected, read_str};
+use leno_traffic::RequestView;
+use serde_json::{Value, json};
+
+/// A file of vectors.
+pub(crate) fn vectors(file: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Runs the groups of a file, of which there are at least so many; `wrong` says what of one is not
+/// as expected, given what its documents and the mesh of the file mean.
+pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) -> Vec<String>) {
+    let vectors = vectors(file);
+    let groups = vectors["groups"].as_array().unwrap();
+    assert!(groups.len() >= least, "{} groups", groups.len());
+    let of_group = |group: &Value| -> Vec<String> {
+        let told = |what: String| format!("{}: {what}", group["name"]);
+        let (objects, rejected) = objects(&vectors, group);
+        let refused = group["refused"].as_bool().unwrap_or(false);
+        if refused || !rejected.is_empty() {
+            let is_meant = refused && !rejected.is_empty();
+            return if is_meant { Vec::new() } else { vec![told(format!("{rejected:?}"))] };
+        }
+        wrong(&objects, group).into_iter().map(told).collect()
+    };
+    let wrong: Vec<String> = groups.iter().flat_map(of_group).collect();
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The mesh of all groups, the settings of the group if it has some, and its documents.
+fn objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
+    let config = group.get("config").map(|spec| {
+        json!({
+            "apiVersion": "leno.dev/v1alpha1",
+            "kind": "MeshConfig",
+            "metadata": {"name": "mesh"},
+            "spec": spec,
+        })
+    });
+    let documents = group["documents"].as_array().unwrap();
+    let all = vectors["mesh"].as_array().unwrap().iter().chain(documents).chain(&config);
+    let text: Vec<String> = all.map(Value::to_string).collect();
+    let (objects, rejected) = read_str("vectors", &text.join("\n---\n"));
+    (objects.into_iter().map(|(object, _)| object).collect(), rejected)
+}
+
+/// The headers of a request.
+pub(crate) fn headers(request: &Value) -> Vec<(String, String)> {
+    let headers = request["headers"].as_array().into_iter().flatten();
+    headers
+        .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
+        .collect()
+}
+
+/// A request, with its headers; `None` where none is seen.
+pub(crate) fn view<'a>(
+    request: &'a Value,
+    headers: &'a Vec<(String, String)>,
+) -> Option<RequestView<'a>> {
+    (!request.is_null()).then(|| RequestView {
+        method: request["method"].as_str().unwrap(),
+        path: request["path"].as_str().unwrap(),
+        query: request["query"].as_str(),
+        authority: request["authority"].as_str().unwrap_or("stock.shop"),
+        fields: headers,
+    })
+}
+
+/// A workload by `NAMESPACE/NAME`.
+pub(crate) fn workload(name: &str) -> WorkloadName {
+    let (namespace, name) = name.split_once('/').unwrap();
+    WorkloadName::new(namespace, name).unwrap()
+}

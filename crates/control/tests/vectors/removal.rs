@@ -1,0 +1,47 @@
+//! The vectors of `tests/vectors/removal/classifier.json`: which endings count against an instance.
+
+use leno_model::{FailureClasses, Object, Reason, ServiceRule};
+use leno_registry::read_str;
+use leno_traffic::removal::{Ending, Failed, failed};
+use serde_json::{Value, json};
+
+use crate::case::vectors;
+
+#[test]
+fn what_sermant_is_told_to_count_counts() {
+    let vectors = vectors("removal/classifier.json");
+    let cases = vectors["cases"].as_array().unwrap();
+    // What is thrown in the client's process, only who is in there can see.
+    let (inside, seen): (Vec<&Value>, Vec<&Value>) =
+        cases.iter().partition(|case| case["agent"].as_bool() == Some(true));
+    assert!(inside.len() >= 10 && seen.len() >= 10, "{} and {}", inside.len(), seen.len());
+    for case in seen {
+        let exceptions = case.get("exceptions").unwrap_or(&vectors["exceptions"]);
+        let ending = &case["ending"];
+        let ending = match ending["reason"].as_str() {
+            Some(label) => Ending::Broken(Reason::from_label(label).unwrap()),
+            None => {
+                let status = u16::try_from(ending["status"].as_u64().unwrap()).unwrap();
+                Ending::Answered { status, grpc: None }
+            }
+        };
+        let counts = failed(&classes(exceptions), ending) == Failed::Yes;
+        assert_eq!(json!(counts), case["counts"], "{}", case["name"]);
+    }
+}
+
+/// The classes that a `SermantRemoval` with these exceptions counts.
+fn classes(exceptions: &Value) -> FailureClasses {
+    let config = json!({"enableRemoval": true, "exceptions": exceptions});
+    let document = json!({
+        "apiVersion": "leno.dev/v1alpha1",
+        "kind": "SermantRemoval",
+        "metadata": {"name": "removal", "namespace": "shop"},
+        "spec": {"compat": "sermant", "config": config.to_string()},
+    });
+    let (objects, rejected) = read_str("vectors", &document.to_string());
+    assert_eq!(rejected, []);
+    let Object::ServicePolicy(policy) = &objects[0].0 else { panic!("no policy") };
+    let ServiceRule::SermantRemoval(config) = &policy.rule else { panic!("no removal") };
+    config.common.failures.clone()
+}

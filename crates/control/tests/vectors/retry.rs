@@ -1,0 +1,96 @@
+//! The vectors of `tests/vectors/retry`: whether a request that fails is sent once more, and how many
+//! a service is made to bear.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leno_control::snapshot_for;
+use leno_model::{Object, Reason};
+use leno_traffic::retry::{is_idempotent, pause};
+use leno_traffic::{
+    Attempt, CompiledActions, Plans, PortRoutes, RequestView, RetryBudget, RouteChoice, Sent,
+    Setback, retry, retry_by_rule,
+};
+use serde_json::{Value, json};
+
+use crate::case::{headers, run, vectors, view, workload};
+
+#[test]
+fn requests_are_sent_once_more_as_it_says() {
+    run("retry/retries.json", 15, wrong);
+}
+
+#[test]
+fn a_budget_bounds_retries() {
+    let vectors = vectors("retry/budget.json");
+    let cases = vectors["cases"].as_array().unwrap();
+    assert!(cases.len() >= 4, "{} cases", cases.len());
+    for case in cases {
+        let begin = Instant::now();
+        let mut budget = RetryBudget::new(begin);
+        for step in case["steps"].as_array().unwrap() {
+            let now = begin + Duration::from_millis(step["at"].as_u64().unwrap());
+            (0..step["requests"].as_u64().unwrap_or(0)).for_each(|_| budget.deposit());
+            let wanted = 0..step["retries"].as_u64().unwrap_or(0);
+            let granted = wanted.filter(|_| budget.withdraw(now)).count();
+            assert_eq!(json!(granted), step["granted"], "{} {step}", case["name"]);
+        }
+    }
+}
+
+/// What of a group is not as expected.
+fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
+    let client = workload("shop/web");
+    let service = || "shop/stock".parse().unwrap();
+    let snapshot = snapshot_for(objects, &client, &[service()]).unwrap();
+    let plans = Plans::build(Arc::new(snapshot), None).unwrap();
+    let routes = &plans.service(&service()).unwrap().ports[&9080].routes;
+    let mut wrong = Vec::new();
+    for case in group["cases"].as_array().unwrap() {
+        let headers = headers(&case["request"]);
+        let request = view(&case["request"], &headers).unwrap();
+        let found = pauses(routes, &request, case);
+        if found != case["expect"] {
+            wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+        }
+    }
+    wrong
+}
+
+/// The pause in milliseconds before each further attempt, at the least; and false in the end.
+fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value {
+    let actions: Option<&Arc<CompiledActions>> = match routes.choose(request, 0) {
+        RouteChoice::To { rule, index, .. } => rule.actions_at(index),
+        _ => routes.direct_actions(),
+    };
+    let rule = actions.and_then(|actions| actions.retry.as_ref());
+    let mut pauses = Vec::new();
+    for (number, setback) in (0..).zip(case["setbacks"].as_array().unwrap()) {
+        let was_sent = setback["sent"].as_bool().unwrap_or(true);
+        let attempt = Attempt {
+            sent: if was_sent { Sent::HeadOrMore } else { Sent::Nothing },
+            idempotent: is_idempotent(request.method),
+            body_replayable: case["body"].as_str() != Some("lost"),
+            response_started: setback["started"].as_bool().unwrap_or(false),
+            number,
+        };
+        let failed = setback["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
+        let setback = match failed {
+            Some(reason) => Setback::Failed(reason),
+            None => Setback::Answered(u16::try_from(setback["status"].as_u64().unwrap()).unwrap()),
+        };
+        let again = match (rule, setback) {
+            (Some(rule), _) => retry_by_rule(rule, setback, &attempt),
+            (None, Setback::Failed(reason)) => retry(reason, &attempt),
+            // Without a rule answers are answers.
+            (None, Setback::Answered(_)) => false,
+        };
+        if !again {
+            pauses.push(json!(false));
+            break;
+        }
+        let pause = rule.map_or(Duration::ZERO, |rule| pause(rule, number, 0));
+        pauses.push(json!(u64::try_from(pause.as_millis()).unwrap()));
+    }
+    json!(pauses)
+}

@@ -1,0 +1,76 @@
+//! The vectors of `tests/vectors/routes`: which rule decides a request, and what pages of other
+//! origins are told.
+
+use std::sync::Arc;
+
+use leno_control::snapshot_for;
+use leno_model::{Object, Reason};
+use leno_traffic::cors::{CrossOrigin, judge};
+use leno_traffic::{FieldEdits, Plans, RequestView, RouteChoice};
+use serde_json::{Map, Value, json};
+
+use crate::case::{headers, run, view, workload};
+
+#[test]
+fn routes_decide_in_the_order_of_the_gateway_api() {
+    run("routes/precedence.json", 30, |objects, group| wrong(objects, group, decided));
+}
+
+#[test]
+fn pages_of_other_origins_are_told_what_they_may() {
+    run("routes/cors.json", 10, |objects, group| wrong(objects, group, told));
+}
+
+/// Decides a request, in the words of an expectation.
+type Decide = fn(&RouteChoice<'_>, &RequestView<'_>) -> Value;
+
+/// What of a group is not as expected.
+fn wrong(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for case in group["cases"].as_array().unwrap() {
+        let client = workload(case["from"].as_str().unwrap_or("shop/web"));
+        let service = "shop/stock".parse().unwrap();
+        let snapshot = snapshot_for(objects, &client, &[service]).unwrap();
+        let plans = Plans::build(Arc::new(snapshot), None).unwrap();
+        let stock = plans.service(&"shop/stock".parse().unwrap()).unwrap();
+        let port = u16::try_from(case["port"].as_u64().unwrap_or(9080)).unwrap();
+        let headers = headers(&case["request"]);
+        let request = view(&case["request"], &headers).unwrap();
+        let found = decide(&stock.ports[&port].routes.choose(&request, 0), &request);
+        if found != case["expect"] {
+            wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+        }
+    }
+    wrong
+}
+
+/// The backend, `own` for the service's own endpoints, or the reason.
+fn decided(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
+    match choice {
+        RouteChoice::Direct => json!("own"),
+        RouteChoice::To { backend, .. } => json!(backend.service.to_string()),
+        RouteChoice::Redirect { .. } => json!("elsewhere"),
+        RouteChoice::NoRoute => json!(Reason::NoRoute.label()),
+        RouteChoice::InvalidBackend { .. } => json!(Reason::InvalidBackend.label()),
+    }
+}
+
+/// What is answered, or what is done to the answer, because of its origin.
+fn told(choice: &RouteChoice<'_>, request: &RequestView<'_>) -> Value {
+    let RouteChoice::To { rule, index, .. } = choice else { panic!("{choice:?}") };
+    let Some(cors) = rule.actions_at(*index).and_then(|actions| actions.cors.as_ref()) else {
+        return json!("passes");
+    };
+    match judge(cors, request, &FieldEdits::default()) {
+        None => json!("passes"),
+        Some(CrossOrigin::Preflight(fields)) => {
+            let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
+            json!({"answer": fields.collect::<Map<_, _>>()})
+        }
+        Some(CrossOrigin::Actual(edits)) => {
+            let lines = edits.lines.lines().filter_map(|line| line.split_once(": "));
+            let set = lines.map(|(name, value)| (name.to_owned(), value.into()));
+            json!({"passes": set.collect::<Map<_, _>>()})
+        }
+    }
+}

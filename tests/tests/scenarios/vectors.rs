@@ -1,0 +1,201 @@
+//! Rows of `tests/vectors`, replayed through real sidecars.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use leno_tests::manifests::{client, server};
+use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
+use serde_json::{Value, json};
+
+/// What clients of sidecars are told about access, by the names of their groups. What is left to
+/// `crates/control` needs fixed ports, or a client without a sidecar.
+const ACCESS: [&str; 8] = [
+    "strict without a policy",
+    "a target lets its sources make its requests",
+    "headers, all of them and whole",
+    "targets add up",
+    "without matches nothing is allowed",
+    "a TCP rule without ports opens all",
+    "permissive: members need no policy",
+    "a rule that denies goes before all",
+];
+
+/// Which rule decides, by the names of their groups.
+const ROUTES: [&str; 8] = [
+    "an exact path goes before prefixes",
+    "a regular expression comes after prefixes, and before any path",
+    "a method goes before headers",
+    "headers go before query parameters",
+    "more query parameters go before fewer",
+    "between equals of two routes the first by name decides",
+    "weights of zero, or no backends, answer 500",
+    "of two kinds the more specific one decides alone",
+];
+
+fn group(file: &str, name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors").join(file);
+    let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let mut groups = vectors["groups"].as_array().unwrap().iter();
+    groups.find(|group| group["name"] == name).unwrap_or_else(|| panic!("no {name:?}")).clone()
+}
+
+/// The documents of a group, as manifests.
+fn documents(group: &Value) -> String {
+    let documents = group["documents"].as_array().unwrap().iter();
+    documents.map(|document| format!("---\n{document}\n")).collect()
+}
+
+/// Waits until everything is as expected, and looks once more: what held by chance before the
+/// documents did does not hold then.
+fn replay(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
+    for case in cases {
+        let what = format!("{name}, {}: {}", case["name"], case["expect"]);
+        eventually(&what, PATIENCE, || (found(case) == case["expect"]).then_some(()));
+    }
+    for case in cases {
+        assert_eq!(found(case), case["expect"], "{name}, {}", case["name"]);
+    }
+}
+
+/// A request as it is on the wire.
+fn written(request: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let query = request["query"].as_str().map(|query| format!("?{query}")).unwrap_or_default();
+    let headers = request["headers"].as_array().unwrap().iter();
+    let headers: String =
+        headers.map(|pair| format!("{}: {}\r\n", text(&pair[0]), text(&pair[1]))).collect();
+    format!(
+        "{} {}{query} HTTP/1.1\r\nhost: stock.shop\r\ncontent-length: 0\r\n{headers}\r\n",
+        text(&request["method"]),
+        text(&request["path"]),
+    )
+}
+
+#[test]
+fn access_is_as_its_vectors_say() {
+    let (stock, bytes) = (Application::echo(), Application::echo());
+    let doors = [free_port(), free_port(), free_port(), free_port()];
+    let mesh = Mesh::up(&shop((stock.port(), bytes.port()), doors));
+    for name in ACCESS {
+        let group = group("access/access.json", name);
+        let config = json!({
+            "apiVersion": "leno.dev/v1alpha1",
+            "kind": "MeshConfig",
+            "metadata": {"name": "mesh"},
+            "spec": group["config"],
+        });
+        mesh.write("group.yaml", &format!("{}---\n{config}\n", documents(&group)));
+        let cases = group["cases"].as_array().unwrap().iter();
+        let through_sidecars = |case: &&Value| {
+            let is_here = matches!(case["from"].as_str(), Some("shop/web" | "shop/ops"));
+            is_here && case.get("direct").is_none()
+        };
+        let cases: Vec<&Value> = cases.filter(through_sidecars).collect();
+        assert!(!cases.is_empty(), "{name}");
+        replay(name, &cases, |case| {
+            let first = if case["from"] == "shop/web" { 0 } else { 2 };
+            let door = doors[first + usize::from(case["port"] == 15432)];
+            entered(SocketAddr::from((Ipv4Addr::LOCALHOST, door)), case)
+        });
+    }
+}
+
+/// A server with a port of HTTP and one of bytes, and two clients with doors to both.
+fn shop((web, db): (u16, u16), doors: [u16; 4]) -> String {
+    let client = |name: &str, doors: &[u16]| {
+        format!(
+            "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: {name}-1, namespace: shop}}
+spec:
+  serviceAccount: {name}
+  outbound:
+  - {{service: stock, port: 9080, listen: \"127.0.0.1:{}\"}}
+  - {{service: stock, port: 15432, listen: \"127.0.0.1:{}\"}}
+",
+            doors[0], doors[1]
+        )
+    };
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: stock-1, namespace: shop, labels: {{app: stock}}}}
+spec:
+  serviceAccount: stock
+  ports: [{{name: web, port: {web}, protocol: HTTP}}, {{name: db, port: {db}, protocol: TCP}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: stock, namespace: shop}}
+spec:
+  selector: {{app: stock}}
+  ports: [{{name: web, port: 9080, targetPort: web}}, {{name: db, port: 15432, targetPort: db}}]
+{}{}",
+        client("web", &doors[..2]),
+        client("ops", &doors[2..])
+    )
+}
+
+/// What a client is told, in the words of an expectation. Bytes that are no request are answered by
+/// the application all the same.
+fn entered(door: SocketAddr, case: &Value) -> Value {
+    let request = &case["request"];
+    let head = match request.is_null() {
+        true => "\u{1}\u{2}\r\n\r\n".to_owned(),
+        false => written(request),
+    };
+    let answer = Connection::open(door).and_then(|mut connection| {
+        connection.send(head)?;
+        connection.receive()
+    });
+    let reset = || {
+        // A reset has no words.
+        let expected = &case["expect"]["reset"];
+        if expected.is_null() { json!("reset") } else { json!({"reset": expected}) }
+    };
+    match answer {
+        Ok(answer) if answer.status == 200 => json!("allowed"),
+        Ok(answer) => json!({"status": answer.status, "reason": answer.reason()}),
+        Err(_) => reset(),
+    }
+}
+
+#[test]
+fn routes_decide_as_their_vectors_say() {
+    let names = ["stock", "a", "b", "c"];
+    let applications = names.map(|name| Application::start(move |_| Answer::ok(name)));
+    let door = free_port();
+    let mut manifests = leno_tests::manifests::mesh_config("permissive");
+    for (name, application) in names.iter().zip(&applications) {
+        manifests += &server(name, application.port(), &[]);
+    }
+    manifests += &client("web", &[], &[("stock.shop", door)]);
+    let mesh = Mesh::up(&manifests);
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    for name in ROUTES {
+        let group = group("routes/precedence.json", name);
+        mesh.write("group.yaml", &documents(&group));
+        let cases: Vec<&Value> = group["cases"].as_array().unwrap().iter().collect();
+        replay(name, &cases, |case| routed(door, &case["request"]));
+    }
+}
+
+/// The backend that answers, or the reason why none does.
+fn routed(door: SocketAddr, request: &Value) -> Value {
+    let answer = Connection::open(door).and_then(|mut connection| {
+        connection.send(written(request))?;
+        connection.receive()
+    });
+    match answer {
+        Ok(answer) if answer.status == 200 => {
+            json!(format!("shop/{}", String::from_utf8_lossy(&answer.body)))
+        }
+        Ok(answer) => json!(answer.reason()),
+        Err(error) => json!(error.to_string()),
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
