@@ -2,4 +2,4 @@
 # An image of a program as it was built for tests, with the libraries it needs: image.sh PROGRAM OUT.tar
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-python3 "$KC_OCI" -t "$KC_IMAGE" -o "$2" -e /leno -u 1500:1500 --with-libs --dir tmp "$1:leno" > /dev/null
+python3 "$KC_OCI" -t "$KC_IMAGE" -o "$2" -e /leno -u 1500:1500 --with-libs --dir tmp --link usr/local/bin/leno=/leno "$1:leno" > /dev/null

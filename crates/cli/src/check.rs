@@ -10,6 +10,7 @@ use clap::Args;
 use leno_registry::{FileSource, Rejected, Warning};
 use serde::Serialize;
 
+use crate::cluster::FoundArgs;
 use crate::output;
 
 /// Arguments of `leno check`.
@@ -23,6 +24,8 @@ pub(crate) struct CheckArgs {
     /// it has is well
     #[arg(long, conflicts_with = "file")]
     kubernetes: bool,
+    #[command(flatten)]
+    cluster: FoundArgs,
     /// Fail on warnings too
     #[arg(short = 'W', long)]
     strict_warnings: bool,
@@ -45,7 +48,7 @@ impl CheckArgs {
     /// Prints what is wrong or odd.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.kubernetes {
-            return kubernetes::run(self.output, self.strict_warnings);
+            return kubernetes::run(&self.cluster, self.output, self.strict_warnings);
         }
         let findings = Findings::of(self.file);
         match self.output {
@@ -121,6 +124,7 @@ Examples:
   leno check -f mesh/
   leno check -f mesh.yaml -W -o json
   leno check --kubernetes
+  leno check --kubernetes -n mesh --context staging -o json
 
 Exit codes: 0 everything would be accepted, or the cluster is well; 1 something is rejected or wrong, or
 there is nothing, or there are warnings and -W was given; 2 wrong usage.

@@ -13,7 +13,7 @@ pub(crate) struct ClusterArgs {
     pub(crate) namespace: String,
     /// The context of the kubeconfig to use [default: the current one]
     #[arg(long, value_name = "NAME")]
-    pub(crate) context: Option<String>,
+    context: Option<String>,
 }
 
 impl ClusterArgs {
@@ -22,20 +22,44 @@ impl ClusterArgs {
     /// # Errors
     /// When there is no cluster to be found.
     pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
-        let config = match &self.context {
-            None => kube::Config::infer().await.map_err(anyhow::Error::from),
-            Some(context) => {
-                let context = Some(context.clone());
-                let options = kube::config::KubeConfigOptions { context, ..Default::default() };
-                let config = kube::Config::from_kubeconfig(&options).await;
-                config.map_err(anyhow::Error::from)
-            }
-        };
-        let config = config.context(
-            "there is no cluster to be found: set KUBECONFIG, or make ~/.kube/config, as for kubectl",
-        )?;
-        kube::Client::try_from(config).context("cannot connect to the cluster")
+        client(self.context.as_deref()).await
     }
+}
+
+/// Which control plane, of which cluster, for a command that looks for it by itself.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FoundArgs {
+    /// The namespace of the control plane [default: wherever it is]
+    #[arg(short, long, value_name = "NAME", requires = "kubernetes", value_parser = namespace)]
+    pub(crate) namespace: Option<String>,
+    /// The context of the kubeconfig to use [default: the current one]
+    #[arg(long, value_name = "NAME", requires = "kubernetes")]
+    context: Option<String>,
+}
+
+impl FoundArgs {
+    /// As [`ClusterArgs::client`].
+    ///
+    /// # Errors
+    /// When there is no cluster to be found.
+    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
+        client(self.context.as_deref()).await
+    }
+}
+
+async fn client(context: Option<&str>) -> anyhow::Result<kube::Client> {
+    let config = match context {
+        None => kube::Config::infer().await.map_err(anyhow::Error::from),
+        Some(context) => {
+            let context = Some(context.to_owned());
+            let options = kube::config::KubeConfigOptions { context, ..Default::default() };
+            kube::Config::from_kubeconfig(&options).await.map_err(anyhow::Error::from)
+        }
+    };
+    let config = config.context(
+        "there is no cluster to be found: set KUBECONFIG, or make ~/.kube/config, as for kubectl",
+    )?;
+    kube::Client::try_from(config).context("cannot connect to the cluster")
 }
 
 /// Runs to its end what waits for a cluster.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use leno_kubernetes::install::{
-    Extent, NodeNetwork, Options, Step, apply, manifests, removals, remove, remove_gateways,
-    wait_for_rollout, wait_for_webhook,
+    Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
+    remove_gateways, wait_for_rollout, wait_for_webhook,
 };
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
@@ -25,28 +25,31 @@ pub(crate) struct InstallArgs {
     /// The image of Leno, for control planes and sidecars
     #[arg(long, value_name = "IMAGE", default_value = IMAGE)]
     image: String,
-    /// How many control planes
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
-    replicas: u32,
-    /// Who vouches for identities; it cannot be changed later
-    #[arg(long, value_name = "NAME", default_value = "cluster.local", value_parser = TrustDomain::new)]
-    trust_domain: TrustDomain,
+    /// How many control planes [default: as installed before, or 2]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
+    replicas: Option<u32>,
+    /// Who vouches for identities; it cannot be changed later [default: as installed before, or
+    /// cluster.local]
+    #[arg(long, value_name = "NAME", value_parser = TrustDomain::new)]
+    trust_domain: Option<TrustDomain>,
     /// Install the kinds of SMI and OSM too, for clusters that have none
     #[arg(long)]
     with_smi: bool,
     /// Let the network plugins of nodes lead connections to sidecars, so that pods need no NET_ADMIN
-    #[arg(long)]
-    cni: bool,
-    /// Where nodes have their network plugins
-    #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin", requires = "cni")]
-    cni_bin_dir: String,
-    /// Where nodes have their network's configuration
-    #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d", requires = "cni")]
-    cni_conf_dir: String,
+    /// [default: as installed before, or not]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    cni: Option<bool>,
+    /// Where nodes have their network plugins [default: as installed before, or /opt/cni/bin]
+    #[arg(long, value_name = "DIR")]
+    cni_bin_dir: Option<String>,
+    /// Where nodes have their network's configuration [default: as installed before, or
+    /// /etc/cni/net.d]
+    #[arg(long, value_name = "DIR")]
+    cni_conf_dir: Option<String>,
     /// Let there be gateways of the Gateway API: the control plane may then create Deployments, and
-    /// read Secrets, in every namespace
-    #[arg(long)]
-    gateways: bool,
+    /// read Secrets, in every namespace [default: as installed before, or not]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    gateways: Option<bool>,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -73,41 +76,70 @@ enum Form {
 impl InstallArgs {
     /// Prints what is to be installed, or installs it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let options = Options {
-            image: self.image,
-            namespace: self.cluster.namespace.clone(),
-            replicas: self.replicas,
-            trust_domain: self.trust_domain,
-            with_smi: self.with_smi,
-            cni: self
-                .cni
-                .then_some(NodeNetwork { bin_dir: self.cni_bin_dir, conf_dir: self.cni_conf_dir }),
-            gateways: self.gateways,
-        };
-        let manifests = manifests(&options);
         if self.apply {
-            cluster::run(install(&self.cluster, &manifests, self.timeout))?;
+            cluster::run(self.install())?;
         } else {
-            print(&manifests, self.output)?;
+            print(&manifests(&self.options(Installed::default())), self.output)?;
         }
         Ok(ExitCode::SUCCESS)
     }
+
+    /// What was asked for; what was not said stays as it is installed.
+    fn options(&self, before: Installed) -> Options {
+        let domain = self.trust_domain.clone().or(before.trust_domain);
+        let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
+        let fresh = Options::new(self.image.clone(), domain);
+        let network = before.network.unwrap_or_default();
+        let cni = self.cni.unwrap_or(before.cni).then(|| NodeNetwork {
+            bin_dir: self.cni_bin_dir.clone().unwrap_or(network.bin_dir),
+            conf_dir: self.cni_conf_dir.clone().unwrap_or(network.conf_dir),
+        });
+        Options {
+            namespace: self.cluster.namespace.clone(),
+            replicas: self.replicas.or(before.replicas).unwrap_or(fresh.replicas),
+            with_smi: self.with_smi,
+            cni,
+            gateways: self.gateways.unwrap_or(before.gateways),
+            ..fresh
+        }
+    }
+
+    async fn install(&self) -> anyhow::Result<()> {
+        let (cluster, timeout) = (&self.cluster, self.timeout);
+        let client = cluster.client().await?;
+        let before = Installed::find(&client, &cluster.namespace).await?;
+        let options = self.options(before.clone().unwrap_or_default());
+        if let Some(kept) = before.map(|before| self.kept(&before)).filter(|kept| !kept.is_empty())
+        {
+            eprintln!("as installed before: {}", kept.join(" "));
+        }
+        apply(&client, &manifests(&options), tell).await?;
+        eprintln!("waiting for the control plane …");
+        wait_for_rollout(&client, &cluster.namespace, timeout).await?;
+        eprintln!("waiting until pods get sidecars …");
+        wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
+        told_next();
+        Ok(())
+    }
+
+    /// The options that nobody gave and that are in force because they were before.
+    fn kept(&self, before: &Installed) -> Vec<String> {
+        let was = |said: Option<bool>, before: bool| said.is_none() && before;
+        let replicas = before.replicas.filter(|_| self.replicas.is_none());
+        let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
+        let all = [
+            replicas.map(|count| format!("--replicas {count}")),
+            domain.map(|domain| format!("--trust-domain {domain}")),
+            was(self.cni, before.cni).then(|| "--cni".to_owned()),
+            was(self.gateways, before.gateways).then(|| "--gateways".to_owned()),
+        ];
+        all.into_iter().flatten().collect()
+    }
 }
 
-async fn install(
-    cluster: &ClusterArgs,
-    manifests: &[Value],
-    timeout: Duration,
-) -> anyhow::Result<()> {
-    let client = cluster.client().await?;
-    apply(&client, manifests, tell).await?;
-    eprintln!("waiting for the control plane …");
-    wait_for_rollout(&client, &cluster.namespace, timeout).await?;
-    eprintln!("waiting until pods get sidecars …");
-    wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
+fn told_next() {
     let next = "kubectl label namespace NAME leno.dev/injection=enabled";
     eprintln!("the mesh is there; put a namespace into it with `{next}`");
-    Ok(())
 }
 
 fn print(manifests: &[Value], form: Form) -> anyhow::Result<()> {
@@ -180,7 +212,8 @@ Examples:
   leno install --image registry.example.org/leno:0.1.0 --apply
   leno install --trust-domain prod.example.org --replicas 3 --apply
 
-Installing again changes what differs, and keeps authority, rules and sidecars.
+Installing again changes what differs, and keeps authority, rules and sidecars; with --apply also the
+options that are not said. `--cni=false` and `--gateways=false` turn off what was asked for before.
 ";
 
 const UNINSTALL_EXAMPLES: &str = "\
@@ -189,3 +222,64 @@ Examples:
   leno uninstall --apply                     remove what runs; rules and authority stay
   leno uninstall --apply --purge             remove everything
 ";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        install: InstallArgs,
+    }
+
+    fn said(words: &[&str]) -> InstallArgs {
+        Line::try_parse_from([&["install"], words].concat()).unwrap().install
+    }
+
+    fn before() -> Installed {
+        let network = NodeNetwork { bin_dir: "/b".to_owned(), conf_dir: "/c".to_owned() };
+        Installed {
+            replicas: Some(3),
+            trust_domain: TrustDomain::new("prod.example").ok(),
+            cni: true,
+            network: Some(network),
+            gateways: true,
+        }
+    }
+
+    #[test]
+    fn installing_again_keeps_what_nobody_says() {
+        let again = said(&[]);
+        let options = again.options(before());
+        assert_eq!((options.replicas, options.gateways), (3, true));
+        assert_eq!(options.trust_domain.to_string(), "prod.example");
+        assert_eq!(options.cni, before().network);
+        let kept = again.kept(&before()).join(" ");
+        assert_eq!(kept, "--replicas 3 --trust-domain prod.example --cni --gateways");
+    }
+
+    #[test]
+    fn what_is_said_counts() {
+        let again = said(&["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"]);
+        let options = again.options(before());
+        assert_eq!((options.replicas, options.gateways), (1, false));
+        let network = options.cni.unwrap();
+        assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
+        assert_eq!(again.kept(&before()), ["--trust-domain prod.example"]);
+        assert_eq!(said(&["--cni=false"]).options(before()).cni, None);
+    }
+
+    #[test]
+    fn a_first_installation_has_what_is_documented() {
+        let first = said(&[]).options(Installed::default());
+        let domain = MeshConfig::default().trust_domain;
+        assert_eq!(first, Options::new(IMAGE.to_owned(), domain));
+        assert_eq!(
+            said(&["--cni"]).options(Installed::default()).cni,
+            Some(NodeNetwork::default())
+        );
+    }
+}

@@ -6,6 +6,7 @@ mod apply;
 mod cni;
 mod control_plane;
 mod examine;
+mod installed;
 mod kinds;
 mod remove;
 mod schema;
@@ -20,7 +21,8 @@ use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE}
 pub(crate) use apply::api_of;
 pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
-pub use examine::{Examined, Finding, examine};
+pub use examine::{Examined, Finding, Trouble, examine};
+pub use installed::Installed;
 pub use kinds::crd_name;
 pub use remove::{Extent, removals, remove, remove_gateways};
 
@@ -101,6 +103,11 @@ fn is_optional(manifest: &Value) -> bool {
     manifest["kind"] == "GatewayClass"
 }
 
+/// Whether it defines a kind that is not ours, and that another mesh may have brought.
+fn is_borrowed_kind(manifest: &Value) -> bool {
+    manifest["kind"] == "CustomResourceDefinition" && manifest["spec"]["group"] != kinds::GROUP
+}
+
 /// The trust domain is a setting of the mesh, as it is outside of clusters.
 fn mesh_config(options: &Options) -> Value {
     json!({
@@ -123,7 +130,7 @@ fn metadata(name: &str, options: &Options) -> Value {
 
 fn labels() -> Map<String, Value> {
     let mut labels = selector();
-    labels.insert("app.kubernetes.io/part-of".to_owned(), PART_OF.into());
+    labels.insert(PART_OF_LABEL.to_owned(), PART_OF.into());
     labels
 }
 
@@ -136,5 +143,6 @@ fn selector() -> Map<String, Value> {
 
 const GATEWAY_CLASS_VERSION: &str = "gateway.networking.k8s.io/v1";
 const PART_OF: &str = "leno";
+const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
 /// What a mesh has when nobody says anything.
 const TRUST_DOMAIN_DEFAULT: &str = "cluster.local";

@@ -6,7 +6,9 @@
     reason = "a test fails by panicking, in its fixture too"
 )]
 
+mod examined;
 mod gateways;
+mod installed;
 mod server;
 mod statuses;
 mod world;

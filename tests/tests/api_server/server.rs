@@ -40,7 +40,12 @@ impl Server {
     }
 
     pub(crate) async fn client(&self) -> Client {
-        client(&self.directory.path().join("kubeconfig"), None).await
+        client(&self.kubeconfig(), None).await
+    }
+
+    /// Where programs find the API server.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("kubeconfig")
     }
 
     /// A client that is somebody else.

@@ -4,19 +4,17 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use leno_kubernetes::install::{Examined, Finding, examine};
-use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use serde_json::json;
 
 use super::CheckFormat;
-use crate::cluster::{self, ClusterArgs};
+use crate::cluster::{self, FoundArgs};
 use crate::output;
 
 /// Looks, and tells.
-pub(super) fn run(format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
-    let here = ClusterArgs { namespace: SYSTEM_NAMESPACE.to_owned(), context: None };
+pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
     let examined = cluster::run(async {
         let client = here.client().await?;
-        let examined = examine(&client, &here.namespace).await.map_err(cluster::plain);
+        let examined = examine(&client, here.namespace.as_deref()).await.map_err(cluster::plain);
         examined.context("the API server does not answer")
     })?;
     match format {
@@ -32,40 +30,64 @@ pub(super) fn run(format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode>
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn parts(finding: &Finding) -> (&'static str, &str) {
+fn word(finding: &Finding) -> &'static str {
     match finding {
-        Finding::Well(text) => ("ok", text),
-        Finding::Odd(text) => ("warning", text),
-        Finding::Wrong(text) => ("wrong", text),
+        Finding::Well(_) => "ok",
+        Finding::Odd(_) => "warning",
+        Finding::Wrong(_) => "wrong",
     }
 }
 
 fn to_text(examined: &[Examined]) -> String {
     let line = |it: &Examined| {
-        let (word, text) = parts(&it.finding);
-        format!("{word}: {}: {}\n", it.subject, output::shown(text))
+        let text = it.finding.to_string();
+        format!("{}: {}: {}\n", word(&it.finding), it.subject, output::shown(&text))
     };
     examined.iter().map(line).collect()
 }
 
 fn to_json(examined: &[Examined]) -> serde_json::Value {
     let one = |it: &Examined| {
-        let (word, text) = parts(&it.finding);
-        json!({"subject": it.subject, "verdict": word, "text": text})
+        let mut told = json!({"subject": it.subject, "verdict": word(&it.finding)});
+        match &it.finding {
+            Finding::Well(text) => told["text"] = json!(text),
+            Finding::Odd(trouble) | Finding::Wrong(trouble) => {
+                told["text"] = json!(trouble.problem);
+                told["remedy"] = json!(trouble.remedy);
+            }
+        }
+        told
     };
     examined.iter().map(one).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use leno_kubernetes::install::Trouble;
+
     use super::*;
 
     #[test]
     fn each_finding_is_a_line() {
         let examined = [
             Examined { subject: "nodes", finding: Finding::Well("3".to_owned()) },
-            Examined { subject: "webhook", finding: Finding::Wrong("none".to_owned()) },
+            Examined {
+                subject: "webhook",
+                finding: Finding::Wrong(Trouble {
+                    problem: "there is none".to_owned(),
+                    remedy: "install it".to_owned(),
+                }),
+            },
         ];
-        assert_eq!(to_text(&examined), "ok: nodes: 3\nwrong: webhook: none\n");
+        assert_eq!(to_text(&examined), "ok: nodes: 3\nwrong: webhook: there is none; install it\n");
+        let told = to_json(&examined);
+        assert_eq!(told[0], json!({"subject": "nodes", "verdict": "ok", "text": "3"}));
+        assert_eq!(
+            told[1],
+            json!({
+                "subject": "webhook", "verdict": "wrong", "text": "there is none",
+                "remedy": "install it",
+            })
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Manifests into a cluster, and the wait until what they describe is there.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -8,11 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::is_optional;
+use super::{PART_OF, PART_OF_LABEL, is_borrowed_kind, is_optional};
 use crate::failure::in_words;
 use crate::webhook::{INJECTOR, TrustState, trust_state};
 use crate::words::{CONTROL, INJECTION, PROXY_CONTAINER};
@@ -90,6 +91,10 @@ pub async fn apply(
     for manifest in manifests {
         let (object, api) = api_of(client, manifest);
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        if is_of_another_mesh(client, manifest).await? {
+            told(Step { object, done: "is there already" });
+            continue;
+        }
         let applied = api.patch(name, &parameters, &Patch::Apply(manifest)).await;
         if let Err(kube::Error::Api(status)) = &applied
             && status.code == NOT_FOUND
@@ -105,6 +110,21 @@ pub async fn apply(
         told(Step { object, done: "applied" });
     }
     Ok(())
+}
+
+/// Whether it would define a kind that another mesh has brought and knows better.
+async fn is_of_another_mesh(client: &Client, manifest: &Value) -> Result<bool, InstallError> {
+    if !is_borrowed_kind(manifest) {
+        return Ok(false);
+    }
+    let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let found = definitions.get_metadata_opt(name).await;
+    let found = found.map_err(|error| InstallError::of("get", name, error))?;
+    let is_ours = |labels: &BTreeMap<String, String>| {
+        labels.get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
+    };
+    Ok(found.is_some_and(|found| !is_ours(found.labels())))
 }
 
 /// Until objects of a kind can be created.

@@ -170,7 +170,7 @@ fn tests() -> Value {
     map(anything(), 256)
 }
 
-const GROUP: &str = "leno.dev";
+pub(super) const GROUP: &str = "leno.dev";
 
 const KINDS: &[Kind] = &[
     Kind {

@@ -1,0 +1,88 @@
+//! Whether connections of pods are led to sidecars as the control plane was told.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
+
+use super::{Finding, NODES_MAX, unreadable};
+use crate::install::Installed;
+use crate::words::CNI;
+
+/// The agents of nodes, against what the control plane relies on.
+pub(super) async fn agents(client: &Client, namespace: &str, control: &Deployment) -> Finding {
+    let wanted = Installed::of(control).cni;
+    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), CNI);
+    let set = match sets.get_opt(CNI).await {
+        Ok(set) => set,
+        Err(error) => return unreadable(&error),
+    };
+    match (wanted, set) {
+        (false, None) => {
+            Finding::Well("init containers of pods lead connections to sidecars".to_owned())
+        }
+        (false, Some(_)) => Finding::odd(
+            format!(
+                "agents run on nodes (DaemonSet {CNI}/{CNI}), and the control plane does not use them"
+            ),
+            format!(
+                "`leno install -n {namespace} --cni --apply` uses them; `kubectl -n {CNI} delete \
+                 daemonset {CNI}` takes them out"
+            ),
+        ),
+        (true, None) => Finding::wrong(
+            format!(
+                "the control plane has --cni, and there is no DaemonSet {CNI}/{CNI}: pods stay in Init"
+            ),
+            format!("run `leno install -n {namespace} --cni --apply`"),
+        ),
+        (true, Some(set)) => running(client, &set).await,
+    }
+}
+
+async fn running(client: &Client, set: &DaemonSet) -> Finding {
+    let status = set.status.clone().unwrap_or_default();
+    let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
+    if ready >= wanted {
+        return Finding::Well(format!("{ready} agents of {wanted} are ready"));
+    }
+    let without = match without_agent(client).await {
+        Ok(without) => without,
+        Err(error) => return unreadable(&error),
+    };
+    let places: Vec<&str> = without.iter().map(String::as_str).take(SHOWN_MAX).collect();
+    let places = match places.as_slice() {
+        [] => String::new(),
+        places => format!("; there is none on {}", places.join(", ")),
+    };
+    Finding::wrong(
+        format!("{ready} agents of {wanted} are ready{places}: pods do not start on those nodes"),
+        format!("see `kubectl -n {CNI} get pods -o wide` and their logs"),
+    )
+}
+
+/// The nodes that have no agent that is ready.
+async fn without_agent(client: &Client) -> Result<BTreeSet<String>, kube::Error> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let nodes = nodes.list_metadata(&ListParams::default().limit(NODES_MAX)).await?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), CNI);
+    let of_agents = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
+    let pods = pods.list(&of_agents).await?;
+    let is_ready = |pod: &Pod| {
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.into_iter().flatten().any(|it| it.type_ == "Ready" && it.status == "True")
+    };
+    let with: BTreeSet<String> = pods
+        .items
+        .into_iter()
+        .filter(is_ready)
+        .filter_map(|pod| pod.spec.and_then(|spec| spec.node_name))
+        .collect();
+    let names = nodes.items.iter().map(ResourceExt::name_any);
+    Ok(names.filter(|name| !with.contains(name)).collect())
+}
+
+/// How many nodes are named in a message.
+const SHOWN_MAX: usize = 8;

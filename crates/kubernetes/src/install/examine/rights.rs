@@ -1,0 +1,48 @@
+//! Whether whoever asks may install, and upgrade.
+
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde_json::json;
+
+use super::{Finding, unreadable};
+
+pub(super) async fn permissions(client: &Client) -> Finding {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let mut lacking = Vec::new();
+    for (group, resource) in INSTALLED {
+        let review = serde_json::from_value(json!({
+            "metadata": {},
+            "spec": {"resourceAttributes": {"group": group, "resource": resource, "verb": "create"}},
+        }));
+        let Ok(review) = review else { continue };
+        match reviews.create(&PostParams::default(), &review).await {
+            Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => {}
+            Ok(_) => lacking.push(*resource),
+            Err(error) => return unreadable(&error),
+        }
+    }
+    match lacking.as_slice() {
+        [] => Finding::Well("you have them".to_owned()),
+        lacking => Finding::odd(
+            format!("you may not create {}", lacking.join(", ")),
+            "ask for the rights of cluster-admin before you install or upgrade",
+        ),
+    }
+}
+
+/// What an installation creates beyond namespaces.
+const INSTALLED: &[(&str, &str)] = &[
+    ("apiextensions.k8s.io", "customresourcedefinitions"),
+    ("", "namespaces"),
+    ("", "serviceaccounts"),
+    ("", "services"),
+    ("rbac.authorization.k8s.io", "clusterroles"),
+    ("rbac.authorization.k8s.io", "clusterrolebindings"),
+    ("rbac.authorization.k8s.io", "roles"),
+    ("rbac.authorization.k8s.io", "rolebindings"),
+    ("apps", "deployments"),
+    ("apps", "daemonsets"),
+    ("policy", "poddisruptionbudgets"),
+    ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+];

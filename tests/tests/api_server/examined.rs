@@ -1,0 +1,159 @@
+//! What `leno check --kubernetes` finds, one thing after another put right.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use leno_kubernetes::install::{Finding, NodeNetwork, Options, examine};
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+
+use crate::installed::{install, options, program};
+use crate::server::{Server, run};
+
+/// What is found of one subject: its verdict, and its words.
+async fn found(server: &Server, subject: &str) -> (&'static str, String) {
+    let all = examine(&server.client().await, None).await.unwrap();
+    let finding = all.into_iter().find(|it| it.subject == subject).unwrap().finding;
+    let word = match finding {
+        Finding::Well(_) => "ok",
+        Finding::Odd(_) => "warning",
+        Finding::Wrong(_) => "wrong",
+    };
+    (word, finding.to_string())
+}
+
+async fn assert_found(server: &Server, subject: &str, expected: (&str, &str)) {
+    let (word, text) = found(server, subject).await;
+    assert_eq!(word, expected.0, "{subject}: {text}");
+    assert!(text.contains(expected.1), "{subject}: {text}");
+}
+
+/// A certificate that is valid for some days, as PEM.
+fn certificate(days: u64) -> String {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["mesh".to_owned()]).unwrap();
+    let now = SystemTime::now();
+    params.not_before = (now - Duration::from_secs(86_400 * 400)).into();
+    params.not_after = (now + Duration::from_secs(86_400 * days) + Duration::from_secs(60)).into();
+    params.self_signed(&key).unwrap().pem()
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn the_control_plane_is_found_wherever_it_is() {
+    run(async {
+        let server = Server::start().await;
+        assert_found(&server, "permissions to install", ("ok", "you have them")).await;
+        let none = ("warning", "there is none; `leno install --apply` installs it");
+        assert_found(&server, "control plane", none).await;
+        install(&server, &options()).await;
+        let absent = "see `kubectl -n mesh describe pods`";
+        assert_found(&server, "control plane", ("wrong", absent)).await;
+        let status = json!({
+            "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
+            "readyReplicas": 2,
+        });
+        server.say(DEPLOYMENTS, "mesh", "leno-control", status).await;
+        assert_found(&server, "control plane", ("ok", "all pods are there, in mesh")).await;
+
+        let (told, _) = program(&server, &["check", "--kubernetes", "-o", "json"]);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let of = |subject: &str| {
+            told.as_array().unwrap().iter().find(|it| it["subject"] == subject).unwrap().clone()
+        };
+        assert_eq!(of("control plane")["verdict"], "ok");
+        assert_eq!(of("authority")["verdict"], "wrong");
+        assert_eq!(of("authority")["remedy"], "see the log of the control plane");
+        let (told, _) = program(&server, &["check", "--kubernetes", "-n", "elsewhere"]);
+        assert!(told.contains("warning: control plane: there is none in elsewhere"), "{told}");
+
+        install(&server, &Options { namespace: "other".to_owned(), ..options() }).await;
+        assert_found(&server, "control plane", ("wrong", "one in each of mesh, other")).await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn agents_of_nodes_are_as_the_control_plane_relies_on() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        assert_found(&server, NETWORK, ("ok", "init containers")).await;
+        let with_cni = Options { cni: Some(NodeNetwork::default()), ..options() };
+        install(&server, &with_cni).await;
+        server.say(DAEMON_SETS, "leno-cni", "leno-cni", agents(2)).await;
+        assert_found(&server, NETWORK, ("ok", "2 agents of 2 are ready")).await;
+        let node = json!({"metadata": {}});
+        server.apply("v1/Node", None, "n1", node).await;
+        server.say(DAEMON_SETS, "leno-cni", "leno-cni", agents(1)).await;
+        let lacks = "1 agents of 2 are ready; there is none on n1";
+        assert_found(&server, NETWORK, ("wrong", lacks)).await;
+        server.delete(DAEMON_SETS, Some("leno-cni"), "leno-cni").await;
+        let gone = "run `leno install -n mesh --cni --apply`";
+        assert_found(&server, NETWORK, ("wrong", gone)).await;
+        install(&server, &with_cni).await;
+        install(&server, &options()).await;
+        let unused = "`leno install -n mesh --cni --apply` uses them";
+        assert_found(&server, NETWORK, ("warning", unused)).await;
+    });
+}
+
+fn agents(ready: u32) -> Value {
+    json!({
+        "currentNumberScheduled": 2, "desiredNumberScheduled": 2, "numberMisscheduled": 0,
+        "numberReady": ready,
+    })
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn what_ends_soon_is_told() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        let log = ("wrong", "see the log of the control plane");
+        assert_found(&server, "authority", log).await;
+        assert_found(&server, ROOTS, log).await;
+        for (days, authority, roots) in [
+            (400, ("ok", "valid for 400 days"), ("ok", "1, valid for 400 days")),
+            (20, ("warning", "ends in 20 days; replace"), ("warning", "ends in 20 days; replace")),
+        ] {
+            let pem = certificate(days);
+            let secret = json!({"data": {"ca.pem": STANDARD.encode(&pem), "ca.key": ""}});
+            server.apply("v1/Secret", Some("mesh"), "leno-authority", secret).await;
+            let map = json!({"data": {"roots.pem": pem}});
+            server.apply("v1/ConfigMap", Some("mesh"), "leno-roots", map).await;
+            assert_found(&server, "authority", authority).await;
+            assert_found(&server, ROOTS, roots).await;
+        }
+        // An intermediate of somebody else lives short, and is renewed.
+        let encoded = STANDARD.encode(certificate(20));
+        let secret = json!({"data": {"tls.crt": encoded, "ca.pem": null}});
+        server.apply("v1/Secret", Some("mesh"), "leno-authority", secret).await;
+        assert_found(&server, "authority", ("ok", "valid for 20 days")).await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn a_webhook_that_cannot_be_asked_is_told() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        let untrusted = "the API server does not know whom to trust";
+        assert_found(&server, "webhook", ("wrong", untrusted)).await;
+        server.delete(WEBHOOKS, None, INJECTOR).await;
+        assert_found(&server, "webhook", ("wrong", "run `leno install --apply` again")).await;
+        let kind = "apiextensions.k8s.io/v1/CustomResourceDefinition";
+        server.delete(kind, None, "lanes.leno.dev").await;
+        assert_found(&server, "kinds", ("wrong", "lanes.leno.dev are not known")).await;
+    });
+}
+
+const DEPLOYMENTS: &str = "apps/v1/Deployment";
+const DAEMON_SETS: &str = "apps/v1/DaemonSet";
+const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
+const INJECTOR: &str = "sidecar-injector.leno.dev";
+const NETWORK: &str = "network of nodes";
+const ROOTS: &str = "roots of the mesh";

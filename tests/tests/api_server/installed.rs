@@ -1,0 +1,85 @@
+//! What is installed, on an API server that is real.
+
+use leno_kubernetes::install::{Options, apply, manifests};
+use leno_model::TrustDomain;
+use leno_tests::leno;
+use serde_json::{Value, json};
+
+use crate::server::{Server, run};
+
+/// What `leno install` is told, in a namespace of its own.
+pub(crate) fn options() -> Options {
+    let domain = TrustDomain::new("cluster.local").unwrap();
+    Options { namespace: "mesh".to_owned(), ..Options::new("leno:test".to_owned(), domain) }
+}
+
+/// Installs, without waiting for pods, which nobody starts here; what was done with each object.
+pub(crate) async fn install(server: &Server, options: &Options) -> Vec<(String, &'static str)> {
+    let mut steps = Vec::new();
+    let client = server.client().await;
+    apply(&client, &manifests(options), |step| steps.push((step.object, step.done))).await.unwrap();
+    steps
+}
+
+/// Runs the program against the server: what it said, and on standard error.
+pub(crate) fn program(server: &Server, words: &[&str]) -> (String, String) {
+    let done = leno().args(words).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&done.stdout), text(&done.stderr))
+}
+
+/// The arguments of the control plane.
+async fn arguments(server: &Server) -> Value {
+    let found = server.read("apps/v1/Deployment", "mesh", "leno-control").await;
+    found["spec"]["template"]["spec"]["containers"][0]["args"].clone()
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn kinds_of_another_mesh_stay_as_they_are() {
+    run(async {
+        let server = Server::start().await;
+        server.define(TARGETS).await;
+        let with_smi = Options { with_smi: true, ..options() };
+        let name = "traffictargets.access.smi-spec.io";
+        let before = server.find(DEFINITIONS, None, name).await.unwrap();
+        for _ in 0..2 {
+            let steps = install(&server, &with_smi).await;
+            let done = |name: &str| steps.iter().find(|(it, _)| it.ends_with(name)).unwrap().1;
+            assert_eq!(done(name), "is there already");
+            // Those that were installed with the mesh are brought up to date with it.
+            assert_eq!(done("httproutegroups.specs.smi-spec.io"), "applied");
+        }
+        let after = server.find(DEFINITIONS, None, name).await.unwrap();
+        assert_eq!(after["metadata"]["generation"], before["metadata"]["generation"]);
+        assert_eq!(after["spec"], before["spec"]);
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn installing_again_keeps_the_options_of_before() {
+    run(async {
+        let server = Server::start().await;
+        let again = |more: &[&str]| {
+            let words = ["install", "-n", "mesh", "--apply", "--timeout", "1s"];
+            // Nobody starts its pods here, so that it gives up after a second.
+            program(&server, &[&words[..], more].concat()).1
+        };
+        let first = again(&["--gateways", "--replicas", "3"]);
+        assert!(!first.contains("as installed before"), "{first}");
+        assert!(first.contains("the rollout of the control plane did not come true"), "{first}");
+        let second = again(&[]);
+        let kept = "as installed before: --replicas 3 --trust-domain cluster.local --gateways\n";
+        assert!(second.contains(kept), "{second}");
+        let has = |arguments: &Value| arguments.as_array().unwrap().contains(&json!("--gateways"));
+        assert!(has(&arguments(&server).await));
+        again(&["--gateways=false"]);
+        assert!(!has(&arguments(&server).await));
+        let third = again(&[]);
+        assert!(third.contains("--trust-domain cluster.local\n"), "{third}");
+    });
+}
+
+const TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
+const DEFINITIONS: &str = "apiextensions.k8s.io/v1/CustomResourceDefinition";
