@@ -59,6 +59,11 @@ impl Received {
                     Some(Ok(data)) if data.is_empty() => {}
                     Some(Ok(data)) => {
                         self.owed = data.len();
+                        // What ends with this piece is told to end with it: some servers give up
+                        // an answer that is whole before they heard the end of its request.
+                        if self.stream.is_end_stream() {
+                            self.phase = Phase::Ended;
+                        }
                         return Poll::Ready(Ok(Some(Piece::Data(data))));
                     }
                     Some(Err(error)) => return Poll::Ready(Err(broken(error))),
@@ -93,7 +98,7 @@ impl Outgoing {
         Self(Rc::new(RefCell::new(stream)))
     }
 
-    /// Sends from the front of `data` until it is empty, and then, with `end`, the end.
+    /// Sends from the front of `data` until it is empty; with `end`, its last frame is the stream's.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
@@ -110,7 +115,11 @@ impl Outgoing {
                 }
             }
             let piece = data.split_to(stream.capacity().min(data.len()));
-            stream.send_data(piece, false).map_err(|_| Gone)?;
+            let last = end && data.is_empty();
+            stream.send_data(piece, last).map_err(|_| Gone)?;
+            if last {
+                return Poll::Ready(Ok(()));
+            }
         }
         if end {
             stream.send_data(Bytes::new(), true).map_err(|_| Gone)?;

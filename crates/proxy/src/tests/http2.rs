@@ -147,6 +147,30 @@ fn streams_in_both_directions_pass_with_their_trailers() {
     });
 }
 
+/// Servers reset a stream behind an answer that they gave before they heard the end of the request,
+/// and Envoy gives the rest of such an answer up.
+#[test]
+fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            let mut body = request.into_body();
+            let piece = body.data().await.unwrap().unwrap();
+            let head = Response::builder().header("whole", (piece.len() == 4).to_string());
+            let head = head.header("ended", body.is_end_stream().to_string()).body(()).unwrap();
+            respond.send_response(head, true).unwrap();
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let (response, mut stream) = open(mesh.door, "/unary").await;
+        stream.send_data(Bytes::from_static(b"ping"), true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(
+            (&response.headers()["whole"], &response.headers()["ended"]),
+            (&"true".parse().unwrap(), &"true".parse().unwrap())
+        );
+    });
+}
+
 #[test]
 fn many_streams_share_one_connection_to_the_application() {
     run(async {
