@@ -30,6 +30,15 @@ mod routes;
 mod tls_route;
 mod websocket;
 
+/// What a mesh may be: everybody in it may ask everything, or only what a policy allows.
+const MODES: [&str; 2] = ["permissive", "strict"];
+
+/// What no policy opens is closed by a sidecar in strict mode, and in no other.
+fn assert_closed(mode: &str, door: SocketAddr, path: &str) {
+    let reason = if mode == "strict" { Some("no-policy-route") } else { None };
+    assert_eq!(get(door, path).unwrap().reason(), reason, "{mode}");
+}
+
 /// A port of loopback.
 fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
 use leno_tests::{Maria, Mesh, Postgres, eventually, free_port, get};
 
-use super::bounded;
+use super::{MODES, bounded};
 
 /// A database behind one sidecar, a door to it at another.
 struct Pair {
@@ -67,7 +67,7 @@ impl Pair {
 
 #[test]
 fn redis_and_its_benchmark() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let port = free_port();
         let number = port.to_string();
         let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
@@ -89,7 +89,7 @@ fn redis_and_its_benchmark() {
 
 #[test]
 fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let postgres = Postgres::prepare();
         let run = postgres.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
@@ -106,7 +106,7 @@ fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
 
 #[test]
 fn mariadb_which_speaks_first_and_its_benchmark() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let maria = Maria::prepare();
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leno_tests::manifests::{allowed_http, client, mesh_config, route, server};
 use leno_tests::{Dialogue, Mesh, eventually, free_port, get, python, script};
 
-use super::loopback;
+use super::{MODES, loopback};
 
 /// A WebSocket server of Python's behind one sidecar, a client of the same before another.
 struct Chat {
@@ -55,7 +55,7 @@ impl Chat {
 
 #[test]
 fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let mut chat = chat(mode, &[]);
         chat.converses();
         assert_eq!(chat.client.say("close 4001 enough of it"), "closed 4001 enough of it");
@@ -119,7 +119,7 @@ fn a_connection_outlives_the_certificates_it_began_with() {
 
 #[test]
 fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let (port, door) = (free_port(), free_port());
         let run = [python(), &script("websocket_server.py"), &port.to_string()];
         // The service speaks HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
