@@ -23,6 +23,7 @@ mod http2;
 mod idle;
 mod ipv6;
 mod languages;
+mod long_lived;
 mod memory;
 mod nginx;
 mod plaintext;
