@@ -1,10 +1,10 @@
 //! Sessions of TLS between openssl's programs, led by the server name that the client asks for.
 
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
-use leno_tests::{Mesh, eventually, free_port};
+use leno_tests::{Mesh, SelfSigned, eventually, free_port};
 use tempfile::TempDir;
 
 use super::{MODES, bounded};
@@ -22,16 +22,11 @@ fn site(mode: &str, route: &str) -> Site {
     let door = free_port();
     let ports = [free_port(), free_port()];
     let servers = [("one", ports[0]), ("two", ports[1])].map(|(name, port)| {
-        let pem = files.path().join(name).to_str().unwrap().to_owned();
-        let mut openssl = Command::new("openssl");
-        openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
-        openssl.args(["-subj", &format!("/CN={name}"), "-keyout", &pem, "-out"]);
-        let certificate = format!("{pem}.crt");
-        let made = openssl.arg(&certificate).output().expect("openssl is installed");
-        assert!(made.status.success(), "{made:?}");
+        let SelfSigned { key, certificate } = SelfSigned::make(files.path(), name);
+        let [key, certificate] = [key, certificate].map(|file| file.display().to_string());
         let accept = port.to_string();
         let command =
-            ["openssl", "s_server", "-accept", &accept, "-key", &pem, "-cert", &certificate];
+            ["openssl", "s_server", "-accept", &accept, "-key", &key, "-cert", &certificate];
         server_of(name, (port, "TCP"), &[&command[..], &["-quiet"]].concat())
     });
     let secure = format!(
