@@ -34,6 +34,10 @@ async def obey(word, rest):
     if word == "close":
         code, reason = rest.split(" ", 1)
         await socket.close(int(code), reason)
+    if word == "ended":
+        await socket.wait_closed()
+        sockets.pop()
+        return "ended"
     if word == "be-closed":
         await socket.send(f"close {rest}")
         await socket.wait_closed()

@@ -1,26 +1,12 @@
 // A WebSocket client over HTTP/2 (RFC 8441) that does what each line of its input says, and answers
 // with a line. Each socket is a stream; sockets to one address share a connection.
 
-import { createInterface } from 'node:readline';
 import { randomBytes } from 'node:crypto';
-import http2 from 'node:http2';
+
+import { Heard, answerLines, connect } from './conversation.mjs';
 
 const CLOSE = 8;
-const sessions = new Map();
 let socket;
-
-async function connect(origin) {
-  if (!sessions.has(origin)) {
-    const session = http2.connect(origin);
-    session.on('error', () => sessions.delete(origin));
-    await new Promise((resolve, reject) => {
-      session.once('remoteSettings', resolve);
-      session.once('error', reject);
-    });
-    sessions.set(origin, session);
-  }
-  return sessions.get(origin);
-}
 
 async function open(address) {
   const { origin, pathname } = new URL(address);
@@ -32,15 +18,10 @@ async function open(address) {
     ':path': pathname,
     'sec-websocket-version': '13',
   });
-  const status = await new Promise((resolve, reject) => {
-    stream.once('response', (head) => resolve(head[':status']));
-    stream.once('error', reject);
-  });
+  const heard = new Heard(stream);
+  const status = await heard.status();
   if (status !== 200) return `refused ${status}`;
-  socket = { stream, heard: Buffer.alloc(0), wake: () => {}, ended: false };
-  const mine = socket;
-  stream.on('data', (piece) => { mine.heard = Buffer.concat([mine.heard, piece]); mine.wake(); });
-  stream.on('end', () => { mine.ended = true; mine.wake(); });
+  socket = heard;
   return 'open';
 }
 
@@ -61,21 +42,11 @@ function word(number) {
   return bytes;
 }
 
-async function bytes(count) {
-  while (socket.heard.length < count) {
-    if (socket.ended) throw new Error('the stream ended');
-    await new Promise((resolve) => { socket.wake = resolve; });
-  }
-  const taken = socket.heard.subarray(0, count);
-  socket.heard = socket.heard.subarray(count);
-  return taken;
-}
-
 async function receive() {
-  const [first, second] = await bytes(2);
-  const length = second === 126 ? (await bytes(2)).readUInt16BE()
-    : second === 127 ? Number((await bytes(8)).readBigUInt64BE()) : second;
-  return { kind: first & 15, payload: await bytes(length) };
+  const [first, second] = await socket.bytes(2);
+  const length = second === 126 ? (await socket.bytes(2)).readUInt16BE()
+    : second === 127 ? Number((await socket.bytes(8)).readBigUInt64BE()) : second;
+  return { kind: first & 15, payload: await socket.bytes(length) };
 }
 
 async function obey(name, rest) {
@@ -98,13 +69,11 @@ async function obey(name, rest) {
       socket.stream.end();
       return `${kind === CLOSE ? 'closed' : 'odd'} ${payload.readUInt16BE()} ${payload.subarray(2)}`;
     }
+    case 'ended':
+      return socket.end();
     default:
       return `unknown ${name}`;
   }
 }
 
-for await (const line of createInterface({ input: process.stdin })) {
-  const [name, ...rest] = line.split(' ');
-  const answer = await obey(name, rest.join(' ')).catch((error) => `failed ${error.message}`);
-  process.stdout.write(`${answer}\n`);
-}
+await answerLines(obey);

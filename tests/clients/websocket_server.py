@@ -8,6 +8,10 @@ import websockets
 
 async def serve(socket, *_path):
     try:
+        # A client that only listens is told something, and then left.
+        if socket.path == "/greeted":
+            await socket.send("welcome")
+            socket.transport.close()
         async for message in socket:
             if isinstance(message, bytes):
                 await socket.send(message)

@@ -27,6 +27,7 @@ mod message;
 mod nginx;
 mod postgres;
 mod program;
+mod self_signed;
 mod sidecar;
 pub mod stream;
 
@@ -48,6 +49,7 @@ pub use mesh::{Mesh, manifest};
 pub use nginx::Nginx;
 pub use postgres::Postgres;
 pub use program::{Program, Release, leno, signal_pid};
+pub use self_signed::SelfSigned;
 pub use sidecar::Sidecar;
 pub use stream::Streaming;
 

@@ -7,11 +7,12 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::{free_port, is_root};
+use crate::{SelfSigned, free_port, is_root};
 
 /// A PostgreSQL to be run by somebody.
 pub struct Postgres {
     directory: TempDir,
+    tls: SelfSigned,
     /// Where it listens.
     pub port: u16,
 }
@@ -23,20 +24,16 @@ impl Postgres {
     /// When PostgreSQL or openssl are not installed, or there is no place for its files.
     #[must_use]
     pub fn prepare() -> Self {
-        let postgres =
-            Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
-        let folder = postgres.directory.path();
-        let (key, certificate) = (folder.join("key.pem"), folder.join("certificate.pem"));
-        let mut openssl = Command::new("openssl");
-        openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
-        openssl.args(["-subj", "/CN=localhost", "-keyout"]).arg(&key).arg("-out").arg(&certificate);
-        succeeds(&mut openssl);
-        std::fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("the key is ours");
+        let directory = tempfile::tempdir().expect("a folder");
+        let folder = directory.path();
+        let tls = SelfSigned::make(folder, "localhost");
+        std::fs::set_permissions(&tls.key, Permissions::from_mode(0o600)).expect("the key is ours");
         if is_root() {
-            for path in [folder, &key, &certificate] {
+            for path in [folder, &tls.key, &tls.certificate] {
                 chown(path, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
             }
         }
+        let postgres = Self { directory, tls, port: free_port() };
         let (program, arguments) = postgres.as_nobody("initdb");
         let mut initdb = Command::new(program);
         initdb.args(arguments).args(["--auth=trust", "--username=tester", "--no-sync", "--pgdata"]);
@@ -53,7 +50,6 @@ impl Postgres {
         let (program, mut command) = self.as_nobody("postgres");
         command.insert(0, program);
         let cluster = self.cluster();
-        let folder = self.directory.path().to_str().expect("a path in UTF-8");
         command.extend(["-D", cluster.to_str().expect("a path in UTF-8"), "-p"].map(str::to_owned));
         command.push(self.port.to_string());
         for setting in [
@@ -61,8 +57,8 @@ impl Postgres {
             "unix_socket_directories=",
             "fsync=off",
             "ssl=on",
-            &format!("ssl_key_file={folder}/key.pem"),
-            &format!("ssl_cert_file={folder}/certificate.pem"),
+            &format!("ssl_key_file={}", self.tls.key.display()),
+            &format!("ssl_cert_file={}", self.tls.certificate.display()),
         ] {
             command.extend(["-c", setting].map(str::to_owned));
         }

@@ -23,12 +23,22 @@ mod http2;
 mod idle;
 mod ipv6;
 mod languages;
+mod long_lived;
 mod memory;
 mod nginx;
 mod plaintext;
 mod routes;
 mod tls_route;
 mod websocket;
+
+/// What a mesh may be: everybody in it may ask everything, or only what a policy allows.
+const MODES: [&str; 2] = ["permissive", "strict"];
+
+/// What no policy opens is closed by a sidecar in strict mode, and in no other.
+fn assert_closed(mode: &str, door: SocketAddr, path: &str) {
+    let reason = if mode == "strict" { Some("no-policy-route") } else { None };
+    assert_eq!(get(door, path).unwrap().reason(), reason, "{mode}");
+}
 
 /// A port of loopback.
 fn loopback(port: u16) -> SocketAddr {

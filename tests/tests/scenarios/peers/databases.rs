@@ -1,12 +1,12 @@
-//! Databases and their own clients, through ports of which nothing is said.
+//! Databases and a server of mail, with clients of their own, through ports of which nothing is said.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
-use leno_tests::{Maria, Mesh, Postgres, eventually, free_port, get};
+use leno_tests::{Maria, Mesh, Postgres, SelfSigned, eventually, free_port, get, python, script};
 
-use super::bounded;
+use super::{MODES, bounded};
 
 /// A database behind one sidecar, a door to it at another.
 struct Pair {
@@ -26,9 +26,13 @@ fn pair(mode: &str, port: u16, command: &[&str]) -> Pair {
 
 impl Pair {
     fn client(&self, program: &str, arguments: &[&str]) -> Command {
-        let address = match program.starts_with("mariadb") {
-            true => ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.door],
-            false => ["-h", "127.0.0.1", "-p", &self.door, "", ""],
+        let mail = script("smtp_client.py");
+        let address = match program {
+            _ if program.starts_with("mariadb") => {
+                ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.door]
+            }
+            _ if program == python() => [&mail[..], &self.door, "", "", "", ""],
+            _ => ["-h", "127.0.0.1", "-p", &self.door, "", ""],
         };
         let mut command = bounded(program);
         command.args(address.iter().filter(|word| !word.is_empty())).args(arguments);
@@ -67,7 +71,7 @@ impl Pair {
 
 #[test]
 fn redis_and_its_benchmark() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let port = free_port();
         let number = port.to_string();
         let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
@@ -89,7 +93,7 @@ fn redis_and_its_benchmark() {
 
 #[test]
 fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let postgres = Postgres::prepare();
         let run = postgres.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
@@ -106,7 +110,7 @@ fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
 
 #[test]
 fn mariadb_which_speaks_first_and_its_benchmark() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let maria = Maria::prepare();
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
@@ -120,6 +124,37 @@ fn mariadb_which_speaks_first_and_its_benchmark() {
             assert!(told.contains("Average number of queries per client: 100"), "{told}");
             let rate = told.lines().find(|line| line.contains("Average number of seconds"));
             eprintln!("{mode}: {}", rate.unwrap_or_default().trim());
+        });
+        assert_opaque(&pair);
+    }
+}
+
+#[test]
+fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without() {
+    for mode in MODES {
+        let folder = tempfile::tempdir().unwrap();
+        let own = SelfSigned::make(folder.path(), "localhost");
+        let [key, certificate] = [own.key, own.certificate].map(|file| file.display().to_string());
+        let letters = folder.path().join("letters");
+        let (port, text) = (free_port(), folder.path().join("text"));
+        std::fs::write(&text, "A line of a letter.\n.\nAnd after a dot.\n".repeat(5000)).unwrap();
+        let listen = format!("127.0.0.1:{port}");
+        let run =
+            ["-m", "aiosmtpd", "-n", "-l", &listen, "--tlskey", &key, "--tlscert", &certificate];
+        let keep =
+            ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", letters.to_str().unwrap()];
+        let pair = pair(mode, port, &[&[python()][..], &run, &keep].concat());
+        pair.while_served(mode, (python(), &["hello"]), || {
+            let mut send = pair.client(python(), &["send", &certificate]);
+            let sent = send.stdin(std::fs::File::open(&text).unwrap()).output().unwrap();
+            assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+            let kept: Vec<_> = std::fs::read_dir(letters.join("new")).unwrap().collect();
+            assert_eq!(kept.len(), 20);
+            let whole = |letter: &str| letter.matches("And after a dot.\n").count() == 5000;
+            for letter in kept {
+                let letter = std::fs::read_to_string(letter.unwrap().path()).unwrap();
+                assert!(whole(&letter.replace("\r\n", "\n")), "a letter of {} bytes", letter.len());
+            }
         });
         assert_opaque(&pair);
     }

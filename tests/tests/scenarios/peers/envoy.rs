@@ -10,7 +10,7 @@ use leno_tests::{
 };
 
 use super::grpc::{CASES, WHOLE_SERVICE, call};
-use super::{curl, loopback};
+use super::{MODES, curl, loopback};
 
 /// Two services, `web` which speaks HTTP/1.1 and `grpc`, with doors of `user`, whom policies let in,
 /// and of `other`, whom they do not.
@@ -204,6 +204,5 @@ fn identity(account: &str) -> String {
     format!("spiffe://cluster.local/ns/shop/sa/{account}")
 }
 
-const MODES: [&str; 2] = ["permissive", "strict"];
 /// Envoy and the server of gRPC start in a second or two.
 const PATIENCE: Duration = Duration::from_secs(20);

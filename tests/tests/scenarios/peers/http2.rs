@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
 use leno_tests::{Dialogue, Mesh, Nginx, free_port, go_program, python, script};
 
-use super::{answers, bounded, curl, loopback, noise};
+use super::{MODES, answers, bounded, curl, loopback, noise};
 
 /// An nginx that speaks HTTP/2 without TLS, and a door to it.
 struct Site {
@@ -75,27 +75,29 @@ fn conforms(port: u16) {
 
 #[test]
 fn h2spec_finds_no_fault_with_a_door() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         conforms(site(mode).door.port());
     }
 }
 
 #[test]
 fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
-    let site = site("permissive");
-    let inbound = site.mesh.sidecar("shop/web-1").inbound.unwrap();
-    let credential = site.mesh.data().join("proxies/shop/user-1/credential.pem");
-    let (port, script) = (free_port(), script("mutual_tls.py"));
-    let [listen, connect] = [port, inbound.port()].map(|port| port.to_string());
-    let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
-    let mut member = Dialogue::start(python(), &arguments);
-    assert_eq!(member.say(""), "it listens");
-    conforms(port);
+    for mode in MODES {
+        let site = site(mode);
+        let inbound = site.mesh.sidecar("shop/web-1").inbound.unwrap();
+        let credential = site.mesh.data().join("proxies/shop/user-1/credential.pem");
+        let (port, script) = (free_port(), script("mutual_tls.py"));
+        let [listen, connect] = [port, inbound.port()].map(|port| port.to_string());
+        let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
+        let mut member = Dialogue::start(python(), &arguments);
+        assert_eq!(member.say(""), "it listens");
+        conforms(port);
+    }
 }
 
 #[test]
 fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let site = site(mode);
         assert_eq!(site.ask("/", &[]), "2 200");
         assert_eq!(site.downloaded(), b"hello\n");
@@ -127,26 +129,28 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
 
 #[test]
 fn h2load_sees_no_request_fail() {
-    let site = site("permissive");
-    let large = site.nginx.file("large");
-    for (path, requests, more) in [
-        ("/small", 5000, &[][..]),
-        ("/large", 40, &[]),
-        ("/upload/same", 40, &["-H", ":method: PUT", "-d", large.to_str().unwrap()]),
-    ] {
-        let output = bounded("h2load")
-            .args(["-c8", "-m16", "-t1", "-n", &requests.to_string()])
-            .args(more)
-            .arg(site.url(path))
-            .output()
-            .unwrap();
-        let report = String::from_utf8_lossy(&output.stdout).into_owned();
-        let lines = report
-            .lines()
-            .filter(|line| line.starts_with("requests:") || line.starts_with("finished in"));
-        eprintln!("{path}: {}", lines.collect::<Vec<_>>().join("; "));
-        let all = format!("{requests} succeeded, 0 failed, 0 errored, 0 timeout");
-        assert!(report.contains(&all), "{report}");
-        assert!(report.contains(&format!("status codes: {requests} 2xx")), "{report}");
+    for mode in MODES {
+        let site = site(mode);
+        let large = site.nginx.file("large");
+        for (path, requests, more) in [
+            ("/small", 5000, &[][..]),
+            ("/large", 40, &[]),
+            ("/upload/same", 40, &["-H", ":method: PUT", "-d", large.to_str().unwrap()]),
+        ] {
+            let output = bounded("h2load")
+                .args(["-c8", "-m16", "-t1", "-n", &requests.to_string()])
+                .args(more)
+                .arg(site.url(path))
+                .output()
+                .unwrap();
+            let report = String::from_utf8_lossy(&output.stdout).into_owned();
+            let lines = report
+                .lines()
+                .filter(|line| line.starts_with("requests:") || line.starts_with("finished in"));
+            eprintln!("{mode}, {path}: {}", lines.collect::<Vec<_>>().join("; "));
+            let all = format!("{requests} succeeded, 0 failed, 0 errored, 0 timeout");
+            assert!(report.contains(&all), "{report}");
+            assert!(report.contains(&format!("status codes: {requests} 2xx")), "{report}");
+        }
     }
 }

@@ -1,15 +1,23 @@
-//! Clients of other languages, started by the mesh, with nothing but `HTTP_PROXY` to guide them.
+//! Clients of other languages, most started by the mesh with nothing but `HTTP_PROXY` to guide them.
 
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, python, script};
+use leno_tests::manifests::{allowed_http, client, mesh_config, server};
+use leno_tests::{Answer, Application, Mesh, free_port, python, script};
+
+use super::{MODES, answers, assert_closed, bounded, curl, loopback, noise};
 
 const REQUESTS: usize = 50;
 
-/// Runs a client as a workload and waits for the line in which it tells what it saw.
+/// Runs a client as a workload, in either mode, and waits for the line in which it tells what it saw.
 fn check(name: &str, command: &[&str]) {
+    for mode in MODES {
+        check_in(mode, name, command);
+    }
+}
+
+fn check_in(mode: &str, name: &str, command: &[&str]) {
     // A proxy must not pass on what was meant for this one connection (RFC 9110 §7.6.1).
     let application = Application::start(|request| {
         if request.header("upgrade").or(request.header("http2-settings")).is_some() {
@@ -23,14 +31,19 @@ fn check(name: &str, command: &[&str]) {
     let requests = REQUESTS.to_string();
     let command = [command, &["http://echo.shop:9080", &requests]].concat();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config(mode),
         server("echo", application.port(), &[]),
         client("user", &command, &[]),
+        allowed_http("user", "echo", "/(hello|post)/.*"),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let line = mesh.up.wait_for_line(&format!("{name} client: "), Duration::from_secs(60));
     let all = format!("{0} of {0} as expected", 2 * REQUESTS);
     assert!(line.contains(&all), "{line}\n{}", mesh.up.printed());
+    let proxy = format!("http://{}", mesh.sidecar("shop/user-1").proxy);
+    let code =
+        ["-x", &proxy, "-o", "/dev/null", "-w", "%{http_code}", "http://echo.shop:9080/closed"];
+    assert_eq!(curl(&code), if mode == "strict" { "404" } else { "200" });
 }
 
 #[test]
@@ -41,6 +54,42 @@ fn a_java_client_finds_services_through_its_proxy_settings() {
 #[test]
 fn a_client_with_httpx_finds_services_through_its_proxy_settings() {
     check("httpx", &[python(), &script("httpx_client.py")]);
+}
+
+#[test]
+fn a_client_with_httpx_reads_the_files_of_pythons_own_server() {
+    const ASK: &str = "import hashlib, httpx, sys
+for name in sys.argv[2:]:
+    answer = httpx.get(sys.argv[1] + name)
+    print(answer.status_code, hashlib.sha256(answer.content).hexdigest())";
+    for mode in MODES {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("large"), noise(5 * 1024 * 1024)).unwrap();
+        std::fs::write(folder.path().join("closed"), "nobody's").unwrap();
+        let ([port, door], path) = (std::array::from_fn(|_| free_port()), folder.path());
+        let number = port.to_string();
+        let run =
+            ["-m", "http.server", &number, "--bind", "127.0.0.1", "-d", path.to_str().unwrap()];
+        let manifests = [
+            mesh_config(mode),
+            server("files", port, &[&[python()][..], &run].concat()),
+            client("user", &[], &[("files.shop", door)]),
+            allowed_http("user", "files", "/(large|absent)?"),
+        ];
+        let _mesh = Mesh::up(&manifests.concat());
+        answers(loopback(door));
+        assert_closed(mode, loopback(door), "/closed");
+        let url = format!("http://127.0.0.1:{door}");
+        let mut ask = bounded(python());
+        let told = ask.args(["-c", ASK, &url, "/large", "/absent", "/large"]).output().unwrap();
+        let told = String::from_utf8_lossy(&told.stdout).into_owned();
+        let sum = Command::new("sha256sum").arg(path.join("large")).output().unwrap();
+        let sum = String::from_utf8_lossy(&sum.stdout).into_owned();
+        let whole = format!("200 {}", sum.split(' ').next().unwrap());
+        let lines: Vec<_> = told.lines().collect();
+        assert!(lines[0] == whole && lines[2] == whole, "5 MiB arrive as they were: {told}");
+        assert!(lines[1].starts_with("404 "), "{told}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Memory that does not depend on how long a body is, and hardly on who does not read it.
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -18,6 +18,13 @@ const BODY_KIB_MAX: u64 = 1024;
 /// `docs/link.md`.
 const READER_KIB_MAX: [u64; 2] = [256, 96];
 const READERS: usize = 1000;
+/// The same for a stream of HTTP/2. See `docs/http2.md`.
+const STREAM_KIB_MAX: [u64; 2] = [256, 96];
+/// Streams of one connection, and how long an answer on one is.
+const STREAMS: usize = 100;
+const STREAM_BYTES: u64 = 1024 * 1024;
+/// The flag of a frame that is a stream's last (RFC 9113 §6).
+const END_STREAM: u8 = 1;
 /// Far more than the kernel holds of one answer that nobody reads.
 const ANSWER_BYTES: u64 = 4 * 1024 * 1024;
 const GIB: u64 = 1024 * 1024 * 1024;
@@ -32,12 +39,21 @@ struct Pair {
 
 impl Pair {
     fn up(application: Streaming) -> Self {
+        let server = server("web", application.port(), &[]);
+        Self::of(application, server)
+    }
+
+    /// The door takes HTTP/2 as well; the application goes on in HTTP/1.1.
+    fn over_http2(application: Streaming) -> Self {
+        let server = server("web", application.port(), &[])
+            .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
+        Self::of(application, server)
+    }
+
+    fn of(application: Streaming, server: String) -> Self {
         let door = free_port();
-        let manifests = [
-            mesh_config("permissive"),
-            server("web", application.port(), &[]),
-            client("user", &[], &[("web.shop", door)]),
-        ];
+        let manifests =
+            [mesh_config("permissive"), server, client("user", &[], &[("web.shop", door)])];
         // Who reads nothing for a minute is given up, and a busy machine takes its time.
         let mesh = Mesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
         let sidecars = [mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1")];
@@ -61,6 +77,39 @@ impl Pair {
             looks = if given == looks.0 { (given, looks.1 + 1) } else { (given, 0) };
             (looks.1 >= 100).then_some(())
         });
+    }
+
+    /// A thousand answers that nobody reads, and then a thousand more: each costs a sidecar at most so many
+    /// KiB, and those that are read on after all are whole.
+    fn holds_for(
+        &self,
+        connect: impl Fn() -> Vec<TcpStream>,
+        most: [u64; 2],
+        read_on: impl Fn(&mut [TcpStream]),
+    ) {
+        let before = self.private_kib();
+        let in_flight = |sidecar: &Sidecar| sidecar.metric("leno_requests_in_flight");
+        for round in ["first", "next"] {
+            let mut readers = connect();
+            eventually("all are under way", Duration::from_secs(60), || {
+                let all = |sidecar: &Sidecar| in_flight(sidecar) >= READERS as f64;
+                self.sidecars.iter().all(all).then_some(())
+            });
+            self.settles();
+            let after = self.private_kib();
+            eprintln!("the {round} {READERS} readers: {before:?} → {after:?} KiB");
+            for ((before, after), most) in before.iter().zip(after).zip(most) {
+                let each = after.saturating_sub(*before) / READERS as u64;
+                assert!(each <= most, "{each} KiB for each reader");
+            }
+            // Others are served meanwhile, and who reads on gets all of it.
+            self.download(1024 * 1024);
+            read_on(&mut readers);
+            drop(readers);
+            eventually("nobody is waited for", Duration::from_secs(20), || {
+                self.sidecars.iter().all(|sidecar| in_flight(sidecar) == 0.0).then_some(())
+            });
+        }
     }
 
     /// Reads an answer of so many bytes; returns the most that each sidecar held meanwhile.
@@ -121,12 +170,65 @@ fn ask(mut tcp: TcpStream, length: u64) -> TcpStream {
     tcp
 }
 
-/// A client for which the kernel keeps little.
-fn reader(address: SocketAddr) -> TcpStream {
+/// A connection for which the kernel keeps little.
+fn narrow_connection(address: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     narrow(SockRef::from(&socket));
     socket.connect(&address.into()).unwrap();
-    ask(socket.into(), ANSWER_BYTES)
+    socket.into()
+}
+
+/// A client that has read the head of its answer and nothing more.
+fn reader(address: SocketAddr) -> TcpStream {
+    ask(narrow_connection(address), ANSWER_BYTES)
+}
+
+/// A client of HTTP/2 that asks for many answers at once, lets all of all of them come, and reads nothing.
+fn reader_of_many(address: SocketAddr) -> TcpStream {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    let mut frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_be_bytes()[1..]);
+        bytes.extend_from_slice(&[kind, flags]);
+        bytes.extend_from_slice(&stream.to_be_bytes());
+        bytes.extend_from_slice(payload);
+    };
+    // No stream has a window that could end, nor has the connection (RFC 9113 §6.5.2, §6.9).
+    frame(4, 0, 0, &[0, 4, 0x7F, 0xFF, 0xFF, 0xFF]);
+    frame(8, 0, 0, &(0x7FFF_FFFF_u32 - 65_535).to_be_bytes());
+    let path = format!("/{STREAM_BYTES}");
+    // GET, http, and literals for the path and the authority (RFC 7541 §6).
+    let mut head = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+    head.extend_from_slice(path.as_bytes());
+    head.extend_from_slice(b"\x01\x03web");
+    for stream in (1..).step_by(2).take(STREAMS) {
+        frame(1, END_STREAM | 4, stream, &head);
+    }
+    let mut tcp = narrow_connection(address);
+    tcp.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    tcp.write_all(&bytes).unwrap();
+    tcp
+}
+
+/// Reads all of its answers to their ends.
+fn read_many(tcp: &mut TcpStream) {
+    SockRef::from(&*tcp).set_recv_buffer_size(1024 * 1024).unwrap();
+    let mut input = BufReader::with_capacity(64 * 1024, tcp);
+    let (mut ended, mut read) = (0, 0);
+    while ended < STREAMS {
+        let mut head = [0; 9];
+        input.read_exact(&mut head).unwrap();
+        let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        let mut payload = vec![0; length];
+        input.read_exact(&mut payload).unwrap();
+        match head[3] {
+            0 => read += length as u64,
+            // The static table's 200.
+            1 => assert_eq!(payload[0], 0x88, "an answer is 200"),
+            kind => assert!(kind == 4 || kind == 8, "a frame of kind {kind}: {payload:?}"),
+        }
+        ended += usize::from(head[3] < 2 && head[4] & END_STREAM != 0);
+    }
+    assert_eq!(read, STREAMS as u64 * STREAM_BYTES);
 }
 
 /// Bodies of so many bytes, one each way: neither sidecar holds more than after a short one.
@@ -158,29 +260,28 @@ fn ten_gibibytes_cost_no_more_than_a_short_body() {
 
 #[test]
 fn a_thousand_readers_that_do_not_read_hold_a_bounded_part_of_their_answers() {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    raise_limit();
     let pair = Pair::up(Streaming::start_narrow());
-    let before = pair.private_kib();
-    for round in ["first", "next"] {
-        let mut readers: Vec<_> = (0..READERS).map(|_| reader(pair.door)).collect();
-        pair.settles();
-        let after = pair.private_kib();
-        eprintln!("the {round} {READERS} readers: {before:?} → {after:?} KiB");
-        for ((before, after), most) in before.iter().zip(after).zip(READER_KIB_MAX) {
-            let each = after.saturating_sub(*before) / READERS as u64;
-            assert!(each <= most, "{each} KiB for each reader");
-        }
-        // Others are served meanwhile, and who reads on gets all of it.
-        pair.download(1024 * 1024);
+    let connect = || (0..READERS).map(|_| reader(pair.door)).collect::<Vec<_>>();
+    pair.holds_for(connect, READER_KIB_MAX, |readers| {
         for reader in readers.iter_mut().step_by(100) {
             SockRef::from(&*reader).set_recv_buffer_size(1024 * 1024).unwrap();
             check(reader, ANSWER_BYTES, |_| {}).unwrap();
         }
-        drop(readers);
-        eventually("nobody is waited for", Duration::from_secs(20), || {
-            let open = |sidecar: &Sidecar| sidecar.metric("leno_requests_in_flight");
-            pair.sidecars.iter().all(|sidecar| open(sidecar) == 0.0).then_some(())
-        });
-    }
+    });
+}
+
+#[test]
+fn a_thousand_streams_of_http2_that_nobody_reads_hold_a_bounded_part_of_their_answers() {
+    raise_limit();
+    let pair = Pair::over_http2(Streaming::start_narrow());
+    let connections = READERS / STREAMS;
+    let connect = || (0..connections).map(|_| reader_of_many(pair.door)).collect::<Vec<_>>();
+    pair.holds_for(connect, STREAM_KIB_MAX, |readers| read_many(&mut readers[0]));
+}
+
+/// A thousand connections take more files than a shell may open by itself.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
 }

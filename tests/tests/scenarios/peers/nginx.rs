@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::process::Command;
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{allowed_http, client, mesh_config, server};
 use leno_tests::{Connection, Mesh, Nginx, free_port};
 
-use super::{answers, curl, loopback, noise};
+use super::{MODES, answers, assert_closed, curl, loopback, noise};
 
 const LOCATIONS: &str = "
     location /list/ { autoindex on; }
@@ -22,7 +22,8 @@ struct Site {
     door: SocketAddr,
 }
 
-fn site() -> Site {
+/// In strict mode a policy opens all that the tests ask for, and nothing else.
+fn site(mode: &str) -> Site {
     let (nginx, door) = (Nginx::prepare(LOCATIONS), free_port());
     nginx.write("index.html", "hello\n");
     nginx.write("small", noise(1024));
@@ -34,13 +35,19 @@ fn site() -> Site {
     let command = nginx.command();
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config(mode),
         server("web", nginx.port, &command),
         client("user", &[], &[("web.shop", door)]),
+        allowed_http(
+            "user",
+            "web",
+            "/((list|upload)/.*|index.html|small|large|text|fixed|absent)?",
+        ),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let door = loopback(door);
     answers(door);
+    assert_closed(mode, door, "/closed");
     Site { nginx, _mesh: mesh, door }
 }
 
@@ -59,90 +66,100 @@ impl Site {
 
 #[test]
 fn nginx_serves_files_of_any_size_whole_and_in_parts() {
-    let site = site();
-    let (small, large) = (noise(1024), noise(5 * 1024 * 1024));
-    assert!(site.download("/small", &[]) == small, "1 KiB arrives as it was");
-    assert!(site.download("/large", &[]) == large, "5 MiB arrive as they were");
-    let range = site.download("/large", &["-r", "1000000-1000999"]);
-    assert!(range == large[1_000_000..1_001_000], "a range arrives as it was");
-    let head = curl(&["-I", &site.url("/large")]);
-    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    assert!(head.to_lowercase().contains("content-length: 5242880"), "{head}");
-    let status = ["-o", "/dev/null", "-w", "%{http_code}"];
-    let code = |path: &str, arguments: &[&str]| {
-        curl(&[&status, arguments, &[&site.url(path)[..]]].concat())
-    };
-    assert_eq!(code("/absent", &[]), "404");
-    assert_eq!(code("/large", &["-r", "9000000-"]), "416");
-    let modified = "If-Modified-Since: Fri, 01 Jan 2100 00:00:00 GMT";
-    assert_eq!(code("/small", &["-H", modified]), "304");
+    for mode in MODES {
+        let site = site(mode);
+        let (small, large) = (noise(1024), noise(5 * 1024 * 1024));
+        assert!(site.download("/small", &[]) == small, "1 KiB arrives as it was");
+        assert!(site.download("/large", &[]) == large, "5 MiB arrive as they were");
+        let range = site.download("/large", &["-r", "1000000-1000999"]);
+        assert!(range == large[1_000_000..1_001_000], "a range arrives as it was");
+        let head = curl(&["-I", &site.url("/large")]);
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        assert!(head.to_lowercase().contains("content-length: 5242880"), "{head}");
+        let status = ["-o", "/dev/null", "-w", "%{http_code}"];
+        let code = |path: &str, arguments: &[&str]| {
+            curl(&[&status, arguments, &[&site.url(path)[..]]].concat())
+        };
+        assert_eq!(code("/absent", &[]), "404");
+        assert_eq!(code("/large", &["-r", "9000000-"]), "416");
+        let modified = "If-Modified-Since: Fri, 01 Jan 2100 00:00:00 GMT";
+        assert_eq!(code("/small", &["-H", modified]), "304");
+    }
 }
 
 #[test]
 fn chunks_compression_and_old_clients_are_carried_both_ways() {
-    let site = site();
-    let listed = curl(&["-i", &site.url("/list/")]);
-    assert!(listed.to_lowercase().contains("transfer-encoding: chunked"), "{listed}");
-    assert!(listed.contains("<a href=\"one\">"), "{listed}");
-    let compressed = curl(&["-i", "--compressed", &site.url("/text")]);
-    assert!(compressed.to_lowercase().contains("content-encoding: gzip"), "{compressed}");
-    assert!(compressed.ends_with(&"all work and no play\n".repeat(1000)), "{compressed}");
-    let old = curl(&["-i", "--http1.0", &site.url("/list/")]);
-    assert!(!old.to_lowercase().contains("transfer-encoding"), "HTTP/1.0 has no chunks: {old}");
-    assert!(old.contains("<a href=\"one\">"), "{old}");
-    assert!(site.download("/large", &["--http1.0"]) == noise(5 * 1024 * 1024));
-    // A body whose length nobody knows beforehand: curl sends chunks.
-    let chunked =
-        ["-H", "Transfer-Encoding: chunked", "-T", site.nginx.file("large").to_str().unwrap()]
-            .map(str::to_owned);
-    let chunked: Vec<&str> = chunked.iter().map(String::as_str).collect();
-    curl(&[&chunked[..], &[&site.url("/upload/chunked")]].concat());
-    assert!(std::fs::read(site.nginx.file("upload/chunked")).unwrap() == noise(5 * 1024 * 1024));
+    for mode in MODES {
+        let site = site(mode);
+        let listed = curl(&["-i", &site.url("/list/")]);
+        assert!(listed.to_lowercase().contains("transfer-encoding: chunked"), "{listed}");
+        assert!(listed.contains("<a href=\"one\">"), "{listed}");
+        let compressed = curl(&["-i", "--compressed", &site.url("/text")]);
+        assert!(compressed.to_lowercase().contains("content-encoding: gzip"), "{compressed}");
+        assert!(compressed.ends_with(&"all work and no play\n".repeat(1000)), "{compressed}");
+        let old = curl(&["-i", "--http1.0", &site.url("/list/")]);
+        assert!(!old.to_lowercase().contains("transfer-encoding"), "HTTP/1.0 has no chunks: {old}");
+        assert!(old.contains("<a href=\"one\">"), "{old}");
+        assert!(site.download("/large", &["--http1.0"]) == noise(5 * 1024 * 1024));
+        // A body whose length nobody knows beforehand: curl sends chunks.
+        let chunked =
+            ["-H", "Transfer-Encoding: chunked", "-T", site.nginx.file("large").to_str().unwrap()]
+                .map(str::to_owned);
+        let chunked: Vec<&str> = chunked.iter().map(String::as_str).collect();
+        curl(&[&chunked[..], &[&site.url("/upload/chunked")]].concat());
+        assert!(
+            std::fs::read(site.nginx.file("upload/chunked")).unwrap() == noise(5 * 1024 * 1024)
+        );
+    }
 }
 
 #[test]
 fn uploads_arrive_whole_and_may_be_announced_first() {
-    let site = site();
-    let said = curl(&["--data-binary", "0123456789", &site.url("/fixed")]);
-    assert_eq!(said, "you sent POST 10\n");
-    let large = site.nginx.file("large");
-    let upload = |name: &str, arguments: &[&str]| {
-        let url = site.url(&format!("/upload/{name}"));
-        let output = Command::new("curl")
-            .args(["-sSv", "--max-time", "15", "-T", large.to_str().unwrap()])
-            .args(arguments)
-            .arg(url)
-            .output()
-            .unwrap();
-        let talk = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(talk.contains("< HTTP/1.1 201"), "{talk}");
-        let arrived = std::fs::read(site.nginx.file(&format!("upload/{name}"))).unwrap();
-        assert!(arrived == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
-        talk
-    };
-    upload("plain", &["-H", "Expect:"]);
-    let talk = upload("announced", &["-H", "Expect: 100-continue"]);
-    assert!(talk.contains("< HTTP/1.1 100"), "nginx's go-ahead came through: {talk}");
+    for mode in MODES {
+        let site = site(mode);
+        let said = curl(&["--data-binary", "0123456789", &site.url("/fixed")]);
+        assert_eq!(said, "you sent POST 10\n");
+        let large = site.nginx.file("large");
+        let upload = |name: &str, arguments: &[&str]| {
+            let url = site.url(&format!("/upload/{name}"));
+            let output = Command::new("curl")
+                .args(["-sSv", "--max-time", "15", "-T", large.to_str().unwrap()])
+                .args(arguments)
+                .arg(url)
+                .output()
+                .unwrap();
+            let talk = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(talk.contains("< HTTP/1.1 201"), "{talk}");
+            let arrived = std::fs::read(site.nginx.file(&format!("upload/{name}"))).unwrap();
+            assert!(arrived == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
+            talk
+        };
+        upload("plain", &["-H", "Expect:"]);
+        let talk = upload("announced", &["-H", "Expect: 100-continue"]);
+        assert!(talk.contains("< HTTP/1.1 100"), "nginx's go-ahead came through: {talk}");
+    }
 }
 
 #[test]
 fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
-    let site = site();
-    let mut connection = Connection::open(site.door).unwrap();
-    let small = noise(1024);
-    for _ in 0..200 {
-        let response = connection.get("/small").unwrap();
-        assert!(response.status == 200 && response.body == small);
+    for mode in MODES {
+        let site = site(mode);
+        let mut connection = Connection::open(site.door).unwrap();
+        let small = noise(1024);
+        for _ in 0..200 {
+            let response = connection.get("/small").unwrap();
+            assert!(response.status == 200 && response.body == small);
+        }
+        // Requests sent at once are answered in their order.
+        let request = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
+        let paths = ["/small", "/absent", "/index.html", "/list/", "/small"];
+        connection.send(paths.map(request).concat()).unwrap();
+        let statuses = paths.map(|_| connection.receive().unwrap().status);
+        assert_eq!(statuses, [200, 404, 200, 200, 200]);
+        let wrk = Command::new("wrk").args(["-t1", "-c32", "-d2", &site.url("/small")]).output();
+        let report = String::from_utf8_lossy(&wrk.unwrap().stdout).into_owned();
+        eprintln!("{report}");
+        assert!(report.contains("requests in"), "{report}");
+        assert!(!report.contains("Non-2xx") && !report.contains("Socket errors"), "{report}");
     }
-    // Requests sent at once are answered in their order.
-    let request = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
-    let paths = ["/small", "/absent", "/index.html", "/list/", "/small"];
-    connection.send(paths.map(request).concat()).unwrap();
-    let statuses = paths.map(|_| connection.receive().unwrap().status);
-    assert_eq!(statuses, [200, 404, 200, 200, 200]);
-    let wrk = Command::new("wrk").args(["-t1", "-c32", "-d2", &site.url("/small")]).output();
-    let report = String::from_utf8_lossy(&wrk.unwrap().stdout).into_owned();
-    eprintln!("{report}");
-    assert!(report.contains("requests in"), "{report}");
-    assert!(!report.contains("Non-2xx") && !report.contains("Socket errors"), "{report}");
 }

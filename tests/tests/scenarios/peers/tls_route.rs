@@ -1,13 +1,13 @@
 //! Sessions of TLS between openssl's programs, led by the server name that the client asks for.
 
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server_of};
-use leno_tests::{Mesh, eventually, free_port};
+use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
+use leno_tests::{Mesh, SelfSigned, eventually, free_port};
 use tempfile::TempDir;
 
-use super::bounded;
+use super::{MODES, bounded};
 
 /// Two servers, each with a certificate in its own name, and a service `secure` of the first.
 struct Site {
@@ -16,21 +16,17 @@ struct Site {
     _files: TempDir,
 }
 
-fn site(route: &str) -> Site {
+/// A policy opens the first server; who may connect to the second, tests say.
+fn site(mode: &str, route: &str) -> Site {
     let files = tempfile::tempdir().unwrap();
     let door = free_port();
     let ports = [free_port(), free_port()];
     let servers = [("one", ports[0]), ("two", ports[1])].map(|(name, port)| {
-        let pem = files.path().join(name).to_str().unwrap().to_owned();
-        let mut openssl = Command::new("openssl");
-        openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
-        openssl.args(["-subj", &format!("/CN={name}"), "-keyout", &pem, "-out"]);
-        let certificate = format!("{pem}.crt");
-        let made = openssl.arg(&certificate).output().expect("openssl is installed");
-        assert!(made.status.success(), "{made:?}");
+        let SelfSigned { key, certificate } = SelfSigned::make(files.path(), name);
+        let [key, certificate] = [key, certificate].map(|file| file.display().to_string());
         let accept = port.to_string();
         let command =
-            ["openssl", "s_server", "-accept", &accept, "-key", &pem, "-cert", &certificate];
+            ["openssl", "s_server", "-accept", &accept, "-key", &key, "-cert", &certificate];
         server_of(name, (port, "TCP"), &[&command[..], &["-quiet"]].concat())
     });
     let secure = format!(
@@ -38,8 +34,12 @@ fn site(route: &str) -> Site {
          spec: {{selector: {{app: one}}, ports: [{{port: 9080, targetPort: {}}}]}}\n",
         ports[0]
     );
-    let manifests =
-        [mesh_config("permissive"), client("user", &[], &[("secure.shop", door)]), secure];
+    let manifests = [
+        mesh_config(mode),
+        client("user", &[], &[("secure.shop", door)]),
+        secure,
+        allowed_tcp("user", "one"),
+    ];
     let mesh = Mesh::up(&[&manifests[..], &servers].concat().concat());
     mesh.write("route.yaml", route);
     Site { mesh, door, _files: files }
@@ -82,20 +82,34 @@ spec:
 
 #[test]
 fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
-    let site = site(ROUTE);
-    let named = |name| site.reached(&["-servername", name]);
-    eventually("a session reaches the second server", Duration::from_secs(20), || {
-        named("any.example.com").filter(|reached| reached == "two")
-    });
-    assert_eq!(named("one.example.com").as_deref(), Some("one"));
-    assert_eq!(named("ONE.example.COM").as_deref(), Some("one"));
-    assert_eq!(named("a.one.example.com").as_deref(), Some("two"));
-    // An older version tells as much.
-    assert_eq!(site.reached(&["-tls1_2", "-servername", "x.example.com"]).as_deref(), Some("two"));
-    assert_eq!(named("example.org"), None);
-    assert_eq!(site.reached(&["-noservername"]), None);
-    // Without routes all pass, to the service's own endpoints.
-    site.mesh.remove("route.yaml");
-    eventually("any session passes", Duration::from_secs(20), || named("example.org"));
-    assert_eq!(named("example.org").as_deref(), Some("one"));
+    for mode in MODES {
+        let site = site(mode, ROUTE);
+        site.mesh.write("policy.yaml", &allowed_tcp("user", "two"));
+        let named = |name| site.reached(&["-servername", name]);
+        eventually("a session reaches the second server", Duration::from_secs(20), || {
+            named("any.example.com").filter(|reached| reached == "two")
+        });
+        assert_eq!(named("one.example.com").as_deref(), Some("one"));
+        assert_eq!(named("ONE.example.COM").as_deref(), Some("one"));
+        assert_eq!(named("a.one.example.com").as_deref(), Some("two"));
+        // An older version tells as much.
+        assert_eq!(
+            site.reached(&["-tls1_2", "-servername", "x.example.com"]).as_deref(),
+            Some("two")
+        );
+        assert_eq!(named("example.org"), None);
+        assert_eq!(site.reached(&["-noservername"]), None);
+        if mode == "strict" {
+            // The route leads to the second server, and no policy lets anybody in there any more.
+            site.mesh.remove("policy.yaml");
+            eventually("the second server is closed", Duration::from_secs(20), || {
+                named("any.example.com").is_none().then_some(())
+            });
+            assert_eq!(named("one.example.com").as_deref(), Some("one"));
+        }
+        // Without routes all pass, to the service's own endpoints.
+        site.mesh.remove("route.yaml");
+        eventually("any session passes", Duration::from_secs(20), || named("example.org"));
+        assert_eq!(named("example.org").as_deref(), Some("one"));
+    }
 }

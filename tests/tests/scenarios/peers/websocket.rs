@@ -1,45 +1,48 @@
-//! WebSocket between unmodified programs, and what their connections live through.
+//! WebSocket between unmodified programs.
 
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, route, server};
-use leno_tests::{Dialogue, Mesh, eventually, free_port, get, python, script};
+use leno_tests::manifests::{allowed_http, client, mesh_config, server};
+use leno_tests::{Dialogue, Mesh, eventually, free_port, python, script};
 
-use super::loopback;
+use super::{MODES, curl};
 
-/// A WebSocket server of Python's behind one sidecar, a client of the same before another.
+/// A WebSocket server of Python's behind one sidecar, a client before another.
 struct Chat {
     mesh: Mesh,
     door: u16,
     client: Dialogue,
 }
 
-fn chat(mode: &str, arguments: &[&str]) -> Chat {
+fn chat(mode: &str, speaker: Dialogue) -> Chat {
     let (port, door) = (free_port(), free_port());
     let run = [python(), &script("websocket_server.py"), &port.to_string()];
     let manifests = [
         mesh_config(mode),
         server("chat", port, &run),
         client("user", &[], &[("chat.shop", door)]),
-        allowed_http("user", "chat", "/room"),
+        allowed_http("user", "chat", "/(room|greeted)"),
     ];
-    let mesh = Mesh::up_with(&manifests.concat(), arguments);
-    let client = Dialogue::start(python(), &[&script("websocket_client.py")]);
-    let mut chat = Chat { mesh, door, client };
+    let mesh = Mesh::up(&manifests.concat());
+    let mut chat = Chat { mesh, door, client: speaker };
     eventually("the server listens", PATIENCE, || (chat.open("/room") == "open").then_some(()));
     chat
+}
+
+/// A client with Python's `websockets`.
+fn pythons() -> Dialogue {
+    Dialogue::start(python(), &[&script("websocket_client.py")])
+}
+
+/// A client with Node's `ws`, which Debian keeps where its own Node looks, and others do not.
+fn nodes() -> Dialogue {
+    Dialogue::start("env", &["NODE_PATH=/usr/share/nodejs", "node", &script("websocket_ws.cjs")])
 }
 
 impl Chat {
     fn open(&mut self, path: &str) -> String {
         let door = self.door;
         self.client.say(&format!("open ws://127.0.0.1:{door}{path}"))
-    }
-
-    /// Waits until new requests for a path are answered by a sidecar, for this reason.
-    fn turns(&self, path: &str, reason: &str) {
-        let look = || get(loopback(self.door), path).ok().filter(|r| r.reason() == Some(reason));
-        eventually(&format!("{path} is answered {reason}"), PATIENCE, look);
     }
 
     /// Messages of many sizes, as bytes and as text, and pings from both sides.
@@ -55,24 +58,47 @@ impl Chat {
 
 #[test]
 fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
-    for mode in ["permissive", "strict"] {
-        let mut chat = chat(mode, &[]);
-        chat.converses();
-        assert_eq!(chat.client.say("close 4001 enough of it"), "closed 4001 enough of it");
-        chat.mesh.up.wait_for_line("websocket ended: 4001 enough of it", PATIENCE);
-        assert_eq!(chat.open("/room"), "open");
-        assert_eq!(chat.client.say("be-closed 4002 go home"), "closed 4002 go home");
-        chat.mesh.up.wait_for_line("websocket ended: 4002 go home", PATIENCE);
-        // In strict mode the policy speaks of one path only.
-        let other = if mode == "strict" { "refused 404" } else { "open" };
-        assert_eq!(chat.open("/elsewhere"), other);
+    for mode in MODES {
+        for client in [pythons(), nodes()] {
+            let mut chat = chat(mode, client);
+            chat.converses();
+            assert_eq!(chat.client.say("close 4001 enough of it"), "closed 4001 enough of it");
+            chat.mesh.up.wait_for_line("websocket ended: 4001 enough of it", PATIENCE);
+            assert_eq!(chat.open("/room"), "open");
+            assert_eq!(chat.client.say("be-closed 4002 go home"), "closed 4002 go home");
+            chat.mesh.up.wait_for_line("websocket ended: 4002 go home", PATIENCE);
+            // In strict mode the policy speaks of two paths only.
+            let other = if mode == "strict" { "refused 404" } else { "open" };
+            assert_eq!(chat.open("/elsewhere"), other);
+        }
+    }
+}
+
+#[test]
+fn curl_hears_what_a_server_says_first() {
+    for mode in MODES {
+        let chat = chat(mode, pythons());
+        let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.door);
+        let offer = ["connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
+        let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
+        let mut ask = vec!["-i", "-N", "--http1.1", "-H", key];
+        offer.iter().for_each(|field| ask.extend(["-H", field]));
+        let heard = curl(&[&ask[..], &[&url("/greeted")]].concat());
+        assert!(heard.starts_with("HTTP/1.1 101 "), "{mode}: {heard}");
+        // RFC 6455 §4.2.2 has this key and what proves that it was read.
+        assert!(heard.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {heard}");
+        assert!(heard.ends_with("\u{7}welcome"), "{mode}: {heard}");
+        let status = ["-o", "/dev/null", "-w", "%{http_code}"];
+        if mode == "strict" {
+            assert_eq!(curl(&[&ask[1..], &status, &[&url("/elsewhere")]].concat()), "404");
+        }
     }
 }
 
 #[test]
 fn many_connections_share_the_way() {
     const CONNECTIONS: usize = 100;
-    let mut chat = chat("permissive", &[]);
+    let mut chat = chat("permissive", pythons());
     for _ in 1..CONNECTIONS {
         assert_eq!(chat.open("/room"), "open");
     }
@@ -80,46 +106,8 @@ fn many_connections_share_the_way() {
 }
 
 #[test]
-fn a_connection_outlives_the_rules_that_it_began_under() {
-    let mut chat = chat("permissive", &[]);
-    let user = chat.mesh.sidecar("shop/user-1").pid;
-    let elsewhere = "{matches: [{path: {type: Exact, value: /elsewhere}}], \
-                     timeouts: {request: 1s}, backendRefs: [{name: chat, port: 9080}]}";
-    chat.mesh.write("route.yaml", &route("chat", &[elsewhere]));
-    chat.turns("/room", "no-route");
-    chat.converses();
-    chat.mesh.remove("route.yaml");
-    let manifests = std::fs::read_to_string(chat.mesh.file("mesh.yaml")).unwrap();
-    let edited = manifests
-        .replace("trafficMode: permissive", "trafficMode: strict")
-        .replace("labels: {app: user}", "labels: {app: user, edited: \"yes\"}");
-    chat.mesh.write("mesh.yaml", &edited);
-    chat.turns("/elsewhere", "no-policy-route");
-    chat.converses();
-    assert_eq!(chat.mesh.sidecar("shop/user-1").pid, user, "the sidecar was not replaced");
-    assert_eq!(chat.client.say("close 1000 done"), "closed 1000 done");
-}
-
-#[test]
-fn a_connection_outlives_the_certificates_it_began_with() {
-    let mut chat = chat("permissive", &["--certificate-lifetime", "4s"]);
-    let began = expiries(&chat.mesh);
-    let last = began.iter().copied().max().unwrap();
-    eventually("all certificates of the beginning have ended", Duration::from_secs(15), || {
-        assert_eq!(chat.client.say("echo 1000"), "echoed 1000");
-        let now = expiries(&chat.mesh);
-        // Renewed at half-life: whose end is a life and a half later than the first one's, was
-        // made when that had ended.
-        now.iter().all(|end| *end >= last + 4).then_some(())
-    });
-    chat.converses();
-    assert_eq!(chat.client.say("close 1000 done"), "closed 1000 done");
-    assert_eq!(chat.open("/room"), "open", "others may begin as before");
-}
-
-#[test]
 fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
-    for mode in ["permissive", "strict"] {
+    for mode in MODES {
         let (port, door) = (free_port(), free_port());
         let run = [python(), &script("websocket_server.py"), &port.to_string()];
         // The service speaks HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
@@ -144,13 +132,6 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
         let other = if mode == "strict" { "refused 404" } else { "open" };
         assert_eq!(client.say(&format!("open http://127.0.0.1:{door}/elsewhere")), other);
     }
-}
-
-/// When the certificates end that the control plane knows of.
-fn expiries(mesh: &Mesh) -> Vec<u64> {
-    let certificates = mesh.ask("certificates");
-    let certificates = certificates.as_array().into_iter().flatten();
-    certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()
 }
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,222 @@
+//! Streams that stay open: they outlive the rules and certificates that they began with, and a sidecar that
+//! is told to stop lets them go on for as long as its drain may take.
+
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, route, server_of};
+use leno_tests::{
+    ControlPlane, Dialogue, Mesh, Program, Proxy, eventually, free_port, get, go_program, python,
+    script,
+};
+use rustix::process::Signal;
+
+use super::loopback;
+
+/// What travels both ways on one stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    WebSocket,
+    /// Over HTTP/2 (RFC 8441), to a server of HTTP/1.1.
+    WebSocketOverHttp2,
+    /// Messages of gRPC.
+    Grpc,
+}
+
+impl Kind {
+    fn path(self) -> &'static str {
+        match self {
+            Self::WebSocket | Self::WebSocketOverHttp2 => "/room",
+            Self::Grpc => "/grpc.testing.TestService/FullDuplexCall",
+        }
+    }
+
+    fn server(self, port: u16) -> Vec<String> {
+        match self {
+            Self::WebSocket | Self::WebSocketOverHttp2 => {
+                vec![python().to_owned(), script("websocket_server.py"), port.to_string()]
+            }
+            Self::Grpc => {
+                let server = go_program("server").display().to_string();
+                vec![server, "--port".to_owned(), port.to_string()]
+            }
+        }
+    }
+
+    /// A service `chat` and a client with a door to it; `run` is the server's command, or empty.
+    fn manifests(self, (port, door): (u16, u16), run: &[String]) -> String {
+        let run: Vec<&str> = run.iter().map(String::as_str).collect();
+        let server = match self {
+            Self::WebSocket => server_of("chat", (port, "HTTP"), &run),
+            Self::Grpc => server_of("chat", (port, "GRPC"), &run),
+            Self::WebSocketOverHttp2 => server_of("chat", (port, "HTTP"), &run)
+                .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c"),
+        };
+        let client = client("user", &[], &[("chat.shop", door)]);
+        let policy = allowed_http("user", "chat", self.path());
+        [mesh_config("permissive"), server, client, policy].concat()
+    }
+
+    /// A client with one stream open through a door.
+    fn open(self, door: u16) -> Stream {
+        let (program, file, scheme) = match self {
+            Self::WebSocket => (python(), "websocket_client.py", "ws"),
+            Self::WebSocketOverHttp2 => ("node", "websocket_http2.mjs", "http"),
+            Self::Grpc => ("node", "grpc_stream.mjs", "http"),
+        };
+        let mut client = Dialogue::start(program, &[&script(file)]);
+        let open = format!("open {scheme}://127.0.0.1:{door}{}", self.path());
+        eventually("the server listens", PATIENCE, || (client.say(&open) == "open").then_some(()));
+        Stream { client, open }
+    }
+}
+
+struct Stream {
+    client: Dialogue,
+    open: String,
+}
+
+impl Stream {
+    /// Messages of many sizes go out and come back.
+    fn converses(&mut self) {
+        for length in ["1", "125", "126", "65535", "65536", "1048576"] {
+            assert_eq!(self.client.say(&format!("echo {length}")), format!("echoed {length}"));
+        }
+    }
+
+    /// Others may begin as before.
+    fn opens_again(&mut self) {
+        assert_eq!(self.client.say(&self.open), "open");
+        self.converses();
+    }
+}
+
+/// The rules change so that nobody could begin what goes on: there is no route for it and a short limit,
+/// then no route at all but strict mode, and other labels.
+fn outlives_rules(kind: Kind) {
+    let (port, door) = (free_port(), free_port());
+    let mesh = Mesh::up(&kind.manifests((port, door), &kind.server(port)));
+    let mut stream = kind.open(door);
+    let user = mesh.sidecar("shop/user-1").pid;
+    let turns = |path: &str, reason: &str| {
+        let look = || get(loopback(door), path).ok().filter(|r| r.reason() == Some(reason));
+        eventually(&format!("{path} is answered {reason}"), PATIENCE, look);
+    };
+    let elsewhere = "{matches: [{path: {type: Exact, value: /elsewhere}}], \
+                     timeouts: {request: 1s}, backendRefs: [{name: chat, port: 9080}]}";
+    mesh.write("route.yaml", &route("chat", &[elsewhere]));
+    turns(kind.path(), "no-route");
+    stream.converses();
+    mesh.remove("route.yaml");
+    let manifests = std::fs::read_to_string(mesh.file("mesh.yaml")).unwrap();
+    let edited = manifests
+        .replace("trafficMode: permissive", "trafficMode: strict")
+        .replace("labels: {app: user}", "labels: {app: user, edited: \"yes\"}");
+    mesh.write("mesh.yaml", &edited);
+    turns("/elsewhere", "no-policy-route");
+    stream.converses();
+    assert_eq!(mesh.sidecar("shop/user-1").pid, user, "the sidecar was not replaced");
+    stream.opens_again();
+}
+
+/// Certificates live for four seconds, and it goes on when all of its beginning have ended.
+fn outlives_certificates(kind: Kind) {
+    let (port, door) = (free_port(), free_port());
+    let manifests = kind.manifests((port, door), &kind.server(port));
+    let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "4s"]);
+    let mut stream = kind.open(door);
+    let began = expiries(&mesh);
+    let last = began.iter().copied().max().unwrap();
+    eventually("all certificates of the beginning have ended", Duration::from_secs(15), || {
+        assert_eq!(stream.client.say("echo 1000"), "echoed 1000");
+        let now = expiries(&mesh);
+        // Renewed at half-life: whose end is a life and a half later than the first one's, was
+        // made when that had ended.
+        now.iter().all(|end| *end >= last + 4).then_some(())
+    });
+    stream.converses();
+    stream.opens_again();
+}
+
+/// Either sidecar is told to stop: nothing new is taken, the stream goes on, and ends with the drain.
+fn goes_on_while_a_sidecar_drains(kind: Kind) {
+    let (port, door) = (free_port(), free_port());
+    let run = kind.server(port);
+    let _server = Program::start("the server", Command::new(&run[0]).args(&run[1..]));
+    let control = ControlPlane::start(&kind.manifests((port, door), &[]), &[]);
+    let drain = ["--drain-timeout", "5s"];
+    let mut chat = Proxy::join(&control, "shop/chat-1", &drain);
+    let mut user = Proxy::join(&control, "shop/user-1", &drain);
+    let inbound = chat.page.inbound(port);
+    for (stopped, entrance) in [(&mut user, loopback(door)), (&mut chat, inbound)] {
+        let mut stream = kind.open(door);
+        stopped.program.signal(Signal::TERM);
+        let told = Instant::now();
+        let refused = || TcpStream::connect(entrance).err();
+        eventually("a draining sidecar takes no connection", PATIENCE, refused);
+        stream.converses();
+        assert_eq!(stream.client.say("ended"), "ended");
+        let after = told.elapsed();
+        assert!(after >= DRAIN, "it ended after {after:?}, before its time was over");
+        assert_eq!(stopped.program.wait(PATIENCE).code(), Some(0));
+        stopped.start_again();
+    }
+    kind.open(door).converses();
+}
+
+#[test]
+fn a_websocket_outlives_the_rules_that_it_began_under() {
+    outlives_rules(Kind::WebSocket);
+}
+
+#[test]
+fn a_websocket_over_http2_outlives_the_rules_that_it_began_under() {
+    outlives_rules(Kind::WebSocketOverHttp2);
+}
+
+#[test]
+fn a_call_of_grpc_outlives_the_rules_that_it_began_under() {
+    outlives_rules(Kind::Grpc);
+}
+
+#[test]
+fn a_websocket_outlives_the_certificates_it_began_with() {
+    outlives_certificates(Kind::WebSocket);
+}
+
+#[test]
+fn a_websocket_over_http2_outlives_the_certificates_it_began_with() {
+    outlives_certificates(Kind::WebSocketOverHttp2);
+}
+
+#[test]
+fn a_call_of_grpc_outlives_the_certificates_it_began_with() {
+    outlives_certificates(Kind::Grpc);
+}
+
+#[test]
+fn a_websocket_goes_on_while_a_sidecar_drains() {
+    goes_on_while_a_sidecar_drains(Kind::WebSocket);
+}
+
+#[test]
+fn a_websocket_over_http2_goes_on_while_a_sidecar_drains() {
+    goes_on_while_a_sidecar_drains(Kind::WebSocketOverHttp2);
+}
+
+#[test]
+fn a_call_of_grpc_goes_on_while_a_sidecar_drains() {
+    goes_on_while_a_sidecar_drains(Kind::Grpc);
+}
+
+/// When the certificates end that the control plane knows of.
+fn expiries(mesh: &Mesh) -> Vec<u64> {
+    let certificates = mesh.ask("certificates");
+    let certificates = certificates.as_array().into_iter().flatten();
+    certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()
+}
+
+/// How long a sidecar may take to stop in these tests.
+const DRAIN: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
