@@ -296,7 +296,9 @@ impl State {
 
     /// No stream is open and none will be: both ends know the last one.
     fn is_finished(&self) -> bool {
-        self.concluded && self.slots.is_empty()
+        // An opener may have gone away by itself: it has used all that one link has.
+        let concluded = self.concluded || self.role == Role::Opener && self.link.is_going_away();
+        concluded && self.slots.is_empty()
     }
 }
 

@@ -25,6 +25,7 @@ mod http;
 mod http2;
 mod identity;
 mod instructions;
+mod interim;
 mod joining;
 mod jwt;
 mod limits;

@@ -215,7 +215,7 @@ impl Link {
     /// Gives the peer its allowances for frames without use back. Call it from a timer, about
     /// every ten seconds: a link that carries little for days then forgives what was long ago.
     pub fn renew_allowances(&mut self) {
-        self.budget.renew();
+        self.budget.renew(self.role);
     }
 
     /// Whether enough output waits that senders should pause until it is written.

@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use leno_identity::{
-    Authority, CertificateRequest, Credential, LEAF_LIFETIME, PrivateKey, Subject, server_config,
+    Authority, CertificateRequest, ClientHello, ClientHelloReader, Credential, LEAF_LIFETIME,
+    PrivateKey, Subject, server_config,
 };
 use leno_model::TrustDomain;
 use leno_wire::sniff::{Sniffed, sniff};
@@ -14,6 +15,8 @@ use rustls::{ServerConfig, ServerConnection};
 /// depend on how the bytes were cut into packets. Who is answered as a client of TLS is seen as
 /// one by whoever tells the protocols of a door apart, unless a warning comes before the hello: TLS passes
 /// over it, and no client sends it.
+///
+/// The same bytes at a door that ends no TLS name the same server, and a decision is due there.
 pub(crate) fn check(bytes: &[u8]) {
     let whole = Told::of(bytes, bytes.len().max(1));
     assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
@@ -24,6 +27,29 @@ pub(crate) fn check(bytes: &[u8]) {
         let cut = Told::of(bytes, size);
         assert_eq!((cut.answered, &cut.error), (whole.answered, &whole.error), "cut by {size}");
     }
+    let passed = named(bytes, bytes.len().max(1));
+    for size in [1, 5, 64] {
+        assert_eq!(named(bytes, size), passed, "cut by {size}");
+    }
+    if let Some(name) = whole.name.filter(|_| bytes.first() != Some(&ALERT_RECORD)) {
+        assert_eq!(passed, name.map_or(ClientHello::Unnamed, ClientHello::Named));
+    }
+    let endless = [bytes, &[0; UNDECIDED_BYTES_MAX]].concat();
+    assert_ne!(named(&endless, 4096), ClientHello::More);
+}
+
+/// Whom a client asks for, as a door reads it that passes TLS through.
+pub(crate) fn named(bytes: &[u8], packet: usize) -> ClientHello {
+    let mut reader = ClientHelloReader::default();
+    let mut end = 0;
+    while end < bytes.len() {
+        end = bytes.len().min(end.saturating_add(packet));
+        match reader.read(&bytes[..end]) {
+            ClientHello::More => {}
+            decided => return decided,
+        }
+    }
+    ClientHello::More
 }
 
 /// Whether a sidecar goes on with the handshake that these bytes begin.
@@ -36,12 +62,14 @@ struct Told {
     answered: bool,
     answer_bytes: usize,
     error: Option<String>,
+    /// Whom a client asks for that is answered.
+    name: Option<Option<String>>,
 }
 
 impl Told {
     fn of(bytes: &[u8], packet: usize) -> Self {
         let mut server = ServerConnection::new(config()).expect("a connection needs no peer");
-        let mut told = Self { answered: false, answer_bytes: 0, error: None };
+        let mut told = Self { answered: false, answer_bytes: 0, error: None, name: None };
         for mut rest in bytes.chunks(packet) {
             while !rest.is_empty() && told.error.is_none() {
                 server.read_tls(&mut rest).expect("memory can be read");
@@ -53,6 +81,9 @@ impl Told {
                 }
                 told.answered |= answer.starts_with(&[HANDSHAKE_RECORD]);
                 told.answer_bytes += answer.len();
+                if told.answered && told.name.is_none() {
+                    told.name = Some(server.server_name().map(str::to_owned));
+                }
             }
         }
         assert!(server.is_handshaking(), "nobody has shown a certificate");
@@ -86,3 +117,5 @@ const ALERT_RECORD: u8 = 21;
 const HANDSHAKE_RECORD: u8 = 22;
 /// A ServerHello and a certificate chain of ours; a client that has proved nothing is sent no more.
 const ANSWER_BYTES_MAX: usize = 4 * 1024;
+/// After so many bytes it is known whom a client asks for, or that nobody will know.
+const UNDECIDED_BYTES_MAX: usize = 32 * 1024;

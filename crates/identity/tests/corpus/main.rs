@@ -14,3 +14,9 @@ fn a_hello_that_a_sidecar_would_send_is_answered() {
     assert!(client_hello::is_answered(include_bytes!("../../../../fuzz/corpus/client_hello/link")));
     assert!(!client_hello::is_answered(b"GET / HTTP/1.1\r\n\r\n"));
 }
+
+#[test]
+fn a_hello_that_names_a_server_is_in_the_corpus() {
+    let hello = include_bytes!("../../../../fuzz/corpus/client_hello/link");
+    assert!(matches!(client_hello::named(hello, 1), leno_identity::ClientHello::Named(_)));
+}

@@ -1,14 +1,13 @@
 //! One attempt: the request out, the response back, both bodies streaming at once.
 
 mod asked;
+mod interim;
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::Poll;
 
-use h2::client::ResponseFuture;
-use h2::{Reason as Code, RecvStream};
 use leno_model::Reason;
 use leno_telemetry::trace::{Span, Written};
 use leno_traffic::FieldEdits;
@@ -18,6 +17,8 @@ use leno_wire::http1::{
 use leno_wire::link::{OpenError, StreamKind};
 use tokio::time::sleep;
 
+use self::interim::Allowance;
+pub(super) use self::interim::{Awaited, Http2Answer};
 use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::{Exchange, Named, Witness};
@@ -129,7 +130,7 @@ async fn over_http2(
     exchange.progress.request_sent = true;
     let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
     let sending = Sending::of(exchange);
-    let upstream = Upstreamed::Http2(Box::new(response));
+    let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
     converse(exchange, (sink, sending), upstream).await.map(|_| ())
 }
 
@@ -193,7 +194,7 @@ pub(crate) fn edits<'a>(
 enum Upstreamed<'a> {
     Link(&'a LinkStream),
     Http1(&'a mut Reader),
-    Http2(Box<ResponseFuture>),
+    Http2(Box<Awaited>),
 }
 
 /// How far the request's body has come.
@@ -371,6 +372,7 @@ struct Reply<'a, 'io> {
 
 /// Carries the response back. True: the upstream connection is clean.
 async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<bool, Reason> {
+    let mut allowance = Allowance::new();
     match upstream {
         Upstreamed::Link(stream) => loop {
             let arrived = stream.next().await.map_err(lost_reason)?;
@@ -381,6 +383,7 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
             let mut head = reply.worker.response_heads.lend();
             parse(&mut head, &bytes, (reply.answers, reply.upgrade), interim)?;
             if interim {
+                allowance.spend(&bytes)?;
                 reply.interim(&bytes, &head).await?;
                 continue;
             }
@@ -392,40 +395,13 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
             reply.finish(&bytes, &head, source).await?;
             return Ok(true);
         },
-        Upstreamed::Http2(mut response) => loop {
-            let mut head = reply.worker.response_heads.lend();
-            let (mut parts, body) = match http2_answer(&mut response).await? {
-                Http2Answer::Interim(parts) => (parts, None),
-                Http2Answer::Final(parts, body) => (parts, Some(body)),
-            };
-            let agreed = reply.upgrade && body.is_some() && parts.status.is_success();
-            let bytes = match agreed {
-                true => connect::switching(&mut parts, reply.request),
-                false => head::response(&parts),
-            };
-            parse(&mut head, &bytes, (reply.answers, reply.upgrade), body.is_none())?;
-            let Some(body) = body else {
-                reply.interim(&bytes, &head).await?;
-                continue;
-            };
-            let source = match (body.is_end_stream(), head.body) {
-                _ if head.tunnel => Source::Http2(Received::new(body)),
-                // Whatever follows would be taken for the next answer.
-                (_, BodyLength::Empty) => Source::Empty,
-                (true, _) => ended(&head)?,
-                (false, _) => Source::Http2(Received::new(body)),
-            };
-            if source.is_empty() && head.body == BodyLength::UntilClose {
-                head.body = BodyLength::Known(0);
-            }
-            reply.finish(&bytes, &head, source).await?;
-            return Ok(true);
-        },
+        Upstreamed::Http2(awaited) => receive_http2(awaited, reply).await,
         Upstreamed::Http1(reader) => loop {
             let mut head = reply.worker.response_heads.lend();
             let bytes =
                 reader.response(&mut head, reply.answers).await.map_err(|e| upstream_reason(&e))?;
             if head.is_interim() {
+                allowance.spend(&bytes)?;
                 reply.interim(&bytes, &head).await?;
                 continue;
             }
@@ -442,27 +418,41 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
     }
 }
 
-pub(super) enum Http2Answer {
-    Interim(http::response::Parts),
-    Final(http::response::Parts, RecvStream),
-}
-
-/// The next head that an HTTP/2 upstream answers with.
-pub(super) async fn http2_answer(response: &mut ResponseFuture) -> Result<Http2Answer, Reason> {
-    let answered = poll_fn(|cx| {
-        if let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx) {
-            return Poll::Ready(Ok(Http2Answer::Interim(interim.into_parts().0)));
+/// The same from a server of HTTP/2.
+async fn receive_http2(
+    mut awaited: Box<Awaited>,
+    mut reply: Reply<'_, '_>,
+) -> Result<bool, Reason> {
+    loop {
+        let mut head = reply.worker.response_heads.lend();
+        let asked = (reply.answers, reply.upgrade);
+        let (mut parts, body) = match awaited.next().await? {
+            Http2Answer::Interim(bytes) => {
+                parse(&mut head, &bytes, asked, true)?;
+                awaited.meanwhile(reply.interim(&bytes, &head)).await??;
+                continue;
+            }
+            Http2Answer::Final(parts, body) => (parts, body),
+        };
+        let agreed = reply.upgrade && parts.status.is_success();
+        let bytes = match agreed {
+            true => connect::switching(&mut parts, reply.request),
+            false => head::response(&parts),
+        };
+        parse(&mut head, &bytes, asked, false)?;
+        let source = match (body.is_end_stream(), head.body) {
+            _ if head.tunnel => Source::Http2(Received::new(body)),
+            // Whatever follows would be taken for the next answer.
+            (_, BodyLength::Empty) => Source::Empty,
+            (true, _) => ended(&head)?,
+            (false, _) => Source::Http2(Received::new(body)),
+        };
+        if source.is_empty() && head.body == BodyLength::UntilClose {
+            head.body = BodyLength::Known(0);
         }
-        Pin::new(&mut *response).poll(cx).map_ok(|answer| {
-            let (parts, body) = answer.into_parts();
-            Http2Answer::Final(parts, body)
-        })
-    });
-    answered.await.map_err(|error| match error.reason() {
-        Some(Code::REFUSED_STREAM) => Reason::UpstreamRefused,
-        Some(Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
-        _ => Reason::UpstreamReset,
-    })
+        reply.finish(&bytes, &head, source).await?;
+        return Ok(true);
+    }
 }
 
 /// A head that nothing follows must not promise a body.

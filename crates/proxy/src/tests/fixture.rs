@@ -36,6 +36,7 @@ use crate::world::World;
 
 mod application;
 mod client;
+pub(crate) mod frames;
 mod peer;
 
 pub(crate) use application::Application;

@@ -1,6 +1,8 @@
 //! What a peer may ask for without using it: counted, because there is no clock here.
+//!
+//! The opener keeps the same account of what it resets itself, so as not to be taken for hostile.
 
-use super::{Limits, LinkError};
+use super::{Limits, LinkError, Role};
 
 /// Allowances that misuse spends and work done earns back, never above their start.
 #[derive(Debug)]
@@ -47,7 +49,10 @@ impl Budget {
         self.earn_idle_frames(CROSSING_PER_STREAM);
     }
 
-    /// The peer reset a stream that it had opened and that was not answered.
+    /// The opener reset a stream that was not answered.
+    ///
+    /// # Errors
+    /// The allowance for that is spent.
     pub(super) fn churned(&mut self) -> Result<(), LinkError> {
         self.churn = self
             .churn
@@ -56,9 +61,15 @@ impl Budget {
         Ok(())
     }
 
-    /// A stream that the peer had opened was answered.
+    /// A stream of the opener was answered.
     pub(super) fn answered(&mut self) {
         self.churn = self.churn.saturating_add(1).min(self.churn_max);
+    }
+
+    /// Whether half of what the acceptor puts up with is spent. The other half is for the streams
+    /// that are still open, and for answers that earned nothing because they crossed with resets.
+    pub(super) fn is_worn(&self) -> bool {
+        self.churn <= self.churn_max / 2
     }
 
     /// This side dropped a stream on which the peer may still have sent so many bytes.
@@ -79,9 +90,12 @@ impl Budget {
     }
 
     /// Time has passed, says whoever has a clock.
-    pub(super) fn renew(&mut self) {
+    pub(super) fn renew(&mut self, role: Role) {
         self.idle_frames = self.idle_frames_max;
-        self.churn = self.churn_max;
+        // When the acceptor does that is not known to the opener.
+        if role == Role::Acceptor {
+            self.churn = self.churn_max;
+        }
     }
 
     fn earn_idle_frames(&mut self, count: u32) {

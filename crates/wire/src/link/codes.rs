@@ -60,7 +60,8 @@ pub enum GoAwayCode {
     Drain = 1,
     /// Nobody used the link for a while.
     Idle = 2,
-    /// All stream numbers were used; a new link starts from one.
+    /// All stream numbers, or half of the resets that the acceptor puts up with, were used; a new
+    /// link starts from one.
     Exhausted = 3,
     /// The peer broke a rule of the framing. The link closes at once.
     Protocol = 4,

@@ -145,7 +145,11 @@ impl Link {
             return self.late();
         };
         checked(stream, state.receiving.head(header.length, interim, end))?;
+        let first_answer = !interim && !std::mem::replace(&mut state.answered, true);
         self.budget.useful_frame();
+        if first_answer {
+            self.budget.answered();
+        }
         self.settle(stream);
         Ok(Some(Event::Head { stream, head, interim, end }))
     }
@@ -153,6 +157,7 @@ impl Link {
     fn data(&mut self, header: Header, data: Bytes) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
         let end = header.has(frame::END);
+        let is_opener = self.role == Role::Opener;
         let Some(state) = self.known(stream)? else {
             self.budget.late_data(header.length)?;
             return Ok(None);
@@ -160,11 +165,16 @@ impl Link {
         checked(stream, state.receiving.data(end))?;
         let left = state.granted.checked_sub(header.length);
         state.granted = left.ok_or(LinkError::FlowControl { stream })?;
+        let is_answer = is_opener && !data.is_empty();
+        let first_answer = is_answer && !std::mem::replace(&mut state.answered, true);
         if data.is_empty() && !end {
             self.budget.idle_frame()?;
             return Ok(None);
         }
         self.budget.useful_frame();
+        if first_answer {
+            self.budget.answered();
+        }
         if end {
             self.settle(stream);
         }

@@ -93,10 +93,11 @@ impl Link {
         }
         let spent = u32::try_from(now.len()).unwrap_or(u32::MAX);
         state.credit = state.credit.saturating_sub(spent);
-        let first_answer = spent > 0 && !std::mem::replace(&mut state.answered, true);
+        let is_answer = spent > 0 && self.role == Role::Acceptor;
+        let first_answer = is_answer && !std::mem::replace(&mut state.answered, true);
         self.write_data(stream, now, end);
         if first_answer {
-            self.note_answer();
+            self.budget.answered();
         }
         if end {
             self.settle(stream);
@@ -122,6 +123,9 @@ impl Link {
     }
 
     /// Cuts the stream off in both directions. Does nothing if it is gone already.
+    ///
+    /// To the acceptor an opener that resets too many streams unanswered is hostile, whoever is to
+    /// blame for it. So this end says GOAWAY when it has come half-way: use another link then.
     pub fn reset(&mut self, stream: StreamId, code: ResetCode) {
         if let Some(state) = self.streams.remove(&stream) {
             if !state.receiving.is_ended() {
@@ -129,6 +133,19 @@ impl Link {
             }
             self.budget.stream_over();
             frame::write_reset(&mut self.output, stream, code as u8);
+            if self.role == Role::Opener && !state.answered {
+                self.wear();
+            }
+        }
+    }
+
+    /// Counts a stream that was reset unanswered, as the acceptor will.
+    fn wear(&mut self) {
+        // What is beyond the allowance is for the acceptor to judge: streams that were open before
+        // the GOAWAY may still be reset.
+        let is_within = self.budget.churned().is_ok();
+        if self.budget.is_worn() || !is_within {
+            self.go_away(GoAwayCode::Exhausted);
         }
     }
 
@@ -178,7 +195,7 @@ impl Link {
             Ok(answer) => {
                 let first_answer = answer && !std::mem::replace(&mut state.answered, true);
                 if first_answer {
-                    self.note_answer();
+                    self.budget.answered();
                 }
                 self.settle(stream);
                 Ok(())
@@ -229,12 +246,6 @@ impl Link {
                 return;
             }
             rest = after;
-        }
-    }
-
-    fn note_answer(&mut self) {
-        if self.role == Role::Acceptor {
-            self.budget.answered();
         }
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct Stream {
     pub(super) granted: u32,
     /// Consumed bytes for which no CREDIT was sent yet.
     pub(super) owed: u32,
-    /// This side, accepting, sent a final head or bytes.
+    /// The acceptor sent a final head or bytes, as far as this side knows.
     pub(super) answered: bool,
 }
 

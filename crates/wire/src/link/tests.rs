@@ -9,6 +9,7 @@ mod document;
 mod drain;
 mod hostile;
 mod limits;
+mod order;
 mod simulation;
 
 use bytes::{BufMut, Bytes, BytesMut};

@@ -12,7 +12,7 @@ use leno_wire::http1::{
 use super::ANSWER_BYTES_MAX;
 use crate::error::upstream_reason;
 use crate::http::body::{Piece, Sink, Source};
-use crate::http::forward::{Http2Answer, http2_answer};
+use crate::http::forward::{Awaited, Http2Answer};
 use crate::http::request::Request;
 use crate::http2::client::Http2Lease;
 use crate::http2::head;
@@ -78,13 +78,15 @@ pub(crate) async fn over_http2(
         head::request_to(&request.bytes, request.head, place)?
     };
     let sent = lease.send.send_request(asked, body.is_empty());
-    let (mut response, stream) = sent.map_err(|_| Reason::UpstreamRefused)?;
+    let (response, stream) = sent.map_err(|_| Reason::UpstreamRefused)?;
+    let mut awaited = Awaited::new(response);
     if !body.is_empty() {
         let patience = worker.config.limits.body_stall_timeout;
-        give(Sink::Http2 { stream: Outgoing::new(stream), patience }, body).await?;
+        let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
+        awaited.meanwhile(give(sink, body)).await??;
     }
     loop {
-        if let Http2Answer::Final(parts, body) = http2_answer(&mut response).await? {
+        if let Http2Answer::Final(parts, body) = awaited.next().await? {
             discard(&mut Source::Http2(Received::new(body))).await?;
             return Ok(parts.status.as_u16());
         }

@@ -214,19 +214,99 @@ fn one_ping_for_each_write_goes_on_forever() {
 
 #[test]
 fn streams_opened_and_reset_unanswered_are_a_flood() {
-    let (mut opener, mut acceptor) = greeted();
-    let churn = |opener: &mut Link, acceptor: &mut Link, rounds: u32| {
+    let (_, mut acceptor) = greeted();
+    let mut last = 0;
+    let mut churn = |acceptor: &mut Link, rounds: u32| {
         (0..rounds).find_map(|_| {
-            let id = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
-            opener.reset(id, ResetCode::Cancelled);
-            outcome(acceptor, &opener.output().split())
+            last += 1;
+            let opened = raw(Kind::Open, frame::END, last, b"GET");
+            let reset = raw(Kind::Reset, 0, last, &[ResetCode::Cancelled as u8]);
+            outcome(acceptor, &[opened, reset].concat())
         })
     };
-    assert_eq!(churn(&mut opener, &mut acceptor, CHURN_MAX), None);
+    assert_eq!(churn(&mut acceptor, CHURN_MAX), None);
     acceptor.renew_allowances();
-    assert_eq!(churn(&mut opener, &mut acceptor, CHURN_MAX), None);
-    let error = churn(&mut opener, &mut acceptor, 1).unwrap();
+    assert_eq!(churn(&mut acceptor, CHURN_MAX), None);
+    let error = churn(&mut acceptor, 1).unwrap();
     assert_eq!(error.code(), GoAwayCode::Flood);
+}
+
+/// Who cancels is not the sidecar: its other streams must not be lost for it.
+#[test]
+fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
+    for crossing in [false, true] {
+        let (mut opener, mut acceptor) = greeted();
+        let victim = open(&mut opener, &mut acceptor);
+        let room = opener.vacancies() - 1;
+        let held: Vec<_> = (0..room)
+            .map(|_| opener.open(StreamKind::Http, true, write(b"GET")).unwrap())
+            .collect();
+        deliver(&mut opener, &mut acceptor);
+        if crossing {
+            // These answers earn nothing at the acceptor, which has spent nothing.
+            for id in &held {
+                acceptor.send_head(*id, false, false, write(b"200")).unwrap();
+            }
+        }
+        let answers = acceptor.output().split();
+        let cancel = |opener: &mut Link, acceptor: &mut Link, rounds: u32| {
+            for _ in 0..rounds {
+                let id = opener.open(StreamKind::Http, true, write(b"GET"))?;
+                opener.reset(id, ResetCode::Cancelled);
+                deliver(opener, acceptor);
+            }
+            Ok(())
+        };
+        assert_eq!(cancel(&mut opener, &mut acceptor, CHURN_MAX / 2 - 1), Ok(()));
+        all(&mut opener, &mut BytesMut::from(&answers[..]));
+        if crossing {
+            assert_eq!(cancel(&mut opener, &mut acceptor, STREAMS_MAX - 10), Ok(()));
+        }
+        let worn = cancel(&mut opener, &mut acceptor, CHURN_MAX);
+        assert_eq!(worn, Err(OpenError::GoingAway));
+        // What was open goes on, and may be reset.
+        for id in held {
+            opener.reset(id, ResetCode::Cancelled);
+        }
+        deliver(&mut opener, &mut acceptor);
+        assert_eq!((opener.streams(), acceptor.streams()), (1, 1));
+        acceptor.send_head(victim, false, true, write(b"200")).unwrap();
+        let answered = head_event(victim, b"200", false, true);
+        assert_eq!(deliver(&mut acceptor, &mut opener), [answered]);
+    }
+}
+
+#[test]
+fn an_opener_whose_peer_answers_may_reset_as_many_again() {
+    let (mut opener, mut acceptor) = greeted();
+    for kind in [StreamKind::Http, StreamKind::Tcp] {
+        for _ in 0..CHURN_MAX * 2 {
+            let cancelled = opener.open(kind, true, write(b"")).unwrap();
+            let answered = opener.open(kind, true, write(b"")).unwrap();
+            opener.reset(cancelled, ResetCode::Cancelled);
+            deliver(&mut opener, &mut acceptor);
+            match kind {
+                StreamKind::Http => {
+                    acceptor.send_head(answered, true, false, write(b"100")).unwrap();
+                    acceptor.send_head(answered, false, false, write(b"200")).unwrap();
+                }
+                StreamKind::Tcp => assert_eq!(acceptor.send_data(answered, b"x", false), Ok(1)),
+            }
+            deliver(&mut acceptor, &mut opener);
+            opener.reset(answered, ResetCode::Cancelled);
+        }
+    }
+    assert!(!opener.is_going_away());
+    // An interim head is no answer, and neither is the bare end of a TCP connection.
+    let mut rounds = 0;
+    while let Ok(id) = opener.open(StreamKind::Http, true, write(b"")) {
+        deliver(&mut opener, &mut acceptor);
+        acceptor.send_head(id, true, false, write(b"103")).unwrap();
+        deliver(&mut acceptor, &mut opener);
+        opener.reset(id, ResetCode::Cancelled);
+        rounds += 1;
+    }
+    assert_eq!(rounds, CHURN_MAX / 2);
 }
 
 #[test]

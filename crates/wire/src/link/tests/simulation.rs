@@ -1,4 +1,5 @@
-//! Two links joined by byte pipes that cut, stall and reorder nothing: a seed decides what happens.
+//! Two links joined by pipes that cut what they carry, stall, let frames of different streams overtake
+//! each other, and break: a seed decides what happens.
 //!
 //! A failure names its seed; put it into [`ALONE`] to run it by itself.
 
@@ -9,18 +10,12 @@ use super::*;
 
 #[test]
 fn every_byte_arrives_once_and_in_order_and_everything_ends() {
-    let seeds: Vec<u64> = if ALONE.is_empty() { (0..SEEDS).collect() } else { ALONE.to_vec() };
-    let mut seen = Seen::default();
-    for seed in seeds {
-        let run = catch_unwind(AssertUnwindSafe(|| World::new(seed).run()));
-        match run {
-            Ok(run) => seen.add(run),
-            Err(_) => panic!("the simulation failed with seed {seed}"),
-        }
-    }
+    let seen = simulate(|seed| World::new(seed, Order::Kept).run());
     // A simulation in which nothing happens proves nothing.
     if ALONE.is_empty() {
-        let Seen { opened, full, starved, congested, resets, refused, trailers, pongs } = seen;
+        let Seen {
+            opened, full, starved, congested, resets, refused, trailers, pongs, worn, ..
+        } = seen;
         for (what, count) in [
             ("opened", opened),
             ("full", full),
@@ -30,10 +25,37 @@ fn every_byte_arrives_once_and_in_order_and_everything_ends() {
             ("refused by go away", refused),
             ("trailers", trailers),
             ("pongs", pongs),
+            ("links worn out by resets", worn),
         ] {
             assert!(count > 10, "{what}: {count}");
         }
     }
+}
+
+/// Between streams the order of frames means nothing (`docs/link.md`, *Streams*).
+#[test]
+fn everything_arrives_also_when_streams_overtake_each_other() {
+    let seen = simulate(|seed| World::new(seed, Order::PerStream).run());
+    assert!(seen.overtaken > 1_000 || !ALONE.is_empty(), "{}", seen.overtaken);
+}
+
+#[test]
+fn a_connection_that_breaks_has_told_nothing_wrong_and_leaves_nothing() {
+    let lost = simulate(|seed| World::new(seed, Order::Kept).run_until_cut()).cut_off;
+    assert!(lost > 100 || !ALONE.is_empty(), "{lost} streams were lost");
+}
+
+/// Runs all seeds; the sum of what happened.
+fn simulate(run: impl Fn(u64) -> Seen) -> Seen {
+    let seeds: Vec<u64> = if ALONE.is_empty() { (0..SEEDS).collect() } else { ALONE.to_vec() };
+    let mut seen = Seen::default();
+    for seed in seeds {
+        match catch_unwind(AssertUnwindSafe(|| run(seed))) {
+            Ok(run) => seen.add(run),
+            Err(_) => panic!("the simulation failed with seed {seed}"),
+        }
+    }
+    seen
 }
 
 /// What happened in a run, summed over all of them.
@@ -47,6 +69,9 @@ struct Seen {
     refused: usize,
     trailers: usize,
     pongs: usize,
+    worn: usize,
+    overtaken: usize,
+    cut_off: usize,
 }
 
 impl Seen {
@@ -59,11 +84,24 @@ impl Seen {
         self.refused += other.refused;
         self.trailers += other.trailers;
         self.pongs += other.pongs;
+        self.worn += other.worn;
+        self.overtaken += other.overtaken;
+        self.cut_off += other.cut_off;
     }
+}
+
+/// In which order frames arrive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// That in which they were sent; pipes cut anywhere.
+    Kept,
+    /// Within a stream the same, and no OPEN comes sooner; pipes cut between frames.
+    PerStream,
 }
 
 /// Both ends, the pipes between them, and the truth about what was sent.
 struct World {
+    order: Order,
     chance: Chance,
     sides: [Side; 2],
     /// Bytes that left side 0 or 1 and did not arrive.
@@ -74,6 +112,8 @@ struct World {
     resets: BTreeMap<StreamId, Vec<ResetCode>>,
     accepted_last: StreamId,
     refused_after: Option<StreamId>,
+    /// The clients of side 0 have no patience: it resets most of what it opens.
+    is_impatient: bool,
     seen: Seen,
 }
 
@@ -109,12 +149,14 @@ struct Sent {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, order: Order) -> Self {
         let mut chance = Chance(seed);
         let limits = |chance: &mut Chance| Limits {
             streams_max: STREAMS_LEAST,
             window: WINDOW_LEAST + chance.below(50_000) as u32,
             output_max: 4_000 + chance.below(250_000),
+            // The default's share of the streams: a driver that means well is never a flood.
+            churn_max: STREAMS_LEAST * (CHURN_MAX / STREAMS_MAX),
             ..Limits::default()
         };
         let side = |role, chance: &mut Chance| Side {
@@ -123,7 +165,10 @@ impl World {
             streams: BTreeMap::new(),
         };
         let sides = [side(Role::Opener, &mut chance), side(Role::Acceptor, &mut chance)];
+        let is_impatient = chance.one_in(3);
         Self {
+            order,
+            is_impatient,
             chance,
             sides,
             wires: Default::default(),
@@ -145,11 +190,38 @@ impl World {
         self.seen
     }
 
+    /// The connection breaks at a random moment, in the middle of a frame or not.
+    fn run_until_cut(mut self) -> Seen {
+        let last = self.chance.below(STEPS as usize) as u32;
+        for step in 0..last {
+            self.step(step);
+        }
+        for side in [0, 1] {
+            self.stalls[side] = 0;
+            self.deliver(side, false);
+        }
+        self.check_bounds();
+        for (index, side) in self.sides.iter_mut().enumerate() {
+            for (id, local) in std::mem::take(&mut side.streams) {
+                // Whatever was not ended in both directions is known to be lost.
+                assert!(!local.sent_end || !local.received_end);
+                let sent = self.sent.get(&(1 - index, id));
+                assert!(local.received <= sent.map_or(0, |sent| sent.bytes));
+                side.link.reset(id, ResetCode::Failed);
+                self.seen.cut_off += 1;
+            }
+            side.link.output().clear();
+            assert!(side.link.is_idle());
+        }
+        self.seen
+    }
+
     fn step(&mut self, step: u32) {
         let side = self.chance.below(2);
         match self.chance.below(100) {
             0..=17 => self.open(),
             18..=44 => self.send(side),
+            45 if self.is_impatient => self.cancel(),
             45..=59 => self.consume(side, false),
             60..=61 => self.reset(side),
             62 => self.sides[side].link.ping(),
@@ -237,15 +309,27 @@ impl World {
         link.consumed(id, bytes as u32);
     }
 
+    /// All that side 0 has open is given up, as clients do that leave together.
+    fn cancel(&mut self) {
+        let open: Vec<_> = self.sides[0].streams.keys().copied().collect();
+        for id in open.into_iter().skip(1) {
+            self.reset_one(0, id);
+        }
+    }
+
     fn reset(&mut self, side: usize) {
         if let Some(id) = self.pick(side) {
-            let code = ResetCode::ALL[self.chance.below(ResetCode::ALL.len())];
-            let Side { link, streams, .. } = &mut self.sides[side];
-            link.reset(id, code);
-            streams.remove(&id);
-            self.resets.entry(id).or_default().push(code);
-            self.seen.resets += 1;
+            self.reset_one(side, id);
         }
+    }
+
+    fn reset_one(&mut self, side: usize, id: StreamId) {
+        let code = ResetCode::ALL[self.chance.below(ResetCode::ALL.len())];
+        let Side { link, streams, .. } = &mut self.sides[side];
+        link.reset(id, code);
+        streams.remove(&id);
+        self.resets.entry(id).or_default().push(code);
+        self.seen.resets += 1;
     }
 
     fn go_away(&mut self) {
@@ -259,9 +343,31 @@ impl World {
     }
 
     fn flush(&mut self, side: usize, all: bool) {
+        let whole = all || self.order == Order::PerStream;
         let output = self.sides[side].link.output();
-        let bytes = if all { output.len() } else { self.chance.below(output.len() + 1) };
+        let bytes = if whole { output.len() } else { self.chance.below(output.len() + 1) };
         self.wires[side].unsplit(output.split_to(bytes));
+        if self.order == Order::PerStream {
+            self.shuffle(side);
+        }
+    }
+
+    /// Frames on the way overtake each other, where that is nothing to their streams.
+    fn shuffle(&mut self, side: usize) {
+        let mut frames = frames(&self.wires[side]);
+        for _ in 0..frames.len() {
+            let place = self.chance.below(frames.len());
+            let Some([first, second]) = frames.get_mut(place..place + 2) else { continue };
+            let (before, after) = (header(first), header(second));
+            // What is about the whole link means all that came before it. An OPEN that came before
+            // the end of another stream could be one too many.
+            let about_streams = before.stream != StreamId::NONE && after.stream != StreamId::NONE;
+            if about_streams && before.stream != after.stream && after.kind != Kind::Open {
+                std::mem::swap(first, second);
+                self.seen.overtaken += 1;
+            }
+        }
+        self.wires[side] = frames.concat().as_slice().into();
     }
 
     /// Some of what `side` wrote reaches the other one.
@@ -271,7 +377,15 @@ impl World {
             return;
         }
         let wire = &mut self.wires[side];
-        let bytes = if all { wire.len() } else { self.chance.below(wire.len() + 1) };
+        let bytes = match (all, self.order) {
+            (true, _) => wire.len(),
+            (false, Order::Kept) => self.chance.below(wire.len() + 1),
+            (false, Order::PerStream) => {
+                let frames = frames(wire);
+                let count = self.chance.below(frames.len() + 1);
+                frames[..count].iter().map(Vec::len).sum()
+            }
+        };
         let arrived = wire.split_to(bytes);
         let to = 1 - side;
         self.sides[to].inbox.extend_from_slice(&arrived);
@@ -318,6 +432,10 @@ impl World {
             Event::Credit { stream } => {
                 assert!(self.sides[side].link.credit(stream) > 0);
                 assert!(!self.sides[side].streams[&stream].sent_end);
+            }
+            Event::GoAway { last, code } if side == 1 => {
+                assert_eq!((last, code), (StreamId::NONE, GoAwayCode::Exhausted));
+                self.seen.worn += 1;
             }
             Event::GoAway { last, .. } => {
                 let next = StreamId(last.number().saturating_add(1));
@@ -416,6 +534,21 @@ impl Local {
             received_end: false,
         }
     }
+}
+
+/// The frames of a wire on which all of them are whole.
+pub(super) fn frames(mut wire: &[u8]) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    while !wire.is_empty() {
+        let (frame, rest) = wire.split_at(8 + header(wire).length as usize);
+        frames.push(frame.to_vec());
+        wire = rest;
+    }
+    frames
+}
+
+pub(super) fn header(frame: &[u8]) -> Header {
+    Header::peek(frame).unwrap().unwrap()
 }
 
 /// A small generator of numbers that a seed determines (splitmix64).

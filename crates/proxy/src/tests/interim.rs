@@ -1,0 +1,156 @@
+//! Interim (1xx) heads: as many as anybody needs, and never without end.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use http::Response;
+use leno_identity::Credential;
+use leno_model::Protocol;
+use tokio::io::AsyncWriteExt;
+
+use super::fixture::frames::{self, OPENING};
+use super::fixture::{Application, Client, GET, Mesh, OK, credential, endpoint, run, tls_accept};
+use super::{fixture, http2};
+use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
+
+/// A server of the mesh without a sidecar, and how many interim heads it was able to send.
+struct Herald {
+    server: Application,
+    sent: Rc<Cell<usize>>,
+}
+
+/// It announces so many times, each with a field of so many bytes, and answers then.
+async fn herald(identity: Credential, alpn: &'static [u8], heads: usize, bytes: usize) -> Herald {
+    let (identity, sent) = (Rc::new(identity), Rc::new(Cell::new(0)));
+    let count = sent.clone();
+    let server = Application::start(move |client| {
+        let (identity, count) = (identity.clone(), count.clone());
+        async move {
+            let tls = tls_accept(client.stream, &identity, &[alpn]).await.unwrap();
+            let link = format!("<{}>", "a".repeat(bytes));
+            if alpn == ALPN_HTTP1 {
+                let mut client = Client::new(tls);
+                let head = format!("HTTP/1.1 103 Early Hints\r\nlink: {link}\r\n\r\n");
+                while client.head().await.is_some() {
+                    for _ in 0..heads {
+                        if client.stream.write_all(head.as_bytes()).await.is_err() {
+                            return;
+                        }
+                        count.set(count.get() + 1);
+                    }
+                    client.stream.write_all(OK.as_bytes()).await.unwrap();
+                }
+                return;
+            }
+            let mut connection = h2::server::handshake(tls).await.unwrap();
+            while let Some(Ok((_, mut respond))) = connection.accept().await {
+                let (link, count) = (link.clone(), count.clone());
+                tokio::task::spawn_local(async move {
+                    for _ in 0..heads {
+                        let head = Response::builder().status(103).header("link", &link);
+                        if respond.send_informational(head.body(()).unwrap()).is_err() {
+                            return;
+                        }
+                        count.set(count.get() + 1);
+                        tokio::task::yield_now().await;
+                    }
+                    drop(respond.send_response(Response::new(()), true));
+                });
+            }
+        }
+    })
+    .await;
+    Herald { server, sent }
+}
+
+async fn led_to(alpn: &'static [u8], heads: usize, bytes: usize) -> (Mesh, Herald) {
+    let nobody: SocketAddr = "127.0.0.1:1".parse().unwrap();
+    let mesh = http2::mesh(nobody, Protocol::Http2).await;
+    let herald = herald(credential(&mesh.authority, "ratings"), alpn, heads, bytes).await;
+    mesh.route_to(&[endpoint("herald-1", herald.server.address, "ratings")]);
+    (mesh, herald)
+}
+
+#[test]
+fn a_server_that_announces_without_end_is_refused_for_every_client() {
+    run(async {
+        for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
+            let (mesh, herald) = led_to(alpn, FLOOD, LARGE).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            let mut answer = client.head().await.unwrap();
+            while answer.status == 103 {
+                answer = client.head().await.unwrap();
+            }
+            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")));
+            let mut client = http2::connect(mesh.door).await;
+            let response = client.send_request(http2::call("/"), true).unwrap().0;
+            // To a call of gRPC it is `UNAVAILABLE`.
+            let response = response.await.unwrap();
+            let reason = response.headers()["leno-reason"].to_str().unwrap();
+            assert!(reason.starts_with("upstream-malformed;"), "{reason}");
+            // Nobody reads what is queued for this one.
+            let mut mute = Client::connect(mesh.door).await;
+            mute.send([OPENING, &frames::get(1)].concat()).await;
+            fixture::until(|| mesh.client.ended() == 3).await;
+            assert_eq!(mesh.client.failures(), [("upstream-malformed", 3)].into());
+            if alpn == ALPN_HTTP1 {
+                let sent = herald.sent.get();
+                assert!(sent < 3 * FLOOD, "{sent} heads were taken");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_application_that_announces_without_end_is_refused_by_its_own_sidecar() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            let head = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "a".repeat(LARGE));
+            client.head().await;
+            for _ in 0..FLOOD {
+                if client.stream.write_all(head.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+            client.send(OK).await;
+        })
+        .await;
+        let mesh = http2::mesh(app.address, Protocol::Http).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send(GET).await;
+        let first = client.head().await.unwrap();
+        assert_eq!(first.status, 103);
+        let last = client.head().await.unwrap();
+        assert_eq!(last.verdict(), (502, Some("upstream-malformed")));
+        assert_eq!(mesh.server.failures(), [("upstream-malformed", 1)].into());
+    });
+}
+
+#[test]
+fn many_small_announcements_pass() {
+    run(async {
+        for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
+            let (mesh, _herald) = led_to(alpn, 100, 50).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            for _ in 0..100 {
+                assert_eq!(client.head().await.unwrap().status, 103);
+            }
+            assert_eq!(client.head().await.unwrap().status, 200);
+            let mut client = http2::connect(mesh.door).await;
+            let mut response = client.send_request(http2::call("/"), true).unwrap().0;
+            for _ in 0..100 {
+                let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await;
+                assert_eq!(interim.unwrap().unwrap().status(), 103);
+            }
+            assert_eq!(response.await.unwrap().status(), 200);
+            assert!(mesh.client.failures().is_empty());
+        }
+    });
+}
+
+/// As many heads, each of so many bytes, as a sidecar must not keep.
+const FLOOD: usize = 300;
+const LARGE: usize = 60_000;

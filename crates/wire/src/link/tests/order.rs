@@ -1,0 +1,117 @@
+//! Frames that arrive in an order in which nobody sends them: an error, or what was sent.
+//!
+//! TLS keeps the order of bytes, so two pieces of one body never change places, and nothing in the
+//! link could tell if they did. Everything else about the order of frames it checks.
+
+use std::collections::BTreeMap;
+
+use super::simulation::{Chance, frames, header};
+use super::*;
+
+#[test]
+fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
+    let (mut broken, mut whole) = (0, 0);
+    for seed in 0..SEEDS {
+        let mut chance = Chance(seed);
+        let (wire, truth) = requests(&mut chance);
+        for _ in 0..SWAPS {
+            let mut frames = frames(&wire);
+            let [first, second] = [0; 2].map(|_| chance.below(frames.len()));
+            let [before, after] = [first.min(second), first.max(second)];
+            if may_not_be_told(&frames[before..=after]) {
+                continue;
+            }
+            frames.swap(before, after);
+            let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+            let mut heard = BTreeMap::new();
+            let mut wire = BytesMut::from(frames.concat().as_slice());
+            let outcome = hear(&mut acceptor, &mut wire, &mut heard);
+            for (stream, heard) in &heard {
+                assert!(truth[stream].starts_with(heard), "seed {seed}, stream {stream}");
+            }
+            match outcome {
+                Ok(()) => {
+                    assert_eq!(heard, truth, "seed {seed}");
+                    whole += 1;
+                }
+                Err(_) => broken += 1,
+            }
+        }
+    }
+    assert!(broken > 500 && whole > 100, "{broken} {whole}");
+}
+
+/// Whether the first and the last of these change places without a trace: one of them is moved past
+/// another piece of its body, or past the trailers that end it.
+fn may_not_be_told(frames: &[Vec<u8>]) -> bool {
+    let is_piece = |frame: &&Vec<u8>| matches!(header(frame).kind, Kind::Data | Kind::Trailers);
+    [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
+        let stream = header(moved).stream;
+        frames.iter().filter(is_piece).filter(|it| header(it).stream == stream).count() > 1
+    })
+}
+
+/// Several requests with bodies, their frames mingled, and what is to be heard of each.
+fn requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
+    let mut opener = Link::new(Role::Opener, Limits::default());
+    let mut truth: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
+    let mut open = Vec::new();
+    for _ in 0..STEPS {
+        if open.len() < 2 || chance.one_in(3) {
+            let id = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
+            truth.insert(id, b"POST".to_vec());
+            open.push(id);
+            continue;
+        }
+        let place = chance.below(open.len());
+        let id = open[place];
+        let length = chance.below(40);
+        let piece: Vec<u8> = (0..length).map(|at| (at + id.number() as usize) as u8).collect();
+        let said = truth.get_mut(&id).unwrap();
+        said.extend(&piece);
+        let ends = chance.one_in(3);
+        if ends && chance.one_in(2) {
+            opener.send_data(id, &piece, false).unwrap();
+            opener.send_trailers(id, TRAILERS).unwrap();
+            said.extend(TRAILERS);
+        } else {
+            opener.send_data(id, &piece, ends).unwrap();
+        }
+        if ends {
+            said.push(END);
+            open.remove(place);
+        }
+    }
+    (opener.output().split().freeze(), truth)
+}
+
+/// What each stream says, with a mark where it ends.
+fn hear(
+    link: &mut Link,
+    wire: &mut BytesMut,
+    heard: &mut BTreeMap<StreamId, Vec<u8>>,
+) -> Result<(), LinkError> {
+    while let Some(event) = link.receive(wire)? {
+        let (stream, bytes, end) = match event {
+            Event::Opened { stream, head, end, .. } => (stream, head, end),
+            Event::Data { stream, data, end } => (stream, data, end),
+            Event::Trailers { stream, trailers } => (stream, trailers, true),
+            Event::Ready => continue,
+            other => panic!("{other:?}"),
+        };
+        let said = heard.entry(stream).or_default();
+        said.extend(&bytes);
+        said.extend(end.then_some(END));
+    }
+    Ok(())
+}
+
+const TRAILERS: &[u8] = b"a: b\r\n\r\n";
+/// No byte of any piece.
+const END: u8 = 255;
+/// How many seeds every run of the tests tries.
+const SEEDS: u64 = 64;
+/// Pairs of frames that change places, one after another, for each seed.
+const SWAPS: usize = 60;
+/// What the opener does for each seed: so few that no piece has the byte of the end.
+const STEPS: usize = 40;
