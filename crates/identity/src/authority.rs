@@ -118,6 +118,7 @@ impl Authority {
         let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
         let mut parameters = parameters(not_before, not_after)?;
         parameters.subject_alt_names = vec![uri(id.to_string())?];
+        parameters.subject_alt_names.extend(self.dns_name(id));
         if let Some(workload) = workload {
             let name = &mut parameters.distinguished_name;
             name.push(DnType::CommonName, workload.to_string());
@@ -165,6 +166,29 @@ impl Authority {
 
     fn chain(&self) -> impl Iterator<Item = CertificateDer<'static>> {
         self.chain.iter().cloned()
+    }
+
+    /// By which clients know it that are not of the mesh and verify names, as OSM's certificates have
+    /// it. In the mesh nobody looks at it: members know each other by the SPIFFE id alone.
+    ///
+    /// None where it could be somebody else's name, or where whoever vouches for the signer says which
+    /// names it may use: a certificate with another one would not be valid.
+    fn dns_name(&self, id: &SpiffeId) -> Option<SanType> {
+        let restricts = |der: &CertificateDer<'_>| {
+            let read = x509_parser::parse_x509_certificate(der);
+            read.map_or(true, |(_, it)| !matches!(it.name_constraints(), Ok(None)))
+        };
+        let above = self.chain.iter().chain(self.roots.certificates());
+        let account = id.account.name.as_str();
+        let name = format!("{account}.{}.{}", id.account.namespace, id.trust_domain);
+        let is_name = |text: &str| {
+            text.len() <= DNS_NAME_BYTES_MAX
+                && text.split('.').all(|label| label.len() <= DNS_LABEL_BYTES_MAX)
+        };
+        if account.contains('.') || !is_name(&name) || above.into_iter().any(restricts) {
+            return None;
+        }
+        name.try_into().ok().map(SanType::DnsName)
     }
 
     fn from_parts(
@@ -445,6 +469,9 @@ fn date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
     OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)
 }
 
+/// The longest name, and the longest part between two dots, in the DNS (RFC 1035 §2.3.4).
+const DNS_NAME_BYTES_MAX: usize = 253;
+const DNS_LABEL_BYTES_MAX: usize = 63;
 const ROOT_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
 const LEAF_LIFETIME_MIN: Duration = Duration::from_secs(1);
 

@@ -101,7 +101,16 @@ pub(crate) struct Outcome {
 
 /// Runs a handshake until both ends have nothing more to say, tickets included.
 pub(crate) fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Outcome {
-    let name = ServerName::try_from("ratings.bookinfo.svc.cluster.local").unwrap();
+    handshake_with("ratings.bookinfo.svc.cluster.local", client, server)
+}
+
+/// The same with a client that asks for this name.
+pub(crate) fn handshake_with(
+    name: &'static str,
+    client: &Arc<ClientConfig>,
+    server: &Arc<ServerConfig>,
+) -> Outcome {
+    let name = ServerName::try_from(name).unwrap();
     let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
     let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
     let (mut client_error, mut server_error) = (None, None);

@@ -195,6 +195,32 @@ mod tests {
     }
 
     #[test]
+    fn an_intermediate_that_may_not_use_every_name_signs_none_of_the_dns() {
+        let names = |authority: &Authority| {
+            let (_, issued) = member(authority);
+            let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+            let names = leaf.subject_alternative_name().unwrap().unwrap();
+            names.value.general_names.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let company = World::new("cluster.local");
+        let free = intermediate(&company, |_| {});
+        let both = names(&open(free.path()).unwrap());
+        assert_eq!(both.len(), 2, "{both:?}");
+        assert!(both[1].contains("ratings.bookinfo.cluster.local"), "{both:?}");
+        let bound = intermediate(&company, |parameters| {
+            let permitted = rcgen::GeneralSubtree::DnsName("company.example".to_owned());
+            parameters.name_constraints = Some(rcgen::NameConstraints {
+                permitted_subtrees: vec![permitted],
+                excluded_subtrees: Vec::new(),
+            });
+        });
+        let authority = open(bound.path()).unwrap();
+        assert_eq!(names(&authority).len(), 1);
+        let (key, issued) = member(&authority);
+        Credential::new(key, issued).unwrap();
+    }
+
+    #[test]
     fn a_root_that_is_gone_is_made_at_a_start_only() {
         let dir = tempfile::tempdir().unwrap();
         let source = AuthoritySource::Own(dir.path().join("authority"));

@@ -13,7 +13,7 @@ use super::*;
 use crate::authority::Subject;
 use crate::key::PrivateKey;
 use crate::refusal::reason_of_tls;
-use crate::testing::{Outcome, World, handshake, now, workload_id, workload_name};
+use crate::testing::{Outcome, World, handshake, handshake_with, now, workload_id, workload_name};
 use crate::verify::peer;
 
 const ALPN: &[&[u8]] = &[b"leno-link/1", b"http/1.1"];
@@ -447,4 +447,39 @@ fn names_services_as_dns_does() {
     let long = vec!["a".repeat(60); 4].join(".");
     let error = name("bookinfo", &long).unwrap_err();
     assert!(matches!(error, TlsError::LongName { .. }), "{error}");
+}
+
+/// A client of another make, which verifies names, with a certificate of the mesh.
+fn foreign_client(world: &World) -> Arc<ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    for der in world.authority.roots().certificates() {
+        roots.add(der.clone()).unwrap();
+    }
+    let (chain, key) = world.forge(|_| {});
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key.to_der())
+        .unwrap();
+    Arc::new(config)
+}
+
+#[test]
+fn who_verifies_names_knows_a_workload_by_its_account() {
+    let world = World::new("cluster.local");
+    let server = server_of(&world.credential(&workload_id("ratings")));
+    let client = foreign_client(&world);
+    let outcome = handshake_with("ratings.bookinfo.cluster.local", &client, &server);
+    assert!(outcome.client.is_ok() && outcome.server.is_ok(), "{:?}", outcome.client.err());
+    for other in
+        ["reviews.bookinfo.cluster.local", "ratings.shop.cluster.local", "bookinfo.cluster.local"]
+    {
+        let outcome = handshake_with(other, &client, &server);
+        let error = outcome.client.expect_err(other).to_string();
+        assert!(error.contains("not valid for name"), "{other}: {error}");
+    }
+    // An account of which the name could be that of another has none.
+    let dotted = server_of(&world.credential(&workload_id("ratings.v1")));
+    assert!(handshake_with("ratings.v1.bookinfo.cluster.local", &client, &dotted).client.is_err());
 }
