@@ -93,6 +93,7 @@ pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
         address: SocketAddr::from(([127, 0, 0, 1], 20_000 + index)),
         account: ServiceAccount::new("bookinfo", service.name.as_str()).ok(),
         tags: BTreeMap::new(),
+        weight: None,
     }
 }
 

@@ -1159,6 +1159,8 @@ pub struct Balancing {
     pub policy: ::core::option::Option<ServicePolicy>,
     #[prost(message, optional, tag = "7")]
     pub warm_up: ::core::option::Option<WarmUp>,
+    #[prost(bool, tag = "8")]
+    pub by_latency: bool,
     #[prost(oneof = "balancing::Algorithm", tags = "2, 3, 4, 5, 6")]
     pub algorithm: ::core::option::Option<balancing::Algorithm>,
 }
@@ -1557,6 +1559,8 @@ pub struct Endpoint {
     pub account: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "10")]
     pub tags: ::prost::alloc::vec::Vec<Label>,
+    #[prost(uint32, tag = "11")]
+    pub weight: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Label {

@@ -41,6 +41,8 @@ pub const INJECTION: &str = "leno.dev/injection";
 pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
 /// Annotation of a namespace or pod: `accept` or `refuse`, what becomes of connections without mutual TLS.
 pub const PLAINTEXT: &str = "leno.dev/plaintext";
+/// Annotation of a pod: how much it gets beside the others of its services, 1 to 1000.
+pub const WEIGHT: &str = "leno.dev/weight";
 /// Label of a pod that has a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`].

@@ -26,6 +26,13 @@ pub struct LoadBalancing {
 /// An algorithm that chooses endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum BalanceAlgorithm {
+    /// The one with the least of requests under way times how long it takes to answer, of so many
+    /// that are drawn: 2 to [`LoadBalancing::CHOICES_MAX`]. With two, what is done where no policy
+    /// says anything.
+    PeakEwma {
+        /// How many are drawn.
+        choices: u8,
+    },
     /// The one with the fewest requests under way, of so many that are drawn: 2 to
     /// [`LoadBalancing::CHOICES_MAX`].
     LeastRequest {
@@ -73,7 +80,9 @@ impl BalanceAlgorithm {
     pub fn key(&self) -> Option<&HashKey> {
         match self {
             Self::RingHash(key) | Self::Maglev(key) => Some(key),
-            Self::LeastRequest { .. } | Self::RoundRobin | Self::Random => None,
+            Self::PeakEwma { .. } | Self::LeastRequest { .. } | Self::RoundRobin | Self::Random => {
+                None
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 
 use crate::identity::ServiceAccount;
 use crate::name::{ServiceName, WorkloadName};
@@ -30,11 +31,43 @@ pub struct Endpoint {
     pub account: Option<ServiceAccount>,
     /// The labels of its workload that the service's tag rules name.
     pub tags: BTreeMap<String, String>,
+    /// How much it gets beside the others of its port; absent where all get the same.
+    pub weight: Option<Weight>,
+}
+
+/// How much an endpoint gets beside others: 1 to [`Weight::MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Weight(NonZeroU16);
+
+impl Weight {
+    /// What is given to who says nothing.
+    pub const DEFAULT: u16 = 100;
+    /// The most that one may have.
+    pub const MAX: u16 = 1000;
+
+    /// A weight; `None` when it is out of range.
+    #[must_use]
+    pub fn new(weight: u16) -> Option<Self> {
+        NonZeroU16::new(weight).filter(|weight| weight.get() <= Self::MAX).map(Self)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0.get()
+    }
+}
+
+impl Default for Weight {
+    fn default() -> Self {
+        const ONE: NonZeroU16 = NonZeroU16::MIN;
+        Self(NonZeroU16::new(Self::DEFAULT).unwrap_or(ONE))
+    }
 }
 
 impl Endpoint {
     /// Whether both are one place: a connection to the one is a connection to the other, whatever
-    /// rules make of its tags.
+    /// rules make of its tags, and whatever it gets.
     #[must_use]
     pub fn is_same_place(&self, other: &Self) -> bool {
         self.id == other.id && self.address == other.address && self.account == other.account

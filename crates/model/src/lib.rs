@@ -64,7 +64,7 @@ pub use decider::{
     GlobalLimit, Guard, PortGuard, Unanswered,
 };
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
-pub use endpoint::{Endpoint, EndpointId};
+pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,

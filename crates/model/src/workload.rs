@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use crate::endpoint::Weight;
 use crate::identity::ServiceAccount;
 use crate::mesh::Admission;
 use crate::name::{Name, ServiceName, WorkloadName};
@@ -31,6 +32,8 @@ pub struct Workload {
     pub doors: Vec<Door>,
     /// Who is let in, where that differs from its namespace and the mesh.
     pub admission: Admission,
+    /// How much it gets beside the others of its services.
+    pub weight: Weight,
     /// Whether it takes requests now. One that does not (it starts, or ends, or says that it is
     /// not ready) is no endpoint of its services, except of those that want such ones too.
     pub ready: bool,

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, Protocol, Reason};
+use leno_model::{Endpoint, EndpointId, Protocol, Reason, Weight};
 use leno_telemetry::Count;
+use leno_traffic::balance::{Latency, Load};
 
 use crate::http2::client::{Http2Lease, Http2Pool};
 use crate::link::LinkHandle;
@@ -28,6 +29,14 @@ pub(crate) use pool::{Http1Upstream, Pool};
 pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
     in_flight: Cell<u32>,
+    /// How long its answers take.
+    latency: Cell<Latency>,
+    /// What times are counted from.
+    created: Instant,
+    /// When it was chosen last.
+    picked: Cell<Instant>,
+    /// When somebody last had to wait for a connection.
+    connected: Cell<Instant>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
     /// How long connecting may take by a policy; as long as for all when absent.
@@ -81,9 +90,14 @@ impl From<Protocol> for Speaks {
 
 impl Upstream {
     pub(crate) fn new(endpoint: Arc<Endpoint>) -> Self {
+        let now = Instant::now();
         Self {
             endpoint,
             in_flight: Cell::new(0),
+            latency: Cell::default(),
+            created: now,
+            picked: Cell::new(now),
+            connected: Cell::new(now),
             failures: Cell::new(0),
             avoided_until: Cell::new(None),
             connect_timeout: Cell::new(None),
@@ -112,11 +126,14 @@ impl Upstream {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http2(lease));
         }
-        if self.is_plain() {
-            return Box::pin(connect::plainly(self, worker)).await;
-        }
-        worker.shard.add(Count::LeaseOpened, 1);
-        connect::endpoint(self, worker).await
+        let leased = if self.is_plain() {
+            Box::pin(connect::plainly(self, worker)).await
+        } else {
+            worker.shard.add(Count::LeaseOpened, 1);
+            connect::endpoint(self, worker).await
+        };
+        self.connected.set(Instant::now());
+        leased
     }
 
     /// Whether it has no sidecar: a gateway speaks to the application itself.
@@ -135,9 +152,36 @@ impl Upstream {
         InFlight(self.clone())
     }
 
-    /// Requests under way from this thread.
-    pub(crate) fn load(&self) -> u32 {
-        self.in_flight.get()
+    /// The same, and measures how long its answer takes since it was chosen.
+    pub(crate) fn time(self: &Rc<Self>) -> Timed {
+        Timed { in_flight: self.enter(), began: self.picked.clone(), answered: Cell::new(false) }
+    }
+
+    /// Its load, as this thread sees it. `times`: the time, where counts how long its answers take.
+    pub(crate) fn load(&self, weight: Option<Weight>, times: Option<Instant>) -> Load {
+        let in_flight = self.in_flight.get();
+        match times {
+            None => Load { under_way: in_flight, step: None, weight },
+            Some(now) => {
+                let (latency, now) = (self.latency.get(), self.age(now));
+                let failures = u32::from(latency.failures(now));
+                Load { under_way: in_flight + failures, step: latency.step(now), weight }
+            }
+        }
+    }
+
+    /// It was chosen.
+    pub(crate) fn choose(&self, now: Instant) {
+        self.picked.set(now);
+    }
+
+    /// It begins anew: what was learned of its answers is forgotten.
+    pub(crate) fn forget_times(&self) {
+        self.latency.set(Latency::default());
+    }
+
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.created)
     }
 
     /// Whether nothing recent speaks against it. While one request tries whether it can be connected to
@@ -232,6 +276,57 @@ impl Drop for InFlight {
     }
 }
 
+/// An attempt at an endpoint, of which is measured how long the answer takes.
+pub(crate) struct Timed {
+    in_flight: InFlight,
+    began: Cell<Instant>,
+    answered: Cell<bool>,
+}
+
+impl Timed {
+    /// Its body was sent: that took as long as its client did.
+    pub(crate) fn sent(&self) {
+        self.began.set(Instant::now());
+    }
+
+    /// Its answer begins, with this status.
+    pub(crate) fn answers(&self, status: u16) {
+        self.answered.set(true);
+        match status {
+            429 | 500.. => self.fails(),
+            // Who refuses is soon done with it, too.
+            400..=499 => self.learn(|latency, took, _| latency.peaked(took)),
+            _ => self.learn(Latency::answered),
+        }
+    }
+
+    /// It ended without an answer, or with one that says so. Where a policy watches, what failures mean
+    /// is for that to say: they draw no requests away before it has seen enough of them.
+    fn fails(&self) {
+        match self.in_flight.0.slot.get() {
+            watch::NOWHERE => self.learn(Latency::failed),
+            _ => self.learn(|latency, took, _| latency.peaked(took)),
+        }
+    }
+
+    fn learn(&self, learn: impl FnOnce(&mut Latency, Duration, Duration)) {
+        let (upstream, now) = (&*self.in_flight.0, Instant::now());
+        // Connecting is not answering: who is connected to seldom would seem slow.
+        let began = self.began.get().max(upstream.connected.get());
+        let mut latency = upstream.latency.get();
+        learn(&mut latency, now.saturating_duration_since(began), upstream.age(now));
+        upstream.latency.set(latency);
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        if !self.answered.get() {
+            self.fails();
+        }
+    }
+}
+
 /// Streams on one link before another is opened; below the peer's limit of 1024.
 const STREAMS_PER_LINK: usize = 1000;
 
@@ -261,11 +356,11 @@ impl Destined {
         }
     }
 
-    /// Marks a request as under way there until the guard is dropped.
-    pub(crate) fn enter(&self) -> Option<InFlight> {
+    /// Marks a request as under way there until the guard is dropped, since it was picked.
+    pub(crate) fn enter(&self) -> Option<Timed> {
         match self {
             Self::Application(_) => None,
-            Self::Upstream(upstream) => Some(upstream.enter()),
+            Self::Upstream(upstream) => Some(upstream.time()),
         }
     }
 

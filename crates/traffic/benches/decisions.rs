@@ -5,6 +5,7 @@ use leno_model::{
     RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, Treatment,
     TrustDomain, ValueMatch, WeightedBackend,
 };
+use leno_traffic::balance::Load;
 use leno_traffic::route::PortRoutes;
 use leno_traffic::{Candidates, ConnectionPermit, InboundAccess};
 
@@ -126,8 +127,8 @@ impl Candidates for Endpoints {
         self.0.len()
     }
 
-    fn load(&self, index: usize) -> u32 {
-        self.0.get(index).map_or(u32::MAX, |(load, _)| *load)
+    fn load(&self, index: usize) -> Load {
+        self.0.get(index).map_or(Load::of(u32::MAX), |(load, _)| Load::of(*load))
     }
 
     fn usable(&self, index: usize) -> bool {

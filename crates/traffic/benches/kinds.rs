@@ -179,6 +179,7 @@ pub(crate) fn endpoints() -> Arc<[Arc<Endpoint>]> {
             address: ([127, 0, 0, 1], index + 1).into(),
             account: Some(account()),
             tags: BTreeMap::from([("version".to_owned(), index.to_string())]),
+            weight: None,
         })
     };
     (0..10).map(endpoint).collect()

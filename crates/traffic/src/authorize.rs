@@ -1,5 +1,6 @@
 //! Authorisation: whether this peer may open this connection and make this request.
 
+mod many;
 mod opening;
 mod policy;
 mod ruling;
@@ -17,6 +18,7 @@ use leno_model::{
 use crate::matcher::{PathKind, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use many::Many;
 use opening::Openings;
 use policy::{PeerRules, PolicyRules};
 
@@ -182,11 +184,24 @@ impl InboundAccess {
         };
         let peers_rules = rights.targets.as_ref().ok_or((Reason::Denied, By::Nobody))?;
         let allows = |rule: &CompiledAccess| rule.http.iter().any(|m| fits(m, request, path));
-        if let Some(index) = strict.first(peers_rules, allows) {
+        let allows_at = |rule: usize, place: usize| {
+            let matcher = strict.rules.get(rule).and_then(|rule| rule.http.get(place));
+            matcher.is_some_and(|matcher| fits(matcher, request, path))
+        };
+        let own = match &peers_rules.many {
+            None => strict.first(&peers_rules.rules, allows),
+            Some(many) => many.first(request, allows_at),
+        };
+        if let Some(index) = own {
             return Ok(By::Target(index));
         }
-        // The peer's own rules do not match, so any rule that does belongs to others.
-        match strict.rules.iter().position(allows) {
+        // The peer's own rules do not match, so any rule that does belongs to others. These are looked
+        // up, too: who is denied must not make us try what all others may.
+        let others = match &strict.many {
+            None => strict.rules.iter().position(allows),
+            Some(many) => many.first(request, allows_at),
+        };
+        match others {
             Some(index) => Err((Reason::Denied, By::Target(index))),
             None => Err((Reason::NoPolicyRoute, By::Nobody)),
         }
@@ -209,7 +224,7 @@ impl InboundAccess {
         };
         let allows = |rule: &CompiledAccess| rule.opens(port);
         let own = rights.targets.as_ref();
-        if let Some(index) = own.and_then(|rules| strict.first(rules, allows)) {
+        if let Some(index) = own.and_then(|own| strict.first(&own.rules, allows)) {
             return Ok(By::Target(index));
         }
         let others = strict.rules.iter().position(allows);
@@ -327,7 +342,7 @@ struct Standing {
 #[derive(Debug, Clone)]
 struct Rights {
     /// Those of `TrafficTarget`s that name it, if any does.
-    targets: Option<Arc<[usize]>>,
+    targets: Option<Arc<Named>>,
     /// Those of access policies, where there are some.
     policies: Option<PeerRules>,
     /// Those of what is open that let it in.
@@ -375,7 +390,17 @@ struct Seal;
 struct StrictRules {
     rules: Box<[CompiledAccess]>,
     /// The rules that name each source, so that requests compare no identities.
-    by_source: BTreeMap<ServiceAccount, Arc<[usize]>>,
+    by_source: BTreeMap<ServiceAccount, Arc<Named>>,
+    /// What all of them allow, where that is much.
+    many: Option<Many>,
+}
+
+/// The rules that name a source.
+#[derive(Debug)]
+struct Named {
+    rules: Box<[usize]>,
+    /// What they allow, where that is much.
+    many: Option<Many>,
 }
 
 impl StrictRules {
@@ -389,9 +414,18 @@ impl StrictRules {
                 }
             }
         }
+        let rules: Box<[CompiledAccess]> =
+            rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
+        let http = |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.http));
+        let named = |indices: Vec<usize>| {
+            let many = Many::of(indices.iter().map(|index| http(*index)));
+            Arc::new(Named { rules: indices.into(), many })
+        };
+        let by_source = by_source.into_iter().map(|(source, indices)| (source, named(indices)));
         Ok(Self {
-            rules: rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?,
-            by_source: by_source.into_iter().map(|(s, i)| (s, i.into())).collect(),
+            by_source: by_source.collect(),
+            many: Many::of((0..rules.len()).map(http)),
+            rules,
         })
     }
 

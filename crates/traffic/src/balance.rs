@@ -1,11 +1,18 @@
-//! Balancing: of two endpoints chosen at random, the one with less in flight; or as a policy says.
+//! Balancing: of two endpoints chosen at random, the one with the lesser load; or as a policy says.
 
 mod choice;
 pub mod hashing;
+mod latency;
+mod load;
 mod newcomers;
 pub mod policy;
+mod weighted;
+
+use leno_model::Weight;
 
 pub use choice::{Balancer, Key, Keyed};
+pub use latency::Latency;
+pub use load::Load;
 pub use newcomers::Newcomers;
 
 /// The endpoints to choose from, as the caller keeps them.
@@ -13,8 +20,14 @@ pub trait Candidates {
     /// How many there are.
     fn len(&self) -> usize;
 
-    /// What the one at this index, below [`Self::len`], has in flight.
-    fn load(&self, index: usize) -> u32;
+    /// The load of the one at this index, below [`Self::len`].
+    fn load(&self, index: usize) -> Load;
+
+    /// How much the one at this index should get; absent where all get the same.
+    fn weight(&self, index: usize) -> Option<Weight> {
+        let _ = index;
+        None
+    }
 
     /// Whether the one at this index, below [`Self::len`], may be chosen; one that failed to
     /// connect and backs off may not.
@@ -33,7 +46,8 @@ pub trait Candidates {
     }
 }
 
-/// Chooses two different usable candidates at random and takes the one with less load.
+/// Chooses two different usable candidates at random and takes the one with less load. Where weights
+/// differ they are drawn by weight, and may be one.
 ///
 /// When none is usable, all that are eligible are candidates: they were put aside on old evidence,
 /// and trying one is better than a certain failure. `None` only when there is none of these.
@@ -42,6 +56,9 @@ pub fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> 
     let count = candidates.len();
     if count <= 1 {
         return count.checked_sub(1).filter(|only| candidates.eligible(*only));
+    }
+    if weighted::applies(candidates) {
+        return weighted::pick(candidates, draw);
     }
     let (first, second) = pair(count, draw);
     match (candidates.usable(first), candidates.usable(second)) {
@@ -86,9 +103,9 @@ fn pick_eligible<C: Candidates + ?Sized>(
 }
 
 fn lighter<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
-    match candidates.load(first) <= candidates.load(second) {
-        true => first,
-        false => second,
+    match candidates.load(second).is_less_than(candidates.load(first)) {
+        true => second,
+        false => first,
     }
 }
 
@@ -125,8 +142,8 @@ mod tests {
         fn len(&self) -> usize {
             self.0.len()
         }
-        fn load(&self, index: usize) -> u32 {
-            self.0[index].0
+        fn load(&self, index: usize) -> Load {
+            Load::of(self.0[index].0)
         }
         fn usable(&self, index: usize) -> bool {
             self.0[index].1
@@ -210,8 +227,8 @@ mod tests {
         fn len(&self) -> usize {
             self.0.len()
         }
-        fn load(&self, _: usize) -> u32 {
-            0
+        fn load(&self, _: usize) -> Load {
+            Load::of(0)
         }
         fn usable(&self, _: usize) -> bool {
             false

@@ -32,7 +32,9 @@ pub mod treatment;
 
 mod hash;
 mod hits;
+mod lookup;
 mod pattern;
+mod query;
 
 pub use action::{AttemptLimit, CompiledActions, FieldEdits, Redirection};
 pub use authorize::{Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Ruling};

@@ -3,13 +3,14 @@
 mod denial;
 mod spelling;
 
-use std::borrow::Cow;
+use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 
-use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
-
+use crate::lookup::{Demand, Key, whole_first_element};
 use crate::pattern::{BadPattern, Pattern, PatternField};
+use crate::query::{decoded_text, parameter};
 use crate::request::RequestView;
 
+pub use crate::query::percent_decoded;
 pub(crate) use spelling::{PathKind, Spelling};
 
 /// A [`RequestMatch`], compiled. Matching allocates nothing, but for a query parameter that is
@@ -82,6 +83,15 @@ impl RequestMatcher {
         parameter.map(|parameter| Mismatch::Query(parameter.name.to_string()))
     }
 
+    /// What it demands of every request exactly.
+    pub(crate) fn demands(&self) -> Vec<Demand> {
+        let path = self.path.demand();
+        let headers = self.headers.iter().filter_map(HeaderMatcher::demand);
+        let query = self.query.iter().filter_map(QueryMatcher::demand);
+        let methods = (!self.methods.is_empty()).then(|| (Key::Method, self.methods.to_vec()));
+        path.into_iter().chain(headers).chain(query).chain(methods).collect()
+    }
+
     /// Whether some paths do not match.
     #[must_use]
     pub fn constrains_path(&self) -> bool {
@@ -135,6 +145,21 @@ impl PathMatcher {
         })
     }
 
+    /// What it demands exactly: the path, or at least its first element.
+    pub(crate) fn demand(&self) -> Option<Demand> {
+        let beginning: &str = match self {
+            Self::Exact(path) | Self::Pattern(Pattern::Literal(path)) => {
+                return Some((Key::Path, vec![path.clone()]));
+            }
+            Self::Any => return None,
+            // Whoever has a prefix of elements has its first as a whole.
+            Self::Prefix(prefix) => &format!("{prefix}/"),
+            Self::Pattern(Pattern::Beginning(text) | Pattern::Regex(text, _)) => text,
+        };
+        let element = whole_first_element(beginning)?;
+        Some((Key::FirstElement, vec![element.into()]))
+    }
+
     pub(crate) fn matches(&self, path: &str) -> bool {
         match self {
             Self::Any => true,
@@ -165,6 +190,13 @@ impl HeaderMatcher {
         Ok(Self { name, value })
     }
 
+    fn demand(&self) -> Option<Demand> {
+        let Pattern::Literal(text) = &self.value else { return None };
+        let name = self.name.clone().unwrap_or_else(|| ":authority".into());
+        let key = Key::Header { name, repeated: Repeated::Joined, folded: false };
+        Some((key, vec![text.clone()]))
+    }
+
     fn matches(&self, request: &RequestView<'_>) -> bool {
         match &self.name {
             None => self.value.matches(request.authority),
@@ -185,6 +217,11 @@ impl QueryMatcher {
             name: field.name.as_str().into(),
             value: compile_value(&field.value, || PatternField::Query(field.name.clone()))?,
         })
+    }
+
+    fn demand(&self) -> Option<Demand> {
+        let Pattern::Literal(text) = &self.value else { return None };
+        Some((Key::Query(self.name.clone()), vec![text.clone()]))
     }
 
     fn matches(&self, request: &RequestView<'_>) -> bool {
@@ -215,42 +252,6 @@ fn compile_value(
             Pattern::compile(pattern).map_err(|cause| BadPattern::new(pattern, field(), cause))
         }
     }
-}
-
-/// The first value of a query parameter, still encoded; empty for a parameter without `=`.
-pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
-    query.split('&').find_map(|pair| {
-        let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
-        percent_decoded(encoded).eq(name.bytes()).then_some(value)
-    })
-}
-
-/// The text that the escapes stand for; `None` when it is not UTF-8, and then nothing matches.
-pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
-    if !encoded.contains('%') {
-        return Some(Cow::Borrowed(encoded));
-    }
-    String::from_utf8(percent_decoded(encoded).collect()).ok().map(Cow::Owned)
-}
-
-/// RFC 3986, section 2.1: `%` and two hexadecimal digits are one byte.
-pub fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
-    let mut rest = encoded.as_bytes();
-    std::iter::from_fn(move || match *rest {
-        [b'%', high, low, ref after @ ..] if hex(high).is_some() && hex(low).is_some() => {
-            rest = after;
-            Some(hex(high)? << 4 | hex(low)?)
-        }
-        [byte, ref after @ ..] => {
-            rest = after;
-            Some(byte)
-        }
-        [] => None,
-    })
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok())
 }
 
 #[cfg(test)]

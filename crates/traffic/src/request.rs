@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use leno_model::Repeated;
+
 /// What rules look at. All of it is borrowed from the received bytes.
 #[derive(Clone, Copy)]
 pub struct RequestView<'a> {
@@ -28,6 +30,19 @@ pub trait Fields {
     /// The values of a claim of the token that the request shows, when that was verified.
     fn claim(&self, _name: &str) -> Vec<String> {
         Vec::new()
+    }
+}
+
+/// A header's value as rules see it.
+pub(crate) fn header<'a>(
+    request: &RequestView<'a>,
+    name: &str,
+    repeated: Repeated,
+) -> Option<Cow<'a, str>> {
+    match (name, repeated) {
+        (":authority" | "host", _) => Some(Cow::Borrowed(request.authority)),
+        (name, Repeated::Joined) => request.fields.find(name),
+        (name, Repeated::First) => request.fields.first(name),
     }
 }
 

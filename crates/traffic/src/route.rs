@@ -29,8 +29,9 @@ use self::index::Index;
 /// equals the name of the route, the order of its rules and of their matches. The Gateway API
 /// leaves the place of regular expressions open; here a catch-all does not hide them.
 ///
-/// Exact paths and prefixes are looked up: what a request costs does not grow with their number.
-/// Regular expressions, and matches that name no path, are tried one after the other.
+/// Exact paths and prefixes are looked up, and where many matches have the same one, or none, exact
+/// headers, query parameters and methods: what a request costs does not grow with their number. Only
+/// regular expressions that have nothing of these are tried one after the other.
 #[derive(Debug, Clone)]
 pub struct PortRoutes {
     attached: bool,

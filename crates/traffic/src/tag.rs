@@ -1,7 +1,7 @@
 //! Tags: which instances of a service take a request, by the labels that they carry.
 
+mod demands;
 mod lane;
-mod lookup;
 mod matcher;
 mod rules;
 mod sets;
@@ -19,7 +19,8 @@ use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
-pub(crate) use matcher::{cookie, header};
+pub(crate) use crate::request::header;
+pub(crate) use matcher::cookie;
 
 pub use lane::{Lanes, Marks};
 pub use sets::Endpoints;

@@ -67,6 +67,12 @@ fn choosing(rule: &LoadBalancing) -> String {
         HashKey::Source => "the workload that calls".to_owned(),
     };
     let how = match &rule.algorithm {
+        BalanceAlgorithm::PeakEwma { choices } => {
+            format!(
+                "takes the endpoint that is soonest done, by its answers and the requests under \
+                 way, of {choices} that are drawn"
+            )
+        }
         BalanceAlgorithm::LeastRequest { choices } => {
             format!(
                 "takes the endpoint with the fewest requests under way of {choices} that are drawn"

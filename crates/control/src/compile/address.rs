@@ -109,7 +109,7 @@ fn occupant_port(
     };
     let endpoint = address.map(|address| {
         let account = Some(workload.account.clone());
-        Arc::new(Endpoint { id, address, account, tags: BTreeMap::new() })
+        Arc::new(Endpoint { id, address, account, tags: BTreeMap::new(), weight: None })
     });
     let protocol = protocol(mesh, service, port);
     OccupantPort { service: service.name.clone(), port: port.port, protocol, endpoint }

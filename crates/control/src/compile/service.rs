@@ -346,7 +346,8 @@ fn endpoints(
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
         let id = id(&service.name, port, workload);
         let tags = labels(workload, |label| named.contains(label));
-        Some(Arc::new(Endpoint { id, address, account: Some(workload.account.clone()), tags }))
+        let account = Some(workload.account.clone());
+        Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
     // Who has no sidecar is no way around the policies about those of the same service.
@@ -354,7 +355,18 @@ fn endpoints(
         endpoints.extend(plain_endpoints(mesh, (service, port), &named));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
     }
+    even_out(&mut endpoints);
     endpoints
+}
+
+/// Where all have the same weight, nobody needs to look at it.
+fn even_out(endpoints: &mut [Arc<Endpoint>]) {
+    let first = endpoints.first().and_then(|endpoint| endpoint.weight);
+    if endpoints.iter().all(|endpoint| endpoint.weight == first) {
+        for endpoint in endpoints {
+            Arc::make_mut(endpoint).weight = None;
+        }
+    }
 }
 
 /// Where a port is reached without a sidecar: at the addresses of the applications themselves.
@@ -372,6 +384,7 @@ fn plain_endpoints(
             address: SocketAddr::new(workload.address, number),
             account: None,
             tags: labels(workload, |label| named.contains(label)),
+            weight: Some(workload.weight),
         }))
     });
     endpoints.collect()

@@ -13,7 +13,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use expect_test::{Expect, expect};
-use leno_model::{Access, PathMatch, PortSet, Reach, ServiceName, Snapshot};
+use leno_model::{
+    Access, Object, PathMatch, PortSet, Reach, ServiceName, Snapshot, Weight, Workload,
+};
 
 use super::*;
 use crate::fixture::{BOOKINFO, mesh, service, strict, workload};
@@ -467,6 +469,34 @@ fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
     assert_eq!(with("", "HTTP"), "HTTP");
     assert_eq!(with("", "TCP"), "detect");
     assert_eq!(with("appProtocol: tcp, ", "HTTP"), "TCP");
+}
+
+#[test]
+fn endpoints_have_weights_where_these_differ() {
+    let weights = |one: &str, other: &str| -> Vec<Option<u16>> {
+        let yaml = BOOKINFO
+            .replace("port: 9082, protocol: HTTP}]", &format!("port: 9082, protocol: HTTP}}]{one}"))
+            .replace(
+                "port: 9083, protocol: HTTP}]",
+                &format!("port: 9083, protocol: HTTP}}]{other}"),
+            );
+        let mesh = mesh(&yaml);
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        let endpoints = &view(&mesh, &Viewer::Anybody, reviews).ports[&9080].endpoints;
+        endpoints.iter().map(|it| it.weight.map(|weight| weight.number())).collect()
+    };
+    assert_eq!(weights("", ""), [None, None]);
+    assert_eq!(weights(", weight: 300", ", weight: 300"), [None, None]);
+    assert_eq!(weights(", weight: 300", ""), [Some(300), Some(100)]);
+}
+
+#[test]
+fn a_weight_that_changes_is_told_to_clients() {
+    let mut mesh = mesh(BOOKINFO);
+    let reviews = mesh.workload(&workload("reviews-v1-1")).unwrap();
+    let heavier = Workload { weight: Weight::new(200).unwrap(), ..reviews.clone() };
+    let touched = mesh.apply(leno_model::Change::Upsert(Object::Workload(heavier)));
+    assert!(touched.services.contains(&service("reviews")), "{touched:?}");
 }
 
 #[test]

@@ -274,5 +274,6 @@ const ADDRESS_BYTES_MAX: usize = 16;
 /// How much one delta may carry: a message, less the room for its own fields and absent services.
 const DELTA_BYTES_MAX: usize = 3 << 20;
 
-/// The largest resource that can be sent.
-pub(super) const RESOURCE_BYTES_MAX: usize = 1 << 20;
+/// The largest resource that can be sent: a service with 10,000 rules has about half as much, and
+/// one delta has room for it and a little more.
+pub(super) const RESOURCE_BYTES_MAX: usize = 5 << 19;

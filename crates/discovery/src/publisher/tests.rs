@@ -1,6 +1,6 @@
 //! One in flight, newest wins, differences only, refusals remembered.
 
-use leno_model::EndpointId;
+use leno_model::{EndpointId, ValueMatch};
 
 use super::*;
 use crate::fixture::{endpoint, named, route, service, update, world};
@@ -192,7 +192,7 @@ fn a_refusal_that_names_nothing_that_was_sent_waits_for_the_next_offer() {
 #[test]
 fn a_resource_too_large_to_send_is_named_and_the_rest_is_sent() {
     let mut large = service("large", 1);
-    route(&mut large, &vec!["large"; 80_000]);
+    route(&mut large, &vec!["large"; 200_000]);
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
     publisher.offer(update(1, [large, service("small", 1)]));
@@ -203,6 +203,28 @@ fn a_resource_too_large_to_send_is_named_and_the_rest_is_sent() {
     assert!(oversized[0].reason.contains("split it"), "{}", oversized[0]);
     let services = &subscriber.update().unwrap().snapshot.services;
     assert_eq!(services.keys().collect::<Vec<_>>(), [&named("small")]);
+}
+
+#[test]
+fn a_service_with_ten_thousand_rules_arrives() {
+    let mut checkout = service("checkout", 3);
+    route(&mut checkout, &["checkout-stable", "checkout-canary"]);
+    let rules = &mut checkout.ports.get_mut(&9080).unwrap().rules;
+    let like = rules.pop().unwrap();
+    // As many as the Gateway API lets a route have.
+    for number in 0..10_000 {
+        let mut rule = like.clone();
+        rule.route = format!("bookinfo/checkout-of-the-tenants-{}", number / 16).parse().unwrap();
+        rule.matches[0].headers[0].value = ValueMatch::Exact(format!("tenant-{number}"));
+        rules.push(rule);
+    }
+    let mut publisher = Publisher::new(Vec::new());
+    let mut subscriber = Subscriber::new();
+    let world = update(1, [checkout, service("small", 1)]);
+    publisher.offer(world.clone());
+    settle(&mut publisher, &mut subscriber, accept_all);
+    assert_eq!(publisher.take_oversized(), []);
+    assert!(subscriber.update() == Some(&world));
 }
 
 #[test]

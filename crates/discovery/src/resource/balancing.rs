@@ -11,7 +11,9 @@ use crate::proto::hash_key::Key;
 pub(super) fn to_wire(balancing: &Balancing) -> proto::Balancing {
     let nothing = proto::Nothing {};
     let algorithm = match &balancing.rule.algorithm {
-        BalanceAlgorithm::LeastRequest { choices } => Algorithm::LeastRequest((*choices).into()),
+        BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices } => {
+            Algorithm::LeastRequest((*choices).into())
+        }
         BalanceAlgorithm::RoundRobin => Algorithm::RoundRobin(nothing),
         BalanceAlgorithm::Random => Algorithm::Random(nothing),
         BalanceAlgorithm::RingHash(key) => Algorithm::RingHash(key_to_wire(key)),
@@ -25,6 +27,7 @@ pub(super) fn to_wire(balancing: &Balancing) -> proto::Balancing {
         policy: Some(policy_to_wire(&balancing.policy)),
         algorithm: Some(algorithm),
         warm_up: balancing.rule.warm_up.map(warm_up),
+        by_latency: matches!(balancing.rule.algorithm, BalanceAlgorithm::PeakEwma { .. }),
     }
 }
 
@@ -33,7 +36,13 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
         None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
         Some(Algorithm::LeastRequest(choices)) => {
             let choices = small("least_request", choices, (2, LoadBalancing::CHOICES_MAX))?;
-            BalanceAlgorithm::LeastRequest { choices }
+            match wire.by_latency {
+                true => BalanceAlgorithm::PeakEwma { choices },
+                false => BalanceAlgorithm::LeastRequest { choices },
+            }
+        }
+        Some(_) if wire.by_latency => {
+            return Err(Invalid::new("by_latency", "must be absent but beside least_request"));
         }
         Some(Algorithm::RoundRobin(proto::Nothing {})) => BalanceAlgorithm::RoundRobin,
         Some(Algorithm::Random(proto::Nothing {})) => BalanceAlgorithm::Random,

@@ -1,6 +1,6 @@
 //! An endpoint as it travels.
 
-use leno_model::{Endpoint, EndpointId};
+use leno_model::{Endpoint, EndpointId, Weight};
 
 use super::field::{Invalid, account, socket_address, socket_address_to_wire};
 use super::tag::{labels_from_wire, labels_to_wire};
@@ -11,6 +11,7 @@ pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
         address: Some(socket_address_to_wire(endpoint.address)),
         account: endpoint.account.as_ref().map(ToString::to_string).unwrap_or_default(),
         tags: labels_to_wire(&endpoint.tags),
+        weight: endpoint.weight.map(|weight| weight.number().into()).unwrap_or_default(),
     }
 }
 
@@ -27,5 +28,12 @@ pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpo
             name => Some(account("account", name)?),
         },
         tags: labels_from_wire("tags", &wire.tags)?,
+        weight: match wire.weight {
+            0 => None,
+            weight => {
+                let known = u16::try_from(weight).ok().and_then(Weight::new);
+                Some(known.ok_or(Invalid::new("weight", "is above 1000"))?)
+            }
+        },
     })
 }

@@ -22,7 +22,7 @@ use leno_model::{
     PathMatch, Persistence, Plaintext, PortSet, PortView, Protocol, Reach, Redirect, RequestMatch,
     RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount, ServiceName,
     ServiceRetry, ServiceView, TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch,
-    WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Weight, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -75,9 +75,11 @@ proptest! {
         address in address(1),
         account in prop::option::of(account()),
         tags in btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..3),
+        weight in 0..=1000_u16,
     ) {
         let known = fixture::endpoint(&fixture::named("a"), 1);
-        let endpoint = Endpoint { address, account, tags, ..known };
+        let weight = Weight::new(weight);
+        let endpoint = Endpoint { address, account, tags, weight, ..known };
         let key = ResourceKey::Endpoint(endpoint.id.clone());
         let upsert = Upsert { key, content: encode_endpoint(&endpoint) };
         prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Endpoint(endpoint)));

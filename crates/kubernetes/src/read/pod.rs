@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_model::{
-    Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Workload,
-    WorkloadName, WorkloadPort,
+    Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Weight,
+    Workload, WorkloadName, WorkloadPort,
 };
 use leno_registry::Rejected;
 
 use super::{admission, is_tcp, place, selects, spoken};
 use crate::words::{
     CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
+    WEIGHT,
 };
 
 /// A pod that is a member of the mesh, or that gateways may reach in clear text.
@@ -105,10 +107,23 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         env: std::collections::BTreeMap::new(),
         doors: Vec::new(),
         admission: Admission::default(),
+        weight: weight(meta),
         ready: says_ready && meta.deletion_timestamp.is_none(),
         sidecar: true,
     };
     Ok(Some(Member { workload, admission: admission(meta, "Pod") }))
+}
+
+/// By its annotation; one that says nothing sensible is none.
+fn weight(meta: &ObjectMeta) -> Weight {
+    let said = meta.annotations.as_ref().and_then(|annotations| annotations.get(WEIGHT));
+    let Some(said) = said else { return Weight::default() };
+    said.parse().ok().and_then(Weight::new).unwrap_or_else(|| {
+        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+        let remedy = "use a number from 1 to 1000";
+        tracing::warn!(namespace, pod = name, WEIGHT, said, remedy, "no weight");
+        Weight::default()
+    })
 }
 
 /// The workload with the target ports, given as numbers, of the services that select it: a port

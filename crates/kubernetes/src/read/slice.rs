@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use leno_model::{
-    Admission, Name, Protocol, ServiceAccount, ServiceName, Workload, WorkloadName, WorkloadPort,
+    Admission, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload, WorkloadName,
+    WorkloadPort,
 };
 
 use super::is_tcp;
@@ -47,6 +48,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             env: BTreeMap::new(),
             doors: Vec::new(),
             admission: Admission::default(),
+            weight: Weight::default(),
             ready,
             sidecar: false,
         });

@@ -445,7 +445,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(ward) = &bound.ward {
             self.trial = destined.begin(ward)?;
         }
-        let _in_flight = destined.enter();
+        let timed = destined.enter();
         if let Some(sighting) = &mut self.record.sighting {
             sighting.upstream = Some(destined.address());
         }
@@ -458,7 +458,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         };
         let outcome = match lease {
             Ok(lease) => {
-                let outcome = forward(self, aim, (&destined, lease)).await;
+                let outcome = forward(self, aim, (&destined, timed.as_ref()), lease).await;
                 destined.learn(&self.session.worker, outcome);
                 outcome
             }

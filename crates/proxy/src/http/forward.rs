@@ -22,7 +22,7 @@ pub(super) use self::interim::{Awaited, Http2Answer};
 use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::{Exchange, Named, Witness};
-use super::grpc::Call;
+use super::grpc::{self, Call};
 use super::message::Reader;
 use super::request::{Aim, Request};
 use super::respond::Responder;
@@ -34,7 +34,7 @@ use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
 use crate::session::Session;
 use crate::upstream::ward::Trial;
-use crate::upstream::{Destined, Http1Upstream, Lease};
+use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
 
 /// How far an exchange has come: what decides whether it may be tried again.
@@ -54,7 +54,8 @@ pub(crate) struct Progress {
 pub(crate) async fn forward(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
-    (destined, lease): (&Destined, Lease),
+    (destined, timed): (&Destined, Option<&Timed>),
+    lease: Lease,
 ) -> Result<(), Reason> {
     let lease = match lease {
         Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
@@ -64,11 +65,11 @@ pub(crate) async fn forward(
         lease => lease,
     };
     match lease {
-        Lease::Link(link) => over_link(exchange, aim, &link).await,
-        Lease::Http2(lease) => over_http2(exchange, aim, (destined, lease)).await,
+        Lease::Link(link) => over_link(exchange, aim, &link, timed).await,
+        Lease::Http2(lease) => over_http2(exchange, aim, (destined, timed), lease).await,
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
-            let clean = over_http1(exchange, aim, &mut connection).await?;
+            let clean = over_http1(exchange, aim, &mut connection, timed).await?;
             if clean {
                 destined.give_back(connection);
             }
@@ -81,6 +82,7 @@ async fn over_link(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     link: &LinkHandle,
+    timed: Option<&Timed>,
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
     let patience = limits.body_stall_timeout;
@@ -103,23 +105,27 @@ async fn over_link(
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, patience };
     let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
+    let upstream = (Upstreamed::Link(&stream), timed);
+    converse(exchange, (sink, sending), upstream).await.map(|_| ())
 }
 
 /// Carries the answer back of a request that was sent whole.
 pub(crate) async fn answer(
     exchange: &mut Exchange<'_, '_>,
     stream: &LinkStream,
+    timed: &Timed,
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let sink = Sink::Link { stream, patience };
-    converse(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
+    let upstream = (Upstreamed::Link(stream), Some(timed));
+    converse(exchange, (sink, Sending::Whole), upstream).await.map(|_| ())
 }
 
 async fn over_http2(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
-    (destined, mut lease): (&Destined, Http2Lease),
+    (destined, timed): (&Destined, Option<&Timed>),
+    mut lease: Http2Lease,
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::of(exchange, aim, destined)?;
@@ -131,7 +137,7 @@ async fn over_http2(
     let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
     let sending = Sending::of(exchange);
     let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
-    converse(exchange, (sink, sending), upstream).await.map(|_| ())
+    converse(exchange, (sink, sending), (upstream, timed)).await.map(|_| ())
 }
 
 /// True: the connection may serve another request.
@@ -139,6 +145,7 @@ async fn over_http1(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     connection: &mut Http1Upstream,
+    timed: Option<&Timed>,
 ) -> Result<bool, Reason> {
     let request = exchange.request;
     let framing = match request.head.body {
@@ -158,7 +165,7 @@ async fn over_http1(
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
     let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
+    converse(exchange, (sink, sending), (Upstreamed::Http1(reader), timed)).await
 }
 
 /// What becomes of the request's head. Rules apply on the way to endpoints only.
@@ -273,7 +280,7 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
 async fn converse(
     exchange: &mut Exchange<'_, '_>,
     (mut sink, sending): (Sink<'_>, Sending),
-    upstream: Upstreamed<'_>,
+    (upstream, timed): (Upstreamed<'_>, Option<&Timed>),
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
     let Exchange {
@@ -308,6 +315,7 @@ async fn converse(
         keep_back,
         witness,
         trial,
+        timed,
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
@@ -320,7 +328,12 @@ async fn converse(
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
             match Sending::after(sent, started.get(), witness) {
-                Ok(now) => sending.set(now),
+                Ok(now) => {
+                    sending.set(now);
+                    if let Some(timed) = timed {
+                        timed.sent();
+                    }
+                }
                 Err(reason) => return Poll::Ready(Err(reason)),
             }
         }
@@ -363,6 +376,8 @@ struct Reply<'a, 'io> {
     witness: Option<&'a Witness>,
     /// That of an endpoint which a policy watches.
     trial: Option<&'a Trial>,
+    /// Who measures how long the answer takes.
+    timed: Option<&'a Timed>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
@@ -496,6 +511,12 @@ impl Reply<'_, '_> {
         head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
+        if let Some(timed) = self.timed {
+            timed.answers(match self.given.call {
+                None => head.status,
+                Some(_) => grpc::stands_for(bytes, head),
+            });
+        }
         if let Some(trial) = self.trial {
             trial.hears(bytes, head);
         }

@@ -384,6 +384,7 @@ pub(crate) fn endpoint(workload: &str, address: SocketAddr, account: &str) -> En
         address,
         account: Some(self::account(account)),
         tags: BTreeMap::new(),
+        weight: None,
     }
 }
 

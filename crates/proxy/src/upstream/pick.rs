@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use leno_model::{Endpoint, EndpointId, Reason};
+use leno_model::{BalanceAlgorithm, Endpoint, EndpointId, Reason, Weight};
 use leno_telemetry::Count;
 use leno_traffic::Endpoints;
 use leno_traffic::balance::hashing::Places;
-use leno_traffic::balance::{self, Candidates, Key, Keyed};
+use leno_traffic::balance::{self, Candidates, Key, Keyed, Load};
 
 use super::Upstream;
 use super::priorities::Priorities;
@@ -34,8 +34,13 @@ pub(crate) fn pick(
         worker.shard.add(Count::PreferencesYielded, 1);
     }
     let endpoints: &[Arc<Endpoint>] = list;
-    let field = Field { worker, endpoints, ward, avoid, now: Instant::now() };
-    let index = match ward.and_then(|ward| Some((ward, ward.balancer()?))) {
+    let now = Instant::now();
+    let chooser = ward.and_then(|ward| Some((ward, ward.balancer()?)));
+    let times = chooser.is_none_or(|(_, balancer)| {
+        matches!(balancer.rule().algorithm, BalanceAlgorithm::PeakEwma { .. })
+    });
+    let field = Field { worker, endpoints, ward, avoid, now, times: times.then_some(now) };
+    let index = match chooser {
         None => balance::pick(&field, worker.draw()),
         Some((ward, balancer)) => {
             // Only where all endpoints of the port may take it do their places count.
@@ -50,7 +55,9 @@ pub(crate) fn pick(
         }
     };
     let endpoint = index.and_then(|index| endpoints.get(index)).ok_or(Reason::NoEndpoint)?;
-    Ok(worker.upstream(endpoint))
+    let upstream = worker.upstream(endpoint);
+    upstream.choose(now);
+    Ok(upstream)
 }
 
 /// The endpoint that a client keeps to, as long as nothing speaks against it.
@@ -59,8 +66,9 @@ pub(crate) fn kept(
     (endpoint, ward): (&Arc<Endpoint>, Option<&Ward>),
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
-    let upstream = worker.upstream(endpoint);
-    is_well(&upstream, ward, (avoid, Instant::now())).then_some(upstream)
+    let (upstream, now) = (worker.upstream(endpoint), Instant::now());
+    upstream.choose(now);
+    is_well(&upstream, ward, (avoid, now)).then_some(upstream)
 }
 
 /// Whether nothing speaks against an endpoint.
@@ -80,6 +88,8 @@ struct Field<'a> {
     ward: Option<&'a Ward>,
     avoid: Option<&'a EndpointId>,
     now: Instant,
+    /// The same, where counts how long answers take.
+    times: Option<Instant>,
 }
 
 impl Candidates for Field<'_> {
@@ -87,8 +97,14 @@ impl Candidates for Field<'_> {
         self.endpoints.len()
     }
 
-    fn load(&self, index: usize) -> u32 {
-        self.endpoints.get(index).map_or(u32::MAX, |e| self.worker.upstream(e).load())
+    fn load(&self, index: usize) -> Load {
+        self.endpoints.get(index).map_or(Load::of(u32::MAX), |endpoint| {
+            self.worker.upstream(endpoint).load(endpoint.weight, self.times)
+        })
+    }
+
+    fn weight(&self, index: usize) -> Option<Weight> {
+        self.endpoints.get(index)?.weight
     }
 
     fn usable(&self, index: usize) -> bool {

@@ -158,6 +158,9 @@ impl Watch {
                     tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint removed");
                 }
                 Event::Returned { .. } => {
+                    if let Some(upstream) = state.upstreams.get(slot) {
+                        upstream.forget_times();
+                    }
                     self.shard.add(Count::EndpointReturns, 1);
                     tracing::info!(%workload, %service, port, %policy, "endpoint returned");
                 }

@@ -29,21 +29,23 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
 fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
     let word = match fields.find("algorithm") {
         Some(field) => field.word(ALGORITHMS)?,
-        None => Algorithm::LeastRequest,
+        None => Algorithm::PeakEwma,
     };
-    if let (Some(field), true) = (fields.find("choices"), word != Algorithm::LeastRequest) {
-        field.refuse("is for LeastRequest", "remove it, or use that algorithm");
+    let compares = matches!(word, Algorithm::PeakEwma | Algorithm::LeastRequest);
+    if let (Some(field), false) = (fields.find("choices"), compares) {
+        field.refuse("is for PeakEwma and LeastRequest", "remove it, or use one of these");
     }
     let hashes = matches!(word, Algorithm::RingHash | Algorithm::Maglev);
     if let (Some(field), false) = (fields.find("key"), hashes) {
         field.refuse("is hashed by RingHash and Maglev", "remove it, or use one of these");
     }
+    let choices = || {
+        let most = LoadBalancing::CHOICES_MAX.into();
+        u8::try_from(number_or(fields, "choices", (2, most), 2)?).ok()
+    };
     Some(match word {
-        Algorithm::LeastRequest => {
-            let most = LoadBalancing::CHOICES_MAX.into();
-            let choices = number_or(fields, "choices", (2, most), 2)?;
-            BalanceAlgorithm::LeastRequest { choices: u8::try_from(choices).ok()? }
-        }
+        Algorithm::PeakEwma => BalanceAlgorithm::PeakEwma { choices: choices()? },
+        Algorithm::LeastRequest => BalanceAlgorithm::LeastRequest { choices: choices()? },
         Algorithm::RoundRobin => BalanceAlgorithm::RoundRobin,
         Algorithm::Random => BalanceAlgorithm::Random,
         Algorithm::RingHash => BalanceAlgorithm::RingHash(read_key(fields.require("key")?)?),
@@ -94,6 +96,7 @@ fn read_warm_up(field: &Field<'_>) -> Option<WarmUp> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algorithm {
+    PeakEwma,
     LeastRequest,
     RoundRobin,
     Random,
@@ -102,6 +105,7 @@ enum Algorithm {
 }
 
 const ALGORITHMS: &[(&str, Algorithm)] = &[
+    ("PeakEwma", Algorithm::PeakEwma),
     ("LeastRequest", Algorithm::LeastRequest),
     ("RoundRobin", Algorithm::RoundRobin),
     ("Random", Algorithm::Random),

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_model::{
-    Door, Name, Protocol, ServiceAccount, ServiceName, Workload, WorkloadName, WorkloadPort,
+    Door, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload, WorkloadName, WorkloadPort,
 };
 
 use super::Head;
 use super::mesh_config::admission;
+use super::service_policy::number_or;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
@@ -27,6 +28,8 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     let env = read_env(&fields);
     let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
     let address = address?;
+    let (usual, most) = (Weight::DEFAULT.into(), Weight::MAX.into());
+    let weight = number_or(&fields, "weight", (1, most), usual);
     let doors = read_doors(&fields, &head.namespace);
     refuse_doors_on_own_ports(&fields, &doors, address, &ports);
     Some(Workload {
@@ -40,6 +43,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         env,
         doors,
         admission: admission?,
+        weight: u16::try_from(weight?).ok().and_then(Weight::new)?,
         ready: true,
         sidecar: true,
     })
@@ -225,8 +229,17 @@ fn service_reference(text: &str, namespace: &Name) -> Option<ServiceName> {
     suffix.starts_with(&rest).then_some(ServiceName { namespace, name })
 }
 
-const FIELDS: &[&str] =
-    &["serviceAccount", "ports", "address", "run", "env", "outbound", "trafficMode", "plaintext"];
+const FIELDS: &[&str] = &[
+    "serviceAccount",
+    "ports",
+    "address",
+    "run",
+    "env",
+    "outbound",
+    "trafficMode",
+    "plaintext",
+    "weight",
+];
 /// The account of workloads that do not say, as in Kubernetes.
 const ACCOUNT_DEFAULT: &str = "default";
 /// The namespace of the control plane's own account.

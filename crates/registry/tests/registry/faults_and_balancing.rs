@@ -82,7 +82,10 @@ fn reads_every_algorithm() {
     let plain = |algorithm| LoadBalancing { algorithm, warm_up: None };
     let cookie = || HashKey::Cookie("session".to_owned());
     for (spec, expected) in [
-        ("", BalanceAlgorithm::LeastRequest { choices: 2 }),
+        ("", BalanceAlgorithm::PeakEwma { choices: 2 }),
+        (", choices: 3", BalanceAlgorithm::PeakEwma { choices: 3 }),
+        (", algorithm: PeakEwma", BalanceAlgorithm::PeakEwma { choices: 2 }),
+        (", algorithm: LeastRequest", BalanceAlgorithm::LeastRequest { choices: 2 }),
         (", algorithm: LeastRequest, choices: 16", BalanceAlgorithm::LeastRequest { choices: 16 }),
         (", algorithm: RoundRobin", BalanceAlgorithm::RoundRobin),
         (", algorithm: Random", BalanceAlgorithm::Random),
@@ -122,9 +125,9 @@ fn refuses_what_an_algorithm_cannot_do() {
         &specs,
         &expect![[r#"
         spec.targetRefs: is missing; add `targetRefs`
-        spec.algorithm: "Fair" is not known here; use `LeastRequest`, `RoundRobin`, `Random`, `RingHash` or `Maglev`
+        spec.algorithm: "Fair" is not known here; use `PeakEwma`, `LeastRequest`, `RoundRobin`, `Random`, `RingHash` or `Maglev`
         spec.choices: 1 is out of range; use a number from 2 to 16
-        spec.choices: is for LeastRequest; remove it, or use that algorithm
+        spec.choices: is for PeakEwma and LeastRequest; remove it, or use one of these
         spec.key: is hashed by RingHash and Maglev; remove it, or use one of these
         spec.key: is missing; add `key`
         spec.key: must say one thing; use one of `header`, `cookie` and `source: true`

@@ -86,6 +86,7 @@ fn reads_the_promised_form_as_written() {
             listen: "127.0.0.1:19081".parse().unwrap(),
         }],
         admission: Default::default(),
+        weight: Default::default(),
         ready: true,
         other_addresses: Default::default(),
         sidecar: true,

@@ -158,6 +158,8 @@ fn refuses_workloads_that_cannot_run_so() {
             "{outbound: [{service: a, port: 80, listen: \"127.0.0.1:0\"}]}",
             "{outbound: [{service: a, port: 80, listen: \"127.0.0.1:1\"}, {service: b, port: 80, listen: \"127.0.0.1:1\"}]}",
             "{ports: [{port: 80}], outbound: [{service: a, port: 80, listen: \"127.0.0.1:80\"}]}",
+            "{weight: 0}",
+            "{weight: 1001}",
         ],
         &expect![[r#"
             spec.serviceaccount: is not a field that is known here; did you mean `serviceAccount`?
@@ -188,6 +190,8 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.outbound[0].listen: has port 0; use a number from 1 to 65535
             spec.outbound[1]: two doors listen on 127.0.0.1:1; use another port for one of them
             spec.outbound: a door listens on 127.0.0.1:80, where the application listens; use another port for the door
+            spec.weight: 0 is out of range; use a number from 1 to 1000
+            spec.weight: 1001 is out of range; use a number from 1 to 1000
         "#]],
     );
 }

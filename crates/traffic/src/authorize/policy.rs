@@ -6,6 +6,7 @@ use leno_model::{
     ClaimMatch, ObjectKey, PolicyAction, PolicyRule, Protocol, Reason, ServiceAccount, WorkloadPort,
 };
 
+use super::many::Many;
 use super::ruling::Ruling;
 use super::{By, Judgement, fits};
 use crate::matcher::{PathKind, RequestMatcher, Spelling};
@@ -16,6 +17,10 @@ use crate::request::RequestView;
 #[derive(Debug)]
 pub(super) struct PolicyRules {
     rules: Box<[CompiledRule]>,
+    /// The requests that rules allow, where these are many.
+    many: Option<Many>,
+    /// How many rules allow some requests.
+    allowing: usize,
     /// The ports where nobody speaks HTTP: rules about requests have no say there.
     opaque: BTreeSet<u16>,
 }
@@ -53,8 +58,18 @@ impl PolicyRules {
             return Ok(None);
         }
         let opaque = ports.iter().filter(|port| port.protocol == Protocol::Tcp);
+        let rules: Box<[CompiledRule]> =
+            rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>()?;
+        let allowing = || {
+            let allows = |it: &CompiledRule| {
+                it.rule.action == PolicyAction::Allow && it.rule.is_about_requests()
+            };
+            rules.iter().enumerate().filter(move |(_, it)| allows(it))
+        };
         Ok(Some(Self {
-            rules: rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>()?,
+            many: Many::of(allowing().map(|(index, it)| (index, &*it.requests))),
+            allowing: allowing().count(),
+            rules,
             opaque: opaque.map(|port| port.port).collect(),
         }))
     }
@@ -97,8 +112,7 @@ impl PolicyRules {
                 return Some(denied(index));
             }
         }
-        let allows = |m: &RequestMatcher| fits(m, request, path);
-        let allowed = peer.allowed.or_else(|| self.first(&peer.allow, request, allows));
+        let allowed = peer.allowed.or_else(|| self.allowing(peer, request, path));
         allowed.map(|index| Ok(By::Policy(index)))
     }
 
@@ -115,6 +129,26 @@ impl PolicyRules {
     /// The name of a rule.
     pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
         self.rules.get(index).map(|rule| &rule.ruling)
+    }
+
+    /// The first rule that allows a request to this peer. Where most rules are about it they are looked
+    /// up; where few are, these are sooner asked.
+    fn allowing(
+        &self,
+        peer: &PeerRules,
+        request: &RequestView<'_>,
+        path: PathKind,
+    ) -> Option<usize> {
+        let allows = |m: &RequestMatcher| fits(m, request, path);
+        let many = self.many.as_ref().filter(|_| peer.allow.len() * 2 >= self.allowing);
+        let Some(many) = many else { return self.first(&peer.allow, request, allows) };
+        many.first(request, |index, place| {
+            let rule = self.rules.get(index).filter(|_| peer.allow.binary_search(&index).is_ok());
+            rule.is_some_and(|rule| {
+                rule.requests.get(place).is_none_or(allows)
+                    && rule.rule.claims.iter().all(|claim| shows(request, claim))
+            })
+        })
     }
 
     fn first(

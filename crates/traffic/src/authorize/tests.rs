@@ -1,6 +1,7 @@
 //! Tables of peers, policies and requests.
 
 use leno_model::{PathMatch, PolicyName, RequestMatch};
+use proptest::prelude::*;
 
 use super::*;
 
@@ -279,4 +280,56 @@ fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
         policy: Some(Ruling::target(PolicyName::new("stock", "read").unwrap())),
     };
     assert!(denial.to_string().contains("stock/read"), "{denial}");
+}
+
+/// A rule for some of three accounts, about some requests.
+fn any_rule() -> impl Strategy<Value = (Vec<&'static str>, Vec<RequestMatch>)> {
+    let path = prop_oneof![
+        Just(PathMatch::Any),
+        prop::sample::select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
+        prop::sample::select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
+        prop::sample::select(vec!["/a/.*", "/a/b", "/[ab]", "/a.*", ".*"])
+            .prop_map(|it| PathMatch::Regex(it.into())),
+    ];
+    let methods = prop::collection::vec(prop::sample::select(vec!["GET", "PUT"]), 0..2);
+    let request = (path, methods).prop_map(|(path, methods)| RequestMatch {
+        path,
+        methods: methods.into_iter().map(str::to_owned).collect(),
+        ..RequestMatch::default()
+    });
+    let sources = prop::collection::vec(prop::sample::select(vec!["one", "two", "three"]), 1..3);
+    (sources, prop::collection::vec(request, 0..3))
+}
+
+proptest! {
+    #[test]
+    fn what_is_looked_up_is_what_asking_all_of_them_says(
+        rules in prop::collection::vec(any_rule(), 0..24),
+        path in prop::sample::select(vec!["/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "/a/../b"]),
+        method in prop::sample::select(vec!["GET", "PUT"]),
+    ) {
+        let rules: Vec<AccessRule> = rules
+            .into_iter()
+            .enumerate()
+            .map(|(n, (sources, http))| AccessRule { http, ..rule(&format!("p{n}"), &sources, &[], &[]) })
+            .collect();
+        let access = strict(rules.clone());
+        let fields = Vec::<(String, String)>::new();
+        let request = RequestView { method, path, query: None, authority: "", fields: &fields };
+        let allows = |rule: &&AccessRule| {
+            let kind = PathKind::of(path);
+            rule.http.iter().any(|it| fits(&RequestMatcher::compile(it).unwrap(), &request, kind))
+        };
+        let is_for = |rule: &&AccessRule| rule.sources.contains(&account("one"));
+        let own = rules.iter().filter(is_for).find(allows);
+        let expected = match (own, rules.iter().find(allows), rules.iter().any(|it| is_for(&it))) {
+            (_, _, false) => "denied".to_owned(),
+            (Some(own), _, true) => own.policy.name.to_string(),
+            (None, Some(others), true) => format!("denied {}", others.policy.name),
+            (None, None, true) => "no-policy-route".to_owned(),
+        };
+        let permit = access.connection(Some(&peer("one")), PORT).unwrap();
+        let decided = told(&access, access.request(&permit, &request));
+        prop_assert_eq!(decided.trim(), expected);
+    }
 }

@@ -85,14 +85,16 @@ impl Balancer {
             (None, _) | (_, None) => u32::MAX,
         };
         match self.rule.algorithm {
-            BalanceAlgorithm::LeastRequest { choices }
+            BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices }
                 if warm_up.is_some() && candidates.len() > 1 =>
             {
                 let warm =
                     thinned((candidates, &warmth), draw, |it, draw| least(it, choices, draw));
                 warm.or_else(|| least(candidates, choices, draw))
             }
-            BalanceAlgorithm::LeastRequest { choices } => least(candidates, choices, draw),
+            BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices } => {
+                least(candidates, choices, draw)
+            }
             BalanceAlgorithm::RoundRobin => {
                 warmed(|_| in_turn(candidates, self.next()), warmth, draw)
             }
@@ -130,6 +132,7 @@ mod tests {
     use leno_model::WarmUp;
 
     use super::*;
+    use crate::balance::Load;
     use crate::hash::hash;
 
     /// What each has under way.
@@ -139,8 +142,8 @@ mod tests {
         fn len(&self) -> usize {
             self.0.len()
         }
-        fn load(&self, index: usize) -> u32 {
-            self.0[index]
+        fn load(&self, index: usize) -> Load {
+            Load::of(self.0[index])
         }
         fn usable(&self, _: usize) -> bool {
             true

@@ -2,15 +2,21 @@
 
 use std::sync::Arc;
 
-use leno_model::{BalanceAlgorithm, Endpoint};
+use leno_model::{BalanceAlgorithm, Endpoint, Weight};
 
+use super::weighted::share;
 use crate::hash::hash;
 
 /// The places of endpoints, by which keys find them.
 #[derive(Debug)]
 pub enum Places {
     /// Points of a circle, in order, each with the endpoint that it belongs to.
-    Ring(Box<[(u64, u16)]>),
+    Ring {
+        /// The points.
+        points: Box<[(u64, u16)]>,
+        /// How many endpoints have some.
+        endpoints: usize,
+    },
     /// As many places as a prime number, each with the endpoint that it belongs to.
     Table {
         /// The places.
@@ -25,12 +31,13 @@ impl Places {
     #[must_use]
     pub fn of(algorithm: &BalanceAlgorithm, endpoints: &[Arc<Endpoint>]) -> Option<Self> {
         // The name says who it is, wherever it is: it comes back to its places after a restart.
-        let names = endpoints.iter().map(|endpoint| endpoint.id.workload.to_string());
-        let names: Vec<String> = names.take(ENDPOINTS_MAX).collect();
+        let names = endpoints.iter().map(|it| Named(it.id.workload.to_string(), it.weight));
+        let names: Vec<Named> = names.take(ENDPOINTS_MAX).collect();
         match algorithm {
-            BalanceAlgorithm::RingHash(_) => Some(Self::Ring(ring(&names))),
+            BalanceAlgorithm::RingHash(_) => Some(Self::ring(&names)),
             BalanceAlgorithm::Maglev(_) => Some(Self::table(&names)),
-            BalanceAlgorithm::LeastRequest { .. }
+            BalanceAlgorithm::PeakEwma { .. }
+            | BalanceAlgorithm::LeastRequest { .. }
             | BalanceAlgorithm::RoundRobin
             | BalanceAlgorithm::Random => None,
         }
@@ -40,10 +47,10 @@ impl Places {
     /// that is the same for all who ask. `None` when none may, or none was found near.
     pub fn find(&self, key: u64, mut may: impl FnMut(usize) -> bool) -> Option<usize> {
         match self {
-            Self::Ring(points) => {
+            Self::Ring { points, endpoints } => {
                 let from = points.partition_point(|(point, _)| *point < key);
                 let after = points.iter().skip(from).chain(points.iter().take(from));
-                first(after.map(|(_, owner)| *owner), points.len() / RING_POINTS, &mut may)
+                first(after.map(|(_, owner)| *owner), *endpoints, &mut may)
             }
             Self::Table { places, endpoints } => {
                 let count = u64::try_from(places.len()).ok()?;
@@ -54,10 +61,17 @@ impl Places {
         }
     }
 
-    fn table(names: &[String]) -> Self {
+    fn ring(names: &[Named]) -> Self {
+        Self::Ring { points: ring(names), endpoints: names.len() }
+    }
+
+    fn table(names: &[Named]) -> Self {
         Self::Table { places: table(names, TABLE_PLACES), endpoints: names.len() }
     }
 }
+
+/// Who is an endpoint, and how much it gets.
+struct Named(String, Option<Weight>);
 
 /// The first owner that may. Each is asked once, and when all of them said no, there is none.
 fn first(
@@ -127,30 +141,39 @@ pub fn rendezvous(
     numbered.into_iter().map(|(_, index)| index).find(|index| may(*index))
 }
 
-fn ring(names: &[String]) -> Box<[(u64, u16)]> {
+fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
     let mut points: Vec<(u64, u16)> = Vec::with_capacity(names.len() * RING_POINTS);
-    for (name, index) in names.iter().zip(0_u16..) {
-        points.extend((0_u64..).take(RING_POINTS).map(|salt| (hash(salt, name), index)));
+    for (Named(name, weight), index) in names.iter().zip(0_u16..) {
+        let salts = (0_u64..).take(share(RING_POINTS, *weight));
+        points.extend(salts.map(|salt| (hash(salt, name), index)));
     }
     points.sort_unstable();
     points.into()
 }
 
 /// Maglev's population (Eisenbud et al., NSDI 2016, §3.4): in turn, each takes the next place of its
-/// own permutation that is still free.
-fn table(names: &[String], places: usize) -> Box<[u16]> {
+/// own permutation that is still free; its turn comes as often as its weight is of the greatest.
+fn table(names: &[Named], places: usize) -> Box<[u16]> {
     if names.is_empty() {
         return Box::default();
     }
     let count = places as u64;
-    let mut permutations: Vec<(u64, u64)> = names
-        .iter()
-        .map(|name| (hash(OFFSET_SALT, name) % count, hash(SKIP_SALT, name) % (count - 1) + 1))
-        .collect();
+    let permutation =
+        |name: &str| (hash(OFFSET_SALT, name) % count, hash(SKIP_SALT, name) % (count - 1) + 1);
+    let weight = |weight: Option<Weight>| weight.unwrap_or_default().number();
+    let mut turns: Vec<((u64, u64), u16, u16)> =
+        names.iter().map(|Named(name, its)| (permutation(name), weight(*its), 0)).collect();
+    let greatest = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
     let mut table = vec![FREE; places];
     let mut taken = 0;
     loop {
-        for ((next, skip), index) in permutations.iter_mut().zip(0_u16..) {
+        for (((next, skip), weight, saved), index) in turns.iter_mut().zip(0_u16..) {
+            // At most twice the greatest weight.
+            *saved += *weight;
+            if *saved < greatest {
+                continue;
+            }
+            *saved -= greatest;
             loop {
                 let place = usize::try_from(*next).ok().and_then(|place| table.get_mut(place));
                 *next = (*next + *skip) % count;
@@ -185,16 +208,16 @@ mod tests {
 
     use super::*;
 
-    fn names(count: usize) -> Vec<String> {
-        (0..count).map(|n| format!("shop/stock-{n}")).collect()
+    fn names(count: usize) -> Vec<Named> {
+        (0..count).map(|n| Named(format!("shop/stock-{n}"), None)).collect()
     }
 
     fn keys() -> impl Iterator<Item = u64> {
         (0..20_000).map(|n| key(&format!("user-{n}")))
     }
 
-    fn both(names: &[String]) -> [Places; 2] {
-        [Places::Ring(ring(names)), Places::table(names)]
+    fn both(names: &[Named]) -> [Places; 2] {
+        [Places::ring(names), Places::table(names)]
     }
 
     /// How many keys each endpoint gets.
@@ -215,6 +238,21 @@ mod tests {
                 for got in counts(places, count) {
                     assert!(got.abs_diff(fair) <= allowed, "{got} of {fair} among {count}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_are_as_weights_are() {
+        let mut weighted = names(4);
+        for (Named(_, weight), number) in weighted.iter_mut().zip([50, 100, 350, 500]) {
+            *weight = Weight::new(number);
+        }
+        for (places, most_percent) in both(&weighted).iter().zip([40, 6]) {
+            let counts = counts(places, 4);
+            for (got, percent) in counts.iter().zip([5, 10, 35, 50]) {
+                let fair = 20_000 * percent / 100;
+                assert!(got.abs_diff(fair) <= fair * most_percent / 100 + 60, "{counts:?}");
             }
         }
     }

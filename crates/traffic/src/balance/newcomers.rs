@@ -63,6 +63,7 @@ mod tests {
                     address: ([127, 0, 0, 1], 80).into(),
                     account: ServiceAccount::new("shop", "stock").ok(),
                     tags: BTreeMap::new(),
+                    weight: None,
                 })
             })
             .collect()

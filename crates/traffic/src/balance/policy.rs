@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leno_model::WarmUp;
+use leno_model::{WarmUp, Weight};
 
-use super::{Candidates, below, remix};
+use super::{Candidates, Load, below, remix, weighted};
 
 /// Which candidate comes next. Those that are not usable are passed over, and do not make the next
 /// one's turn come twice as often as a random draw among the others would.
@@ -12,6 +12,9 @@ use super::{Candidates, below, remix};
 pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
     let count = candidates.len();
     let from = turn.checked_rem(count)?;
+    if weighted::applies(candidates) {
+        return weighted::one(candidates, weighted::turn(turn));
+    }
     // Nearly always the one whose turn it is.
     if candidates.usable(from) {
         return Some(from);
@@ -25,6 +28,9 @@ pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<us
 #[must_use]
 pub fn any<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let count = candidates.len();
+    if count > 0 && weighted::applies(candidates) {
+        return weighted::one(candidates, draw);
+    }
     let index = below(count, draw >> 32);
     if count > 0 && candidates.usable(index) {
         return Some(index);
@@ -36,12 +42,12 @@ pub fn any<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
 #[must_use]
 pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
     let mut draw = draw;
-    let mut best: Option<(u32, usize)> = None;
+    let mut best: Option<(Load, usize)> = None;
     for _ in 0..choices.max(1) {
         draw = remix(draw);
         let Some(index) = any(candidates, draw) else { break };
         let load = candidates.load(index);
-        if best.is_none_or(|(least, _)| load < least) {
+        if best.is_none_or(|(least, _)| load.is_less_than(least)) {
             best = Some((load, index));
         }
     }
@@ -108,8 +114,12 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for Thinned<'_, C, 
         self.candidates.len()
     }
 
-    fn load(&self, index: usize) -> u32 {
+    fn load(&self, index: usize) -> Load {
         self.candidates.load(index)
+    }
+
+    fn weight(&self, index: usize) -> Option<Weight> {
+        self.candidates.weight(index)
     }
 
     fn usable(&self, index: usize) -> bool {
@@ -157,8 +167,8 @@ mod tests {
         fn len(&self) -> usize {
             self.0.len()
         }
-        fn load(&self, index: usize) -> u32 {
-            self.0[index].0
+        fn load(&self, index: usize) -> Load {
+            Load::of(self.0[index].0)
         }
         fn usable(&self, index: usize) -> bool {
             self.0[index].1

@@ -120,6 +120,7 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
         address: ([10, 1, 2, 3], 80).into(),
         account: None,
         tags: <_>::default(),
+        weight: None,
     });
     let persistence = compiled(by(Carries::Cookie));
     let fields = told(&persistence, None, 5);

@@ -23,6 +23,7 @@ fn endpoint(port: u16) -> Arc<Endpoint> {
         address: ([127, 0, 0, 1], port).into(),
         account: ServiceAccount::new("shop", "stock").ok(),
         tags: BTreeMap::new(),
+        weight: None,
     })
 }
 

@@ -1,4 +1,4 @@
-//! The index of a port's matches: those by an exact path or a prefix are looked up, not tried.
+//! The index of a port's matches: by an exact path, a prefix, and what else they demand exactly.
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
 
 use super::{CompiledMatch, PathRank, rank};
+use crate::lookup::{Demand, Lookup};
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 
@@ -20,11 +21,16 @@ pub(super) struct Index {
     /// Which lengths prefixes have, the greatest first.
     lengths: Box<[usize]>,
     /// Those by a regular expression, and then those by any path.
-    rest: Range<usize>,
+    rest: Span,
 }
 
 /// Neighbours among the matches.
-type Span = Range<usize>;
+#[derive(Debug, Clone, Default)]
+struct Span {
+    places: Range<usize>,
+    /// Where they are many: by what else they demand.
+    lookup: Option<Box<Lookup>>,
+}
 
 impl Index {
     /// Builds the index of matches, which stand in the order of routes, rules and matches.
@@ -39,21 +45,28 @@ impl Index {
         let mut index = Self::default();
         for (at, (place, rank, _)) in ranked.iter().enumerate() {
             let span = match rank.path {
-                PathRank::Exact => index.exact.entry((*place).into()).or_insert(at..at),
+                PathRank::Exact => {
+                    index.exact.entry((*place).into()).or_insert_with(|| Span::at(at))
+                }
                 PathRank::Prefix(_) => {
-                    index.prefixes.entry(place.as_bytes().into()).or_insert(at..at)
+                    let elements = index.prefixes.entry(place.as_bytes().into());
+                    elements.or_insert_with(|| Span::at(at))
                 }
                 PathRank::Regex | PathRank::Any => break,
             };
-            span.end = at + 1;
-            index.rest.start = at + 1;
+            span.places.end = at + 1;
+            index.rest.places.start = at + 1;
         }
-        index.rest.end = ranked.len();
+        index.rest.places.end = ranked.len();
         let mut lengths: Vec<usize> = index.prefixes.keys().map(|prefix| prefix.len()).collect();
         lengths.sort_unstable_by(|a, b| b.cmp(a));
         lengths.dedup();
         index.lengths = lengths.into();
         index.matches = ranked.into_iter().map(|(_, _, compiled)| compiled).collect();
+        let spans = index.exact.values_mut().chain(index.prefixes.values_mut());
+        for span in spans.chain([&mut index.rest]) {
+            span.look_up(&index.matches);
+        }
         index
     }
 
@@ -63,8 +76,7 @@ impl Index {
         if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
             return Some(found);
         }
-        let mut rest = self.matches.get(self.rest.clone())?.iter();
-        rest.find(|compiled| compiled.matcher.matches(request))
+        self.rest.first(&self.matches, request, |it| it.matcher.matches(request))
     }
 
     fn by_exact_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
@@ -91,8 +103,35 @@ impl Index {
     }
 
     fn among(&self, span: &Span, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        let mut matches = self.matches.get(span.clone())?.iter();
-        matches.find(|compiled| compiled.matcher.matches_beside_path(request))
+        span.first(&self.matches, request, |it| it.matcher.matches_beside_path(request))
+    }
+}
+
+impl Span {
+    fn at(at: usize) -> Self {
+        Self { places: at..at, lookup: None }
+    }
+
+    fn look_up(&mut self, matches: &[CompiledMatch]) {
+        let Some(own) = matches.get(self.places.clone()) else { return };
+        let demands =
+            || -> Vec<Vec<Demand>> { own.iter().map(|it| it.matcher.demands()).collect() };
+        self.lookup = Lookup::of_many(own.len(), demands);
+    }
+
+    /// The first of them that fits.
+    #[inline]
+    fn first<'a>(
+        &self,
+        matches: &'a [CompiledMatch],
+        request: &RequestView<'_>,
+        fits: impl Fn(&CompiledMatch) -> bool,
+    ) -> Option<&'a CompiledMatch> {
+        let own = matches.get(self.places.clone())?;
+        let Some(lookup) = &self.lookup else {
+            return own.iter().find(|compiled| fits(compiled));
+        };
+        own.get(lookup.first(request, |at| own.get(at).is_some_and(&fits))?)
     }
 }
 

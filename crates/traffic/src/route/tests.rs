@@ -326,6 +326,65 @@ proptest! {
     }
 }
 
+/// A match of few paths, with values of which several fit the same request: what is many is looked up
+/// by them.
+fn any_values() -> impl Strategy<Value = RequestMatch> {
+    let text = || {
+        prop_oneof![
+            prop::sample::select(vec!["1", "2", "3"])
+                .prop_map(|text| ValueMatch::Exact(text.to_owned())),
+            prop::sample::select(vec!["1", "[12]", ".*"])
+                .prop_map(|text| ValueMatch::Regex(text.to_owned())),
+        ]
+    };
+    let fields = |names: &'static [&'static str]| {
+        let field = (prop::sample::select(names), text());
+        prop::collection::vec(field, 0..3).prop_map(|fields| {
+            let field = |(name, value): (&str, ValueMatch)| FieldMatch { name: name.into(), value };
+            fields.into_iter().map(field).collect::<Vec<_>>()
+        })
+    };
+    let methods = prop::collection::vec(prop::sample::select(vec!["GET", "PUT"]), 0..3);
+    let path = prop_oneof![
+        Just(PathMatch::Any),
+        Just(PathMatch::Prefix("/a".to_owned())),
+        Just(PathMatch::Exact("/a/b".to_owned())),
+        prop::sample::select(vec!["/a/b", "/a/.*", "/(a|c)/b"])
+            .prop_map(|path| PathMatch::Regex(path.to_owned())),
+    ];
+    let headers = fields(&["x-a", "X-B", "host"]);
+    (path, methods, headers, fields(&["p", "q"])).prop_map(|(path, methods, headers, query)| {
+        let methods = methods.into_iter().map(str::to_owned).collect();
+        RequestMatch { path, methods, headers, query }
+    })
+}
+
+proptest! {
+    #[test]
+    fn among_many_of_one_path_what_is_looked_up_is_what_the_definition_says(
+        rules in prop::collection::vec(prop::collection::vec(any_values(), 1..3), 0..40),
+        path in prop::sample::select(vec!["/a/b", "/a", "/c/b", "/", "/a/b/"]),
+        method in prop::sample::select(vec!["GET", "PUT", "DELETE"]),
+        (one, other, host) in ("[123]", prop::option::of("[123]"), "[123]"),
+        query in prop::option::of("(p|q|%70)=(1|2|%33|%ff)(&[pq]=[123])?"),
+    ) {
+        let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
+        let routes = PortRoutes::compile(&view).unwrap();
+        let mut fields = vec![("x-a".to_owned(), one)];
+        fields.extend(other.map(|other| ("x-b".to_owned(), other)));
+        let request =
+            RequestView { method, path, query: query.as_deref(), authority: &host, fields: &fields };
+        let found = match routes.choose(&request, 0) {
+            RouteChoice::To { rule, .. } => Some(rule.index),
+            choice => {
+                prop_assert!(matches!(choice, RouteChoice::NoRoute));
+                None
+            }
+        };
+        prop_assert_eq!(found, plainly(&view, &request));
+    }
+}
+
 #[test]
 fn what_is_done_beside_depends_on_the_backend_where_one_has_edits_of_its_own() {
     let set = |value: &str| HeaderEdits {

@@ -22,6 +22,7 @@ fn endpoint(of: &str, number: usize) -> Arc<Endpoint> {
         address: ([127, 0, 0, 1], 80).into(),
         account: ServiceAccount::new("shop", of).ok(),
         tags: BTreeMap::new(),
+        weight: None,
     })
 }
 

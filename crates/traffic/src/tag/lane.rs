@@ -4,17 +4,26 @@ use std::collections::BTreeMap;
 
 use leno_model::{LaneRule, RuleOrigin};
 
-use super::matcher::{TagMatcher, header};
+use super::demands::demands;
+use super::matcher::TagMatcher;
 use super::share::{Chance, Draw, Shares};
 use crate::hits::HitSlot;
+use crate::lookup::Lookup;
 use crate::pattern::BadPattern;
-use crate::request::RequestView;
+use crate::request::{RequestView, header};
 
 /// The lanes of a workload, compiled.
 #[derive(Debug, Default)]
 pub struct Lanes {
     /// By port of the application, in order of precedence.
-    ports: BTreeMap<u16, Box<[Lane]>>,
+    ports: BTreeMap<u16, PortLanes>,
+}
+
+#[derive(Debug)]
+struct PortLanes {
+    lanes: Box<[Lane]>,
+    /// Where there are many.
+    lookup: Option<Box<Lookup>>,
 }
 
 #[derive(Debug)]
@@ -46,8 +55,8 @@ impl Lanes {
     pub fn compile(lanes: &BTreeMap<u16, Vec<LaneRule>>) -> Result<Self, BadPattern> {
         let mut ports = BTreeMap::new();
         for (port, rules) in lanes {
-            let rules: Result<Box<[Lane]>, BadPattern> = rules.iter().map(Lane::of).collect();
-            ports.insert(*port, rules?);
+            let lanes: Result<Box<[Lane]>, BadPattern> = rules.iter().map(Lane::of).collect();
+            ports.insert(*port, PortLanes::of(lanes?));
         }
         Ok(Self { ports })
     }
@@ -66,11 +75,28 @@ impl Lanes {
         request: &RequestView<'_>,
         chance: &mut impl Chance,
     ) -> Marks<'_> {
-        let lanes = self.ports.get(&port).map_or(&[][..], |lanes| lanes);
-        let fitting = lanes.iter().find(|lane| lane.matcher.matches(request));
+        let fitting = self.ports.get(&port).and_then(|lanes| lanes.first(request));
         let drawn = fitting.and_then(|lane| lane.marks.get(lane.shares.draw(Draw::Lane, chance)));
         let rule = fitting.map(|lane| (&lane.origin, &lane.hits));
         Marks { rule, headers: drawn.map_or(&[], |headers| headers) }
+    }
+}
+
+impl PortLanes {
+    fn of(lanes: Box<[Lane]>) -> Self {
+        let lookup = Lookup::of_many(lanes.len(), || {
+            lanes.iter().map(|lane| demands(&lane.matcher)).collect()
+        });
+        Self { lanes, lookup }
+    }
+
+    /// The first that fits.
+    fn first(&self, request: &RequestView<'_>) -> Option<&Lane> {
+        let Some(lookup) = &self.lookup else {
+            return self.lanes.iter().find(|lane| lane.matcher.matches(request));
+        };
+        let fits = |at: usize| self.lanes.get(at).is_some_and(|it| it.matcher.matches(request));
+        self.lanes.get(lookup.first(request, fits)?)
     }
 }
 

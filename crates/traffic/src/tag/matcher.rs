@@ -5,9 +5,10 @@ use std::borrow::Cow;
 use leno_model::{Caller, Callers, Quorum, Repeated, TagMatch};
 
 use super::value::NamedTest;
-use crate::matcher::{PathMatcher, decoded_text, parameter};
+use crate::matcher::PathMatcher;
 use crate::pattern::{BadPattern, PatternField};
-use crate::request::RequestView;
+use crate::query::{decoded_text, parameter};
+use crate::request::{RequestView, header};
 
 /// A [`TagMatch`], compiled; its stem is looked at by whoever holds it.
 ///
@@ -16,7 +17,7 @@ use crate::request::RequestView;
 /// first `Cookie` header.
 #[derive(Debug, Clone)]
 pub(super) struct TagMatcher {
-    path: PathMatcher,
+    pub(super) path: PathMatcher,
     methods: Box<[Box<str>]>,
     pub(super) headers: Box<[NamedTest]>,
     pub(super) quorum: Quorum,
@@ -66,19 +67,6 @@ fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> boo
     match quorum {
         Quorum::All => tests.iter().all(holds),
         Quorum::One => tests.is_empty() || tests.iter().any(holds),
-    }
-}
-
-/// A header's value as rules see it.
-pub(crate) fn header<'a>(
-    request: &RequestView<'a>,
-    name: &str,
-    repeated: Repeated,
-) -> Option<Cow<'a, str>> {
-    match (name, repeated) {
-        (":authority" | "host", _) => Some(Cow::Borrowed(request.authority)),
-        (name, Repeated::Joined) => request.fields.find(name),
-        (name, Repeated::First) => request.fields.first(name),
     }
 }
 

@@ -7,13 +7,14 @@ use leno_model::{
     TagSplit, TagTarget, TagValue,
 };
 
-use super::lookup::Lookup;
-use super::matcher::{TagMatcher, cookie, header, is_for};
+use super::demands::demands;
+use super::matcher::{TagMatcher, cookie, is_for};
 use super::sets::Set;
 use super::share::{Chance, Draw, Shares};
 use crate::hash::hash;
+use crate::lookup::Lookup;
 use crate::pattern::{BadPattern, Pattern, PatternField};
-use crate::request::RequestView;
+use crate::request::{RequestView, header};
 
 /// The rules that are for one caller.
 #[derive(Debug)]
@@ -93,10 +94,9 @@ impl Compiled {
                 .map_err(|bad| bad.within(rule.origin.object()))?;
             compiled.push(rule);
         }
-        let matches = for_caller.iter().zip(&compiled);
-        let lookup = Lookup::of(matches.map(|((_, rule), done)| (&rule.matches, &done.matcher)));
+        let all: Vec<_> = compiled.iter().map(|rule| demands(&rule.matcher)).collect();
         Ok(Self {
-            lookup,
+            lookup: Lookup::of(&all),
             rules: compiled.into(),
             stems: stems.patterns.into(),
             unmatched,

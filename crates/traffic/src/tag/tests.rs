@@ -66,6 +66,7 @@ fn endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
             address: ([127, 0, 0, 1], 1).into(),
             account: ServiceAccount::new("shop", "orders").ok(),
             tags: tags(labels),
+            weight: None,
         })
     };
     workloads.iter().map(endpoint).collect()

@@ -1,9 +1,8 @@
 //! Tests of values, compiled.
 
-use std::borrow::Cow;
-
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
+use crate::lookup::folded_text;
 use crate::pattern::{BadPattern, Pattern, PatternField};
 
 /// A [`FieldTest`], compiled.
@@ -130,14 +129,5 @@ impl Relation {
             Self::Pattern(pattern) => pattern.matches(value),
             Self::In(texts) => texts.iter().any(|text| value == &**text),
         }
-    }
-}
-
-/// The value in lower case; nothing is allocated when it is already.
-pub(super) fn folded_text(value: &str) -> Cow<'_, str> {
-    let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
-    match value.bytes().all(is_lower) {
-        true => Cow::Borrowed(value),
-        false => Cow::Owned(value.to_lowercase()),
     }
 }

@@ -48,6 +48,7 @@ pub(super) fn balancing() -> impl Strategy<Value = Balancing> {
         ]
     };
     let algorithm = prop_oneof![
+        (2..=16_u8).prop_map(|choices| BalanceAlgorithm::PeakEwma { choices }),
         (2..=16_u8).prop_map(|choices| BalanceAlgorithm::LeastRequest { choices }),
         Just(BalanceAlgorithm::RoundRobin),
         Just(BalanceAlgorithm::Random),
@@ -90,8 +91,11 @@ fn a_fault_that_is_not_understood_is_not_taken_for_another() {
 fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
     use proto::balancing::Algorithm;
     use proto::hash_key::Key;
-    let with =
-        |algorithm| proto::Balancing { policy: said_by("LoadBalancing"), algorithm, warm_up: None };
+    let with = |algorithm| proto::Balancing {
+        policy: said_by("LoadBalancing"),
+        algorithm,
+        ..proto::Balancing::default()
+    };
     let key = |key| Some(Algorithm::Maglev(proto::HashKey { key }));
     let warm = proto::WarmUp { time_nanoseconds: 1_000_000, percent_min: 1 };
     let hashed = || with(key(Some(Key::Source(proto::Nothing {}))));
@@ -103,6 +107,7 @@ fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
         (with(key(Some(Key::Header("A".to_owned())))), "key.header"),
         (with(key(Some(Key::Cookie(String::new())))), "key.cookie"),
         (proto::Balancing { warm_up: Some(warm), ..hashed() }, "warm_up"),
+        (proto::Balancing { by_latency: true, ..hashed() }, "by_latency"),
     ] {
         let invalid = balancing::from_wire(wrong).unwrap_err();
         assert_eq!(invalid.field, field, "{}", invalid.reason);

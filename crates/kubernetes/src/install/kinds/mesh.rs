@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::account;
 use crate::install::schema::{
-    about, anything, boolean, duration, label, list, map, name, object, port, text, unless, word,
+    about, anything, boolean, duration, integer, label, list, map, name, object, port, text,
+    unless, word,
 };
 
 pub(super) fn workload() -> Value {
@@ -25,6 +26,7 @@ pub(super) fn workload() -> Value {
         ("outbound", about(list(doors, 1024), "Fixed local doors to services.")),
         ("trafficMode", traffic_mode()),
         ("plaintext", plaintext()),
+        ("weight", about(integer(1, 1000), "What it gets beside others; 100 when absent.")),
     ])
 }
 

@@ -297,7 +297,7 @@ pub(super) fn load_balancing() -> Value {
         )],
     );
     let warm_up = object([("time!", duration()), ("minPercent", integer(1, 100))]);
-    let algorithms = ["LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
+    let algorithms = ["PeakEwma", "LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
     let hashes = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
     unless(
         object([
@@ -309,8 +309,9 @@ pub(super) fn load_balancing() -> Value {
         ]),
         &[
             (
-                "!has(self.choices) || !has(self.algorithm) || self.algorithm == 'LeastRequest'",
-                "choices is for LeastRequest",
+                "!has(self.choices) || !has(self.algorithm) \
+                 || self.algorithm in ['PeakEwma', 'LeastRequest']",
+                "choices is for PeakEwma and LeastRequest",
             ),
             (
                 &format!("has(self.key) == ({hashes})"),

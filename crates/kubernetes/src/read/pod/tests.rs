@@ -76,6 +76,18 @@ fn a_pod_with_a_sidecar_is_a_workload() {
 }
 
 #[test]
+fn a_pod_has_the_weight_of_its_annotation() {
+    let weight = |annotations: Value| {
+        workload(&[("/metadata/annotations", annotations)]).unwrap().weight.number()
+    };
+    assert_eq!(weight(json!({})), 100);
+    assert_eq!(weight(json!({"leno.dev/weight": "250"})), 250);
+    for wrong in ["0", "1001", "-1", "much", ""] {
+        assert_eq!(weight(json!({"leno.dev/weight": wrong})), 100, "{wrong}");
+    }
+}
+
+#[test]
 fn an_address_is_the_same_however_it_is_written() {
     let mapped = json!([{"ip": "::ffff:10.1.0.7"}, {"ip": "fd00::7"}]);
     let changes = [("/status/podIP", json!("::ffff:10.1.0.7")), ("/status/podIPs", mapped)];

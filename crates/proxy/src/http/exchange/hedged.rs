@@ -29,7 +29,7 @@ use crate::record::Hedge;
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::pick;
 use crate::upstream::ward::Trial;
-use crate::upstream::{Destined, InFlight, Lease, Upstream};
+use crate::upstream::{Destined, Lease, Timed, Upstream};
 use crate::worker::Worker;
 
 /// What two attempts, one beside the other, know of each other.
@@ -116,8 +116,7 @@ impl Exchange<'_, '_> {
             Raced::First(outcome) => return outcome,
             Raced::Second(answered) => *answered,
         };
-        let Answered { upstream, trial, stream, in_flight: _in_flight, retrying: _retrying } =
-            answered;
+        let Answered { upstream, trial, stream, timed, retrying: _retrying } = answered;
         // The first attempt is not sent once more, whatever it got; and all of the body was sent.
         self.retrying.give_back();
         self.body.skip_kept();
@@ -134,7 +133,7 @@ impl Exchange<'_, '_> {
         if let Some(stay) = &bound.stay {
             self.keeps = self.told_of(stay, tried.as_ref());
         }
-        let outcome = answer(self, &stream).await;
+        let outcome = answer(self, &stream, &timed).await;
         Destined::Upstream(upstream).learn(&self.session.worker, outcome);
         self.end_trial(outcome);
         outcome
@@ -218,7 +217,7 @@ struct Answered {
     upstream: Rc<Upstream>,
     trial: Option<Trial>,
     stream: LinkStream,
-    in_flight: InFlight,
+    timed: Timed,
     retrying: Retrying,
 }
 
@@ -240,9 +239,9 @@ impl Second<'_> {
             None => None,
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
         };
-        let in_flight = upstream.enter();
+        let timed = upstream.time();
         match self.send((&upstream, trial.as_ref()), body).await {
-            Ok(Some(stream)) => Some(Answered { upstream, trial, stream, in_flight, retrying }),
+            Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
             // What was tried is not what failed.
             Ok(None) => None,
             Err(ending) => {

@@ -1,0 +1,123 @@
+//! Callers and endpoints, by seed: who is slow or fails gets less.
+
+use super::*;
+use crate::balance::{Candidates, Load, pick};
+use crate::hash::hash;
+
+/// An endpoint: how long it takes, and whether what it answers are errors.
+#[derive(Clone, Copy)]
+struct Behaviour {
+    takes: Duration,
+    fails: bool,
+}
+
+/// Endpoints as a thread knows them.
+struct Known {
+    endpoints: Vec<(Latency, u32)>,
+    now: Duration,
+}
+
+impl Candidates for Known {
+    fn len(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    fn load(&self, index: usize) -> Load {
+        let (latency, under_way) = &self.endpoints[index];
+        let under_way = under_way + u32::from(latency.failures(self.now));
+        Load { under_way, step: latency.step(self.now), weight: None }
+    }
+
+    fn usable(&self, _: usize) -> bool {
+        true
+    }
+}
+
+/// The share of each endpoint, in percent, when so many callers ask one request after another for a
+/// minute; each answer takes its endpoint's time and up to a quarter more.
+fn shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
+    let count = behaviours.len();
+    let mut known = Known { endpoints: vec![(Latency::default(), 0); count], now: Duration::ZERO };
+    let mut draws = (0_u64..).map(|n| hash(seed ^ n, "draw"));
+    let mut draw = || draws.next().unwrap_or_default();
+    // When each caller hears of what, and how long that took.
+    let mut ends: Vec<(Duration, Option<(usize, Duration)>)> =
+        (0..callers).map(|_| (Duration::from_micros(draw() % 1000), None)).collect();
+    let mut asked = vec![0_u64; count];
+    while known.now < Duration::from_secs(60) {
+        let caller = ends.iter_mut().min_by_key(|(at, _)| *at).unwrap();
+        known.now = caller.0;
+        if let Some((endpoint, took)) = caller.1 {
+            let (latency, under_way) = &mut known.endpoints[endpoint];
+            *under_way -= 1;
+            match behaviours[endpoint].fails {
+                true => latency.failed(took, known.now),
+                false => latency.answered(took, known.now),
+            }
+        }
+        let endpoint = pick(&known, draw()).unwrap();
+        known.endpoints[endpoint].1 += 1;
+        asked[endpoint] += 1;
+        let takes = behaviours[endpoint].takes;
+        let took = takes + takes.mul_f64((draw() % 1000) as f64 / 4000.0);
+        *caller = (known.now + took, Some((endpoint, took)));
+    }
+    let all: u64 = asked.iter().sum();
+    asked.iter().map(|asked| asked * 100 / all).collect()
+}
+
+fn well(takes: u64) -> Behaviour {
+    Behaviour { takes: Duration::from_millis(takes), fails: false }
+}
+
+const SEEDS: std::ops::Range<u64> = 0..16;
+
+#[test]
+fn who_is_ten_times_slower_gets_less_than_a_tenth() {
+    for seed in SEEDS {
+        for callers in [1, 8, 24] {
+            for others in [1, 3] {
+                let mut behaviours = vec![well(10); others];
+                behaviours.push(well(100));
+                let shares = shares(&behaviours, callers, seed);
+                assert!(shares[others] < 10, "{callers} callers, seed {seed}: {shares:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn equals_get_equal_shares() {
+    for seed in SEEDS {
+        for callers in [1, 8, 24] {
+            let shares = shares(&[well(10); 4], callers, seed);
+            assert!(
+                shares.iter().all(|it| (20..=30).contains(it)),
+                "{callers}, {seed}: {shares:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn who_fails_fast_attracts_nothing() {
+    let failing = Behaviour { takes: Duration::from_millis(1), fails: true };
+    for seed in SEEDS {
+        for callers in [1, 8, 24] {
+            let shares = shares(&[well(10), well(10), well(10), failing], callers, seed);
+            assert!(shares[3] < 25, "{callers} callers, seed {seed}: {shares:?}");
+        }
+    }
+}
+
+#[test]
+fn who_recovers_gets_its_share_again() {
+    let mut latency = Latency::default();
+    latency.answered(Duration::from_secs(5), Duration::ZERO);
+    let mut now = Duration::ZERO;
+    while latency.step(now) > Some(13) {
+        now += Duration::from_millis(100);
+        latency.answered(Duration::from_millis(10), now);
+        assert!(now < Duration::from_secs(90), "{latency:?}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The average: what raises it, what draws it down, and that nothing overflows.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// In milliseconds.
+fn average(latency: &Latency) -> f64 {
+    (latency.average >> SCALE_BITS) as f64 / 1000.0
+}
+
+fn near(value: f64, expected: f64) {
+    assert!((value - expected).abs() <= expected * 0.02 + 0.01, "{value} is not {expected}");
+}
+
+#[test]
+fn a_peak_counts_at_once_and_what_is_faster_in_the_course_of_time() {
+    let mut latency = Latency::default();
+    latency.answered(ms(10), ms(0));
+    near(average(&latency), 10.0);
+    latency.answered(ms(100), ms(1));
+    near(average(&latency), 100.0);
+    latency.answered(ms(10), ms(1));
+    near(average(&latency), 100.0);
+    // After ten seconds an e-th of what was too much is left, by one answer or by ten thousand.
+    let expected = 10.0 + 90.0 / std::f64::consts::E;
+    let mut once = latency;
+    once.answered(ms(10), ms(10_001));
+    near(average(&once), expected);
+    for n in 1..=10_000 {
+        latency.answered(ms(10), ms(1 + n));
+    }
+    near(average(&latency), expected);
+}
+
+#[test]
+fn the_curve_is_that_of_the_exponential_function() {
+    for tenths in 0..=600 {
+        let left = decayed(1 << 40, tenths * 100_000) as f64 / (1_u64 << 40) as f64;
+        let exact = (-(tenths as f64) / 100.0).exp();
+        assert!((left - exact).abs() <= exact * 0.01, "{tenths}: {left} {exact}");
+    }
+    assert_eq!(decayed(u64::MAX >> 24, u64::MAX), 0);
+}
+
+#[test]
+fn failures_draw_nothing_down_and_count_until_the_next_answer() {
+    let mut latency = Latency::default();
+    latency.failed(ms(1), ms(0));
+    assert_eq!((latency.step(ms(0)), latency.failures(ms(0))), (None, 1), "nobody knows");
+    latency.answered(ms(40), ms(1));
+    assert_eq!(latency.failures(ms(1)), 0);
+    for n in 0..300 {
+        latency.failed(ms(1), ms(2 + n));
+    }
+    near(average(&latency), 40.0);
+    assert_eq!(latency.failures(ms(302)), u8::MAX);
+    assert_eq!(latency.failures(ms(301 + 3_000)), u8::MAX >> 3);
+    assert_eq!(latency.failures(ms(301 + 60_000)), 0);
+    // One that took long to fail is slow as well.
+    latency.failed(ms(500), ms(400));
+    near(average(&latency), 500.0);
+}
+
+#[test]
+fn who_is_not_asked_any_more_is_forgiven() {
+    let mut latency = Latency::default();
+    latency.answered(ms(5_000), ms(0));
+    let step = |at| latency.step(ms(at)).unwrap();
+    assert_eq!(step(500), step(0));
+    assert!(step(10_000) < step(0) && step(120_000) == 10);
+}
+
+proptest! {
+    #[test]
+    fn an_average_lies_between_what_it_was_and_what_was_seen(
+        seen in prop::collection::vec((any::<bool>(), any::<u64>(), 0..100_000_u64), 1..60),
+    ) {
+        let mut latency = Latency::default();
+        let mut now = Duration::ZERO;
+        for (failed, took, after) in seen {
+            now += Duration::from_millis(after);
+            let (before, took) = (latency.average, Duration::from_nanos(took));
+            match failed {
+                true => latency.failed(took, now),
+                false => latency.answered(took, now),
+            }
+            let least = if failed { before } else { before.min(scaled(took)) };
+            prop_assert!(latency.average >= least);
+            prop_assert!(latency.average <= before.max(scaled(took)));
+            prop_assert!(latency.average <= LATENCY_MICROS_MAX << SCALE_BITS);
+            prop_assert!(latency.step(now).is_none_or(|step| (10..25).contains(&step)));
+            prop_assert!(latency.step(Duration::MAX).is_none_or(|step| step == 10));
+        }
+    }
+}

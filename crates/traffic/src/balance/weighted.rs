@@ -1,0 +1,159 @@
+//! Drawing candidates by their weights, where these differ.
+
+use leno_model::Weight;
+
+use super::{Candidates, below, remix};
+
+/// Draws two candidates by weight and takes the one with less load.
+///
+/// Linear in the candidates: only services whose endpoints differ in weight pay for that.
+pub(super) fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+    let first = one(candidates, draw)?;
+    let second = one(candidates, remix(draw))?;
+    match candidates.load(second).is_less_than(candidates.load(first)) {
+        true => Some(second),
+        false => Some(first),
+    }
+}
+
+/// Draws a usable candidate by weight, or one that is eligible when none is usable.
+pub(super) fn one<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+    let drawn = among(candidates, |_| true, draw)?;
+    if candidates.usable(drawn) {
+        return Some(drawn);
+    }
+    let draw = remix(draw ^ AGAIN);
+    among(candidates, |index| candidates.usable(index), draw)
+        .or_else(|| among(candidates, |index| candidates.eligible(index), draw))
+}
+
+/// The number to draw by in this turn: one after the other they are spread evenly, so that whoever
+/// gets more does not get it in a row.
+pub(super) fn turn(turn: usize) -> u64 {
+    (turn as u64).wrapping_mul(GOLDEN)
+}
+
+fn among<C: Candidates + ?Sized>(
+    candidates: &C,
+    fits: impl Fn(usize) -> bool,
+    draw: u64,
+) -> Option<usize> {
+    let weight = |index| usize::from(candidates.weight(index).unwrap_or_default().number());
+    let fitting = || (0..candidates.len()).filter(|index| fits(*index));
+    let all = fitting().map(weight).sum();
+    let mut point = below(all, draw >> 32);
+    fitting().find(|index| {
+        let weight = weight(*index);
+        let found = point < weight;
+        point = point.saturating_sub(weight);
+        found
+    })
+}
+
+/// Whether weights differ among the candidates: then all of them have one.
+pub(super) fn applies<C: Candidates + ?Sized>(candidates: &C) -> bool {
+    candidates.weight(0).is_some()
+}
+
+/// How many of a thing somebody gets, of whom who has the usual weight gets so many; one at least.
+pub(super) fn share(of: usize, weight: Option<Weight>) -> usize {
+    let weight = usize::from(weight.unwrap_or_default().number());
+    (of * weight / usize::from(Weight::DEFAULT)).max(1)
+}
+
+/// 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+const AGAIN: u64 = 0x6167_6169_6e21;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::balance::Load;
+    use crate::balance::policy::{any, in_turn};
+
+    /// The weight, what is under way, and whether it may be chosen.
+    struct Table(Vec<(u16, u32, bool)>);
+
+    impl Candidates for Table {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn load(&self, index: usize) -> Load {
+            Load { weight: self.weight(index), ..Load::of(self.0[index].1) }
+        }
+        fn usable(&self, index: usize) -> bool {
+            self.0[index].2
+        }
+        fn weight(&self, index: usize) -> Option<Weight> {
+            Weight::new(self.0[index].0)
+        }
+    }
+
+    const TURNS: usize = 20_000;
+
+    fn counts(table: &Table, choose: impl Fn(&Table, usize) -> Option<usize>) -> Vec<usize> {
+        let mut counts = vec![0; table.len()];
+        for turn in 0..TURNS {
+            counts[choose(table, turn).unwrap()] += 1;
+        }
+        counts
+    }
+
+    fn near(counts: &[usize], shares: &[f64]) -> bool {
+        let near = |(count, share): (&usize, &f64)| {
+            (*count as f64 - TURNS as f64 * share).abs() < TURNS as f64 * 0.012
+        };
+        counts.iter().zip(shares).all(near)
+    }
+
+    fn draw(turn: usize) -> u64 {
+        remix(turn as u64 ^ 0x3333)
+    }
+
+    #[test]
+    fn each_gets_what_its_weight_is_of_all_weights() {
+        let shares = [0.1, 0.2, 0.7];
+        let table = Table(vec![(10, 0, true), (20, 0, true), (70, 0, true)]);
+        for counts in [
+            counts(&table, |it, turn| crate::pick(it, draw(turn))),
+            counts(&table, |it, turn| any(it, draw(turn))),
+            counts(&table, in_turn),
+        ] {
+            assert!(near(&counts, &shares), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn who_may_not_be_chosen_leaves_its_share_to_the_others_by_weight() {
+        let table = Table(vec![(10, 0, true), (50, 0, false), (30, 0, true)]);
+        for counts in [
+            counts(&table, |it, turn| crate::pick(it, draw(turn))),
+            counts(&table, |it, turn| any(it, draw(turn))),
+            counts(&table, in_turn),
+        ] {
+            assert!(near(&counts, &[0.25, 0.0, 0.75]), "{counts:?}");
+        }
+        let none = Table(vec![(10, 0, false), (30, 0, false)]);
+        let counts = counts(&none, |it, turn| any(it, draw(turn)));
+        assert!(near(&counts, &[0.25, 0.75]), "{counts:?}");
+    }
+
+    #[test]
+    fn turns_of_the_heaviest_are_not_all_in_a_row() {
+        let table = Table(vec![(100, 0, true), (400, 0, true)]);
+        let order: Vec<usize> = (0..100).filter_map(|turn| in_turn(&table, turn)).collect();
+        // Every third, fifth or eighth.
+        assert!(order.windows(8).all(|eight| eight.contains(&0)), "{order:?}");
+    }
+
+    #[test]
+    fn load_evens_out_by_weight() {
+        let mut table = Table(vec![(100, 0, true), (100, 0, true), (300, 0, true)]);
+        for turn in 0..1000 {
+            let index = crate::pick(&table, draw(turn)).unwrap();
+            table.0[index].1 += 1;
+        }
+        let loads: Vec<u32> = table.0.iter().map(|it| it.1).collect();
+        assert!((190..=210).contains(&loads[0]) && (580..=620).contains(&loads[2]), "{loads:?}");
+    }
+}

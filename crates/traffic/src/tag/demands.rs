@@ -1,0 +1,17 @@
+//! What a tag rule or a lane demands of every request exactly.
+
+use leno_model::Quorum;
+
+use super::matcher::TagMatcher;
+use crate::lookup::{Demand, Key};
+
+/// All such demands, by which rules are looked up.
+pub(super) fn demands(matcher: &TagMatcher) -> Vec<Demand> {
+    let demands_all = matcher.quorum == Quorum::All || matcher.headers.len() == 1;
+    let headers = matcher.headers.iter().filter(|_| demands_all).filter_map(|test| {
+        let (texts, folded) = test.test.exact()?;
+        let key = Key::Header { name: test.name.clone(), repeated: matcher.repeated, folded };
+        Some((key, texts.into_iter().map(Into::into).collect()))
+    });
+    headers.chain(matcher.path.demand()).collect()
+}
