@@ -43,4 +43,6 @@ mod tap;
 #[cfg(test)]
 mod tokens;
 #[cfg(test)]
+mod topics;
+#[cfg(test)]
 mod traces;
