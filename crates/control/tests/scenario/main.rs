@@ -413,6 +413,7 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         let services: Vec<ServiceStatus> = shop.ask("/services").await;
         assert_eq!(services[0].ports[0].endpoints[0].address, door().to_string());
         let certificates: Vec<CertificateStatus> = shop.ask("/certificates").await;
+        assert!(certificates[0].issued > 0 && certificates[0].age_seconds < 3600);
         assert_eq!(certificates[0].identity, "spiffe://cluster.local/ns/shop/sa/stock");
         let proxies: Vec<ProxyStatus> = shop.ask("/proxies").await;
         assert_eq!(proxies[0].workload, "shop/stock-1");
