@@ -5,6 +5,7 @@ mod keys;
 mod policies;
 mod shares;
 
+use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{
@@ -155,6 +156,13 @@ impl Report<'_> {
             ports: ports.collect(),
             routes: routes.map(ToString::to_string).collect(),
         }
+    }
+
+    /// How many namespaces have something in the mesh.
+    pub(crate) fn namespaces(&self) -> usize {
+        let workloads = self.mesh.workloads().map(|workload| &workload.name.namespace);
+        let services = self.mesh.services().map(|service| &service.name.namespace);
+        workloads.chain(services).collect::<BTreeSet<_>>().len()
     }
 
     pub(crate) fn certificates(&self) -> Vec<CertificateStatus> {
