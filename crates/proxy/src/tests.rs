@@ -32,6 +32,7 @@ mod memory;
 mod openings;
 mod outlets;
 mod policy;
+mod reasons;
 mod removal;
 mod renewal;
 mod retry;
