@@ -87,30 +87,8 @@ impl Part {
     }
 }
 
-/// The document of a page that asks its server for more, after it has done so for a while; `folder`
-/// is for the browser's files.
-///
-/// # Panics
-/// As [`Shown::open`].
-#[must_use]
-pub fn live_document(url: &str, folder: &Path) -> String {
-    browse(url, folder, &["--dump-dom", LIVE])
-}
-
-/// A picture of the same, `size` written as `WIDTH,HEIGHT`.
-///
-/// # Panics
-/// As [`Shown::open`].
-#[must_use]
-pub fn live_picture(url: &str, folder: &Path, size: &str) -> Picture {
-    let picture = folder.join("live.png");
-    let to = format!("--screenshot={}", picture.display());
-    browse(url, folder, &[&to, LIVE, &format!("--window-size={size}")]);
-    Picture::read(&picture)
-}
-
 /// A picture of a page.
-pub struct Picture {
+struct Picture {
     width: usize,
     height: usize,
     /// Red, green and blue, row by row.
@@ -126,13 +104,6 @@ impl Picture {
         let samples = form.color_type.samples();
         let pixels = bytes.chunks_exact(samples).map(|pixel| [pixel[0], pixel[1], pixel[2]]);
         Self { width: form.width as usize, height: form.height as usize, pixels: pixels.collect() }
-    }
-
-    /// How many of its points are red: as those of what fails are, and nothing else.
-    #[must_use]
-    pub fn red(&self) -> usize {
-        let is_red = |[red, green, blue]: &&[u8; 3]| *red > 190 && *green < 90 && *blue < 100;
-        self.pixels.iter().filter(is_red).count()
     }
 }
 
@@ -161,8 +132,6 @@ const MEASURE: &str = "<script>for (const part of document.querySelectorAll('tab
      const numbers = [box.left + scrollX, box.top + scrollY, box.width, box.height];\
      part.setAttribute('data-shown', [part.tagName.toLowerCase(), \
      ...numbers.map(Math.round)].join(' '));}</script>";
-/// Time as the page sees it: it stands still while the page waits for its server.
-const LIVE: &str = "--virtual-time-budget=3000";
 /// As wide as a screen, and higher than any page of ours with few cases.
 const WINDOW: &str = "1280,9000";
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,6 +1,7 @@
 //! Programs that `./test` has installed: built from Go modules, or packages of the system.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A program of `tests/programs`, built into the target folder.
 ///
@@ -36,6 +37,23 @@ pub(crate) fn envoy() -> PathBuf {
 #[must_use]
 pub fn java_programs() -> PathBuf {
     fetched("java", "grpc-java")
+}
+
+/// A scene of `tests/programs/page` in a real browser, on a page of a control plane.
+///
+/// # Panics
+/// When what it needs was not fetched.
+#[must_use]
+pub fn page_script(scene: &str, url: &str) -> Command {
+    let modules = fetched("page/node_modules/playwright-core", "scenarios");
+    let folder = modules.ancestors().nth(2).expect("it lies in two folders");
+    let mut command = Command::new("node");
+    command
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/programs/page/page.mjs"))
+        .args([scene, url])
+        .env("LENO_PAGE_MODULES", folder)
+        .env("LENO_CHROMIUM", "/usr/bin/chromium");
+    command
 }
 
 /// The server of Zipkin, which is one file.

@@ -47,23 +47,27 @@ impl BugReportArgs {
         let mut bundle = Bundle::new(open(&path)?)?;
         let directory = self.data.path()?;
         let collected = runtime.block_on(collect(&Mesh::at(&directory), &mut bundle));
-        let written = collected.and_then(|()| bundle.finish(now));
+        let written = collected.and_then(|answered| Ok((answered, bundle.finish(now)?)));
         if written.is_err() && !to_output {
             // Half a report is no report.
             std::fs::remove_file(&path).ok();
         }
-        let (files, missing) = written.with_context(|| path.display().to_string())?;
+        let (answered, (files, missing)) = written.with_context(|| path.display().to_string())?;
         let told = told(&path, files, &missing);
         match to_output {
             true => eprint!("{told}"),
             false => output::print(&told)?,
         }
-        Ok(ExitCode::SUCCESS)
+        // What is there is of use all the same; a script is to see that it is not what it wanted.
+        Ok(match answered {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        })
     }
 }
 
-/// Asks the control plane, and then every sidecar that it knows.
-async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<()> {
+/// Asks the control plane, and then every sidecar that it knows; false when there was nobody to ask.
+async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
     for (name, path) in CONTROL {
         let file = format!("control/{name}.json");
@@ -77,7 +81,7 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<()> {
             // Who is not there answers nothing else either.
             Err(error) if bundle.files == 0 => {
                 bundle.lack("control", &error);
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => bundle.lack(&file, &error),
         }
@@ -94,7 +98,7 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<()> {
     for proxy in proxies.iter().take(asked) {
         sidecar(proxy, bundle).await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 async fn sidecar(proxy: &ProxyStatus, bundle: &mut Bundle) -> anyhow::Result<()> {
@@ -240,7 +244,10 @@ const EXAMPLES: &str = "\
 Examples:
   leno bug-report                             leno-bug-report-TIME.tar.gz in this directory
   leno bug-report --data /var/lib/leno --out /tmp/report.tar.gz
-  kubectl -n leno-system exec deploy/leno-control -- /leno bug-report --out - > report.tar.gz
+  kubectl -n leno-system exec deploy/leno-control -- \\
+      /leno bug-report --data /var/lib/leno/control --out - > report.tar.gz
 
 What cannot be reached is named, and the rest is collected.
+
+Exit codes: 0 it is collected; 1 no control plane answers, or the file cannot be written; 2 wrong usage.
 ";

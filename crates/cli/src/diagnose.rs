@@ -55,9 +55,9 @@ impl DiagnoseArgs {
         let facts = runtime.block_on(facts(&mesh, &workload, to.as_deref()))?;
         let steps = examine(&facts, &workload, to.as_deref());
         let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
-        match self.output {
-            ExplainFormat::Text => output::print(&text(&workload, &steps))?,
-            ExplainFormat::Json => output::print_json(&Diagnosis { workload, healthy, steps })?,
+        match self.output.structured() {
+            Some(form) => output::print_value(&Diagnosis { workload, healthy, steps }, form)?,
+            None => output::print(&text(&workload, &steps))?,
         }
         Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

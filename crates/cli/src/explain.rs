@@ -20,6 +20,7 @@ use leno_control::Playground;
 use leno_model::{Reason, WorkloadName};
 
 use crate::data_directory::DataArgs;
+use crate::output::Structured;
 
 /// Arguments of `leno explain`.
 #[derive(Debug, Args)]
@@ -77,6 +78,19 @@ pub(crate) enum ExplainFormat {
     Text,
     /// JSON
     Json,
+    /// YAML, which says the same as the JSON
+    Yaml,
+}
+
+impl ExplainFormat {
+    /// How programs read it, if it is for programs.
+    pub(crate) const fn structured(self) -> Option<Structured> {
+        match self {
+            Self::Text => None,
+            Self::Json => Some(Structured::Json),
+            Self::Yaml => Some(Structured::Yaml),
+        }
+    }
 }
 
 impl ExplainArgs {

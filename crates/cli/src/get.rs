@@ -14,10 +14,11 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use leno_control::status::{ProxyStatus, TrafficStatus, WorkloadStatus};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
-use crate::output::{self, Format};
+use crate::output::{self, Format, Listing};
 
 /// Arguments of `leno get`.
 #[derive(Debug, Args)]
@@ -113,28 +114,19 @@ impl GetArgs {
         if self.topic == Topic::Connections {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
             let found = connections::of(&proxies).await;
-            return match self.output {
-                Format::Json => output::print_json(&found),
-                format => output::print(&connections::table(&found).render(format)),
-            };
+            return self.print(&found, connections::table);
         }
         if self.topic == Topic::Removed {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
             let found = removed::of(&proxies).await;
-            return match self.output {
-                Format::Json => output::print_json(&found),
-                format => output::print(&removed::table(&found).render(format)),
-            };
+            return self.print(&found, removed::table);
         }
         if self.topic == Topic::Rules {
             let found = parsed::<TrafficStatus>(answer)?.rules;
-            return match self.output {
-                Format::Json => output::print_json(&found),
-                format => output::print(&rules::table(&found).render(format)),
-            };
+            return self.print(&found, rules::table);
         }
-        if self.output == Format::Json {
-            return output::print_json(&answer);
+        if let Some(form) = self.output.structured() {
+            return output::print_value(&answer, form);
         }
         let listing = match self.topic {
             Topic::Status => return output::print(&table::status(&parsed(answer)?)),
@@ -158,6 +150,18 @@ impl GetArgs {
             }
         };
         output::print(&listing.render(self.output))
+    }
+
+    /// What was found, for programs or for people.
+    fn print<T: Serialize>(
+        &self,
+        found: &Vec<T>,
+        table: fn(&[T]) -> Listing,
+    ) -> anyhow::Result<()> {
+        match self.output.structured() {
+            Some(form) => output::print_value(found, form),
+            None => output::print(&table(found).render(self.output)),
+        }
     }
 
     /// The figures of the wide columns. A control plane of a release that has none is asked for
@@ -254,6 +258,7 @@ Examples:
   leno get workloads
   leno get services -o wide
   leno get certificates --data /var/lib/leno -o json
+  leno get policies -o yaml
   leno get rejected
   leno get routes -o wide
   leno get rules

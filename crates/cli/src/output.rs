@@ -1,4 +1,4 @@
-//! What commands print: tables for people, JSON for programs.
+//! What commands print: tables for people, JSON and YAML for programs.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -6,6 +6,8 @@ use std::io::{self, Write as _};
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
+
+use crate::yaml;
 
 /// How data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -17,6 +19,28 @@ pub(crate) enum Format {
     Wide,
     /// JSON
     Json,
+    /// YAML, which says the same as the JSON
+    Yaml,
+}
+
+impl Format {
+    /// How programs read it, if it is for programs.
+    pub(crate) const fn structured(self) -> Option<Structured> {
+        match self {
+            Self::Table | Self::Wide => None,
+            Self::Json => Some(Structured::Json),
+            Self::Yaml => Some(Structured::Yaml),
+        }
+    }
+}
+
+/// How values are printed for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Structured {
+    /// Indented.
+    Json,
+    /// In blocks.
+    Yaml,
 }
 
 /// A column of a [`Listing`].
@@ -112,12 +136,28 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a value as indented JSON to standard output.
+/// Writes a value to standard output, for programs.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn print_value(value: &impl Serialize, form: Structured) -> anyhow::Result<()> {
+    print(&written(value, form)?)
+}
+
+/// Writes a value as indented JSON to standard output, where nothing else is offered.
 ///
 /// # Errors
 /// As [`print`].
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    print(&unsteering(&serde_json::to_string_pretty(value)?))
+    print_value(value, Structured::Json)
+}
+
+fn written(value: &impl Serialize, form: Structured) -> anyhow::Result<String> {
+    let text = match form {
+        Structured::Json => serde_json::to_string_pretty(value)?,
+        Structured::Yaml => yaml::write(&serde_json::to_value(value)?),
+    };
+    Ok(unsteering(&text))
 }
 
 /// Whether an error says no more than that the reader of our output has left.
@@ -133,8 +173,9 @@ pub(crate) fn shown(cell: &str) -> String {
     }
 }
 
-/// JSON that says the same and steers no terminal: RFC 8259 §7 lets most control characters, and all
-/// that turn the direction of writing, stand in a string as they are.
+/// JSON, or YAML of ours, that says the same and steers no terminal: RFC 8259 §7 lets most control
+/// characters, and all that turn the direction of writing, stand in a string as they are, and YAML
+/// reads the same escapes.
 pub(crate) fn unsteering(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {

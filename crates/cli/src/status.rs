@@ -60,9 +60,9 @@ impl StatusArgs {
                 }
             }
         });
-        match self.output {
-            ExplainFormat::Text => output::print(&text)?,
-            ExplainFormat::Json => output::print_json(&verdict)?,
+        match self.output.structured() {
+            Some(form) => output::print_value(&verdict, form)?,
+            None => output::print(&text)?,
         }
         Ok(if verdict.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

@@ -13,6 +13,7 @@ use crate::data_directory::DataArgs;
 use crate::get::{Mesh, parsed};
 use crate::output::{self, shown, unsteering};
 use crate::stop;
+use crate::yaml;
 
 /// Arguments of `leno tap`.
 #[derive(Debug, Args)]
@@ -75,6 +76,8 @@ enum TapFormat {
     Table,
     /// One line of JSON each, with the fields of the access log
     Json,
+    /// One document of YAML each, with the same fields
+    Yaml,
 }
 
 impl TapArgs {
@@ -184,6 +187,10 @@ impl Shown {
         }
         match self.output {
             TapFormat::Json => self.print(&unsteering(line))?,
+            TapFormat::Yaml => {
+                let document = unsteering(&yaml::stream(std::slice::from_ref(&record)));
+                self.print(document.trim_end())?;
+            }
             TapFormat::Table => self.print(&row(&record))?,
         }
         self.left = self.left.map(|left| left - 1);

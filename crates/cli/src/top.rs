@@ -35,7 +35,7 @@ pub(crate) struct TopArgs {
     every: Duration,
     #[command(flatten)]
     data: DataArgs,
-    /// How to print once; `json` implies --once
+    /// How to print once; `json` and `yaml` imply --once
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -68,8 +68,8 @@ impl TopArgs {
         let mesh = Mesh::at(&self.data.path()?);
         let mut view = look(&mesh).await?;
         view.sort(self.sort);
-        if self.output == Format::Json {
-            return output::print_json(&view.traffic);
+        if let Some(form) = self.output.structured() {
+            return output::print_value(&view.traffic, form);
         }
         if self.once || !std::io::stdout().is_terminal() {
             return output::print(&screen::plain(&view, self.output));

@@ -1,4 +1,4 @@
-//! Objects as YAML, in blocks, for people to go on with.
+//! Objects and answers as YAML, in blocks, for people to go on with.
 
 use std::fmt::Write as _;
 
@@ -8,6 +8,10 @@ use serde_json::Value;
 pub(crate) fn write(object: &Value) -> String {
     let mut out = String::new();
     block(object, 0, &mut out);
+    // What has no block is a line.
+    if out.is_empty() {
+        out = scalar(object) + "\n";
+    }
     out
 }
 
@@ -110,5 +114,10 @@ mod tests {
               "n": null
         "##]]
         .assert_eq(&text);
+        let nothing = [json!([]), json!({}), json!(null), json!("no"), json!(-1.5e-9), json!(true)];
+        for value in nothing.iter().chain([&value]) {
+            let text = write(value);
+            assert_eq!(&serde_saphyr::from_str::<Value>(&text).unwrap(), value, "{text}");
+        }
     }
 }

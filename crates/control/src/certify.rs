@@ -42,6 +42,7 @@ pub(crate) struct Certifier {
 pub(crate) struct Signed {
     pub(crate) workload: WorkloadName,
     pub(crate) id: SpiffeId,
+    pub(crate) issued: SystemTime,
     pub(crate) not_after: SystemTime,
     /// Of the authority that signed.
     pub(crate) edition: u64,
@@ -279,8 +280,13 @@ impl Desk {
         let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
         let subject = Subject { id: &id, workload: Some(workload) };
         let issued = authority.sign(request, subject, self.lifetime, now)?;
-        let (workload, not_after) = (workload.clone(), issued.not_after);
-        let signed = Signed { workload, id, not_after, edition: authority.edition() };
+        let signed = Signed {
+            workload: workload.clone(),
+            id,
+            issued: now,
+            not_after: issued.not_after,
+            edition: authority.edition(),
+        };
         Ok((issued, signed))
     }
 }

@@ -9,7 +9,7 @@ use leno_telemetry::names::control::{
     CONVERGENCE, DELTA_BYTES, KEY_READINGS, KEY_SOURCES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES,
     RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
 };
-use leno_telemetry::{Form, Names};
+use leno_telemetry::{Form, Histogram, Names};
 
 use crate::report::Report;
 use crate::server::Gauges;
@@ -49,13 +49,7 @@ pub(crate) fn expose(
     }
     let convergence = report.audience.rounds.convergence();
     page.header(CONVERGENCE);
-    let name = CONVERGENCE.name;
-    for (limit, below) in convergence.cumulative(&LIMITS) {
-        page.line(&format!("{name}_bucket{{le=\"{}\"}}", limit.as_secs_f64()), &below);
-    }
-    page.line(&format!("{name}_bucket{{le=\"+Inf\"}}"), &convergence.count());
-    page.line(&format!("{name}_sum"), &convergence.sum().as_secs_f64());
-    page.line(&format!("{name}_count"), &convergence.count());
+    page.histogram(CONVERGENCE.name, convergence);
     one(&mut page, TOUCHED, &tally.touched);
     one(&mut page, DELTA_BYTES, &tally.delta_bytes);
     one(&mut page, REPORTS, &report.history.reports);
@@ -63,31 +57,45 @@ pub(crate) fn expose(
     keys(&mut page, report);
     queues(&mut page, report);
     if let Some(names) = names {
-        aliases(&mut page, names, report);
+        aliases(&mut page, names, (report, gauges));
     }
     page.out.push_str(form.end());
     page.out
 }
 
 /// What is the same there and here, by its name there.
-fn aliases(page: &mut Page, names: Names, report: &Report<'_>) {
-    for (alias, value) in ALIASES.iter().zip([
-        report.status().proxies as u64,
-        report.certifier.issued,
-        report.queues.updates as u64,
-        1,
-    ]) {
+fn aliases(page: &mut Page, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
+    let tally = report.audience.tally;
+    for alias in ALIASES {
         let name = format!("{}_{}", names.mesh(), alias.name);
         let kind = alias.kind.as_str();
         let header =
             format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
         page.out.push_str(&header);
-        match alias.name {
-            "version_info" => {
-                page.line(&format!("{name}{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), &value);
+        let one: u64 = match alias.name {
+            "proxy_connect_count" => report.status().proxies as u64,
+            "cert_issued_count" => report.certifier.issued,
+            "events_queued" => report.queues.updates as u64,
+            "resource_namespace_count" => report.namespaces() as u64,
+            "proxy_broadcast_event_count" => tally.changes,
+            "proxy_response_send_success_count" => tally.offered,
+            "proxy_response_send_error_count" => tally.refused,
+            "proxy_config_update_time" => {
+                page.histogram(&name, report.audience.rounds.convergence());
+                continue;
             }
-            _ => page.line(&name, &value),
-        }
+            "error_err_code_count" => {
+                for (reason, count) in gauges.refused() {
+                    page.line(&format!("{name}{{err_code=\"{reason}\"}}"), &count);
+                }
+                continue;
+            }
+            _ => {
+                page.line(&format!("{name}{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), &1);
+                continue;
+            }
+        };
+        page.line(&name, &one);
     }
 }
 
@@ -147,6 +155,15 @@ struct Page {
 impl Page {
     fn header(&mut self, metric: Metric) {
         self.out.push_str(&self.form.header(&metric));
+    }
+
+    fn histogram(&mut self, name: &str, histogram: &Histogram) {
+        for (limit, below) in histogram.cumulative(&LIMITS) {
+            self.line(&format!("{name}_bucket{{le=\"{}\"}}", limit.as_secs_f64()), &below);
+        }
+        self.line(&format!("{name}_bucket{{le=\"+Inf\"}}"), &histogram.count());
+        self.line(&format!("{name}_sum"), &histogram.sum().as_secs_f64());
+        self.line(&format!("{name}_count"), &histogram.count());
     }
 
     fn line(&mut self, name: &str, value: &dyn Display) {

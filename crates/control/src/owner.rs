@@ -452,9 +452,10 @@ impl Owner {
         if let Some(former) = self.audience.welcome(connection, contact, now.clock) {
             former.dismiss("a newer stream of the same workload takes its place".to_owned());
         }
-        let (id, not_after) = (peer.id, peer.not_after);
         let edition = self.audience.contact(connection).map_or(0, |contact| contact.edition);
-        self.certifier.note(Signed { workload: workload.clone(), id, not_after, edition });
+        let (issued, not_after) = (peer.issued(), peer.not_after);
+        let (workload_of, id) = (workload.clone(), peer.id);
+        self.certifier.note(Signed { workload: workload_of, id, issued, not_after, edition });
         self.presence.arrive(&workload, connection);
         // One that has yet to learn its ports withdraws nothing: what was there before it stays
         // until it says where it listens, or for the grace.

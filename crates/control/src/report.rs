@@ -5,6 +5,7 @@ mod keys;
 mod policies;
 mod shares;
 
+use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{
@@ -157,14 +158,25 @@ impl Report<'_> {
         }
     }
 
+    /// How many namespaces have something in the mesh.
+    pub(crate) fn namespaces(&self) -> usize {
+        let workloads = self.mesh.workloads().map(|workload| &workload.name.namespace);
+        let services = self.mesh.services().map(|service| &service.name.namespace);
+        workloads.chain(services).collect::<BTreeSet<_>>().len()
+    }
+
     pub(crate) fn certificates(&self) -> Vec<CertificateStatus> {
         let status = |signed: &crate::certify::Signed| {
             let left = signed.not_after.duration_since(self.wall);
-            let end = signed.not_after.duration_since(UNIX_EPOCH);
+            let age = self.wall.duration_since(signed.issued);
+            let since_epoch =
+                |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             CertificateStatus {
                 workload: signed.workload.to_string(),
                 identity: signed.id.to_string(),
-                not_after: end.unwrap_or_default().as_secs(),
+                issued: since_epoch(signed.issued),
+                age_seconds: age.unwrap_or_default().as_secs(),
+                not_after: since_epoch(signed.not_after),
                 valid_for_seconds: left.unwrap_or_default().as_secs(),
             }
         };

@@ -175,6 +175,12 @@ pub struct CertificateStatus {
     pub workload: String,
     /// The SPIFFE id.
     pub identity: String,
+    /// When it was issued, in seconds since 1970.
+    #[serde(default)]
+    pub issued: u64,
+    /// How long ago that was.
+    #[serde(default)]
+    pub age_seconds: u64,
     /// When it expires, in seconds since 1970.
     pub not_after: u64,
     /// For how long it is still valid.

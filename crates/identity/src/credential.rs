@@ -41,7 +41,7 @@ impl Issued {
     /// [`CredentialError`] when the chain is empty or its first certificate is not a member's.
     pub fn new(chain: Vec<CertificateDer<'static>>, roots: Roots) -> Result<Self, CredentialError> {
         let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
-        Ok(Self { chain, roots, not_before: leaf.not_before, not_after: leaf.peer.not_after })
+        Ok(Self { chain, roots, not_before: leaf.peer.not_before, not_after: leaf.peer.not_after })
     }
 }
 
@@ -68,8 +68,8 @@ impl Credential {
         if chain.len() > CHAIN_MAX {
             return Err(CredentialError::LongChain);
         }
-        verify_chain(&chain, &roots, leaf.not_before).map_err(CredentialError::Chain)?;
-        let edition = edition_of(&chain, &roots, leaf.not_before);
+        verify_chain(&chain, &roots, leaf.peer.not_before).map_err(CredentialError::Chain)?;
+        let edition = edition_of(&chain, &roots, leaf.peer.not_before);
         let certified = CertifiedKey::from_der(chain, key.to_der(), &provider())
             .map_err(CredentialError::Key)?;
         let certified = Arc::new(certified);
@@ -117,7 +117,7 @@ impl Credential {
     /// When it begins to be valid.
     #[must_use]
     pub fn not_before(&self) -> SystemTime {
-        self.leaf.not_before
+        self.leaf.peer.not_before
     }
 
     /// When it stops to be valid.
@@ -126,12 +126,18 @@ impl Credential {
         self.leaf.peer.not_after
     }
 
+    /// When it was issued.
+    #[must_use]
+    pub fn issued(&self) -> SystemTime {
+        self.leaf.peer.issued()
+    }
+
     /// When to ask for the next one: half of its life, up to a fifth of that earlier by `draw`, so
     /// that a mesh which started at once does not renew at once, and never later: an outage of half
     /// a life is survived.
     #[must_use]
     pub fn renew_at(&self, draw: u64) -> SystemTime {
-        let issued = (self.not_before() + CLOCK_SKEW).min(self.not_after());
+        let issued = self.issued();
         let life = self.not_after().duration_since(issued).unwrap_or_default();
         let half = life / 2;
         let chance = f64::from((draw >> 32) as u32) / f64::from(u32::MAX);

@@ -8,6 +8,8 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::time::ASN1Time;
 
+use crate::credential::CLOCK_SKEW;
+
 /// The verified other end of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Peer {
@@ -15,8 +17,18 @@ pub struct Peer {
     pub id: SpiffeId,
     /// Which instance it is, when its certificate says so.
     pub workload: Option<WorkloadName>,
+    /// When its certificate began to be valid.
+    pub not_before: SystemTime,
     /// When its certificate expires.
     pub not_after: SystemTime,
+}
+
+impl Peer {
+    /// When its certificate was issued: they begin a little before, for clocks that are behind.
+    #[must_use]
+    pub fn issued(&self) -> SystemTime {
+        (self.not_before + CLOCK_SKEW).min(self.not_after)
+    }
 }
 
 /// The peer of a session that is already established, from the certificates that the session
@@ -82,7 +94,6 @@ pub enum VerifyError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leaf {
     pub(crate) peer: Peer,
-    pub(crate) not_before: SystemTime,
 }
 
 impl Leaf {
@@ -96,9 +107,10 @@ impl Leaf {
         let peer = Peer {
             id: sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?,
             workload: sole_workload(&certificate),
+            not_before: instant(validity.not_before)?,
             not_after: instant(validity.not_after)?,
         };
-        Ok(Self { peer, not_before: instant(validity.not_before)? })
+        Ok(Self { peer })
     }
 }
 

@@ -12,6 +12,8 @@ pub const CONTROL_PORT: u16 = 15_010;
 pub const WEBHOOK_PORT: u16 = 15_017;
 /// Where control planes and sidecars answer the kubelet and Prometheus.
 pub const HEALTH_PORT: u16 = 15_020;
+/// Where its page for browsers is, on loopback in its pod: whoever may forward a port gets there.
+pub const PAGE_PORT: u16 = 15_080;
 /// The Secret with the authority of the mesh.
 pub const AUTHORITY_SECRET: &str = "leno-authority";
 /// The ConfigMap with the roots of the mesh, under the key `roots.pem`, in the system namespace.

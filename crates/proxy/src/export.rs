@@ -9,7 +9,7 @@ mod otlp;
 mod post;
 mod push;
 mod retry_info;
-mod source;
+pub(crate) mod source;
 mod spans;
 mod zipkin;
 

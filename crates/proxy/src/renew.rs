@@ -33,8 +33,13 @@ pub(crate) fn accept(
 
 /// Makes a certificate the current one.
 pub(crate) fn adopt(follower: &Follower, credential: Credential) -> Arc<Credential> {
-    let expiry = credential.not_after().duration_since(UNIX_EPOCH).unwrap_or_default();
-    follower.telemetry.set(Level::CertificateExpiry, expiry.as_secs());
+    for (level, at) in [
+        (Level::CertificateIssued, credential.issued()),
+        (Level::CertificateExpiry, credential.not_after()),
+    ] {
+        let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        follower.telemetry.set(level, since_epoch.as_secs());
+    }
     follower.world.renew(credential)
 }
 

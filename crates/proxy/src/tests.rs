@@ -33,6 +33,7 @@ mod memory;
 mod openings;
 mod outlets;
 mod policy;
+mod reasons;
 mod removal;
 mod renewal;
 mod retry;

@@ -346,6 +346,11 @@ closed_list! {
         /// When the certificate expires.
         CertificateExpiry [];
     }
+    "leno_certificate_issued_timestamp_seconds" []
+    "When the certificate of the workload was issued, in seconds since 1970." {
+        /// When the certificate was issued.
+        CertificateIssued [];
+    }
     "leno_control_connected" []
     "1 while the control plane is connected, otherwise 0." {
         /// Whether the control plane is connected.

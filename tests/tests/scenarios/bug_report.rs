@@ -9,7 +9,7 @@ use leno_tests::{Mesh, leno};
 fn a_report_holds_what_the_mesh_says_and_no_secret() {
     let manifests = "apiVersion: leno.dev/v1alpha1
 kind: Workload
-metadata: {name: one, namespace: shop, labels: {app: one}}
+metadata: {name: one, namespace: shop, labels: {app: one, api-token: swordfish}}
 spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
 ";
     let mesh = Mesh::up(manifests);
@@ -28,7 +28,23 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
     for secret in ["swordfish", "PRIVATE KEY", "leno-join-"] {
         assert!(!told.contains(secret), "{secret} is in the report");
     }
+    assert!(told.contains("\"api-token\": \"[redacted]\""), "the name is kept: {told}");
     assert!(!ask(&mesh, &report).status.success(), "a file that was there is written over");
+}
+
+#[test]
+fn a_report_without_a_control_plane_says_so_and_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.tar.gz");
+    let mut command = leno();
+    command.args(["bug-report", "--data"]).arg(folder.path()).arg("--out").arg(&report);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("missing: control: no mesh answers at"), "{said}");
+    // What is known without it is there.
+    let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
+    assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));
 }
 
 fn ask(mesh: &Mesh, report: &Path) -> Output {

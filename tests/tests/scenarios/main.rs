@@ -43,6 +43,8 @@ mod tap;
 #[cfg(test)]
 mod tokens;
 #[cfg(test)]
+mod topics;
+#[cfg(test)]
 mod traces;
 #[cfg(test)]
 mod vectors;

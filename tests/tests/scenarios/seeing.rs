@@ -1,10 +1,10 @@
 //! Seeing the mesh: what sidecars tell, in the terminal and in a real browser.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use leno_tests::{Driven, Program, eventually, exchange, get, leno, live_document, live_picture};
+use leno_tests::{ControlPlane, Program, eventually, exchange, get, leno, page_script};
 use serde_json::Value;
 
 /// The demo, kept running with a little traffic.
@@ -55,7 +55,7 @@ impl Demo {
 }
 
 #[test]
-fn the_page_shows_who_calls_whom_and_what_fails() {
+fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     let mut demo = Demo::serve();
     let called = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
     eventually("every service of bookinfo has a rate", Duration::from_secs(10), || {
@@ -67,25 +67,7 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
     });
     // Asked for by a name that may be somebody else's.
     assert_eq!(get(demo.page, "/api/traffic").unwrap().status, 421);
-    let folder = tempfile::tempdir().unwrap();
-    let home = format!("http://{}/", demo.page);
-    let document = live_document(&home, folder.path());
-    for name in called.iter().chain(&["reviews-v1", "reviews-v3"]) {
-        let node = tag(&document, &format!("data-node=\"bookinfo/{name}\""));
-        assert!(node.contains("class=\"node service good\""), "{name}: {node}");
-        assert!(node.contains("/s · 100 %"), "{name}: {node}");
-    }
-    for (from, to) in
-        [("productpage", "details"), ("productpage", "reviews"), ("reviews-v3", "ratings")]
-    {
-        let row = format!("<td>bookinfo/{from}</td><td>bookinfo/{to}</td>");
-        let (_, row) = document.split_once(&row).unwrap_or_else(|| panic!("{row} in {document}"));
-        let (row, _) = row.split_once("</tr>").unwrap();
-        assert!(row.contains("<td>mutual TLS</td>"), "{from} → {to}: {row}");
-    }
-
     demo.calm();
-    // Nobody may call details any more: the requests of productpage fail from now on.
     let (code, said) = demo.leno(&["status"]);
     assert_eq!(code, Some(0), "{said}");
     // What the demo itself was denied is red until it is no longer now.
@@ -95,7 +77,38 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
         let denied = edges.iter().find(|edge| edge["from"] == "bookinfo/stranger-1");
         denied.is_none_or(|edge| edge["success"].is_null()).then_some(())
     });
-    let calm = live_picture(&home, folder.path(), "1400,900").red();
+    let home = format!("http://{}/", demo.page);
+    browse("tour", &home);
+    let (code, link) = demo.leno(&["tap", "--page"]);
+    assert!(code == Some(0) && link.starts_with(&format!("{home}#/live/")), "{link}");
+    browse("live", link.trim());
+    let red = |said: &str| -> u32 {
+        let (_, number) = said.split_once("red points: ").expect(said);
+        number.trim().parse().expect(said)
+    };
+    let before = red(&browse("calm", &home));
+
+    nobody_may_call_details(&demo);
+    eventually("details fails", Duration::from_secs(90), || {
+        let rates = demo.service("bookinfo/details")?;
+        rates["success"].as_f64().filter(|success| *success < 0.5)
+    });
+    let failing = red(&browse("failing", &home));
+    assert!(failing > before + 500, "{before} red points before, {failing} now");
+    let (code, said) = demo.leno(&["status"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("✗ bookinfo/details") && said.contains("leno explain denied"), "{said}");
+    let (code, said) = demo.leno(&["top", "--once", "--sort", "success"]);
+    // The pages that need it fail as well.
+    let mut first = said.lines().skip(1).take(2);
+    assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
+    assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
+    rules_say_how_often_they_decided(&demo);
+    assert!(demo.program.stop(PATIENCE).code().is_some());
+}
+
+/// The requests of productpage fail from now on.
+fn nobody_may_call_details(demo: &Demo) {
     let file = demo.data.parent().unwrap().join("bookinfo.yaml");
     let manifests = std::fs::read_to_string(&file).unwrap();
     let keep = |document: &&str| {
@@ -105,35 +118,9 @@ fn the_page_shows_who_calls_whom_and_what_fails() {
     let without: Vec<&str> = manifests.split("\n---\n").filter(keep).collect();
     assert_eq!(without.len() + 1, manifests.split("\n---\n").count(), "one policy is taken away");
     std::fs::write(&file, without.join("\n---\n")).unwrap();
-    eventually("details fails", Duration::from_secs(90), || {
-        let rates = demo.service("bookinfo/details")?;
-        rates["success"].as_f64().filter(|success| *success < 0.5)
-    });
-    let document = live_document(&home, folder.path());
-    let node = tag(&document, "data-node=\"bookinfo/details\"");
-    assert!(node.contains("class=\"node service bad\""), "{node}");
-    assert!(tag(&document, "data-node=\"bookinfo/ratings\"").contains("node service good"));
-    let failing = live_picture(&home, folder.path(), "1400,900").red();
-    assert!(failing > calm + 500, "{calm} red points before, {failing} now");
-
-    let service = live_document(&format!("{home}#/service/bookinfo/details"), folder.path());
-    for part in ["Traffic", "Latency", "Errors", "denied", "class=\"area bad\"", "failing"] {
-        assert!(service.contains(part), "{part} in {service}");
-    }
-    let (code, said) = demo.leno(&["status"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("✗ bookinfo/details") && said.contains("leno explain denied"), "{said}");
-    let (code, said) = demo.leno(&["top", "--once", "--sort", "success"]);
-    // The pages that need it fail as well.
-    let mut first = said.lines().skip(1).take(2);
-    assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
-    assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
-    rules_say_how_often_they_decided(&demo, &home, folder.path());
-    assert!(demo.program.stop(PATIENCE).code().is_some());
 }
 
-/// On the command line and on the page.
-fn rules_say_how_often_they_decided(demo: &Demo, home: &str, folder: &Path) {
+fn rules_say_how_often_they_decided(demo: &Demo) {
     let (_, said) = demo.leno(&["get", "routes", "-o", "wide"]);
     assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
     assert!(said.contains("HITS 1H") && said.contains("0: "), "{said}");
@@ -142,67 +129,34 @@ fn rules_say_how_often_they_decided(demo: &Demo, home: &str, folder: &Path) {
     let (_, said) = demo.leno(&["get", "rules"]);
     let decided = |kind: &str| said.lines().any(|line| line.starts_with(kind));
     assert!(decided("HTTPRoute") && decided("TrafficTarget"), "{said}");
-    let document = live_document(&format!("{home}#/rules"), folder);
-    assert!(document.contains("TrafficTarget") && document.contains("Hits, 1 h"), "{document}");
 }
 
 #[test]
-fn live_requests_are_shown_on_the_page_to_who_may_tap() {
-    let mut demo = Demo::serve();
-    demo.calm();
-    let folder = tempfile::tempdir().unwrap();
-    let (code, link) = demo.leno(&["tap", "--page"]);
-    let home = format!("http://{}/#/live", demo.page);
-    assert!(code == Some(0) && link.starts_with(&home), "{link}");
-    let mut browser = Driven::open(&home, folder.path());
-    let rows = "document.querySelectorAll('.live tbody tr').length > 2";
-    let note = |text: &str| {
-        format!("document.querySelector('.note[role=status]').textContent.includes('{text}')")
+fn the_page_is_usable_at_once_with_a_thousand_services() {
+    let service = |number: u32| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: service-{number:04}, namespace: \
+             crowd}}\nspec: {{selector: {{app: none}}, ports: [{{port: 80}}]}}\n---\n"
+        )
     };
-    // By keyboard alone: the first field has a name, and Enter begins.
-    let begin = |browser: &mut Driven, status: &str| {
-        browser.wait_for("document.querySelector('.live-ask input') !== null");
-        assert!(browser.ask("(document.querySelector('.live-ask input').focus(), true)") == true);
-        browser.write("bookinfo/reviews");
-        browser.press("Tab");
-        browser.write("/");
-        browser.press("Tab");
-        browser.write(status);
-        browser.press("Enter");
-    };
-    begin(&mut browser, "2xx");
-    browser.wait_for(&note("leno tap --page"));
-    drop(browser);
-
-    let mut browser = Driven::open(link.trim(), folder.path());
-    begin(&mut browser, "2xx");
-    browser.wait_for(rows);
-    assert_eq!(browser.ask("location.hash"), "#/live", "the token is not left in the address");
-    let cells = "[...document.querySelectorAll('.live tbody tr')].every((row) => {\
-        const cells = [...row.cells].map((cell) => cell.textContent);\
-        return cells[3] === 'GET' && cells[4].startsWith('/') && cells[5] === '200'; })";
-    assert!(browser.ask(cells) == true, "{}", browser.ask("document.body.innerText"));
-    browser.press("Escape");
-    browser.wait_for(&note("Stopped."));
-    let seen = browser.ask("document.querySelectorAll('.live tbody tr').length");
-    // What is wrong with a filter is told where it was typed.
-    assert!(
-        browser.ask("(document.querySelectorAll('.live-ask input')[2].value = '', true)") == true
-    );
-    assert!(browser.ask("(document.querySelectorAll('.live-ask input')[2].focus(), true)") == true);
-    browser.write("9xx");
-    browser.press("Enter");
-    browser.wait_for(&note("use 503, 5xx or 400-499"));
-    assert!(seen.as_u64().is_some_and(|seen| seen > 2), "{seen}");
-    assert!(demo.program.stop(PATIENCE).code().is_some());
+    let manifests: String = (0..1000).map(service).collect();
+    let mut control = ControlPlane::start(&manifests, &["--page", "127.0.0.1:0"]);
+    let page = control.ask("status")["page"].as_str().map(str::to_owned);
+    browse("crowd", &page.expect("it has a page"));
+    assert!(control.program.stop(PATIENCE).success());
 }
 
-/// From the tag that has an attribute to the end of the group that it opens.
-fn tag<'a>(document: &'a str, attribute: &str) -> &'a str {
-    let at = document.find(attribute).unwrap_or_else(|| panic!("{attribute} in {document}"));
-    let start = document[..at].rfind('<').unwrap();
-    let end = document[at..].find("</g>").map_or(document.len(), |end| at + end);
-    &document[start..end]
+/// A real browser does what a scene of `tests/programs/page` says; what that printed. With the
+/// environment variable `LENO_PICTURES` it puts pictures of what it sees into that folder.
+fn browse(scene: &str, url: &str) -> String {
+    let mut command = page_script(scene, url);
+    if let Some(folder) = std::env::var_os("LENO_PICTURES") {
+        command.arg(folder);
+    }
+    let mut browser = Program::start(&format!("the scene {scene}"), &mut command);
+    let status = browser.wait(4 * PATIENCE);
+    assert!(status.success(), "{scene}: {status}\n{}", browser.printed());
+    browser.printed()
 }
 
 /// Far more than anything here takes.

@@ -1,31 +1,100 @@
 //! What looks like a secret is taken out, whatever it came with.
 
 use anyhow::Context as _;
-use regex::Regex;
+use regex::{Captures, Regex};
+use serde_json::Value;
 
 /// Finds secrets.
-pub(super) struct Redaction(Regex);
+pub(super) struct Redaction {
+    /// What is one by its form, and then what stands behind a name.
+    texts: [Regex; 2],
+    /// Names of what is one.
+    name: Regex,
+}
 
 impl Redaction {
     /// # Errors
-    /// When the pattern is not one, which a test would notice.
+    /// When a pattern is not one, which a test would notice.
     pub(super) fn new() -> anyhow::Result<Self> {
-        Regex::new(SECRETS).map(Self).context("the pattern of secrets")
+        let pattern = |text: &str| Regex::new(text).context("the pattern of secrets");
+        Ok(Self {
+            // A name may stand before a form that goes on in the next line: the form goes first.
+            texts: [
+                pattern(&format!("(?i){SECRETS}"))?,
+                pattern(&format!("(?i){}", NAMED.replace("NAMES", NAMES)))?,
+            ],
+            name: pattern(&format!("(?i)(?:{NAMES})$"))?,
+        })
     }
 
-    /// The text without them.
+    /// The text without them; what is JSON stays it.
     pub(super) fn of(&self, text: &str) -> String {
-        self.0.replace_all(text, "${kept}[redacted]").into_owned()
+        let json = serde_json::from_str::<Value>(text).ok().filter(|it| !it.is_number());
+        let Some(mut json) = json else { return self.of_text(text) };
+        self.cut(&mut json);
+        format!("{json:#}\n")
+    }
+
+    fn of_text(&self, text: &str) -> String {
+        let cut = |found: &Captures<'_>| {
+            let kept = ["kept", "header", "quoted", "word"];
+            let kept = kept.into_iter().find_map(|name| found.name(name));
+            format!("{}{REDACTED}", kept.map_or("", |kept| kept.as_str()))
+        };
+        let [forms, names] = &self.texts;
+        names.replace_all(&forms.replace_all(text, cut), cut).into_owned()
+    }
+
+    fn cut(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.of_text(text),
+            Value::Array(list) => list.iter_mut().for_each(|value| self.cut(value)),
+            Value::Object(map) => {
+                // Headers and variables: `{name: …, value: …}`.
+                let named = map.get("name").and_then(Value::as_str);
+                let is_secret = named.is_some_and(|name| self.name.is_match(name));
+                for (key, value) in map {
+                    match self.name.is_match(key) || is_secret && key.starts_with("value") {
+                        true => hide(value),
+                        false => self.cut(value),
+                    }
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
     }
 }
 
+/// Takes the texts and numbers out of what is a secret as a whole.
+fn hide(value: &mut Value) {
+    match value {
+        Value::String(_) | Value::Number(_) => *value = REDACTED.into(),
+        Value::Array(list) => list.iter_mut().for_each(hide),
+        Value::Object(map) => map.values_mut().for_each(hide),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+const REDACTED: &str = "[redacted]";
+
+/// How the names of what is a secret end. `tokens` are often those of a bucket, and no secret.
+const NAMES: &str = "passwd|password|passphrase|secret|token|authorization|cookie|credential|api[-_]?key|private[-_]?key";
+
+/// Values in a text behind such a name: those of headers to the end of the line or the quotes, and
+/// one word behind the others.
+const NAMED: &str = concat!(
+    r#"(?P<header>\b(?:[\w-]*-)?(?:authorization|cookie):[ \t]*)[^"'\r\n]+"#,
+    r#"|(?P<quoted>\b[\w-]*(?:NAMES)["']?[ \t]*[=:][ \t]*["'])[^"'\r\n]+"#,
+    r#"|(?P<word>\b[\w-]*(?:NAMES)[ \t]*[=:][ \t]*)[^\s"'&,;)]+"#,
+);
+
 /// Join tokens, signed tokens (RFC 7519), credentials of HTTP (RFC 9110 section 11.4), private keys in
-/// PEM (RFC 7468), what lets in to the page, and values of what is named like a secret; names are kept.
+/// PEM (RFC 7468), and what lets in to the page; names are kept.
 const SECRETS: &str = concat!(
-    r"(?si)leno-join-[0-9a-f]+",
+    r"leno-join-[0-9a-f]+",
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",
-    r"|(?P<kept>\b(?:bearer|basic)\s+|[?&]token=|#/live/)[\w.~+/=-]{8,}",
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\z)",
+    r"|(?P<kept>\b(?:bearer|basic)\s+|#/live/)[\w.~+/=-]{8,}",
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\z)",
 );
 
 #[cfg(test)]
@@ -37,11 +106,17 @@ mod tests {
         let redaction = Redaction::new().unwrap();
         for (text, expected) in [
             ("token: leno-join-00ff12", "token: [redacted]"),
+            ("\"authorization\": \"Bearer abc.def-123\"", "\"authorization\": \"[redacted]\""),
+            ("Authorization: basic dXNlcjpwYXNz", "Authorization: [redacted]"),
+            ("sent Bearer abc.def-123 twice", "sent Bearer [redacted] twice"),
+            ("set-cookie: a=b; Path=/\nnext: c", "set-cookie: [redacted]\nnext: c"),
             (
-                "\"authorization\": \"Bearer abc.def-123\"",
-                "\"authorization\": \"Bearer [redacted]\"",
+                "cookie: -----BEGIN PRIVATE KEY-----\nMHc\n-----END PRIVATE KEY-----",
+                "cookie: [redacted]",
             ),
-            ("Authorization: basic dXNlcjpwYXNz", "Authorization: basic [redacted]"),
+            ("DB_PASSWORD=swordfish, X=1", "DB_PASSWORD=[redacted], X=1"),
+            ("x{api_key=\"swordfish\"} 1", "x{api_key=\"[redacted]\"} 1"),
+            ("tokens: 5 of a bucket", "tokens: 5 of a bucket"),
             ("x eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiIxIn0.AbC_-9 y", "x [redacted] y"),
             (
                 "a -----BEGIN EC PRIVATE KEY-----\\nMHc\n-----END EC PRIVATE KEY----- b",
@@ -56,5 +131,35 @@ mod tests {
         ] {
             assert_eq!(redaction.of(text), expected);
         }
+    }
+
+    #[test]
+    fn in_json_whatever_is_named_like_a_secret_goes_and_json_is_left() {
+        let redaction = Redaction::new().unwrap();
+        let told = serde_json::json!({
+            "labels": {"app": "cart", "db-password": "sword fish"},
+            "headers": [
+                {"name": "X-Api-Key", "values": ["swordfish"]},
+                {"name": "x-user", "value": "jason"},
+            ],
+            "private_key": ["swordfish", 7],
+            "cookie": {"a": "swordfish"},
+            "tokens": 5,
+            "problem": "`Cookie: a=swordfish`\nis none: -----BEGIN PRIVATE KEY-----\nMHc",
+        });
+        let left = redaction.of(&told.to_string());
+        let left: Value = serde_json::from_str(&left).unwrap();
+        let expected = serde_json::json!({
+            "labels": {"app": "cart", "db-password": "[redacted]"},
+            "headers": [
+                {"name": "X-Api-Key", "values": ["[redacted]"]},
+                {"name": "x-user", "value": "jason"},
+            ],
+            "private_key": ["[redacted]", "[redacted]"],
+            "cookie": {"a": "[redacted]"},
+            "tokens": 5,
+            "problem": "`Cookie: [redacted]\nis none: [redacted]",
+        });
+        assert_eq!(left, expected);
     }
 }

@@ -26,9 +26,9 @@ pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow
              control planes number theirs differently; see `leno get changes`"
         );
     };
-    match format {
-        ExplainFormat::Json => output::print_json(&change)?,
-        ExplainFormat::Text => output::print(&changes::story(&change))?,
+    match format.structured() {
+        Some(form) => output::print_value(&change, form)?,
+        None => output::print(&changes::story(&change))?,
     }
     Ok(ExitCode::SUCCESS)
 }

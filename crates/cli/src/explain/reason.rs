@@ -10,12 +10,12 @@ use crate::output::{self, Column, Format, Listing};
 
 /// Prints every reason.
 pub(super) fn list(format: ExplainFormat) -> anyhow::Result<ExitCode> {
-    match format {
-        ExplainFormat::Json => {
+    match format.structured() {
+        Some(form) => {
             let all: Vec<Value> = Reason::ALL.iter().map(|reason| json(*reason)).collect();
-            output::print_json(&all)?;
+            output::print_value(&all, form)?;
         }
-        ExplainFormat::Text => {
+        None => {
             let mut listing = Listing::new(COLUMNS);
             for reason in Reason::ALL {
                 listing.row([
@@ -33,9 +33,9 @@ pub(super) fn list(format: ExplainFormat) -> anyhow::Result<ExitCode> {
 
 /// Prints one reason.
 pub(super) fn show(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
-    match format {
-        ExplainFormat::Json => output::print_json(&json(reason))?,
-        ExplainFormat::Text => output::print(&text(reason))?,
+    match format.structured() {
+        Some(form) => output::print_value(&json(reason), form)?,
+        None => output::print(&text(reason))?,
     }
     Ok(ExitCode::SUCCESS)
 }

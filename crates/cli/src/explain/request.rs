@@ -23,9 +23,9 @@ pub(super) fn run(
     let target = args.url.clone().context("--url is missing")?;
     let question = Question { method: args.method.clone(), target, headers: args.header.clone() };
     let decision = Decision::of(&objects(files)?, client, &question)?;
-    match format {
-        ExplainFormat::Text => output::print(&text::render(&decision, &question))?,
-        ExplainFormat::Json => output::print_json(&text::json(&decision, &question))?,
+    match format.structured() {
+        Some(form) => output::print_value(&text::json(&decision, &question), form)?,
+        None => output::print(&text::render(&decision, &question))?,
     }
     match decision.outcomes().as_slice() {
         [None] if !decision.is_elsewhere() => Ok(ExitCode::SUCCESS),

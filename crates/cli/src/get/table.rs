@@ -134,7 +134,9 @@ pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
         Column::always("identity"),
+        Column::always("age"),
         Column::always("valid for"),
+        Column::wide("issued"),
         Column::wide("not after"),
     ];
     let mut listing = Listing::new(COLUMNS);
@@ -146,7 +148,9 @@ pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
         listing.row([
             certificate.workload.clone(),
             certificate.identity.clone(),
+            short(Duration::from_secs(certificate.age_seconds)),
             left,
+            date(certificate.issued),
             date(certificate.not_after),
         ]);
     }
@@ -352,14 +356,16 @@ mod tests {
         let certificate = |seconds| CertificateStatus {
             workload: "a/b".to_owned(),
             identity: "spiffe://c/ns/a/sa/b".to_owned(),
+            issued: 1_799_913_600,
+            age_seconds: 86_400 - seconds,
             not_after: 1_800_000_000,
             valid_for_seconds: seconds,
         };
         let listing = certificates(&[certificate(43_205), certificate(0)]);
         expect_test::expect![[r#"
-            WORKLOAD  IDENTITY              VALID FOR  NOT AFTER
-            a/b       spiffe://c/ns/a/sa/b  12h        2027-01-15T08:00:00Z
-            a/b       spiffe://c/ns/a/sa/b  expired    2027-01-15T08:00:00Z
+            WORKLOAD  IDENTITY              AGE     VALID FOR  ISSUED                NOT AFTER
+            a/b       spiffe://c/ns/a/sa/b  11h59m  12h        2027-01-14T08:00:00Z  2027-01-15T08:00:00Z
+            a/b       spiffe://c/ns/a/sa/b  1d      expired    2027-01-14T08:00:00Z  2027-01-15T08:00:00Z
         "#]]
         .assert_eq(&listing.render(Format::Wide));
     }

@@ -522,3 +522,21 @@ spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, wei
         verdict   it depends on the endpoint (allowed, invalid-backend): see the lines above
     "#]].assert_eq(&done.out);
 }
+
+#[test]
+fn yaml_says_what_json_says() {
+    let place = Place::with(&[("mesh.yaml", MESH)]);
+    let request =
+        "request -f mesh.yaml --from shop/page-1 --url http://reviews.shop:9080/reviews/1";
+    for arguments in ["", "denied", request] {
+        let told = |form: &str| {
+            let arguments = format!("explain {arguments} -o {form}");
+            let done = place.leno(&arguments.split_whitespace().collect::<Vec<_>>());
+            assert_eq!(done.code, Some(0), "{done:?}");
+            done.out
+        };
+        let json: Value = serde_json::from_str(&told("json")).expect("JSON");
+        let yaml: Value = serde_saphyr::from_str(&told("yaml")).expect("YAML");
+        assert_eq!(yaml, json, "{arguments}");
+    }
+}

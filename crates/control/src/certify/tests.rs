@@ -143,6 +143,7 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
     let peer = |id: &str, name: Option<&str>| Peer {
         id: format!("spiffe://{id}").parse().unwrap(),
         workload: name.map(workload),
+        not_before: SystemTime::UNIX_EPOCH,
         not_after: SystemTime::UNIX_EPOCH,
     };
     let domain = TrustDomain::new("cluster.local").unwrap();

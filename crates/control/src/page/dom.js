@@ -27,6 +27,7 @@ export function say(element, text) {
 
 export function rate(perSecond) {
   if (!perSecond) return "0/s";
+  if (perSecond < 0.095) return `${perSecond.toFixed(2)}/s`;
   return perSecond < 99.95 ? `${perSecond.toFixed(1)}/s` : `${Math.round(perSecond)}/s`;
 }
 
@@ -78,6 +79,7 @@ export function spark(steps) {
   const top = Math.max(1, ...numbers);
   const x = (index) => (index / Math.max(1, numbers.length - 1)) * 100;
   const points = numbers.map((number, index) => `${x(index).toFixed(1)} ${(22 - (number / top) * 20).toFixed(1)}`);
-  const path = s("path", { d: `M0 23 L${points.join(" L")} L100 23 Z` });
+  // Of what was never called there is none.
+  const path = s("path", { d: `M0 23 ${points.map((point) => `L${point} `).join("")}L100 23 Z` });
   return s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, path);
 }

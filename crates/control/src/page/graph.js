@@ -4,7 +4,7 @@ import { h, s, say, rate, share, latency, verdict } from "./dom.js";
 
 const WIDTH = 204;
 const HEIGHT = 62;
-const GAP_X = 108;
+const GAP_X = 128;
 const GAP_Y = 34;
 const VIA = 26;
 const SWEEPS = 8;

@@ -1,6 +1,6 @@
 // A list of any length: only the rows that are seen are there.
 
-import { h } from "./dom.js";
+import { h, say } from "./dom.js";
 
 const ROW = 43;
 const BEYOND = 8;
@@ -16,10 +16,12 @@ export function list({ label, columns, verdict, sort, hint }) {
   const body = h("div", { class: "body", role: "rowgroup" });
   const empty = h("p", { class: "empty" }, "Nothing here yet.");
   const scroll = h("div", { class: "scroll", role: "table", "aria-label": label, tabindex: 0, scroll: draw }, h("div", { role: "rowgroup" }, names), body);
-  const count = h("span", { class: "note", role: "status" });
-  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { words = search.value.trim().toLowerCase(); arrange(); } });
+  const count = h("span", { class: "note" });
+  // Read aloud when somebody filters, and not whenever something comes or goes.
+  const told = h("span", { class: "hidden", role: "status" });
+  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { words = search.value.trim().toLowerCase(); arrange(); say(told, `${shown.length} of ${rows.length} shown`); } });
   const card = h("section", { class: "card list" }, scroll, empty);
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, label), count, hint ? h("span", { class: "note" }, hint) : null, h("span", { class: "space" }), search), card);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, label), count, told, hint ? h("span", { class: "note" }, hint) : null, h("span", { class: "space" }), search), card);
   names.style.gridTemplateColumns = template;
 
   const heads = columns.map((column, index) => {
@@ -50,7 +52,7 @@ export function list({ label, columns, verdict, sort, hint }) {
       const order = typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en");
       return by.down ? -order : order;
     });
-    count.textContent = shown.length === rows.length ? `${rows.length}` : `${shown.length} of ${rows.length}`;
+    say(count, shown.length === rows.length ? `${rows.length}` : `${shown.length} of ${rows.length}`);
     scroll.setAttribute("aria-rowcount", shown.length + 1);
     empty.hidden = shown.length > 0;
     body.style.height = `${shown.length * ROW}px`;

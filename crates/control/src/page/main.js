@@ -70,6 +70,10 @@ const chip = () => h("span", { class: "chip" }, h("i", { class: "dot" }), h("b")
 const [sidecars, requests, success] = [chip(), chip(), chip()];
 document.getElementById("health").append(requests, success, sidecars, trouble);
 
+// What is read aloud: how it stands, and only when that changes. Figures change all the time.
+const aloud = document.getElementById("verdict");
+const words = { good: "requests succeed", warn: "some requests fail", bad: "requests fail", idle: "no requests" };
+
 const put = (element, state, text) => {
   element.setAttribute("class", `chip ${state}`);
   say(element.lastChild, text);
@@ -89,6 +93,7 @@ watch(["/status", "/traffic"], (status, traffic) => {
   const whole = total > 0 ? fine / total : null;
   const state = verdict({ success: whole });
   put(success, state === "idle" ? "" : state, `${share(whole)} success`);
+  say(aloud, `${words[state]}, ${healthy ? "all sidecars are up to date" : "not all sidecars are up to date"}`);
   say(counts.get("services"), `${status.services}`);
   say(counts.get("sidecars"), `${status.proxies}`);
   const documents = counts.get("documents");

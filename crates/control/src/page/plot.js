@@ -5,11 +5,14 @@ import { h, s } from "./dom.js";
 const HEIGHT = 190;
 const LEFT = 52;
 const RIGHT = 12;
-const TOP = 12;
+const TOP = 14;
 const BOTTOM = 24;
+const USUAL = 0.9;
+const FAR = 4;
+const ROOM = 1.6;
 
-// curves: [{ name, color, values, area }]; a value may be absent.
-export function plot({ title, curves: kinds, format }) {
+// curves: [{ name, color, area }]; a value may be absent. The axis reaches to `least` at least.
+export function plot({ title, curves: kinds, format, least }) {
   let width = 640;
   const svg = s("svg", { role: "img", "aria-label": title, tabindex: 0 });
   const keys = kinds.map((kind) => {
@@ -25,19 +28,13 @@ export function plot({ title, curves: kinds, format }) {
   const count = () => curves[0]?.length ?? 0;
   const x = (index) => LEFT + (index / Math.max(1, count() - 1)) * (width - LEFT - RIGHT);
 
-  function top() {
-    const most = Math.max(0, ...curves.flat().filter((value) => value !== null));
-    if (most <= 0) return 1;
-    const unit = 10 ** Math.floor(Math.log10(most));
-    return [1, 1.5, 2, 3, 4, 5, 7.5, 10].map((factor) => factor * unit).find((limit) => limit >= most);
-  }
 
   function draw() {
     // As wide as there is room, so that letters keep their size.
     width = Math.max(240, svg.clientWidth || width);
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    const limit = top();
-    const y = (value) => TOP + (1 - value / limit) * (HEIGHT - TOP - BOTTOM);
+    const limit = limitOf(curves, least);
+    const y = (value) => TOP + (1 - Math.min(value, limit) / limit) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
     for (const mark of [0, 0.5, 1]) {
       const level = y(mark * limit);
@@ -60,6 +57,7 @@ export function plot({ title, curves: kinds, format }) {
         if (area) parts.push(s("path", { class: `area ${color}`, d: `M${x(run[0][0])} ${y(0)} L${points.join(" L")} L${x(run[run.length - 1][0])} ${y(0)} Z` }));
         if (points.length === 1) parts.push(s("circle", { class: color, cx: x(run[0][0]), cy: y(run[0][1]), r: 2.5 }));
         else parts.push(s("path", { class: `curve ${color}`, d: `M${points.join(" L")}` }));
+        parts.push(...beyond(run, limit, color));
       }
     });
     const last = at ?? count() - 1;
@@ -71,6 +69,18 @@ export function plot({ title, curves: kinds, format }) {
     });
     const ago = (count() - 1 - last) * step;
     when.textContent = at === null ? "" : ago === 0 ? "now" : ago >= 120 ? `${Math.round(ago / 60)} min ago` : `${ago} s ago`;
+  }
+
+  // What is higher than there is room for ends in an arrow, which says how high.
+  function beyond(run, limit, color) {
+    const [place, most] = run.reduce((high, one) => (one[1] > high[1] ? one : high));
+    if (most <= limit) return [];
+    const at = x(place);
+    const isRight = at > width - 90;
+    return [
+      s("path", { class: `beyond ${color}`, d: `M${at - 5} ${TOP + 2} L${at + 5} ${TOP + 2} L${at} ${TOP - 6} Z` }),
+      s("text", { x: at + (isRight ? -9 : 9), y: TOP + 13, "text-anchor": isRight ? "end" : "start" }, format(most)),
+    ];
   }
 
   const point = (event) => {
@@ -95,6 +105,19 @@ export function plot({ title, curves: kinds, format }) {
   new ResizeObserver(() => { if (svg.clientWidth !== width) draw(); }).observe(svg);
 
   return { element, update: (fresh, seconds) => { curves = fresh; step = seconds; draw(); } };
+}
+
+// Where the axis ends: a round number whose half is one too. A few values far above all others, such as
+// those of a burst, are not let flatten the rest.
+export function limitOf(curves, least) {
+  const high = Math.max(least, ...curves.map((values) => {
+    const sorted = values.filter((value) => value !== null && value !== undefined).sort((one, other) => one - other);
+    if (sorted.length === 0) return 0;
+    const [most, usual] = [sorted[sorted.length - 1], sorted[Math.floor((sorted.length - 1) * USUAL)]];
+    return usual > 0 && most > FAR * usual ? usual * ROOM : most;
+  }));
+  const unit = 10 ** Math.floor(Math.log10(high) + 1e-9);
+  return [1, 2, 4, 6, 8, 10].map((factor) => factor * unit).find((limit) => limit >= high * (1 - 1e-9));
 }
 
 // What stands together without a gap.

@@ -164,6 +164,11 @@ export function policies(fail) {
   return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, hits: hitsOf(traffic, policy) }))), fail, table.end);
 }
 
+const expiry = (certificate) => {
+  if (!certificate) return "–";
+  return certificate.valid_for_seconds === 0 ? ink("bad", "expired") : `in ${span(certificate.valid_for_seconds)}`;
+};
+
 export function sidecars(fail) {
   const table = list({
     label: "Sidecars",
@@ -175,7 +180,8 @@ export function sidecars(fail) {
       { name: "CPU", width: "96px", number: true, value: (row) => row.use?.cpu_cores ?? 0, show: (row) => cpu(row.use?.cpu_cores ?? 0) },
       { name: "Memory", width: "90px", number: true, value: (row) => row.use?.memory_kib ?? 0, show: (row) => (row.use ? memory(row.use.memory_kib) : "–") },
       { name: "Connected", width: "96px", number: true, value: (row) => row.proxy?.connected_seconds ?? -1, show: (row) => span(row.proxy?.connected_seconds) },
-      { name: "Certificate", width: "110px", number: true, value: (row) => row.left ?? -1, show: (row) => (row.left === 0 ? ink("bad", "expired") : span(row.left)) },
+      { name: "Certified", width: "96px", number: true, value: (row) => row.certificate?.age_seconds ?? -1, show: (row) => (row.certificate ? `${span(row.certificate.age_seconds)} ago` : "–") },
+      { name: "Expires", width: "96px", number: true, value: (row) => row.certificate?.valid_for_seconds ?? -1, show: (row) => expiry(row.certificate) },
       { name: "Services", width: "minmax(120px, 1fr)", value: (row) => words(row.services), show: (row) => words(row.services) },
       { name: "Version", width: "80px", value: (row) => row.proxy?.version ?? "", show: (row) => row.proxy?.version ?? "–" },
     ],
@@ -190,7 +196,7 @@ export function sidecars(fail) {
       const [state, told] = !found ? ["bad", workload.sidecar]
         : found.refused > 0 ? ["bad", `refuses ${found.refused}`]
           : behind ? ["warn", `behind for ${span(found.behind_seconds)}`] : ["good", "current"];
-      return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), left: certificate.get(workload.name)?.valid_for_seconds };
+      return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), certificate: certificate.get(workload.name) };
     }));
   }, fail, table.end);
 }
@@ -218,9 +224,9 @@ export function service(fail, name) {
   };
   const [perSecond, success, p50, p99, total] = ["Requests", "Success", "Latency p50", "Latency p99", "Requests so far"].map(figure);
   const plots = [
-    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: rate }),
-    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: latency }),
-    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: rate }),
+    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: rate, least: 0.2 }),
+    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: latency, least: 0.2 }),
+    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: rate, least: 0.2 }),
   ];
   const pick = (wanted, text) => h("button", { type: "button", "aria-pressed": String(hour === wanted), click: () => { hour = wanted; buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(hour === (index === 1)))); if (last) show(...last); } }, text);
   const buttons = [pick(false, "6 minutes"), pick(true, "1 hour")];
@@ -234,8 +240,8 @@ export function service(fail, name) {
     h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "How far back" }, ...buttons)),
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
     h("div", { class: "grid" }, ...plots.map((part) => part.element)),
-    h("div", { class: "grid" }, card("Called by", ["", "rate", "success", "p99"], callers), card("Calls", ["", "rate", "success", "p99"], callees)),
-    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["", "requests"], reasons)));
+    h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees)),
+    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)));
   let last = null;
   const none = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
   const cells = (first, ...rest) => h("tr", {}, h("td", {}, first), ...rest.map((text) => h("td", { class: "number" }, text)));

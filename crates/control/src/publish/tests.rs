@@ -36,6 +36,7 @@ impl Theatre {
         let peer = Peer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/any".parse().unwrap(),
             workload: Some(name.clone()),
+            not_before: SystemTime::UNIX_EPOCH,
             not_after: SystemTime::UNIX_EPOCH,
         };
         let hello = Hello {

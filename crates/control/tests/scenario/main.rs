@@ -22,7 +22,7 @@ use leno_control::{Config, Control, StartError, UPDATES_MAX, admin};
 use leno_discovery::{FollowError, JoinError, Request, Update};
 use leno_identity::{JoinBundle, Roots};
 use leno_model::{Access, Change, ObjectKey, Reach, ServiceName, WorkloadName};
-use leno_telemetry::names::control::METRICS;
+use leno_telemetry::names::control::{ALIASES, METRICS};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
@@ -413,6 +413,7 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         let services: Vec<ServiceStatus> = shop.ask("/services").await;
         assert_eq!(services[0].ports[0].endpoints[0].address, door().to_string());
         let certificates: Vec<CertificateStatus> = shop.ask("/certificates").await;
+        assert!(certificates[0].issued > 0 && certificates[0].age_seconds < 3600);
         assert_eq!(certificates[0].identity, "spiffe://cluster.local/ns/shop/sa/stock");
         let proxies: Vec<ProxyStatus> = shop.ask("/proxies").await;
         assert_eq!(proxies[0].workload, "shop/stock-1");
@@ -430,10 +431,16 @@ fn operators_are_answered_on_a_socket_of_their_own() {
                 format!("{prefix}_proxy_connect_count 1"),
                 format!("{prefix}_cert_issued_count 1"),
                 format!("{prefix}_events_queued 0"),
+                format!("{prefix}_resource_namespace_count 1"),
                 format!("{prefix}_version_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
                 "leno_control_proxies 1".to_owned(),
             ] {
                 assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+            }
+            // Nobody was refused.
+            for alias in ALIASES.iter().filter(|alias| alias.name != "error_err_code_count") {
+                let name = format!("\n{prefix}_{}", alias.name);
+                assert!(metrics.contains(&name), "{name}: {metrics}");
             }
         }
         let (status, problem) = admin::ask(&socket, "GET", "/metrics?names=istio").await.unwrap();

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{Options, cluster_metadata, labels, metadata, selector};
 use crate::words::{
-    CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, KEYS_CONFIG_MAP, PROXY_UID, WEBHOOK_PORT,
+    CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, KEYS_CONFIG_MAP, PAGE_PORT, PROXY_UID,
+    WEBHOOK_PORT,
 };
 
 /// Only pods that need no privileges may be there.
@@ -126,6 +127,8 @@ fn container(options: &Options) -> Value {
         format!("[::]:{HEALTH_PORT}"),
         "--webhook",
         format!("[::]:{WEBHOOK_PORT}"),
+        "--page",
+        format!("127.0.0.1:{PAGE_PORT}"),
         "--data",
         "/var/lib/leno/control",
         // The image has no roots of a system.

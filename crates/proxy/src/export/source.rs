@@ -50,7 +50,7 @@ pub(super) fn other_end(seen: &Seen) -> Option<SocketAddr> {
 
 /// The value of an attribute.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Text(String),
     Number(i64),
     Fraction(f64),
@@ -58,7 +58,7 @@ pub(super) enum Value {
 
 /// What a span says, by the names of OpenTelemetry's semantic conventions where they have one.
 /// Empty texts are left out. There is nothing of headers or bodies, nor of the query.
-pub(super) fn attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
+pub(crate) fn attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
     let text = |text: &str| (!text.is_empty()).then(|| Value::Text(text.to_owned()));
     let number = |number: u64| Some(Value::Number(i64::try_from(number).unwrap_or(i64::MAX)));
     let shown = |value: Option<String>| value.map(Value::Text);

@@ -47,11 +47,13 @@ pub(crate) async fn answer(
         }
         responder if is_told_to_call(failure, responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
+            // Applications log what they are told: with the word, `leno explain` goes on from there.
+            let message = format!("{label}: {}", failure.reason.caption());
             let fields = [
                 (REASON_FIELD, &*why),
                 ("content-type", "application/grpc"),
                 (GRPC_STATUS, &*code),
-                ("grpc-message", failure.reason.caption()),
+                ("grpc-message", &*message),
             ];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();

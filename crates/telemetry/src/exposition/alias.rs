@@ -181,6 +181,8 @@ pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str),
     for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
         page.line(&format!("{name}{{label=\"{}\"}}", escaped(label)), count);
     }
+    let of_http = limited.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP));
+    page.limited_http(of_http.map(|(_, count)| count).sum());
     for (Alias { name, .. }, value) in OF_SIDECAR {
         let name = format!("{}_{name}", names.sidecar());
         page.family(&name, "untyped");
@@ -267,6 +269,16 @@ impl Page<'_> {
         }
     }
 
+    /// Both products name the limiter of HTTP, each in its way.
+    fn limited_http(&mut self, count: u64) {
+        let (name, labels) = match self.names {
+            Names::Osm => ("envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited", ""),
+            Names::Fsm => ("http_local_rate_limiter", "{http_local_rate_limit=\"rate_limited\"}"),
+        };
+        self.family(name, "counter");
+        self.line(&format!("{name}{labels}"), count);
+    }
+
     /// OSM has no `-` in these labels.
     fn word(&self, text: &str) -> String {
         match self.names {
@@ -293,6 +305,40 @@ pub(crate) fn rows() -> impl Iterator<Item = (String, &'static str)> {
         .map(|(alias, _)| (format!("cluster_upstream_{}", alias.name), alias.means));
     clusters.chain(OF_SIDECAR.iter().map(|(alias, _)| (alias.name.to_owned(), alias.means)))
 }
+
+/// The rest of what sidecars of others count, without a prefix, and why it is not here.
+pub(crate) const ABSENT: &[(&str, &str)] = &[
+    (
+        "cluster_upstream_rq_retry_success",
+        "a retry is a request to another endpoint, whose success is that of the request",
+    ),
+    (
+        "cluster_upstream_rq_retry_limit_exceeded",
+        "a request that failed after its last attempt has the reason of that attempt",
+    ),
+    (
+        "cluster_upstream_rq_retry_backoff_exponential",
+        "retries that waited are not told apart from those that did not need to",
+    ),
+    ("cluster_upstream_rq_retry_backoff_ratelimited", "as above"),
+    (
+        "cluster_upstream_cx_destroy_remote_with_active_rq",
+        "such a request has the reason `upstream-reset`: see `rq_rx_reset`",
+    ),
+    (
+        "cluster_upstream_cx_destroy_local_with_active_rq",
+        "a connection with requests under way is not closed from here, but for `downstream-closed`: see `rq_tx_reset`",
+    ),
+    (
+        "cluster_external_upstream_rq",
+        "what is not of the mesh is counted as connections: `leno_requests_total{protocol=\"outside\"}`",
+    ),
+    ("cluster_external_upstream_rq_xx", "as above"),
+    ("cluster_external_upstream_rq_completed", "as above"),
+];
+
+/// How the labels of limits of byte streams end.
+const LIMITED_TCP: &str = "_tcp.rate_limited";
 
 /// The class of what was not answered.
 const NONE: &str = StatusClass::None.label();
@@ -369,6 +415,7 @@ mod tests {
             "envoy_cluster_upstream_rq_retry 2",
             "envoy_server_live 1",
             "envoy_local_rate_limit_inbound{label=\"shop/web_9080_http.rate_limited\"} 1",
+            "envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited 1",
             "osm_request_total{response_code=\"2xx\",source_namespace=\"shop\",\
              source_name=\"web_1\",source_pod=\"web_1\",destination_namespace=\"shop\",\
              destination_name=\"stock_db\"} 1",
@@ -380,6 +427,7 @@ mod tests {
         for line in [
             "sidecar_cluster_upstream_rq_total{sidecar_cluster_name=\"shop/stock-db|9080\"} 3",
             "sidecar_local_rate_limit_inbound{label=\"shop/web_9080_http.rate_limited\"} 1",
+            "http_local_rate_limiter{http_local_rate_limit=\"rate_limited\"} 1",
             "fsm_request_duration_ms_bucket{source_namespace=\"shop\",source_name=\"web-1\",\
              source_pod=\"web-1\",destination_namespace=\"shop\",destination_name=\"stock-db\",\
              le=\"5\"} 3",

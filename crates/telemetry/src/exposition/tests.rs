@@ -50,6 +50,7 @@ fn the_page_is_as_the_format_demands() {
     shard.connection_opened(ConnectionSide::Downstream);
     shard.add(Count::UpstreamConnected, 3);
     telemetry.set(Level::CertificateExpiry, 1_700_000_000);
+    telemetry.set(Level::CertificateIssued, 1_699_913_600);
     telemetry.set(Level::ControlConnected, 0);
     let usage = Usage {
         cpu: Duration::from_millis(1_250),

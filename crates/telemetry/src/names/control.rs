@@ -79,27 +79,76 @@ pub struct ControlAlias {
     pub means: &'static str,
 }
 
-/// All of them, in the order of the exposition. What is not here is counted by nobody here, or
-/// counts something else there.
+/// All of them, in the order of the exposition.
 pub const ALIASES: &[ControlAlias] = &[
-    ControlAlias {
-        name: "proxy_connect_count",
-        kind: Kind::Gauge,
-        means: "`leno_control_proxies`",
-    },
-    ControlAlias {
-        name: "cert_issued_count",
-        kind: Kind::Counter,
-        means: "`leno_control_certificates_total`",
-    },
-    ControlAlias {
-        name: "events_queued",
-        kind: Kind::Gauge,
-        means: "`leno_control_queue_depth{queue=\"updates\"}`",
-    },
-    ControlAlias {
-        name: "version_info",
-        kind: Kind::Gauge,
-        means: "always 1; `version` is Leno's, `build_date` and `git_commit` are not there",
-    },
+    alias("proxy_connect_count", Kind::Gauge, "`leno_control_proxies`"),
+    alias("cert_issued_count", Kind::Counter, "`leno_control_certificates_total`"),
+    alias("events_queued", Kind::Gauge, "`leno_control_queue_depth{queue=\"updates\"}`"),
+    alias("resource_namespace_count", Kind::Gauge, "namespaces that have a workload or a service"),
+    alias("proxy_broadcast_event_count", Kind::Counter, "`leno_control_changes_total`"),
+    alias(
+        "proxy_response_send_success_count",
+        Kind::Counter,
+        "`leno_control_offered_total`; of all proxies and types together",
+    ),
+    alias(
+        "proxy_response_send_error_count",
+        Kind::Counter,
+        "`leno_control_refused_total`: what proxies refused; of all proxies and types together",
+    ),
+    alias(
+        "proxy_config_update_time",
+        Kind::Histogram,
+        "`leno_control_convergence_seconds`: until the last proxy has applied a change, not until it was sent",
+    ),
+    alias(
+        "error_err_code_count",
+        Kind::Counter,
+        "`leno_control_connections_refused_total`; `err_code` has the reason, such as `untrusted-peer`",
+    ),
+    alias(
+        "version_info",
+        Kind::Gauge,
+        "always 1; `version` is Leno's, `build_date` and `git_commit` are not there",
+    ),
+];
+
+const fn alias(name: &'static str, kind: Kind, means: &'static str) -> ControlAlias {
+    ControlAlias { name, kind, means }
+}
+
+/// The rest of what they count, and why it is not here.
+pub(crate) const ABSENT: &[(&str, &str)] = &[
+    (
+        "k8s_api_event_count",
+        "events are joined to changes before anything is counted: see `leno_control_changes_total`",
+    ),
+    ("proxy_reconnect_count", "who comes back is not told apart from who comes"),
+    (
+        "proxy_xds_request_count",
+        "there is no xDS: proxies ask for nothing, they are told what changed",
+    ),
+    (
+        "proxy_max_connections_rejected",
+        "such a connection is counted with other handshakes that failed",
+    ),
+    ("cert_issued_time", "signing is counted and not timed"),
+    (
+        "admission_webhook_response_total",
+        "the API server counts the same: `apiserver_admission_webhook_admission_duration_seconds`",
+    ),
+    (
+        "http_response_total",
+        "the few requests of the kubelet, Prometheus and the page are not counted",
+    ),
+    ("http_response_duration", "as above"),
+    ("feature_flag_enabled", "there are no feature flags"),
+    (
+        "reconciliation_total",
+        "the control plane does not restore what was installed: that is left to the chart",
+    ),
+    ("ingress_broadcast_event_count", "there is one kind of change: `proxy_broadcast_event_count`"),
+    ("gateway_broadcast_event_count", "as above"),
+    ("service_broadcast_event_count", "as above"),
+    ("connector_broadcast_event_count", "there are no connectors"),
 ];

@@ -15,11 +15,22 @@ pub fn render() -> String {
         out.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {means} |\n"));
     }
     out.push_str(ALIASES_END);
+    absent(&mut out, crate::exposition::alias::ABSENT);
+    out.push_str(CONTROL_ALIASES);
     for control::ControlAlias { name, means, .. } in control::ALIASES {
         out.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {means} |\n"));
     }
     out.push_str(CONTROL_ALIASES_END);
+    absent(&mut out, control::ABSENT);
     out
+}
+
+/// What others count and nobody here.
+fn absent(out: &mut String, names: &[(&str, &str)]) {
+    out.push_str("| not here | because |\n|---|---|\n");
+    for (name, reason) in names {
+        out.push_str(&format!("| `{name}` | {reason} |\n"));
+    }
 }
 
 fn rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a Metric>) {
@@ -135,14 +146,17 @@ from what is counted here: where it says less than the original did, that is sai
 const ALIASES_END: &str = "\
 | `envoy_cluster_upstream_rq_xx` | `sidecar_cluster_upstream_rq_xx` | `leno_requests_total` by `code`; the label `envoy_response_code_class` (`sidecar_…`) has the first digit |
 | `envoy_local_rate_limit_inbound` | `sidecar_local_rate_limit_inbound` | requests that came in, with the reason `rate-limited`; `label` is `NAMESPACE/SERVICE_PORT_PROTOCOL.rate_limited` |
+| `envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited` | `http_local_rate_limiter{http_local_rate_limit=\"rate_limited\"}` | the same of HTTP alone, of all services together |
 | `osm_request_total` | `fsm_request_total` | `leno_requests_total` of what the workload calls, by service; `response_code` has the class, such as `2xx` |
 | `osm_request_duration_ms` | `fsm_request_duration_ms` | `leno_request_duration_seconds`, in milliseconds |
 
 The labels `source_namespace`, `source_name` and `source_pod` name the workload, `destination_namespace` and
 `destination_name` the service; for OSM `-` in them is `_`, as OSM has it. Not there, since a sidecar does not know them:
-`source_kind`, `destination_kind`, `destination_pod`; the causes of back-offs between retries; and what was destroyed with requests
-under way.
+`source_kind`, `destination_kind` and `destination_pod`. Of the names with `envoy_` or `sidecar_`:
 
+";
+
+const CONTROL_ALIASES: &str = "
 The control plane tells these of its own, on request in the same way (the control plane of osm-edge has the names of OSM):
 
 | OSM, osm-edge | FSM | here |
@@ -150,8 +164,8 @@ The control plane tells these of its own, on request in the same way (the contro
 ";
 
 const CONTROL_ALIASES_END: &str = "
-Its other names are not there: they count what is not done here (broadcasts, requests of xDS, reconciliations, feature flags),
-or by what is not told here (kinds of events, each proxy's own answers, codes of errors). [Its metrics](#the-control-plane) stand for them.
+Of its other names none would say the same; [its own metrics](#the-control-plane) stand for them.
+
 ";
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ const SUITE: Suite = Suite {
 };
 
 const DEFAULTS: Defaults = Defaults {
-    contenders: &["leno", "envoy", "haproxy", "nginx", "none", "floor"],
+    contenders: &["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"],
     duration: Duration::from_secs(5),
     repeats: 3,
     starting: STARTING,

@@ -41,6 +41,8 @@ fn certificate(valid_for_seconds: u64) -> CertificateStatus {
     CertificateStatus {
         workload: "shop/cart-1".to_owned(),
         identity: "spiffe://x/ns/shop/sa/cart".to_owned(),
+        issued: 0,
+        age_seconds: 0,
         not_after: 0,
         valid_for_seconds,
     }

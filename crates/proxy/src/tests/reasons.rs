@@ -1,0 +1,181 @@
+//! One word for one failure: in the answer, the access log, the metrics, the span, and what gRPC is told.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use leno_model::{
+    Access, AccessLog, CircuitBreaker, CircuitLimits, Each, FixedAnswer, LogForm, Protocol, Rate,
+    RateRule, Reach, ServiceView, Sight,
+};
+use serde_json::Value;
+
+use super::circuit::treat;
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, Setup, Sidecar, at_once, closed_port, endpoint, run, until,
+    view,
+};
+use super::http2::{application, call, connect, send, whole};
+use super::routes::{routed, rule};
+use super::tracing::tracing;
+use crate::access_log;
+use crate::export::source::{self, Value as Attribute};
+
+/// How a failure is brought about, and who makes the answer.
+struct Case {
+    reason: &'static str,
+    arrange: fn(&Mesh),
+    by: By,
+}
+
+/// Whose sidecar says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// Nothing arrives at the server's.
+    Client,
+    /// The client's passes it on, and counts it as well.
+    Server,
+}
+
+const CASES: [Case; 7] = [
+    Case {
+        reason: "denied",
+        arrange: |mesh| mesh.enforce(Access::Strict(Vec::new())),
+        by: By::Server,
+    },
+    Case {
+        reason: "denied-outbound",
+        arrange: |mesh| {
+            let known = view(mesh.setup.protocol, &[mesh.endpoint()]);
+            mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
+        },
+        by: By::Client,
+    },
+    Case {
+        reason: "no-route",
+        arrange: |mesh| {
+            mesh.client_knows(routed(mesh, vec![rule("/other", &[("ratings-v2", 1)])]));
+        },
+        by: By::Client,
+    },
+    Case { reason: "no-endpoint", arrange: |mesh| mesh.route_to(&[]), by: By::Client },
+    Case {
+        reason: "connect-failed",
+        arrange: |mesh| mesh.route_to(&[endpoint("ratings-9", closed_port(), "ratings")]),
+        by: By::Client,
+    },
+    Case { reason: "rate-limited", arrange: one_an_hour, by: By::Server },
+    Case {
+        reason: "circuit-full",
+        arrange: |mesh| {
+            let limits = CircuitLimits { requests: Some(0), ..CircuitLimits::default() };
+            treat(mesh, CircuitBreaker { limits, ..CircuitBreaker::default() });
+        },
+        by: By::Client,
+    },
+];
+
+fn one_an_hour(mesh: &Mesh) {
+    let mut limits = at_once("x", 9);
+    limits.limits.rules.push(RateRule {
+        name: "few".to_owned(),
+        requests: Vec::new(),
+        peers: Vec::new(),
+        rate: Rate { count: 1, time: Duration::from_secs(3600), size: 1 },
+        each: Each::Nothing,
+        is_last: false,
+        answer: FixedAnswer::default(),
+    });
+    mesh.guard(Vec::new(), vec![limits]);
+}
+
+fn setup(protocol: Protocol) -> Setup {
+    let access_log = Some(AccessLog::json());
+    let sight = Sight { access_log, tracing: Some(tracing("0%")), metrics: None };
+    Setup { protocol, sight, ..Setup::default() }
+}
+
+/// Line, number and span of the failure at a sidecar say its reason.
+async fn told_by(sidecar: &mut Sidecar, reason: &str) {
+    until(|| sidecar.failures().contains_key(reason)).await;
+    let mut page = String::new();
+    sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
+    let label = format!("reason=\"{reason}\"");
+    let counted = |line: &str| line.starts_with("leno_requests_total{") && line.contains(&label);
+    assert!(page.lines().any(counted), "{reason}: {page}");
+    let mut lines = Vec::new();
+    while let Ok(seen) = sidecar.log.try_recv() {
+        let mut text = String::new();
+        access_log::line(&seen, &LogForm::Json, &mut text);
+        let line: Value = serde_json::from_str(&text).unwrap();
+        lines.push(line["response_code_details"].clone());
+    }
+    assert_eq!(lines.last(), Some(&Value::from(reason)), "the access log");
+    // Only what failed has a span here.
+    let seen = sidecar.spans.try_recv().expect("a span");
+    let attributes = source::attributes(&seen);
+    let named = attributes.iter().find(|(name, _)| *name == "leno.reason");
+    assert!(matches!(named, Some((_, Attribute::Text(text))) if text == reason), "{reason}");
+}
+
+async fn told(mesh: &mut Mesh, case: &Case) {
+    told_by(&mut mesh.client, case.reason).await;
+    if case.by == By::Server {
+        told_by(&mut mesh.server, case.reason).await;
+    }
+}
+
+#[test]
+fn whoever_tells_of_a_failure_uses_one_word() {
+    run(async {
+        for case in &CASES {
+            let app = Application::canned(OK).await;
+            let mut mesh = Mesh::new(app.address, setup(Protocol::Http)).await;
+            (case.arrange)(&mesh);
+            let mut client = Client::connect(mesh.door).await;
+            let mut answer = client.ask(GET).await;
+            if answer.status == 200 {
+                // What has a limit is let in once.
+                answer = client.ask(GET).await;
+            }
+            assert_eq!(answer.reason(), Some(case.reason));
+            assert!(answer.text().contains(case.reason), "{}", answer.text());
+            told(&mut mesh, case).await;
+        }
+    });
+}
+
+#[test]
+fn calls_of_grpc_are_told_the_same_word() {
+    run(async {
+        for case in &CASES {
+            let app = application(|request, mut respond| async move {
+                whole(request.into_body()).await;
+                let head = Response::builder().header("grpc-status", "0").body(()).unwrap();
+                respond.send_response(head, true).unwrap();
+            });
+            let mut mesh = Mesh::new(app.await.address, setup(Protocol::Grpc)).await;
+            (case.arrange)(&mesh);
+            let mut told_to = None;
+            for _ in 0..2 {
+                let mut client = connect(mesh.door).await;
+                let (response, mut stream) = client.send_request(call("/a/B"), false).unwrap();
+                send(&mut stream, Bytes::from_static(b"message"), true).await;
+                let fields = response.await.unwrap().headers().clone();
+                told_to = fields.contains_key("leno-reason").then_some(fields);
+                if told_to.is_some() {
+                    break;
+                }
+            }
+            let fields = told_to.expect("it fails");
+            let field = |name: &str| fields.get(name).and_then(|value| value.to_str().ok());
+            let reason = field("leno-reason").and_then(|value| value.split(';').next());
+            assert_eq!(reason, Some(case.reason));
+            // What the server's sidecar denies is an answer of HTTP, whatever was asked.
+            let message = field("grpc-message").map(|message| message.split(':').next());
+            assert_eq!(message.is_some(), case.reason != "denied", "{}", case.reason);
+            assert_eq!(message.flatten().unwrap_or(case.reason), case.reason);
+            told(&mut mesh, case).await;
+        }
+    });
+}

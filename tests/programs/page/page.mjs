@@ -1,0 +1,225 @@
+// Uses the page of a control plane as a person does: `node page.mjs SCENE URL [PICTURES]`, where pictures
+// of what is seen are put into that folder. What is wrong ends it with an error.
+
+import assert from "node:assert/strict";
+import { join } from "node:path";
+import { accessible, browse, press, redPoints, PATIENCE_MS } from "./browser.mjs";
+
+const [scene, url, folder] = process.argv.slice(2);
+const home = new URL("/", url).href;
+
+const open = (page, hash) => page.evaluate((hash) => { location.hash = hash; }, hash);
+const node = (name) => `[data-node="bookinfo/${name}"]`;
+const row = (...texts) => texts.reduce((found, text) => `${found}:has-text("${text}")`, ".list .body .row");
+
+// As high as what is there.
+async function picture(page, name, colorScheme = "light") {
+  if (!folder) return;
+  const size = page.viewportSize();
+  const height = await page.evaluate(() => Math.ceil(document.querySelector("main").lastElementChild.getBoundingClientRect().bottom + scrollY) + 24);
+  await page.setViewportSize({ ...size, height });
+  await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+  await page.screenshot({ path: join(folder, `${name}.png`) });
+  await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
+  await page.setViewportSize(size);
+}
+
+// Everything that is well, by keyboard alone.
+async function tour(page) {
+  const services = ["productpage", "details", "reviews", "reviews-v1", "reviews-v2", "reviews-v3", "ratings", "gateway-ratings"];
+  for (const name of services) {
+    await page.waitForFunction((selector) => / [·] 100 %/.test(document.querySelector(selector)?.textContent ?? "") && !/\b0\/s/.test(document.querySelector(selector).textContent), node(name));
+  }
+  const edges = await page.locator("table.hidden tr").allInnerTexts();
+  for (const [from, to] of [["productpage", "details"], ["productpage", "reviews"], ["reviews-v3", "ratings"]]) {
+    const edge = edges.find((text) => text.startsWith(`bookinfo/${from}\tbookinfo/${to}\t`));
+    assert.match(edge ?? "", /mutual TLS$/, `${from} → ${to} in ${edges}`);
+  }
+  const shown = (selector) => page.evaluate((selector) => [...document.querySelectorAll(selector)].map((path) => getComputedStyle(path).display !== "none"), selector);
+  assert.deepEqual(new Set(await shown(".edge.service.good path.flow")), new Set([true]), "calls flow");
+  assert.deepEqual(new Set(await shown(".edge.route path.flow")), new Set([false]), "what a route led does not");
+  // What is read aloud has no figures: they change all the time.
+  assert.equal(await page.locator("#verdict").textContent(), "requests succeed, all sidecars are up to date");
+  assert.equal(await page.locator("[role=status], [aria-live]").count(), 1);
+  await accessible(page, "topology");
+  await picture(page, "topology");
+  await picture(page, "dark", "dark");
+  await views(page);
+  // From a service in the picture to its page.
+  await press(page, "Shift+Tab", (title) => document.activeElement.textContent === title, "Topology");
+  await page.keyboard.press("Enter");
+  await page.locator(node("ratings")).waitFor();
+  await press(page, "Tab", (name) => document.activeElement.dataset.node === name, "bookinfo/ratings");
+  await page.keyboard.press("Enter");
+  await page.locator("h1", { hasText: "bookinfo/ratings" }).waitFor();
+  await page.locator(".chip.good", { hasText: "healthy" }).waitFor();
+  await press(page, "Tab", (title) => document.activeElement.textContent === title, "1 hour");
+  await page.keyboard.press("Enter");
+  await page.locator("svg text", { hasText: /^5[89] min ago$/ }).first().waitFor();
+  assert.equal(await page.locator("button[aria-pressed=true]").innerText(), "1 hour");
+  await accessible(page, "a service");
+}
+
+// Every tab, and what is there.
+async function views(page) {
+  await page.reload();
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to content");
+  const seen = {
+    Services: row("bookinfo/ratings", "/s", "100 %"),
+    Routes: row("bookinfo/reviews", "HTTPRoute", "in force"),
+    Policies: row("TrafficTarget", "bookinfo/ratings", "in force"),
+    Rules: row("TrafficTarget", "bookinfo/"),
+    Sidecars: row("bookinfo/ratings-1", "current", "ago", "in "),
+    Live: ".live-ask input",
+    // Nobody lets the demo's stranger in.
+    Documents: ".finding.warn:has-text('stranger-1')",
+    Playground: ".ask input",
+  };
+  let key = "Tab";
+  for (const [title, expected] of Object.entries(seen)) {
+    // After a step the focus is on the content, behind the tabs.
+    await press(page, key, isTab, title);
+    await page.keyboard.press("Enter");
+    key = "Shift+Tab";
+    await page.locator(`#tabs a[aria-current=page]`, { hasText: title }).waitFor();
+    await page.locator(expected).first().waitFor();
+    await accessible(page, title);
+  }
+  await explain(page);
+}
+
+const isTab = (title) => document.activeElement.closest("#tabs") !== null && document.activeElement.textContent.startsWith(title);
+
+async function explain(page) {
+  for (const text of ["bookinfo/productpage-1", "http://ratings.bookinfo:9080/ratings/1"]) {
+    await page.keyboard.press("Tab");
+    await page.keyboard.type(text);
+  }
+  await page.keyboard.press("Enter");
+  const answer = page.locator("pre.answer");
+  await answer.filter({ hasText: "bookinfo/ratings" }).waitFor();
+  assert.match(await answer.innerText(), /verdict/);
+  assert.equal(await answer.evaluate((element) => element.classList.contains("bad-ink")), false);
+}
+
+// Live requests, first without the token and then with it.
+async function live(page) {
+  const token = new URL(url).hash;
+  const note = page.locator("p.note[role=status]");
+  const fields = page.locator(".live-ask input");
+  const ask = async (status) => {
+    await fields.first().waitFor();
+    await fields.first().focus();
+    for (const text of ["bookinfo/reviews", "/", status]) {
+      await page.keyboard.press("Control+A");
+      await page.keyboard.type(text);
+      await page.keyboard.press("Tab");
+    }
+    await page.keyboard.press("Enter");
+  };
+  await open(page, "#/live");
+  await ask("2xx");
+  await note.filter({ hasText: "leno tap --page" }).waitFor();
+  await open(page, token);
+  await page.waitForFunction(() => location.hash === "#/live", null);
+  await ask("2xx");
+  const rows = page.locator(".live tbody tr");
+  await page.waitForFunction((least) => document.querySelectorAll(".live tbody tr").length >= least, folder ? 16 : 3);
+  for (const cells of await rows.evaluateAll((all) => all.map((row) => [...row.cells].map((cell) => cell.textContent)))) {
+    assert.deepEqual([cells[3], cells[4][0], cells[5]], ["GET", "/", "200"], cells.join(" "));
+  }
+  await page.keyboard.press("Escape");
+  await note.filter({ hasText: "Stopped." }).waitFor();
+  await picture(page, "live");
+  // What is wrong with a filter is told where it was typed.
+  await ask("9xx");
+  await note.filter({ hasText: "use 503, 5xx or 400-499" }).waitFor();
+}
+
+// How much is red while nothing fails; printed, so that it can be compared with.
+async function calm(page) {
+  await page.locator(`${node("details")}.good`).waitFor();
+  console.log(`red points: ${await redPoints(page)}`);
+}
+
+// `details` fails: it is red in the picture, and its page says why.
+async function failing(page) {
+  await page.locator(`${node("details")}.bad`).waitFor();
+  await page.locator(`${node("ratings")}.good`).waitFor();
+  const fill = await page.locator(`${node("details")} .bar`).evaluate((bar) => getComputedStyle(bar).fill);
+  const [red, green, blue] = fill.match(/\d+/g).map(Number);
+  assert.ok(red > 2 * green && red > 2 * blue, `${fill} is not red`);
+  console.log(`red points: ${await redPoints(page)}`);
+  await accessible(page, "something fails");
+  await picture(page, "failing");
+  await page.locator(node("details")).click();
+  await page.locator(".chip.bad", { hasText: "failing" }).waitFor();
+  for (const title of ["Traffic", "Latency", "Errors"]) {
+    const plot = page.locator(".card", { has: page.locator(`svg[aria-label^="${title}"]`) });
+    await plot.locator("path.curve").first().waitFor();
+  }
+  await page.locator("path.area.bad").waitFor();
+  await page.locator("td.mono, td .mono", { hasText: "denied" }).first().waitFor();
+  await accessible(page, "a service that fails");
+  await picture(page, "service");
+}
+
+// Of very many services: a list is there, and can be filtered, at once, and the picture stays one.
+async function crowd(page) {
+  await page.addInitScript(() => {
+    const look = new MutationObserver(() => {
+      const search = document.querySelector("input[type=search]");
+      if (!search || document.querySelectorAll(".list .body .row").length < 2) return;
+      look.disconnect();
+      search.value = "-0777";
+      search.dispatchEvent(new Event("input"));
+      performance.mark("usable");
+    });
+    look.observe(document, { childList: true, subtree: true });
+  });
+  let best = Infinity;
+  // Others use this machine as well, which only ever makes it slower.
+  for (let times = 0; times < CROWD_LOOKS && best >= CROWD_MS_MAX; times += 1) {
+    await page.goto("about:blank");
+    await page.goto(`${home}#/services`);
+    await page.waitForFunction(() => performance.getEntriesByName("usable").length > 0);
+    best = Math.min(best, await page.evaluate(() => performance.getEntriesByName("usable")[0].startTime));
+  }
+  console.log(`usable after ${Math.round(best)} ms`);
+  assert.ok(best < CROWD_MS_MAX, `only after ${best} ms`);
+  assert.equal(await page.locator(".list .body .row").count(), 1);
+  assert.match(await page.locator(".list .body .row").innerText(), /crowd\/service-0777/);
+  await page.locator("input[type=search]").fill("");
+  const rows = await page.locator(".list .body .row").count();
+  assert.ok(rows > 10 && rows < 80, `${rows} rows of 1000 are in the document`);
+  await page.locator(".list .scroll").evaluate((scroll) => { scroll.scrollTop = scroll.scrollHeight; });
+  await page.locator(row("crowd/service-0999")).waitFor();
+  await busy(page);
+}
+
+// So many sidecars cannot run beside this: what they would tell is put in their place.
+async function busy(page) {
+  const name = (number) => `crowd/service-${String(number).padStart(4, "0")}`;
+  const rates = (number) => ({ per_second: number, success: number % 97 === 0 ? 0.5 : 1, p50_ms: 1, p99_ms: 2, requests: number, failed: 0, recent: [number, number] });
+  const services = Array.from({ length: 1000 }, (_, at) => ({ name: name(at), ...rates(at + 1) }));
+  const edges = Array.from({ length: 2000 }, (_, at) => ({ from: name((at * 7) % 1000), to: name((at * 13 + 5) % 1000), kind: "service", mtls: true, ...rates(at + 1) }));
+  await page.route("**/api/traffic", (route) => route.fulfill({ json: { services, routes: [], edges, sidecars: [], rules: [] } }));
+  await page.goto("about:blank");
+  const began = Date.now();
+  await page.goto(home);
+  await page.locator("[data-node]").first().waitFor();
+  console.log(`1000 services and 2000 edges are drawn after ${Date.now() - began} ms`);
+  assert.equal(await page.locator("[data-node]").count(), 80);
+  assert.match(await page.locator(".head .note").innerText(), /920 more under Services/);
+  await page.locator("[data-node].bad").first().focus();
+  await page.keyboard.press("Enter");
+  await page.locator("h1", { hasText: "crowd/service-" }).waitFor();
+}
+
+const CROWD_LOOKS = 5;
+const CROWD_MS_MAX = 1000;
+
+const scenes = { tour, live, calm, failing, crowd };
+setTimeout(() => { console.error(`${scene} takes too long`); process.exit(1); }, 3 * PATIENCE_MS).unref();
+await browse(home, scenes[scene]);

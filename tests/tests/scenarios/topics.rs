@@ -1,0 +1,86 @@
+//! `leno get`: every topic, for programs.
+
+use leno_tests::{Mesh, leno};
+use serde_json::Value;
+
+#[test]
+fn every_topic_is_told_in_yaml_as_in_json() {
+    let mesh = Mesh::up(TOPICS);
+    let known = leno().args(["get", "--help"]).output().unwrap();
+    let known = String::from_utf8(known.stdout).unwrap();
+    for topic in [
+        "status",
+        "workloads",
+        "services",
+        "certificates",
+        "connections",
+        "removed",
+        "proxies",
+        "changes",
+        "routes",
+        "policies",
+        "rules",
+        "rejected",
+    ] {
+        assert!(known.contains(topic), "{topic}: {known}");
+        let told = |form: &str| {
+            let mut command = leno();
+            command.args(["get", topic, "-o", form, "--data"]).arg(mesh.data());
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let json: Value = serde_json::from_str(&told("json")).unwrap();
+        let yaml: Value = serde_saphyr::from_str(&told("yaml")).unwrap();
+        let empty = ["connections", "removed", "rules"];
+        assert!(empty.contains(&topic) || json != serde_json::json!([]), "{topic} is empty");
+        assert_eq!(without_time(yaml), without_time(json), "{topic}");
+    }
+}
+
+/// The same with all numbers alike: ages differ from one question to the next.
+fn without_time(value: Value) -> Value {
+    match value {
+        Value::Number(_) => 0.into(),
+        Value::Array(list) => list.into_iter().map(without_time).collect(),
+        Value::Object(map) => map.into_iter().map(|(k, v)| (k, without_time(v))).collect(),
+        other => other,
+    }
+}
+
+/// Something for every topic: also a policy, a route, and a document that is refused.
+const TOPICS: &str = "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: one, namespace: shop, labels: {app: one, odd: '0x1: no'}}
+spec: {ports: [{port: 9080}], run: [sleep, '60']}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: one, namespace: shop}
+spec: {selector: {app: one}, ports: [{port: 80, targetPort: 9080}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: one, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: one}]
+  rules: [{backendRefs: [{name: one, port: 80}]}]
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: all, namespace: shop}
+spec: {matches: [{name: all, pathRegex: '.*', methods: ['*']}]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: one, namespace: shop}
+spec:
+  destination: {kind: ServiceAccount, name: default, namespace: shop}
+  sources: [{kind: ServiceAccount, name: default, namespace: shop}]
+  rules: [{kind: HTTPRouteGroup, name: all, matches: [all]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: two, namespace: shop}
+spec: {selector: {app: one}, ports: [{port: 99999}]}
+";
